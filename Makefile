@@ -1,0 +1,55 @@
+# make demo | test | check | docs | bench | clean
+# Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+# Waiting OpenMP threads that spin starve the working ones when cores are shared.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test check lint types docs bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.installed
+	$(BIN)/calibrant demo
+
+test: check
+	$(BIN)/python -m pytest --cov
+
+check: lint types
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/.installed-dev
+	$(BIN)/mypy
+
+# From scratch, since a page that Sphinx takes from its cache keeps its warnings to itself.
+docs: .venv/.installed-dev
+	rm -rf docs/_build docs/api/_generated
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+bench: .venv/.installed-dev
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
+		echo "== $$script"; $(BIN)/python $$script; \
+	done
+
+# The development install holds the plain one, so it marks both as done.
+.venv/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@ .venv/.installed
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# Keeps .venv; remove that folder by hand to start anew.
+clean:
+	rm -rf build dist docs/_build docs/api/_generated htmlcov .coverage .coverage.* \
+		.mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Set-up of every test: those in tests/, the doctests of src/, the fences of docs/ and README."""
+
+import contextlib
+import os
+import tempfile
+
+from sybil import Sybil
+from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
+
+# Both are read when torch and matplotlib are first imported, so they stand before any test module.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+collect_ignore = ["docs/conf.py"]
+
+
+def enter_empty_folder(namespace):
+    """Let the examples of one page share an empty working folder."""
+    stack = namespace["_folder"] = contextlib.ExitStack()
+    home = os.getcwd()
+    os.chdir(stack.enter_context(tempfile.TemporaryDirectory()))
+    stack.callback(os.chdir, home)
+
+
+def leave_folder(namespace):
+    namespace["_folder"].close()
+
+
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    patterns=["README.md", "docs/*.md"],
+    setup=enter_empty_folder,
+    teardown=leave_folder,
+).pytest()

@@ -1,0 +1,61 @@
+from importlib.metadata import version as installed_version
+
+from docutils.nodes import SkipNode, math_block
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
+
+project = "calibrant"
+author = "The calibrant developers"
+copyright = "2026, The calibrant developers"
+version = release = installed_version("calibrant")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+]
+# No sphinx.ext.intersphinx: it downloads inventories, and the build must work without a network.
+
+exclude_patterns = ["_build", "_templates"]
+templates_path = ["_templates"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_update_mathjax = False
+myst_heading_anchors = 3
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autosummary_generate = True
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"calibrant {release}"
+html_show_sourcelink = False
+
+# Formulas become MathML, which browsers draw themselves. The usual sphinx.ext.mathjax would make
+# every reader fetch a script from the network, and imgmath needs LaTeX at build time.
+# One trap of the converter: write \bar{c_b}, not \bar{c}_b, which puts the b below the c.
+html_math_renderer = "mathml"
+
+
+def _write_math(translator, node):
+    block = isinstance(node, math_block)
+    try:
+        mathml = tex2mathml(node.astext(), as_block=block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("formula: %s", error, location=node)
+        mathml = f"<code>{translator.encode(node.astext())}</code>"
+    if block:
+        number = f'<span class="eqno">({node["number"]})</span>' if node["number"] else ""
+        tag = translator.starttag(node, "div", CLASS="math notranslate nohighlight")
+        mathml = f"{tag}{number}{mathml}</div>\n"
+    translator.body.append(mathml)
+    raise SkipNode
+
+
+def setup(app):
+    app.add_html_math_renderer("mathml", (_write_math, None), (_write_math, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

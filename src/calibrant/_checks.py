@@ -1,0 +1,219 @@
+"""Validation of inputs: the one place that says what is legal, and what to do when it is not.
+
+Values of logits are not inspected here. A separate scan would cost a pass over the whole
+matrix, so the walk over the rows (:mod:`calibrant.metrics.rows`) notices a bad row in the sums
+that it computes anyway and calls :func:`bad_row` for the message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+IGNORED = -100
+"""Label of an example that does not count, as in ``torch.nn.functional.cross_entropy``."""
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+Logits: TypeAlias = "Tensor | NDArray[Any]"
+"""What the walk over rows accepts: a tensor on any device or an array, memory-mapped or not."""
+
+
+def as_scores(values: Tensor | ArrayLike, name: str = "logits") -> Logits:
+    """Return ``values`` as a tensor or array of floats, without copying either.
+
+    >>> as_scores([[0.5, -1.0]]).shape
+    (1, 2)
+    >>> as_scores([[1, 2]])
+    Traceback (most recent call last):
+    ...
+    TypeError: logits must be floating point, got int64: convert with .astype(float) or .float()
+    """
+    scores = values if isinstance(values, Tensor) else np.asarray(values)
+    floating = (
+        scores.is_floating_point()
+        if isinstance(scores, Tensor)
+        else np.issubdtype(scores.dtype, np.floating)
+    )
+    if not floating:
+        kind = str(scores.dtype).removeprefix("torch.")
+        remedy = "convert with .astype(float) or .float()"
+        if kind == "object":
+            remedy = "rows of different lengths or Python objects are not an array of numbers"
+        raise TypeError(f"{name} must be floating point, got {kind}: {remedy}")
+    return scores
+
+
+def as_labels(labels: Tensor | ArrayLike, name: str = "labels") -> IntArray:
+    """Return ``labels`` as an int64 array on the CPU; floats are refused, not rounded.
+
+    >>> as_labels([2, 0, -100])
+    array([   2,    0, -100])
+    """
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.dtype.kind not in "iub":
+        raise TypeError(
+            f"{name} must be integers, got {array.dtype}: class indices with {IGNORED} for "
+            "ignored examples are wanted; convert with .astype(int) if they are whole numbers"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def check_shapes(logits: Logits, labels: IntArray) -> None:
+    """Raise unless logits are ``(..., classes)`` and labels ``(...)``."""
+    if tuple(logits.shape[:-1]) == labels.shape and logits.ndim >= 2:
+        return
+    hint = "one row of logits is wanted for each label"
+    if tuple(logits.shape) == labels.shape and logits.ndim >= 2:
+        hint = 'for one-hot labels pass labels.argmax(-1), for several labels a row "multilabel"'
+    elif logits.ndim > 2 and tuple(logits.shape[:1] + logits.shape[2:]) == labels.shape:
+        hint = "classes come last: pass logits.movedim(1, -1) or np.moveaxis(logits, 1, -1)"
+    raise ValueError(
+        f"logits must be (..., classes) and labels (...), got {tuple(logits.shape)} and "
+        f"{labels.shape}: {hint}"
+    )
+
+
+def check_labels(labels: IntArray, classes: int) -> None:
+    """Raise unless every label is in ``[0, classes)`` or :data:`IGNORED`."""
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != IGNORED)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"labels must be in [0, {classes}) or {IGNORED} (ignored), got {labels[at]} at "
+            f"{_place(at)}: the logits have {classes} classes"
+        )
+
+
+def check_some(count: int) -> None:
+    """Raise when no example is left to measure."""
+    if count == 0:
+        raise ValueError(
+            f"nothing to measure: the arrays are empty or every label is {IGNORED} (ignored)"
+        )
+
+
+def bad_row(row: Tensor, label: int, at: int) -> ValueError:
+    """Say what is wrong with one row of logits that has no finite softmax or loss."""
+    if torch.isnan(row).any():
+        wrong, remedy = "NaN", "find the layer or the sample that overflowed"
+    elif torch.isposinf(row).any():
+        wrong, remedy = "+inf", "clip the logits, or pass log-probabilities"
+    elif torch.isneginf(row).all():
+        wrong, remedy = "-inf in every class", "at least one class must be possible"
+    else:
+        wrong = f"-inf at its own label {label}"
+        remedy = "a masked class cannot be the answer: correct the mask or the label"
+    return ValueError(
+        f"logits must be finite, or -inf for masked classes; row {at} has {wrong}: {remedy}"
+    )
+
+
+def as_pairs(
+    confidence: Tensor | ArrayLike,
+    outcome: Tensor | ArrayLike,
+    weight: Tensor | ArrayLike | None = None,
+) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+    """Return confidences, outcomes and weights as flat float64 arrays on the CPU.
+
+    A confidence of low precision keeps the value it has; nothing is rounded.
+
+    >>> as_pairs([0.9, 0.6], [True, False])
+    (array([0.9, 0.6]), array([1., 0.]), None)
+    """
+    claimed = _flat(as_scores(confidence, "confidence"))
+    happened = _flat(outcome)
+    if claimed.shape != happened.shape:
+        raise ValueError(
+            f"confidence and outcome must have equal shapes, got {claimed.size} and "
+            f"{happened.size} values"
+        )
+    check_some(claimed.size)
+    if not ((claimed >= 0) & (claimed <= 1)).all():
+        worst = claimed[~((claimed >= 0) & (claimed <= 1))][0]
+        raise ValueError(
+            f"confidence must be in [0, 1], got {worst:g}: reduce logits with "
+            "calibrant.top_label(logits, labels) first"
+        )
+    if not np.isin(happened, (0.0, 1.0)).all():
+        raise ValueError(
+            "outcome must be 0 or 1 (did it happen?), got "
+            f"{happened[~np.isin(happened, (0.0, 1.0))][0]:g}: class labels are not outcomes"
+        )
+    return claimed, happened, None if weight is None else as_weight(weight, claimed.size)
+
+
+def as_weight(weight: Tensor | ArrayLike, count: int) -> FloatArray:
+    """Return sample weights as a flat float64 array: finite, not negative, not all zero.
+
+    >>> as_weight([1, 3], 2)
+    array([1., 3.])
+    """
+    weights = _flat(weight)
+    if weights.size != count:
+        raise ValueError(f"weight must have one value per example, got {weights.size} for {count}")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("weight must be finite, at least 0, and not 0 everywhere")
+    return weights
+
+
+def as_values(values: Tensor | ArrayLike, name: str) -> FloatArray:
+    """Return a flat float64 array of finite scores (any order of magnitude)."""
+    flat = _flat(values)
+    check_some(flat.size)
+    if np.isnan(flat).any():
+        raise ValueError(f"{name} must not hold NaN: drop or repair those examples first")
+    return flat
+
+
+def logits_from_probs(probs: Tensor | ArrayLike) -> tuple[Logits, int]:
+    """Return log-probabilities and the number of zeros that had to be floored.
+
+    A stored zero is a probability too small for its dtype, not a masked class: it becomes the
+    smallest normal number of that dtype. One column of probabilities, ``(n,)``, is P(y = 1) and
+    becomes its log-odds.
+
+    >>> logits, floored = logits_from_probs(np.array([[0.5, 0.5], [1.0, 0.0]]))
+    >>> logits.shape, floored
+    ((2, 2), 1)
+    """
+    given = as_scores(probs, "probs")
+    values = np.asarray(given.detach().float().cpu() if isinstance(given, Tensor) else given)
+    info = torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
+    if not ((values >= 0) & (values <= 1 + 4 * info.eps)).all():
+        raise ValueError(
+            "probs must be in [0, 1]: NaN, negative or larger values were found; scores that are "
+            "not probabilities go in as logits"
+        )
+    exact = values.astype(np.float64)
+    both = exact if exact.ndim > 1 else np.stack([1 - exact, exact], axis=-1)
+    _check_sums(both, float(info.eps))
+    floored = int((both <= 0).sum())
+    return np.log(np.maximum(both, float(info.tiny))), floored
+
+
+def _check_sums(probs: FloatArray, eps: float) -> None:
+    # each entry is rounded by half an eps at most, so a row of honest entries is off by less
+    tolerance = max(1e-4, 4 * eps)
+    off = np.abs(probs.sum(-1) - 1)
+    if (off > tolerance).any():
+        at = tuple(int(i) for i in np.argwhere(off > tolerance)[0])
+        raise ValueError(
+            f"probs must sum to one in each row, got {probs[at].sum():.6g} at {_place(at)}: "
+            "normalise them, or pass the scores as logits"
+        )
+
+
+def _flat(values: Tensor | ArrayLike) -> FloatArray:
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(values, dtype=np.float64).reshape(-1)
+
+
+def _place(at: tuple[int, ...]) -> str:
+    return f"row {at[0]}" if len(at) == 1 else f"position {at}"

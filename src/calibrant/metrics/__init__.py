@@ -1,0 +1,1 @@
+"""Measuring calibration: pairs, bins, scores, intervals, streams."""

@@ -1,0 +1,108 @@
+"""Accuracy and proper scores: means over the examples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrant._checks import FloatArray, as_labels, as_weight, check_some
+from calibrant.metrics.binned import Values
+from calibrant.metrics.rows import Rows, examples, walk
+
+
+def accuracy(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
+    """Share of the examples whose largest logit is at the label (the first of equals).
+
+    >>> accuracy([[2.0, 1.0], [2.0, 1.0]], [0, 1])
+    0.5
+    """
+    return scores(logits, labels, weight).mean("correct")
+
+
+def nll(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
+    r"""Mean negative log-likelihood, :math:`-\frac1n \sum_i \log p_{i, y_i}`, in nats.
+
+    >>> round(nll([[0.0, 0.0]], [1]), 4)
+    0.6931
+    """
+    return scores(logits, labels, weight).mean("nll")
+
+
+def brier(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
+    r"""Mean Brier score summed over the classes, from 0 to 2 (Brier 1950).
+
+    .. math:: \frac1n \sum_i \sum_k (p_{ik} - 1[y_i = k])^2
+
+    >>> brier([[0.0, 0.0]], [1])
+    0.5
+    """
+    return scores(logits, labels, weight).mean("brier")
+
+
+def scores(logits: Values, labels: Values, weight: Values | None = None) -> Moments:
+    """Sums of the scores of logits ``(..., classes)``."""
+    weights = None if weight is None else as_weight(weight, as_labels(labels).size)
+    given = examples(logits, labels, weights)
+    rows = walk(given)
+    check_some(rows.nll.size)
+    return Moments.empty() + Moments.of(rows, given.labelled_weight())
+
+
+SCORES = ("correct", "nll", "brier")
+"""Columns of :class:`~calibrant.metrics.rows.Rows` that are averaged."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums from which means and their standard errors follow; sums of two sets add.
+
+    ``first`` is ``(scores,)``: weight times score. ``powers`` is ``(3, scores)``: the square of
+    the weight times the powers 0 to 2 of the score.
+    """
+
+    count: int
+    weight: float
+    first: FloatArray
+    powers: FloatArray
+
+    @classmethod
+    def empty(cls) -> Moments:
+        """Sums of no examples."""
+        return cls(0, 0.0, np.zeros(len(SCORES)), np.zeros((3, len(SCORES))))
+
+    @classmethod
+    def of(cls, rows: Rows, weight: FloatArray | None) -> Moments:
+        """Sums of the scores of rows."""
+        table = np.stack([getattr(rows, name).astype(np.float64) for name in SCORES])
+        if weight is None:
+            powers = [np.full(len(SCORES), float(rows.nll.size))]
+            powers += [(table**k).sum(1) for k in (1, 2)]
+            return cls(rows.nll.size, float(rows.nll.size), powers[1], np.stack(powers))
+        powers = [(weight**w * table**k).sum(1) for w, k in ((2, 0), (2, 1), (2, 2))]
+        return cls(rows.nll.size, float(weight.sum()), table @ weight, np.stack(powers))
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(
+            self.count + other.count,
+            self.weight + other.weight,
+            self.first + other.first,
+            self.powers + other.powers,
+        )
+
+    def mean(self, name: str) -> float:
+        """Weighted mean of a score."""
+        return float(self.first[SCORES.index(name)] / self.weight)
+
+    def deviation(self, name: str) -> float:
+        """Standard error of that mean."""
+        zeroth, first, second = self.powers[:, SCORES.index(name)]
+        mean = self.mean(name)
+        spread = second - 2 * mean * first + mean**2 * zeroth
+        return math.sqrt(max(spread, 0.0)) / self.weight
+
+    @property
+    def effective(self) -> float:
+        """Number of equally weighted examples that would be worth as much."""
+        return float(self.weight**2 / self.powers[0, 0])

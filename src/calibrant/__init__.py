@@ -1,1 +1,107 @@
-"""Make classifiers and language models say how sure they are, and mean it."""
+"""Make classifiers and language models say how sure they are, and mean it.
+
+>>> import calibrant as cal
+>>> cal.ece([0.9, 0.6], [1, 0])
+0.35
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from calibrant._binning import Bins as Bins
+    from calibrant.data import (
+        open_predictions as open_predictions,
+        save_predictions as save_predictions,
+    )
+    from calibrant.metrics.binned import (
+        ada_ece as ada_ece,
+        classwise_ece as classwise_ece,
+        debiased_ece as debiased_ece,
+        ece as ece,
+        mce as mce,
+        over_ece as over_ece,
+        per_class_ece as per_class_ece,
+        under_ece as under_ece,
+    )
+    from calibrant.metrics.curves import (
+        histogram as histogram,
+        margin_groups as margin_groups,
+        reliability as reliability,
+        smooth_reliability as smooth_reliability,
+    )
+    from calibrant.metrics.evaluation import Evaluation as Evaluation
+    from calibrant.metrics.files import evaluate_file as evaluate_file
+    from calibrant.metrics.intervals import (
+        CalibrationTest as CalibrationTest,
+        Estimate as Estimate,
+        calibration_test as calibration_test,
+    )
+    from calibrant.metrics.ranking import (
+        aurc as aurc,
+        auroc as auroc,
+        fpr95 as fpr95,
+        ood_auroc as ood_auroc,
+        risk_coverage as risk_coverage,
+    )
+    from calibrant.metrics.rows import (
+        Pairs as Pairs,
+        binary as binary,
+        margins as margins,
+        multilabel as multilabel,
+        one_vs_rest as one_vs_rest,
+        top_label as top_label,
+    )
+    from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
+    from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
+    from calibrant.metrics.stream import Accumulator as Accumulator, evaluate as evaluate
+    from calibrant.metrics.table import METRICS as METRICS, Metric as Metric
+
+_WHERE = {
+    "_binning": ["Bins"],
+    "data": ["open_predictions", "sample_path", "save_predictions"],
+    "metrics.binned": [
+        "ada_ece",
+        "classwise_ece",
+        "debiased_ece",
+        "ece",
+        "mce",
+        "over_ece",
+        "per_class_ece",
+        "under_ece",
+    ],
+    "metrics.curves": ["histogram", "margin_groups", "reliability", "smooth_reliability"],
+    "metrics.evaluation": ["Evaluation"],
+    "metrics.files": ["evaluate_file"],
+    "metrics.intervals": ["CalibrationTest", "Estimate", "calibration_test"],
+    "metrics.ranking": ["aurc", "auroc", "fpr95", "ood_auroc", "risk_coverage"],
+    "metrics.rows": ["Pairs", "binary", "margins", "multilabel", "one_vs_rest", "top_label"],
+    "metrics.scores": ["accuracy", "brier", "nll"],
+    "metrics.smooth": ["ks", "smce", "smooth_ece"],
+    "metrics.stream": ["Accumulator", "evaluate"],
+    "metrics.table": ["METRICS", "Metric"],
+}
+_MODULE = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = sorted(_MODULE)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a submodule, when it is first used."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("calibrant")
+    if name in _MODULE:
+        value = getattr(import_module(f"calibrant.{_MODULE[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in ("data", "metrics", "plots"):
+        return import_module(f"calibrant.{name}")
+    raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "data", "metrics", "plots"]

@@ -132,14 +132,14 @@ def fill(
 ) -> Bins:
     """Sum confidences ``(n,)`` and outcomes ``(n,)`` into bins.
 
-    >>> fill(np.array([0.95, 1.0]), np.array([1.0, 0.0]), uniform_edges(10)).count[-1]
-    np.int64(2)
+    >>> int(fill(np.array([0.95, 1.0]), np.array([1.0, 0.0]), uniform_edges(10)).count[-1])
+    2
     """
     index, size = bin_index(confidence, edges), edges.size - 1
     weights = np.ones_like(confidence) if weight is None else weight
 
     def total(values: FloatArray) -> FloatArray:
-        return np.bincount(index, values, size)
+        return np.bincount(index, values, size).astype(np.float64, copy=False)
 
     count = np.bincount(index, minlength=size).astype(np.int64)
     return Bins(

@@ -78,7 +78,7 @@ Shard: TypeAlias = dict[str, Stored]
 
 @dataclass(frozen=True)
 class Part:
-    """One shard's share of a split: paths and names only, so that it travels to other processes.
+    """One shard's share of a split: names and headers only, so that it travels to other processes.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Part:
             )
         found = self.columns[name]
         _check_values(name, found)
-        self._check_rows(name, found)
+        self._check_rows(found)
         return found
 
     def blocks(self, rows: int, columns: Sequence[str]) -> Iterator[tuple[Array, ...]]:
@@ -130,7 +130,7 @@ class Part:
         streams = [self.stored(column).blocks(rows) for column in columns]
         yield from zip(*streams, strict=True)
 
-    def _check_rows(self, name: str, found: Stored) -> None:
+    def _check_rows(self, found: Stored) -> None:
         if found.shape[0] != self.rows:
             raise ValueError(
                 f"{found.path}: {found.key} has {found.shape[0]} rows, but {self._main.key} has "
@@ -237,7 +237,7 @@ def open_predictions(path: str | os.PathLike[str]) -> PredictionFile:
         - a folder of ``.npy`` files: each stem is a key, numbers in front (``0_logits.npy``)
           count shards;
         - a folder or glob of other files, or a glob of ``*_logits.npy``: shards, whose rows
-          follow one another in natural order. Only train, val and test keep their rows apart.
+          follow one another in natural order. Files named train, val or test are those splits.
     """
     given = os.fspath(path)
     return PredictionFile(given, _shards(given))
@@ -557,8 +557,7 @@ def _npy_headers(path: Path) -> Shard:
 
 def _npy_header(stream: IO[bytes], path: Path, key: str, size: int) -> Stored:
     """Read the header of an array that is said to take ``size`` bytes with its header."""
-    with _reading(path, *_HEADER_DAMAGE):
-        shape, _, dtype = _array_header(stream)
+    shape, _, dtype = _array_header(stream, path)
     needed = stream.tell() + math.prod(shape) * dtype.itemsize
     if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
         raise ValueError(
@@ -568,13 +567,17 @@ def _npy_header(stream: IO[bytes], path: Path, key: str, size: int) -> Stored:
     return Stored(str(path), key, shape, dtype)
 
 
-def _array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy.read_magic(stream)
-    if version == (1, 0):
-        return npy.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return npy.read_array_header_2_0(stream)
-    raise ValueError(f"version {version} of the .npy format, which only named fields need")
+def _array_header(
+    stream: IO[bytes], path: str | Path
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, whether the order is Fortran's, and dtype."""
+    with _reading(path, *_HEADER_DAMAGE):
+        version = npy.read_magic(stream)
+        if version == (1, 0):
+            return npy.read_array_header_1_0(stream)
+        if version == (2, 0):
+            return npy.read_array_header_2_0(stream)
+        raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
 
 
 def _npy_blocks(stored: Stored, rows: int) -> Iterator[Array]:
@@ -586,7 +589,7 @@ def _npy_blocks(stored: Stored, rows: int) -> Iterator[Array]:
 # .npz
 
 
-_ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError)
+_ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError)
 
 
 @contextmanager
@@ -610,7 +613,7 @@ def _npz_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> 
 
 def _npz_blocks(stored: Stored, rows: int) -> Iterator[Array]:
     with _archive(stored.path) as archive, archive.open(f"{stored.key}.npy") as stream:
-        _, fortran, _ = _array_header(stream)
+        _, fortran, _ = _array_header(stream, stored.path)
         if fortran:  # column by column: no row is complete before the end
             yield from _sliced(_taken(stream, stored, stored.shape[0], "F"), rows)
         else:

@@ -1,11 +1,11 @@
-"""Calibration errors that are functions of sums per bin.
+r"""Calibration errors that are functions of sums per bin.
 
 Every function here takes pairs, a claimed probability and whether the event happened, so it
 measures whichever estimand the pairs were reduced to (:func:`calibrant.top_label`,
 :func:`calibrant.one_vs_rest`, :func:`calibrant.binary`, :func:`calibrant.multilabel`). With
-:math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\\bar p_b` and mean
-outcome :math:`\\bar y_b`, the *gap* of a bin is
-:math:`g_b = \\frac{n_b}{n} (\\bar p_b - \\bar y_b)`.
+:math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\bar p_b` and mean
+outcome :math:`\bar y_b`, the *gap* of a bin is
+:math:`g_b = \frac{n_b}{n} (\bar p_b - \bar y_b)`.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ def debiased(filled: Bins) -> float:
 def gap_deviation(filled: Bins) -> FloatArray:
     """Standard deviation of each gap over samples of this size, ``(bins,)``."""
     gap, total = filled.gap, filled.total
-    return np.sqrt(np.maximum(filled.spread - gap**2 * filled.squares.sum(), 0)) / total
+    variance = np.maximum(filled.spread - gap**2 * filled.squares.sum(), 0)
+    return np.asarray(np.sqrt(variance) / total)
 
 
 def folded_mean(mean: FloatArray, deviation: FloatArray) -> FloatArray:
@@ -265,4 +266,4 @@ def folded_mean(mean: FloatArray, deviation: FloatArray) -> FloatArray:
     scale = np.maximum(deviation, np.finfo(float).tiny)
     ratio = mean / scale
     bell = scale * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
-    return bell + mean * erf(ratio / math.sqrt(2))
+    return np.asarray(bell + mean * erf(ratio / math.sqrt(2)))

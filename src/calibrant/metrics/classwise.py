@@ -70,16 +70,14 @@ class ClassBins:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64)
 
-        sums = [zeros(classes, bins) for _ in range(3)]
+        weight, claimed, observed = (zeros(classes, bins) for _ in range(3))
         noise, shock = zeros(replicates, classes, bins), zeros(replicates, classes)
-        return cls(bins, threshold, *sums, noise, shock)
+        return cls(bins, threshold, weight, claimed, observed, noise, shock)
 
     def like(self) -> ClassBins:
         """Empty sums of the same form."""
         classes, bins = self.weight.shape
-        return ClassBins.empty(
-            classes, bins, threshold=self.threshold, replicates=len(self.noise)
-        )
+        return ClassBins.empty(classes, bins, threshold=self.threshold, replicates=len(self.noise))
 
     def state(self) -> list[Tensor]:
         """Everything that adds, in a fixed order: what is merged and all-reduced."""
@@ -102,8 +100,8 @@ class ClassBins:
         weights = torch.ones(len(probs), dtype=torch.float64) if weight is None else weight
         random = _multipliers(len(self.noise), probs, labels)
         if column is None:
-            above = (probs > (self.threshold or 1 / self.bins)).nonzero(as_tuple=True)
-            entries = _Entries(*above, probs[above], labels[above[0]] == above[1])
+            row, column = (probs > (self.threshold or 1 / self.bins)).nonzero(as_tuple=True)
+            entries = _Entries(row, column, probs[row, column], labels[row] == column)
             self._add_entries(entries, weights, random)
             if not self.threshold:
                 self._add_rest(probs, labels, entries, weights, random)

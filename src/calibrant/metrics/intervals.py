@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import chi2, norm
 
-from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
+from calibrant._binning import Bins, equal_mass_edges, fill
 from calibrant._checks import FloatArray, as_pairs
 from calibrant.metrics.binned import Values, enough, gap_deviation
 from calibrant.metrics.classwise import ClassBins
@@ -116,7 +116,10 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     """
     weight = np.asarray(sums.weight.sum(1))[:, None]
     gap = np.divide(
-        np.asarray(sums.claimed - sums.observed), weight, where=weight > 0, out=sums.weight.numpy() * 0
+        np.asarray(sums.claimed - sums.observed),
+        weight,
+        where=weight > 0,
+        out=sums.weight.numpy() * 0,
     )
     shock = np.asarray(sums.shock)[:, :, None]
     noise = np.asarray(sums.noise) - gap * shock
@@ -237,14 +240,11 @@ def worst(filled: Bins) -> Functional:
     return largest
 
 
-def cells(claimed: FloatArray, happened: FloatArray, weights: FloatArray | None, count: int) -> Bins:
-    """Pairs in many narrow bins, for the errors that have no bins of their own."""
-    return fill(claimed, happened, uniform_edges(count), weights)
-
-
 def _smoothed(filled: Bins) -> FloatArray:
     """Gaps of a curve of (confidence - accuracy) smoothed over confidence."""
-    middle = np.where(filled.weight > 0, filled.confidence, (filled.edges[1:] + filled.edges[:-1]) / 2)
+    middle = np.where(
+        filled.weight > 0, filled.confidence, (filled.edges[1:] + filled.edges[:-1]) / 2
+    )
     kernel = np.exp(-(((middle[:, None] - middle) / BANDWIDTH) ** 2) / 2)
     share = filled.weight / filled.total
     return np.asarray(share * (kernel @ filled.gap) / np.maximum(kernel @ share, 1e-300))
@@ -253,7 +253,7 @@ def _smoothed(filled: Bins) -> FloatArray:
 def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:
     """Largest scale up to which ``holds`` is true, by bisection."""
     low, high = 0.0, limit
-    for _ in range(18):
+    for _ in range(13):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

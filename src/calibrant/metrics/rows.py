@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -85,7 +87,6 @@ class Examples(NamedTuple):
         """Number of one-vs-rest problems: the tags where there are several, else the classes."""
         return int(self.logits.shape[-1]) if self.estimand == "multilabel" else self.classes
 
-
     def labelled_weight(self) -> FloatArray | None:
         """Weights of the examples that a walk returns."""
         return None if self.weight is None else self.weight[self.labels != IGNORED]
@@ -124,14 +125,16 @@ def walk(given: Examples, classwise: ClassBins | None = None) -> Rows:
         return _joined([])
     strips = _strips(given)
     if len(strips) == 1:
-        return _walk_strip(given, *strips[0], classwise)
+        return _walk_strip(given, strips[0], classwise)
     owned = [classwise and classwise.like() for _ in strips]
     before = torch.get_num_threads()
     # Small operations on several OpenMP threads collapse when the cores are shared, so each
     # worker runs on one. torch keeps the last number set for threads to come: put it back.
     try:
-        with ThreadPoolExecutor(len(strips), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            parts = list(pool.map(lambda s, c: _walk_strip(given, *s, c), strips, owned))
+        with ThreadPoolExecutor(
+            len(strips), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            parts = list(pool.map(partial(_walk_strip, given), strips, owned))
     finally:
         torch.set_num_threads(before)
     for sums in owned:
@@ -200,6 +203,28 @@ def one_vs_rest(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, k: int) 
     return Pairs(np.concatenate(claimed), given.labels[given.labels != IGNORED] == k)
 
 
+def margins(logits: Tensor | ArrayLike) -> FloatArray:
+    """Difference of the two largest logits of each row, ``(..., classes) -> (...)``.
+
+    One logit z is the pair (0, z), so its margin is ``abs(z)``. It is inf where only one class
+    is possible.
+
+    >>> margins([[3.0, 1.0, 0.0], [2.0, 2.0, 0.0]])
+    array([2., 0.])
+    """
+    scores = as_scores(logits)
+    if scores.ndim == 1 or scores.shape[-1] == 1:
+        one = scores.reshape(-1)
+        return (
+            np.abs(_float64(one).cpu().numpy()) if scores.ndim == 1 else np.full(one.shape, np.inf)
+        )
+    shape = tuple(scores.shape[:-1])
+    runs = _slices(scores, int(scores.shape[-1]), 0, math.prod(shape))
+    top = [_float64(rows).topk(2, dim=-1).values for _, rows in runs]
+    gaps = [(pair[:, 0] - pair[:, 1]).cpu().numpy() for pair in top]
+    return np.concatenate([np.zeros(0), *gaps]).reshape(shape)
+
+
 def _pairs(given: Examples) -> Pairs:
     rows = walk(given)
     check_some(rows.outcome.size)
@@ -213,7 +238,7 @@ def _strips(given: Examples) -> list[tuple[int, int]]:
     worth_it = math.prod(given.logits.shape) >= 8 * BLOCK["cpu"]
     workers = torch.get_num_threads() if on_cpu and worth_it else 1
     cuts = np.linspace(0, count, workers + 1).astype(int)
-    return [(int(a), int(b)) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    return [(int(a), int(b)) for a, b in pairwise(cuts) if b > a]
 
 
 class _Block(NamedTuple):
@@ -224,8 +249,8 @@ class _Block(NamedTuple):
     number: IntArray  # (rows,) where the rows stand in the input
 
 
-def _walk_strip(given: Examples, start: int, stop: int, classwise: ClassBins | None) -> Rows:
-    return _joined([_reduce(b, given, classwise) for b in _blocks(given, start, stop)])
+def _walk_strip(given: Examples, strip: tuple[int, int], classwise: ClassBins | None) -> Rows:
+    return _joined([_reduce(block, given, classwise) for block in _blocks(given, *strip)])
 
 
 def _blocks(given: Examples, start: int, stop: int) -> Iterator[_Block]:

@@ -46,7 +46,7 @@ def smooth_ece(confidence: Values, outcome: Values, *, weight: Values | None = N
     if weights is not None:
         share = (claimed - happened) * weights / weights.sum()
     cell = np.minimum((claimed * MESH).astype(np.int64), MESH - 1)
-    return float(smoothed(np.bincount(cell, share, MESH)))
+    return float(smoothed(np.bincount(cell, share, MESH).astype(np.float64, copy=False)))
 
 
 def smce(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:

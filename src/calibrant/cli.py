@@ -1,0 +1,257 @@
+"""The command line: one verb, one call into the library.
+
+Data go to stdout, talk and progress to stderr. Exit codes: 0 done, 1 a limit was exceeded, 2
+could not run. Nothing heavy is imported before a verb runs, so ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from calibrant.metrics.evaluation import Evaluation
+
+EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
+"""Failures that are explained in a line; anything else is a bug and shows its traceback."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    warnings.showwarning = _show_warning
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as problem:
+        problem.show()
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        _say("stopped")
+        code = 2
+    except SystemExit as stopped:  # click's own, a closed pipe for instance
+        code = 2 if stopped.code else 0
+    except EXPECTED as problem:
+        _say(f"error: {problem}")
+        code = 2
+    except Exception:
+        traceback.print_exc()
+        _say("this is a bug in calibrant: please report it with the lines above")
+        code = 2
+    sys.exit(code or 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="calibrant")
+def cli() -> None:
+    """Make classifiers say how sure they are, and mean it."""
+
+
+@cli.command()
+@click.argument("pred")
+@click.option("--split", help="Split to measure.  [default: test, else the plain arrays]")
+@click.option("--max-ece", type=float, help="Exit with 1 if the ECE exceeds this fraction.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
+@click.option("--group-by", metavar="KEY", help="Measure each value of this array as well.")
+@click.option("--weight-by", metavar="KEY", help="Weigh the examples by this array.")
+@click.option("--multilabel", "estimand", flag_value="multilabel", help="Every tag is a problem.")
+@click.option("--binary", "estimand", flag_value="binary", help="Measure P(class 1).")
+@click.option("--bins", default=15, show_default=True, help="Number of bins.")
+@click.option("--metrics", help="Names with commas between.  [default: all]")
+@click.option("--level", default=0.9, show_default=True, help="Coverage of the intervals; 0: none.")
+@click.option("--seed", default=0, show_default=True, help="Of the draws behind the intervals.")
+def evaluate(
+    pred: str,
+    split: str | None,
+    max_ece: float | None,
+    as_json: bool,
+    group_by: str | None,
+    weight_by: str | None,
+    estimand: str | None,
+    bins: int,
+    metrics: str | None,
+    level: float,
+    seed: int,
+) -> int:
+    """Measure the calibration of a prediction file.
+
+    PRED is an .npz, .safetensors or .parquet file with arrays "logits" and "labels" (or
+    "test_logits", "test_labels"), a folder or quoted glob of shards, or X_logits.npy beside
+    X_labels.npy.
+
+    \b
+    Examples:
+      calibrant evaluate predictions.npz
+      calibrant evaluate predictions.npz --split val --json
+      calibrant evaluate 'shards/*.safetensors' --group-by country
+      calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
+    """  # noqa: D301  # click reads the escaped character as "do not rewrap"
+    from calibrant.data import open_predictions
+    from calibrant.metrics.files import evaluate_file
+
+    names = metrics.split(",") if metrics else None
+    if max_ece is not None and names and "ece" not in names:
+        raise click.UsageError("--max-ece needs ece among the --metrics")
+    with _progress() as progress:
+        found = evaluate_file(
+            pred,
+            split=split,
+            weight=weight_by,
+            groups=group_by,
+            estimand=estimand or "top_label",  # type: ignore[arg-type]  # click's flag values
+            bins=bins,
+            metrics=names,
+            level=level or None,
+            seed=seed,
+            progress=progress,
+        )
+    name = open_predictions(pred).split(split, ("test", "")).name
+    if as_json:
+        click.echo(json.dumps({**found.to_dict(), "split": name or None}, indent=2))
+    else:
+        _print_evaluation(found, f"{pred}, {name} split" if name else pred)
+    return _over_limit(found, max_ece)
+
+
+@cli.command()
+def demo() -> None:
+    """Measure a real classifier that comes with the package.
+
+    The predictions are those of a ResNet-50 trained on CIFAR-10, on its 10 000 test images.
+    """
+    from calibrant.data import sample_path
+    from calibrant.metrics.files import evaluate_file
+
+    path = sample_path()
+    found = evaluate_file(path, split="test")
+    _print_evaluation(found, "ResNet-50 on CIFAR-10, 10 000 test images")
+    console = _console()
+    console.print()
+    console.print(_diagram(found))
+    console.print(
+        f"\nThe same from a file of yours:  [bold]calibrant evaluate predictions.npz[/bold]"
+        f"\nThis file:                      {path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _over_limit(found: Evaluation, max_ece: float | None) -> int:
+    if max_ece is None or found["ece"].value <= max_ece:
+        return 0
+    _say(f"ECE {found['ece'].value:.4f} exceeds the limit of {max_ece:g}")
+    return 1
+
+
+def _print_evaluation(found: Evaluation, title: str) -> None:
+    console = _console()
+    console.print(f"[bold]{title}[/bold]", highlight=False, soft_wrap=True)
+    console.print(found.describe(), highlight=False, style="dim", soft_wrap=True)
+    console.print(_metric_table(found))
+    if found.groups:
+        console.print(_group_table(found))
+    if found.verdict():
+        console.print(found.verdict(), highlight=False, soft_wrap=True)
+
+
+def _metric_table(found: Evaluation) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metric")
+    table.add_column("value", justify="right", style="bold")
+    table.add_column(_interval_heading(found), justify="right")
+    for row in found.table():
+        table.add_row(*row)
+    return table
+
+
+def _group_table(found: Evaluation) -> Table:
+    from rich.table import Table
+
+    shown = [name for name in ("accuracy", "ece", "nll") if name in found]
+    table = Table(box=None, pad_edge=False, title="by group, worst first", title_justify="left")
+    table.add_column("group")
+    table.add_column("examples", justify="right")
+    for name in shown:
+        table.add_column(name, justify="right", style="bold")
+        table.add_column(_interval_heading(found), justify="right")
+    for group, part in found.groups.items():
+        cells = dict(zip(part, part.table(), strict=True))
+        values = [text for name in shown for text in cells[name][1:]]
+        table.add_row(group, f"{part.n:,}", *values)
+    return table
+
+
+def _interval_heading(found: Evaluation) -> str:
+    return "" if found.level is None else f"{100 * found.level:g} % interval"
+
+
+def _diagram(found: Evaluation) -> Table:
+    """Reliability as bars: accuracy per bin, with a mark where the confidence is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    width, bins = 40, found.bins
+    table = Table(box=None, pad_edge=False)
+    for heading in ("confidence", "examples", "accuracy"):
+        table.add_column(heading, justify="right")
+    table.add_column("accuracy ■ and the confidence that was claimed │")
+    for low, high, count, claimed, right in zip(
+        bins.edges, bins.edges[1:], bins.count, bins.confidence, bins.accuracy, strict=False
+    ):
+        if count == 0:
+            continue
+        filled, mark = round(right * width), min(round(claimed * width), width - 1)
+        bar = Text("■" * filled + " " * (width - filled), style="cyan")
+        bar = bar[:mark] + Text("│", style="bold red") + bar[mark + 1 :]
+        table.add_row(
+            f"{100 * low:.0f} to {100 * high:.0f} %", f"{count:,}", f"{100 * right:.1f} %", bar
+        )
+    return table
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that shows a bar on stderr once the work has taken a second."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), "examples", TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    started, task = time.monotonic(), bar.add_task("", total=None)
+
+    def show(done: int, total: int) -> None:
+        if time.monotonic() - started > 1 and sys.stderr.isatty():
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    _say(f"warning: {message}")

@@ -1,0 +1,358 @@
+"""All metrics at once: from arrays, from a stream of batches, from shards and ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from calibrant._binning import Bins, fill, uniform_edges
+from calibrant._checks import (
+    BoolArray,
+    FloatArray,
+    as_labels,
+    as_scores,
+    as_weight,
+    check_some,
+    logits_from_probs,
+)
+from calibrant.metrics import intervals
+from calibrant.metrics.binned import Values
+from calibrant.metrics.classwise import ClassBins
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.rows import Estimand, examples, walk
+from calibrant.metrics.scores import Moments
+from calibrant.metrics.table import METRICS, Summary
+
+CLASS_NOISE = 1 << 21
+"""Numbers kept for the noise of class-wise sums: replicates are as many as fit, up to 200."""
+
+
+class Accumulator:
+    """Metrics of a stream: ``update`` with batches, ``merge`` with others, ``result``.
+
+    Without ``pairs`` the memory does not grow with the examples, and the binned errors and
+    proper scores equal those of all examples at once. With ``pairs`` each example's confidence
+    and outcome are kept (9 bytes, 17 with weights) and every metric is available.
+
+    Parameters
+    ----------
+    bins : number of equal-width bins
+    estimand : which probability is compared with which event
+    pairs : keep (confidence, outcome), for the metrics that need all of them
+    metrics : names to compute; all that are possible by default
+    level : coverage of the intervals; None computes none
+    seed : of the random draws behind intervals and test
+
+    Examples
+    --------
+    >>> stream = Accumulator(level=None)
+    >>> for logits, labels in [([[2.0, 0.0]], [0]), ([[0.0, 1.0]], [0])]:
+    ...     stream = stream.update(logits, labels)
+    >>> stream.result()["accuracy"].value
+    0.5
+    """
+
+    def __init__(
+        self,
+        *,
+        bins: int = 15,
+        estimand: Estimand = "top_label",
+        pairs: bool = False,
+        metrics: Sequence[str] | None = None,
+        level: float | None = 0.9,
+        seed: int = 0,
+    ) -> None:
+        if level is not None and not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, or None, got {level}")
+        self.estimand: Estimand = estimand
+        self.pairs = pairs
+        self.metrics = _chosen(metrics, pairs)
+        self.level = level
+        self.seed = seed
+        self.moments = Moments.empty()
+        self.bins = Bins.empty(uniform_edges(bins))
+        self.classes = 0
+        self.classwise: ClassBins | None = None
+        self.groups: dict[str, Accumulator] = {}
+        self._kept: list[tuple[FloatArray, BoolArray, FloatArray | None]] = []
+
+    def like(self) -> Accumulator:
+        """An accumulator of the same form that has seen nothing."""
+        return Accumulator(
+            bins=self.bins.count.size,
+            estimand=self.estimand,
+            pairs=self.pairs,
+            metrics=self.metrics,
+            level=self.level,
+            seed=self.seed,
+        )
+
+    def update(
+        self,
+        logits: Values,
+        labels: Values,
+        *,
+        weight: Values | None = None,
+        groups: Values | None = None,
+    ) -> Accumulator:
+        """Add logits ``(..., classes)`` with labels ``(...)`` and, optionally, weights ``(...)``.
+
+        ``groups`` ``(...)`` of any values asks for the same metrics by group.
+        """
+        weights = None if weight is None else as_weight(weight, as_labels(labels).size)
+        given = examples(logits, labels, weights, self.estimand)
+        self._expect(given.classes, given.columns)
+        rows = walk(given, self.classwise)
+        kept = given.labelled_weight()
+        self.moments += Moments.of(rows, kept)
+        outcome = rows.outcome.astype(np.float64)
+        self.bins += fill(rows.confidence, outcome, self.bins.edges, kept)
+        if self.pairs:
+            self._kept.append((rows.confidence, rows.outcome, kept))
+        if groups is not None:
+            self._update_groups(logits, labels, weights, groups)
+        return self
+
+    def merge(self, other: Accumulator) -> Accumulator:
+        """Add what another accumulator of the same form has seen."""
+        if self._form() != other._form():
+            raise ValueError(
+                f"accumulators of different form do not merge: {self._form()}, {other._form()}"
+            )
+        self.moments += other.moments
+        self.bins += other.bins
+        self._kept += other._kept
+        if other.classwise is not None:
+            self._expect(other.classes, len(other.classwise.weight))
+            assert self.classwise is not None
+            self.classwise.add(other.classwise)
+        elif other.classes:
+            self._expect(other.classes, 0)
+        for name, part in other.groups.items():
+            self._group(name).merge(part)
+        return self
+
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
+        """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
+
+        Sums travel in one all-reduce; pairs and groups, where kept, are gathered.
+        """
+        shapes: list[Any] = [None] * dist.get_world_size(group)
+        columns = 0 if self.classwise is None else len(self.classwise.weight)
+        dist.all_gather_object(shapes, (self.classes, columns), group)
+        for shape in shapes:
+            if shape[0]:
+                self._expect(*shape)
+        self._reduce_sums(group)
+        rest: list[Any] = [None] * len(shapes)
+        dist.all_gather_object(rest, (self._kept, self.groups), group)
+        self._kept = [kept for part, _ in rest for kept in part]
+        self.groups = {}
+        for _, groups in rest:
+            for name, part in groups.items():
+                self._group(name).merge(part)
+        return self
+
+    def result(self) -> Evaluation:
+        """Metrics of everything seen so far."""
+        check_some(self.moments.count)
+        summary = self._summary()
+        found = {name: METRICS[name].estimate(summary) for name in self.metrics}
+        test = None
+        if self.pairs and self.level is not None:
+            test = intervals.calibration_test(
+                summary.confidence, summary.outcome, weight=summary.weight, seed=self.seed
+            )
+        groups = {name: part.result() for name, part in self.groups.items()}
+        return Evaluation(
+            found,
+            self.moments.count,
+            self.classes,
+            self.estimand,
+            self.bins,
+            self.level,
+            test,
+            dict(sorted(groups.items(), key=_badness, reverse=True)),
+        )
+
+    def _form(self) -> tuple[Any, ...]:
+        return (self.bins.count.size, self.estimand, self.pairs, self.metrics, self.level)
+
+    def _expect(self, classes: int, columns: int) -> None:
+        """Fix the number of classes at the first batch, and hold later ones to it."""
+        if self.classes and self.classes != classes:
+            raise ValueError(
+                f"every batch must have the same classes: {self.classes} so far, now {classes}"
+            )
+        self.classes = classes
+        if self.classwise is None and "classwise_ece" in self.metrics and columns:
+            bins = self.bins.count.size
+            replicates = max(20, min(200, CLASS_NOISE // (columns * bins)))
+            self.classwise = ClassBins.empty(
+                columns, bins, replicates=0 if self.level is None else replicates
+            )
+
+    def _update_groups(
+        self, logits: Values, labels: Values, weight: FloatArray | None, groups: Values
+    ) -> None:
+        scores, targets = as_scores(logits), as_labels(labels)
+        names = np.asarray(groups)
+        if names.shape != targets.shape:
+            raise ValueError(
+                f"groups must have the shape of the labels, got {names.shape} for {targets.shape}"
+            )
+        for name in np.unique(names):
+            where = names == name
+            rows = torch.from_numpy(where) if isinstance(scores, torch.Tensor) else where
+            self._group(str(name)).update(
+                scores[rows],
+                targets[where],
+                weight=None if weight is None else weight[where.reshape(-1)],
+            )
+
+    def _group(self, name: str) -> Accumulator:
+        if name not in self.groups:
+            self.groups[name] = self.like()
+        return self.groups[name]
+
+    def _reduce_sums(self, group: dist.ProcessGroup | None) -> None:
+        m, b = self.moments, self.bins
+        floats = [np.array([m.weight]), m.first, m.powers]
+        floats += [b.weight, b.claimed, b.observed, b.spread, b.squares]
+        tensors = [torch.from_numpy(np.array(x)) for x in floats]
+        if self.classwise is not None:
+            tensors += self.classwise.state()
+        counts = torch.from_numpy(np.append(b.count, m.count))
+        total = _summed(torch.cat([t.reshape(-1) for t in tensors]), group)
+        count = _summed(counts, group).numpy()
+        for mine, summed in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
+            mine.copy_(summed.view_as(mine))
+        weight, first, powers, *sums = (t.numpy() for t in tensors[:8])
+        self.moments = Moments(int(count[-1]), float(weight[0]), first, powers)
+        self.bins = Bins(b.edges, count[:-1], *sums)
+
+    def _summary(self) -> Summary:
+        confidence = np.concatenate([np.zeros(0), *(kept[0] for kept in self._kept)])
+        outcome = np.concatenate([np.zeros(0), *(kept[1] for kept in self._kept)])
+        weight = None
+        if any(kept[2] is not None for kept in self._kept):
+            parts = [np.ones(c.size) if w is None else w for c, _, w in self._kept]
+            weight = np.concatenate(parts)
+        return Summary(
+            self.moments,
+            self.bins,
+            self.classwise,
+            confidence,
+            outcome,
+            weight,
+            self.level,
+            self.seed,
+        )
+
+
+def evaluate(
+    logits: Values | None = None,
+    labels: Values | None = None,
+    *,
+    probs: Values | None = None,
+    weight: Values | None = None,
+    groups: Values | None = None,
+    estimand: Estimand = "top_label",
+    bins: int = 15,
+    metrics: Sequence[str] | None = None,
+    level: float | None = 0.9,
+    seed: int = 0,
+) -> Evaluation:
+    """Measure the calibration of predictions, with intervals.
+
+    Parameters
+    ----------
+    logits : (..., classes), or (n,) log-odds of two classes
+        Unnormalised log-probabilities; log-probabilities are logits. -inf masks a class.
+    labels : (...) integers
+        -100 is ignored.
+    probs : (..., classes), or (n,) probabilities of class 1
+        Instead of logits. Zeros are floored at the smallest number of their dtype, with a
+        warning. Nothing is ever taken for probabilities because of its values.
+    weight : (...) weights of the examples
+    groups : (...) values of any kind
+        The same metrics are computed for each group, worst first.
+    estimand : {"top_label", "binary", "multilabel"}
+        Which probability is compared with which event.
+    bins : number of equal-width and of equal-mass bins
+    metrics : names from :data:`METRICS`; all by default
+    level : coverage of the intervals; None leaves them out
+    seed : of the random draws behind intervals and test
+
+    Returns
+    -------
+    Evaluation
+        A mapping from metric name to (value, low, high).
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(size=(2000, 5))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)  # drawn from softmax(logits)
+    >>> calibrated = evaluate(logits, labels)
+    >>> calibrated["ece"].low
+    0.0
+    >>> overconfident = evaluate(3 * logits, labels)
+    >>> overconfident["ece"].low > 0.1
+    True
+    """
+    if labels is None or (logits is None) == (probs is None):
+        raise TypeError("evaluate(logits, labels) or evaluate(probs=..., labels=...) is wanted")
+    if probs is not None:
+        logits, floored = logits_from_probs(probs)
+        warn_floored(floored)
+        if estimand == "multilabel":
+            raise ValueError("multilabel needs logits: pass log(p) - log(1 - p) of every tag")
+    stream = Accumulator(
+        bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
+    )
+    assert logits is not None
+    return stream.update(logits, labels, weight=weight, groups=groups).result()
+
+
+def warn_floored(count: int) -> None:
+    """Warn that zeros among probabilities were floored."""
+    if count:
+        warnings.warn(
+            f"{count} probabilities are exactly 0 and were floored: NLL depends on the floor; "
+            "pass logits to avoid it",
+            stacklevel=3,
+        )
+
+
+def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
+    names = tuple(METRICS) if metrics is None else tuple(metrics)
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ValueError(f"unknown metric {unknown[0]!r}: choose from {', '.join(METRICS)}")
+    if pairs:
+        return names
+    needy = [name for name in names if METRICS[name].needs_pairs]
+    if metrics is not None and needy:
+        raise ValueError(f"{', '.join(needy)} need all pairs: pass pairs=True")
+    return tuple(name for name in names if not METRICS[name].needs_pairs)
+
+
+def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
+    """Order of groups: by the ECE that the data prove, then by the ECE seen."""
+    found = item[1].get("ece", Estimate(0.0))
+    return (0.0 if math.isnan(found.low) else found.low, found.value)
+
+
+def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    moved = values.to(device)
+    dist.all_reduce(moved, group=group)
+    return moved.cpu()

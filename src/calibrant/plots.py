@@ -1,0 +1,187 @@
+"""Diagrams of calibration: drawing only; what is drawn comes from :mod:`calibrant.metrics.curves`.
+
+Every function draws into ``ax`` (a new figure without one) and returns it. Text, ticks and
+frames take the colours of the matplotlib style in use, and fills are translucent, so the same
+call looks right in a paper and in a dark notebook. Needs matplotlib:
+``pip install 'calibrant[plot]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrant._checks import FloatArray
+from calibrant.metrics.curves import Histogram, MarginGroup, Reliability, SmoothReliability
+from calibrant.metrics.ranking import RiskCoverage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RIGHT, WRONG = "#2f7fb8", "#d9662b"
+"""Blue for accuracy and right answers, orange for what is missing: told apart by everyone."""
+
+
+def reliability_diagram(curve: Reliability, ax: Axes | None = None, *, label: str = "") -> Axes:
+    """Accuracy per bin with intervals, the gap to the confidence, and how full each bin is.
+
+    Examples
+    --------
+    >>> import calibrant as cal
+    >>> curve = cal.reliability([0.9, 0.8, 0.7], [1, 1, 0])
+    >>> reliability_diagram(curve).get_xlabel()
+    'confidence'
+    """
+    axes = _square(ax)
+    seen = np.isfinite(curve.accuracy)
+    left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
+    accuracy, claimed = curve.accuracy[seen], curve.confidence[seen]
+    axes.bar(
+        left,
+        accuracy,
+        width,
+        align="edge",
+        color=RIGHT,
+        alpha=0.55,
+        lw=0,
+        label=label or "accuracy",
+    )
+    axes.bar(
+        left,
+        claimed - accuracy,
+        width,
+        bottom=accuracy,
+        align="edge",
+        facecolor="none",
+        edgecolor=WRONG,
+        hatch="////",
+        lw=1,
+        label="gap to confidence",
+    )
+    reach = np.abs(np.stack([curve.low[seen], curve.high[seen]]) - accuracy)
+    ink = _ink()
+    axes.errorbar(claimed, accuracy, yerr=reach, fmt="o", ms=3, lw=1, capsize=2, color=ink)
+    _diagonal(axes)
+    _counts(axes, curve.edges, curve.share)
+    _legend(axes)
+    return axes
+
+
+def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: str = "") -> Axes:
+    """Accuracy as a smooth function of confidence with its band, over the density.
+
+    The line is as wide as the examples are dense there.
+    """
+    from matplotlib.collections import LineCollection
+
+    axes = _square(ax)
+    # where less than a thousandth of the peak density lies, the curve is extrapolation
+    seen = curve.density > 1e-3 * curve.density.max()
+    x, y = curve.confidence, curve.accuracy
+    axes.fill_between(
+        x, curve.low, curve.high, where=seen.tolist(), color=RIGHT, alpha=0.25, lw=0, label="band"
+    )
+    points = np.stack([x, y], -1)
+    lines = np.stack([points[:-1], points[1:]], 1)[seen[:-1] & seen[1:]]
+    weight = 0.8 + 4 * np.sqrt(curve.density / curve.density.max())[:-1][seen[:-1] & seen[1:]]
+    axes.add_collection(
+        LineCollection(list(lines), linewidths=weight.tolist(), colors=RIGHT, capstyle="round")
+    )
+    axes.plot([], [], color=RIGHT, lw=2.5, label=label or "accuracy")
+    _diagonal(axes)
+    _legend(axes)
+    return axes
+
+
+def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
+    """How often each confidence occurs among right and among wrong answers.
+
+    On a logarithmic scale, since most answers of a modern network have a confidence near 1.
+    """
+    axes = _axes(ax)
+    for values, color, label in ((shares.right, RIGHT, "right"), (shares.wrong, WRONG, "wrong")):
+        axes.stairs(100 * values, shares.edges, fill=True, color=color, alpha=0.35)
+        axes.stairs(100 * values, shares.edges, color=color, lw=1.5, label=label)
+    axes.set(xlim=(0, 1), xlabel="confidence", ylabel="share of the examples (%)", yscale="log")
+    _legend(axes)
+    return axes
+
+
+def margin_diagrams(groups: Sequence[MarginGroup]) -> Figure:
+    """Reliability diagrams side by side, one for each group of margins (SMART, figure 15)."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(groups), figsize=(3.3 * len(groups), 4), squeeze=False)
+    # the strips above the diagrams are not seen by the automatic layouts
+    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.12, top=0.78, wspace=0.2)
+    for group, ax in zip(groups, axes[0], strict=True):
+        reliability_diagram(group.reliability, ax)
+        ax.child_axes[0].set_title(f"margin {group.low:.1f} to {group.high:.1f}")
+        if ax is not axes[0][0]:
+            ax.get_legend().remove()
+            ax.set_ylabel("")
+    return figure
+
+
+def risk_coverage_plot(
+    curve: RiskCoverage, ax: Axes | None = None, *, label: str = "by confidence"
+) -> Axes:
+    """Error rate among the most confident examples, against how many of them are kept."""
+    axes = _axes(ax)
+    axes.plot(100 * curve.coverage, 100 * curve.risk, color=RIGHT, lw=2, label=label)
+    whole = 100 * curve.risk[-1]
+    axes.axhline(whole, color=_ink(), lw=1, ls=":", label="no order")
+    # with all wrong answers last, errors begin when only they are left
+    kept = np.linspace(1, 100, 200)
+    best = np.maximum(kept - (100 - whole), 0) / kept * 100
+    axes.plot(kept, best, color=_ink(), lw=1, ls="--", label="best order")
+    axes.set(xlim=(0, 100), ylim=(0, None), xlabel="coverage (%)", ylabel="risk (%)")
+    _legend(axes)
+    return axes
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(4.2, 3.4), layout="constrained")[1]
+
+
+def _square(ax: Axes | None) -> Axes:
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        figure, ax = plt.subplots(figsize=(4.2, 4.8))
+        figure.subplots_adjust(left=0.14, right=0.97, bottom=0.1, top=0.84)  # room for a strip
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    return ax
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="upper left", framealpha=0.8, edgecolor="none")
+
+
+def _diagonal(axes: Axes) -> None:
+    axes.plot([0, 1], [0, 1], color=_ink(), lw=1, ls="--", zorder=1)
+
+
+def _counts(axes: Axes, edges: FloatArray, share: FloatArray) -> None:
+    """Share of the examples per bin, in a strip above the diagram."""
+    strip = axes.inset_axes((0, 1.02, 1, 0.14), sharex=axes)
+    strip.bar(edges[:-1], 100 * share, np.diff(edges), align="edge", color=_ink(), alpha=0.45, lw=0)
+    strip.tick_params(labelbottom=False, bottom=False)
+    peak = 100 * float(share.max())
+    strip.set_yticks([peak], [f"{peak:.0f} %"])
+    for side in ("top", "right"):
+        strip.spines[side].set_visible(False)
+
+
+def _ink() -> str:
+    """Colour of text in the style in use: black on paper, light in a dark notebook."""
+    import matplotlib as mpl
+
+    return str(mpl.rcParams["text.color"])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibrant.data import open_predictions, save_predictions
+from calibrant.data import open_predictions, sample_path, save_predictions
 
 try:
     import pyarrow as pa
@@ -876,3 +876,25 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, name, arrays, message):
 def test_folder_must_exist(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"folder .*missing does not exist; create it"):
         save_predictions(tmp_path / "missing" / "a.npz", predictions())
+
+
+# The sample.
+
+
+def test_sample_is_what_its_description_says():
+    found = open_predictions(sample_path())
+    assert found.splits == ["val", "test"]
+    for name, rows in (("val", 5_000), ("test", 10_000)):
+        split = found.split(name)
+        assert (split.rows, split.classes, split.domain) == (rows, 10, "logits")
+        assert split.read("logits").dtype == np.float16
+        assert split.read("labels").shape == (rows,)
+    layer = found.last_layer()
+    assert layer is not None
+    assert (layer[0].shape, layer[1].shape) == ((10, 2048), (10,))
+
+
+def test_sample_predicts_most_test_images():
+    test = open_predictions(sample_path()).split("test")
+    right = test.read("logits").argmax(1) == test.read("labels")
+    assert right.mean() == pytest.approx(0.9337, abs=5e-4)  # as noted when it was trained

@@ -7,6 +7,7 @@ could not run. Nothing heavy is imported before a verb runs, so ``--help`` answe
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -60,16 +61,34 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("pred")
-@click.option("--split", help="Split to measure.  [default: test, else the plain arrays]")
-@click.option("--max-ece", type=float, help="Exit with 1 if the ECE exceeds this fraction.")
+@click.option(
+    "--split", metavar="NAME", help="Split to measure.  [default: test, else the plain arrays]"
+)
+@click.option(
+    "--max-ece",
+    metavar="FRACTION",
+    type=float,
+    help="Exit with 1 if the ECE exceeds this: 0.03 is 3 %.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
 @click.option("--group-by", metavar="KEY", help="Measure each value of this array as well.")
 @click.option("--weight-by", metavar="KEY", help="Weigh the examples by this array.")
-@click.option("--multilabel", "estimand", flag_value="multilabel", help="Every tag is a problem.")
-@click.option("--binary", "estimand", flag_value="binary", help="Measure P(class 1).")
+@click.option(
+    "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
+)
+@click.option(
+    "--binary", "estimand", flag_value="binary", help="Measure P(class 1), not the top label."
+)
 @click.option("--bins", default=15, show_default=True, help="Number of bins.")
-@click.option("--metrics", help="Names with commas between.  [default: all]")
-@click.option("--level", default=0.9, show_default=True, help="Coverage of the intervals; 0: none.")
+@click.option("--metrics", metavar="NAMES", help="With commas between, as in JSON.  [default: all]")
+@click.option(
+    "--level",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="FRACTION",
+    help="Coverage of the intervals; 0: none.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of the draws behind the intervals.")
 def evaluate(
     pred: str,
@@ -96,11 +115,16 @@ def evaluate(
       calibrant evaluate predictions.npz --split val --json
       calibrant evaluate 'shards/*.safetensors' --group-by country
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
+
+    \b
+    Exit status: 0 done, 1 the ECE exceeds --max-ece, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
     from calibrant.data import open_predictions
     from calibrant.metrics.files import evaluate_file
 
-    names = metrics.split(",") if metrics else None
+    names = metrics.replace(",", " ").split() if metrics else None
+    if max_ece is not None and not 0 <= max_ece <= 1:
+        raise click.UsageError(f"--max-ece must be a fraction (0.03 is 3 %), got {max_ece:g}")
     if max_ece is not None and names and "ece" not in names:
         raise click.UsageError("--max-ece needs ece among the --metrics")
     with _progress() as progress:
@@ -117,10 +141,11 @@ def evaluate(
             progress=progress,
         )
     name = open_predictions(pred).split(split, ("test", "")).name
-    if as_json:
-        click.echo(json.dumps({**found.to_dict(), "split": name or None}, indent=2))
-    else:
-        _print_evaluation(found, f"{pred}, {name} split" if name else pred)
+    with _until_closed():
+        if as_json:
+            click.echo(json.dumps({"split": name or None, **found.to_dict()}, indent=2))
+        else:
+            _print_evaluation(found, f"{pred}, {name} split" if name else pred)
     return _over_limit(found, max_ece)
 
 
@@ -128,23 +153,21 @@ def evaluate(
 def demo() -> None:
     """Measure a real classifier that comes with the package.
 
-    The predictions are those of a ResNet-50 trained on CIFAR-10, on its 10 000 test images.
+    The predictions are those of a ResNet-50 trained on CIFAR-10, on its 10,000 test images.
     """
     from calibrant.data import sample_path
     from calibrant.metrics.files import evaluate_file
 
     path = sample_path()
     found = evaluate_file(path, split="test")
-    _print_evaluation(found, "ResNet-50 on CIFAR-10, 10 000 test images")
-    console = _console()
-    console.print()
-    console.print(_diagram(found))
-    console.print(
-        f"\nThe same from a file of yours:  [bold]calibrant evaluate predictions.npz[/bold]"
-        f"\nThis file:                      {path}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    with _until_closed():
+        _print_evaluation(found, "ResNet-50 on CIFAR-10, 10,000 test images")
+        console = _console()
+        console.print()
+        console.print(_diagram(found, *("■│" if console.encoding.startswith("utf") else "#|")))
+        console.print()
+        console.print("The same for a file of yours:  calibrant evaluate predictions.npz")
+        console.print(f"The file measured here:        {path}", soft_wrap=True)
 
 
 def _over_limit(found: Evaluation, max_ece: float | None) -> int:
@@ -156,13 +179,14 @@ def _over_limit(found: Evaluation, max_ece: float | None) -> int:
 
 def _print_evaluation(found: Evaluation, title: str) -> None:
     console = _console()
-    console.print(f"[bold]{title}[/bold]", highlight=False, soft_wrap=True)
-    console.print(found.describe(), highlight=False, style="dim", soft_wrap=True)
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(found.describe(), style="dim", soft_wrap=True)
     console.print(_metric_table(found))
-    if found.groups:
-        console.print(_group_table(found))
     if found.verdict():
-        console.print(found.verdict(), highlight=False, soft_wrap=True)
+        console.print(found.verdict(), soft_wrap=True)
+    if found.groups:
+        console.print()
+        console.print(_group_table(found))
 
 
 def _metric_table(found: Evaluation) -> Table:
@@ -178,19 +202,25 @@ def _metric_table(found: Evaluation) -> Table:
 
 
 def _group_table(found: Evaluation) -> Table:
+    """Three figures of each group; only the first has its interval, to fit a narrow terminal."""
     from rich.table import Table
 
-    shown = [name for name in ("accuracy", "ece", "nll") if name in found]
-    table = Table(box=None, pad_edge=False, title="by group, worst first", title_justify="left")
-    table.add_column("group")
-    table.add_column("examples", justify="right")
+    usual = [name for name in ("ece", "accuracy", "nll") if name in found]
+    shown = usual or list(found)[:3]
+    title = "by group, worst first" if "ece" in found else "by group"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    table.add_column("group", overflow="fold")
+    table.add_column("examples", justify="right", no_wrap=True)
+    headings = dict(zip(found, (row[0] for row in found.table()), strict=True))
     for name in shown:
-        table.add_column(name, justify="right", style="bold")
-        table.add_column(_interval_heading(found), justify="right")
+        table.add_column(headings[name], justify="right", style="bold", no_wrap=True)
+        if name == shown[0]:
+            table.add_column(_interval_heading(found), justify="right", no_wrap=True)
     for group, part in found.groups.items():
         cells = dict(zip(part, part.table(), strict=True))
-        values = [text for name in shown for text in cells[name][1:]]
-        table.add_row(group, f"{part.n:,}", *values)
+        _, value, interval = cells[shown[0]]
+        others = [cells[name][1] for name in shown[1:]]
+        table.add_row(group, f"{part.n:,}", value, interval, *others)
     return table
 
 
@@ -198,7 +228,7 @@ def _interval_heading(found: Evaluation) -> str:
     return "" if found.level is None else f"{100 * found.level:g} % interval"
 
 
-def _diagram(found: Evaluation) -> Table:
+def _diagram(found: Evaluation, block: str, line: str) -> Table:
     """Reliability as bars: accuracy per bin, with a mark where the confidence is."""
     from rich.table import Table
     from rich.text import Text
@@ -207,15 +237,15 @@ def _diagram(found: Evaluation) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("confidence", "examples", "accuracy"):
         table.add_column(heading, justify="right")
-    table.add_column("accuracy ■ and the confidence that was claimed │")
+    table.add_column(f"accuracy {block} and claimed confidence {line}")
     for low, high, count, claimed, right in zip(
         bins.edges, bins.edges[1:], bins.count, bins.confidence, bins.accuracy, strict=False
     ):
         if count == 0:
             continue
         filled, mark = round(right * width), min(round(claimed * width), width - 1)
-        bar = Text("■" * filled + " " * (width - filled), style="cyan")
-        bar = bar[:mark] + Text("│", style="bold red") + bar[mark + 1 :]
+        bar = Text(block * filled + " " * (width - filled), style="cyan")
+        bar = bar[:mark] + Text(line, style="bold red") + bar[mark + 1 :]
         table.add_row(
             f"{100 * low:.0f} to {100 * high:.0f} %", f"{count:,}", f"{100 * right:.1f} %", bar
         )
@@ -233,20 +263,32 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     started, task = time.monotonic(), bar.add_task("", total=None)
 
     def show(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
         if time.monotonic() - started > 1 and sys.stderr.isatty():
             bar.start()
-        bar.update(task, completed=done, total=total)
 
     try:
         yield show
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping one that never started would print an empty line
+            bar.stop()
+
+
+@contextmanager
+def _until_closed() -> Iterator[None]:
+    """Let the reader of a pipe leave early, as ``head`` does: the exit code still counts."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich turns the one into the other
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _console() -> Console:
     from rich.console import Console
 
-    return Console()
+    # Names of files and groups are printed as they are, whatever brackets and colons they have.
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def _say(text: str) -> None:

@@ -24,10 +24,6 @@ class _Entries(NamedTuple):
     claimed: Tensor
     outcome: Tensor
 
-    @property
-    def residual(self) -> Tensor:
-        return self.claimed - self.outcome.double()
-
 
 @dataclass
 class ClassBins:
@@ -41,9 +37,10 @@ class ClassBins:
     ----------
     weight : (classes, bins) float64, sums of weights (counts, exact to 2**53, without them)
     claimed, observed : (classes, bins) float64, weighted sums of probabilities and of labels
-    noise : (replicates, classes, bins) float64, ``claimed - observed`` with every example
-        multiplied by a random number; the spread of these is the sampling noise of the gaps
-    shock : (replicates, classes), sums of those random numbers (times the weights)
+    redrawn : (replicates, classes, bins) float64, ``observed`` with every label drawn anew from
+        the claimed probabilities: how much the sums of a calibrated model vary
+    scatter : (2, bins) float64, weighted sums of the squared residuals, as they are and as they
+        would be on average if the model were calibrated
     """
 
     bins: int
@@ -51,8 +48,8 @@ class ClassBins:
     weight: Tensor
     claimed: Tensor
     observed: Tensor
-    noise: Tensor
-    shock: Tensor
+    redrawn: Tensor
+    scatter: Tensor
 
     @classmethod
     def empty(
@@ -71,17 +68,19 @@ class ClassBins:
             return torch.zeros(shape, dtype=torch.float64)
 
         weight, claimed, observed = (zeros(classes, bins) for _ in range(3))
-        noise, shock = zeros(replicates, classes, bins), zeros(replicates, classes)
-        return cls(bins, threshold, weight, claimed, observed, noise, shock)
+        redrawn, scatter = zeros(replicates, classes, bins), zeros(2, bins)
+        return cls(bins, threshold, weight, claimed, observed, redrawn, scatter)
 
     def like(self) -> ClassBins:
         """Empty sums of the same form."""
         classes, bins = self.weight.shape
-        return ClassBins.empty(classes, bins, threshold=self.threshold, replicates=len(self.noise))
+        return ClassBins.empty(
+            classes, bins, threshold=self.threshold, replicates=len(self.redrawn)
+        )
 
     def state(self) -> list[Tensor]:
         """Everything that adds, in a fixed order: what is merged and all-reduced."""
-        return [self.weight, self.claimed, self.observed, self.noise, self.shock]
+        return [self.weight, self.claimed, self.observed, self.redrawn, self.scatter]
 
     def add(self, other: ClassBins) -> None:
         """Add the sums of other examples to these."""
@@ -98,23 +97,21 @@ class ClassBins:
         """
         probs, labels = probs.cpu(), labels.cpu()
         weights = torch.ones(len(probs), dtype=torch.float64) if weight is None else weight
-        random = _multipliers(len(self.noise), probs, labels)
         if column is None:
-            row, column = (probs > (self.threshold or 1 / self.bins)).nonzero(as_tuple=True)
-            entries = _Entries(row, column, probs[row, column], labels[row] == column)
-            self._add_entries(entries, weights, random)
+            row, above = (probs > (self.threshold or 1 / self.bins)).nonzero(as_tuple=True)
+            entries = _Entries(row, above, probs[row, above], labels[row] == above)
             if not self.threshold:
-                self._add_rest(probs, labels, entries, weights, random)
-            self.shock += (random @ weights)[:, None]
+                self._add_rest(probs, labels, entries, weights)
         else:
             entries = _Entries(torch.arange(len(probs)), column, probs[:, 1], labels == 1)
-            self._add_entries(entries, weights, random)
-            self.shock.index_add_(1, column, random * weights)
+        self._add_entries(entries, weights)
+        if len(self.redrawn):
+            self._redraw(probs, labels, weights, column)
+            self._add_scatter(probs, labels, weights, entries)
 
-    def _add_entries(self, at: _Entries, weights: Tensor, random: Tensor) -> None:
+    def _add_entries(self, at: _Entries, weights: Tensor) -> None:
         """Bin single entries of the probabilities."""
-        index = torch.from_numpy(bin_index(at.claimed.numpy(), uniform_edges(self.bins)))
-        flat, weight = at.column * self.bins + index, weights[at.row]
+        flat, weight = self._cell(at.column, at.claimed), weights[at.row]
 
         def total(values: Tensor) -> Tensor:
             return torch.bincount(flat, values, self.weight.numel()).view_as(self.weight)
@@ -122,13 +119,8 @@ class ClassBins:
         self.weight += total(weight)
         self.claimed += total(weight * at.claimed)
         self.observed += total(weight * at.outcome)
-        if len(random):
-            shaken = random[:, at.row] * (weight * at.residual)
-            self.noise.view(len(random), -1).index_add_(1, flat, shaken)
 
-    def _add_rest(
-        self, probs: Tensor, labels: Tensor, above: _Entries, weights: Tensor, random: Tensor
-    ) -> None:
+    def _add_rest(self, probs: Tensor, labels: Tensor, above: _Entries, weights: Tensor) -> None:
         """Put what the entries above the first bin leave of each column into the first bin."""
         weight = weights[above.row]
 
@@ -139,11 +131,47 @@ class ClassBins:
         self.weight[:, 0] += rest(weights.sum(), weight)
         self.claimed[:, 0] += rest(weights @ probs, weight * above.claimed)
         self.observed[:, 0] += rest(labelled, weight * above.outcome)
-        if len(random):
-            shaken, first = random * weights, self.noise[:, :, 0]
-            first += shaken @ probs
-            first.index_add_(1, labels, -shaken)
-            first.index_add_(1, above.column, -shaken[:, above.row] * above.residual)
+
+    def _redraw(
+        self, probs: Tensor, labels: Tensor, weights: Tensor, column: Tensor | None
+    ) -> None:
+        """Draw labels from the probabilities, and bin them as the real ones are."""
+        replicates = len(self.redrawn)
+        heap = probs.cumsum(-1)
+        chance = torch.rand(
+            (len(probs), replicates), dtype=torch.float64, generator=_seeded(probs, labels)
+        )
+        drawn = torch.searchsorted(heap, chance * heap[:, -1:]).clamp_(max=probs.shape[1] - 1)
+        claimed = probs.gather(1, drawn)
+        if column is None:
+            counted, cell = claimed > self.threshold, self._cell(drawn, claimed)
+        else:
+            counted = drawn == 1
+            cell = self._cell(column, probs[:, 1])[:, None].expand_as(drawn)
+        flat = cell + self.weight.numel() * torch.arange(replicates)
+        share = weights[:, None].expand_as(drawn)
+        self.redrawn += torch.bincount(flat[counted], share[counted], self.redrawn.numel()).view_as(
+            self.redrawn
+        )
+
+    def _add_scatter(
+        self, probs: Tensor, labels: Tensor, weights: Tensor, at: _Entries
+    ) -> None:
+        """Add squared residuals, and what they would be on average under the claims."""
+        index, weight = self._cell(at.column, at.claimed) % self.bins, weights[at.row]
+        actual = weight * (at.claimed - at.outcome.double()) ** 2
+        expected = weight * at.claimed * (1 - at.claimed)
+        binned = torch.stack([torch.bincount(index, x, self.bins) for x in (actual, expected)])
+        self.scatter += binned
+        if len(at.row) < probs.numel() and not self.threshold and probs.shape[1] > 0:
+            squares, own = (probs**2).sum(-1), probs.gather(1, labels[:, None])[:, 0]
+            whole = torch.stack([weights @ (1 - 2 * own + squares), weights @ (1 - squares)])
+            self.scatter[:, 0] += whole - binned.sum(1)
+
+    def _cell(self, column: Tensor, claimed: Tensor) -> Tensor:
+        """Flat index of class and bin."""
+        index = torch.from_numpy(bin_index(claimed.numpy(), uniform_edges(self.bins)))
+        return column * self.bins + index
 
     def errors(self) -> FloatArray:
         """Calibration error of each class, ``(classes,)``; NaN where nothing was counted."""
@@ -164,14 +192,11 @@ class ClassBins:
         return float(np.nansum(self.errors() * self.shares(average)))
 
 
-def _multipliers(replicates: int, probs: Tensor, labels: Tensor) -> Tensor:
-    """Standard normal numbers ``(replicates, rows)``, seeded by the rows themselves.
+def _seeded(probs: Tensor, labels: Tensor) -> torch.Generator:
+    """Random numbers that are seeded by the rows themselves.
 
-    Sums of different rows then carry independent noise however they were cut, and every run
-    gives the same numbers, without a seed to hand from shard to shard.
+    Sums of different rows then vary independently however they were cut, and every run gives
+    the same numbers, without a seed to hand from shard to shard.
     """
-    if replicates == 0:
-        return probs.new_zeros((0, len(probs)))
     content = labels.numpy().tobytes() + probs[:, 0].contiguous().numpy().tobytes()
-    generator = torch.Generator().manual_seed(zlib.crc32(content))
-    return torch.randn(replicates, len(probs), dtype=torch.float64, generator=generator)
+    return torch.Generator().manual_seed(zlib.crc32(content))

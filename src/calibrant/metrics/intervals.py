@@ -109,36 +109,36 @@ def error_interval(value: float, error: Functional, gaps: Gaps, level: float) ->
 
 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
-    """Interval of the class-wise error, from the noise that was collected with the sums.
+    """Interval of the class-wise error, from labels redrawn while the sums were collected.
 
-    Over many classes the error is close to normal, so its mean and deviation over the
-    replicates are enough, and few replicates do.
+    The noise of a calibrated model is scaled to the scatter of this one. Over many classes the
+    error is close to normal, so its mean and deviation over the replicates are enough, and few
+    replicates do.
     """
     weight = np.asarray(sums.weight.sum(1))[:, None]
-    gap = np.divide(
-        np.asarray(sums.claimed - sums.observed),
-        weight,
-        where=weight > 0,
-        out=sums.weight.numpy() * 0,
-    )
-    shock = np.asarray(sums.shock)[:, :, None]
-    noise = np.asarray(sums.noise) - gap * shock
-    noise = np.divide(noise, weight, where=weight > 0, out=noise * 0)
-    shares = sums.shares("mean")[:, None]
-    z = float(norm.ppf((1 + level) / 2))
+    share = sums.shares("mean")[:, None] / np.where(weight > 0, weight, 1.0)
+    actual, expected = np.asarray(sums.scatter)
+    gap, weights = share * np.asarray(sums.claimed - sums.observed), share * np.asarray(sums.weight)
+    noise = share * np.asarray(sums.claimed - sums.redrawn)
+    noise *= np.sqrt(np.divide(actual, expected, out=np.ones_like(actual), where=expected > 0))
 
-    def moments(scale: float) -> tuple[float, float]:
-        errors = (np.abs(scale * gap + noise) * shares).sum((1, 2))
-        return float(errors.mean()), float(errors.std(ddof=1))
+    # The gaps of the classes around their common curve hold noise already; shrinking them to
+    # the spread that is left without it gives gaps that are as different as the true ones.
+    common = weights * (gap.sum(0) / np.maximum(weights.sum(0), 1e-300))
+    own = gap - common
+    spread, chance = (own**2).sum(0), (noise**2).sum(1).mean(0)
+    left = np.divide(spread - chance, spread, out=np.zeros_like(spread), where=spread > chance)
+    direction = common + np.sqrt(left) * own
 
-    def above(scale: float, quantile: float) -> bool:
-        mean, deviation = moments(scale)
-        return mean + quantile * deviation > value
+    def exceeds(scale: float, quantile: float) -> bool:
+        errors = np.abs(scale * direction + noise).sum((1, 2))
+        return float(errors.mean() + norm.ppf(quantile) * errors.std(ddof=1)) > value
 
-    z_null = float(norm.ppf(level))
-    low = 0.0 if above(0.0, z_null) else _last(lambda s: not above(s, z))
-    high = _last(lambda s: not above(s, -z))
-    return Estimate(value, low * value, max(high, 1.0) * value)
+    tail = (1 - level) / 2
+    low = 0.0 if exceeds(0.0, level) else _last(lambda s: not exceeds(s, 1 - tail))
+    high = _last(lambda s: not exceeds(s, tail))
+    size = float(np.abs(direction).sum())
+    return Estimate(value, min(low * size, value), max(high * size, value))
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calibrant._binning import Bins as Bins
     from calibrant.data import (
         open_predictions as open_predictions,
+        sample_path as sample_path,
         save_predictions as save_predictions,
     )
     from calibrant.metrics.binned import (

@@ -70,7 +70,10 @@ def check_shapes(logits: Logits, labels: IntArray) -> None:
         return
     hint = "one row of logits is wanted for each label"
     if tuple(logits.shape) == labels.shape and logits.ndim >= 2:
-        hint = 'for one-hot labels pass labels.argmax(-1), for several labels a row "multilabel"'
+        hint = (
+            "for one-hot labels pass labels.argmax(-1); if every column is a tag of its own, "
+            'estimand="multilabel" (--multilabel)'
+        )
     elif logits.ndim > 2 and tuple(logits.shape[:1] + logits.shape[2:]) == labels.shape:
         hint = "classes come last: pass logits.movedim(1, -1) or np.moveaxis(logits, 1, -1)"
     raise ValueError(
@@ -94,7 +97,8 @@ def check_some(count: int) -> None:
     """Raise when no example is left to measure."""
     if count == 0:
         raise ValueError(
-            f"nothing to measure: the arrays are empty or every label is {IGNORED} (ignored)"
+            f"nothing to measure: the arrays are empty, or every label is {IGNORED} (ignored) or "
+            "every weight 0"
         )
 
 
@@ -106,9 +110,11 @@ def bad_row(row: Tensor, label: int, at: int) -> ValueError:
         wrong, remedy = "+inf", "clip the logits, or pass log-probabilities"
     elif torch.isneginf(row).all():
         wrong, remedy = "-inf in every class", "at least one class must be possible"
-    else:
+    elif torch.isneginf(row[label]):
         wrong = f"-inf at its own label {label}"
         remedy = "a masked class cannot be the answer: correct the mask or the label"
+    else:
+        wrong, remedy = "values too far apart for float64", "scale the logits down"
     return ValueError(
         f"logits must be finite, or -inf for masked classes; row {at} has {wrong}: {remedy}"
     )
@@ -133,6 +139,9 @@ def as_pairs(
             f"confidence and outcome must have equal shapes, got {claimed.size} and "
             f"{happened.size} values"
         )
+    weights = None if weight is None else as_weight(weight, claimed.size)
+    if weights is not None and not weights.all():  # weight zero: as if not there
+        claimed, happened, weights = (x[weights > 0] for x in (claimed, happened, weights))
     check_some(claimed.size)
     if not ((claimed >= 0) & (claimed <= 1)).all():
         worst = claimed[~((claimed >= 0) & (claimed <= 1))][0]
@@ -145,11 +154,11 @@ def as_pairs(
             "outcome must be 0 or 1 (did it happen?), got "
             f"{happened[~np.isin(happened, (0.0, 1.0))][0]:g}: class labels are not outcomes"
         )
-    return claimed, happened, None if weight is None else as_weight(weight, claimed.size)
+    return claimed, happened, weights
 
 
 def as_weight(weight: Tensor | ArrayLike, count: int) -> FloatArray:
-    """Return sample weights as a flat float64 array: finite, not negative, not all zero.
+    """Return sample weights as a flat float64 array: finite and not negative.
 
     >>> as_weight([1, 3], 2)
     array([1., 3.])
@@ -157,8 +166,9 @@ def as_weight(weight: Tensor | ArrayLike, count: int) -> FloatArray:
     weights = _flat(weight)
     if weights.size != count:
         raise ValueError(f"weight must have one value per example, got {weights.size} for {count}")
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
-        raise ValueError("weight must be finite, at least 0, and not 0 everywhere")
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        worst = weights[~(np.isfinite(weights) & (weights >= 0))][0]
+        raise ValueError(f"weight must be finite and at least 0 (0 leaves out), got {worst:g}")
     return weights
 
 
@@ -171,12 +181,12 @@ def as_values(values: Tensor | ArrayLike, name: str) -> FloatArray:
     return flat
 
 
-def logits_from_probs(probs: Tensor | ArrayLike) -> tuple[Logits, int]:
+def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple[FloatArray, int]:
     """Return log-probabilities and the number of zeros that had to be floored.
 
     A stored zero is a probability too small for its dtype, not a masked class: it becomes the
     smallest normal number of that dtype. One column of probabilities, ``(n,)``, is P(y = 1) and
-    becomes its log-odds.
+    becomes its log-odds; so does every number where the columns are ``tags`` of their own.
 
     >>> logits, floored = logits_from_probs(np.array([[0.5, 0.5], [1.0, 0.0]]))
     >>> logits.shape, floored
@@ -191,10 +201,12 @@ def logits_from_probs(probs: Tensor | ArrayLike) -> tuple[Logits, int]:
             "not probabilities go in as logits"
         )
     exact = values.astype(np.float64)
-    both = exact if exact.ndim > 1 else np.stack([1 - exact, exact], axis=-1)
-    _check_sums(both, float(info.eps))
-    floored = int((both <= 0).sum())
-    return np.log(np.maximum(both, float(info.tiny))), floored
+    one_each = tags or exact.ndim == 1
+    rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
+    _check_sums(rows, float(info.eps))
+    floored = int((rows <= 0).sum())
+    logs = np.log(np.maximum(rows, float(info.tiny)))
+    return np.asarray(logs[..., 1] - logs[..., 0] if one_each else logs), floored
 
 
 def _check_sums(probs: FloatArray, eps: float) -> None:

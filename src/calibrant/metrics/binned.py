@@ -232,7 +232,7 @@ def positive(gap: FloatArray) -> float:
 def enough(filled: Bins, min_count: int | None = None) -> BoolArray:
     """Which bins hold at least ``min_count`` examples (1 %, at least 10, by default)."""
     least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
-    return filled.count >= max(least, 1)
+    return np.asarray(filled.count >= max(least, 1))
 
 
 def largest(filled: Bins, min_count: int | None = None) -> float:
@@ -263,7 +263,8 @@ def gap_deviation(filled: Bins) -> FloatArray:
 
 def folded_mean(mean: FloatArray, deviation: FloatArray) -> FloatArray:
     """Mean of the absolute value of a normal variable."""
-    scale = np.maximum(deviation, np.finfo(float).tiny)
-    ratio = mean / scale
-    bell = scale * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
-    return np.asarray(bell + mean * erf(ratio / math.sqrt(2)))
+    size = np.abs(mean)
+    # beyond forty deviations the fold is invisible, and the ratio may not be finite
+    ratio = np.divide(size, deviation, out=np.full_like(size, 40.0), where=size < 40 * deviation)
+    bell = deviation * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
+    return np.asarray(bell + size * erf(ratio / math.sqrt(2)))

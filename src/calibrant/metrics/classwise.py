@@ -154,9 +154,7 @@ class ClassBins:
             self.redrawn
         )
 
-    def _add_scatter(
-        self, probs: Tensor, labels: Tensor, weights: Tensor, at: _Entries
-    ) -> None:
+    def _add_scatter(self, probs: Tensor, labels: Tensor, weights: Tensor, at: _Entries) -> None:
         """Add squared residuals, and what they would be on average under the claims."""
         index, weight = self._cell(at.column, at.claimed) % self.bins, weights[at.row]
         actual = weight * (at.claimed - at.outcome.double()) ** 2

@@ -57,8 +57,10 @@ class Evaluation(Mapping[str, Estimate]):
     def describe(self) -> str:
         """One line that says what was measured."""
         names = {"top_label": "top label", "binary": "P(class 1)", "multilabel": "every tag"}
-        examples = f"{self.n:,} examples, {self.classes} classes"
-        return f"{examples}; estimand: {names[self.estimand]}; {self.binning}"
+        counted = f"{self.n:,} examples, {self.classes} classes"
+        if self.estimand == "multilabel":
+            counted = f"{self.n:,} labels of {self.classes} tags"
+        return f"{counted}; estimand: {names[self.estimand]}; {self.binning}"
 
     def verdict(self) -> str:
         """The test of calibration in words; empty without one."""
@@ -83,8 +85,9 @@ class Evaluation(Mapping[str, Estimate]):
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
         lines = [f"{a:<{left}}  {b:>{middle}}  {c}".rstrip() for a, b, c in rows]
         for name, part in self.groups.items():
-            ece = part["ece"]
-            lines.append(f"group {name}: ECE {_shown('ece', ece.value)} {_range('ece', ece)}")
+            metric = "ece" if "ece" in part else next(iter(part))
+            shown = " ".join(part.table()[list(part).index(metric)])
+            lines.append(f"group {name}, {part.n:,} examples: {shown}".rstrip())
         return "\n".join(filter(None, [self.describe(), *lines, self.verdict()]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +99,7 @@ class Evaluation(Mapping[str, Estimate]):
             "binning": self.binning,
             "level": self.level,
             "metrics": {
-                name: {key: None if math.isnan(v) else v for key, v in e._asdict().items()}
+                name: {key: v if math.isfinite(v) else None for key, v in e._asdict().items()}
                 for name, e in self.metrics.items()
             },
             "test": None if self.test is None else self.test._asdict(),

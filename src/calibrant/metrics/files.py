@@ -83,12 +83,17 @@ def _measured(task: _Task, part: Part, report: Report) -> tuple[Accumulator, int
     """Sums of one part, and how many of its probabilities were zero."""
     columns = {"weight": task.weight, "groups": task.groups}
     names = {role: name for role, name in columns.items() if name}
-    sums, floored = task.empty.like(), 0
+    sums, floored, done = task.empty.like(), 0, 0
     wanted = ["logits", "labels", *names.values()]
     for scores, labels, *rest in part.blocks(task.block_rows, wanted):
-        extra = dict(zip(names, rest, strict=True))
-        logits, zeros = logits_from_probs(scores) if task.domain == "probs" else (scores, 0)
-        sums.update(logits, labels, **extra)
-        floored += zeros
+        try:
+            logits, zeros = scores, 0
+            if task.domain == "probs":
+                logits, zeros = logits_from_probs(scores, tags=sums.estimand == "multilabel")
+            sums.update(logits, labels, **dict(zip(names, rest, strict=True)))
+        except (TypeError, ValueError) as problem:
+            where = f"{part.path}, counting from row {done}"
+            raise type(problem)(f"{where}: {problem}") from problem
+        floored, done = floored + zeros, done + len(labels)
         report(len(labels))
     return sums, floored

@@ -6,20 +6,21 @@ closed form.
 **Calibration errors** do not: every one of them is a kind of norm of the *gaps* between claim
 and outcome, noise never cancels inside a norm, and so the estimate is too large, most of all
 when the model is calibrated. A percentile bootstrap adds the noise a second time and its
-interval misses the truth on the high side. Here the interval holds the true gaps :math:`s d`
-that are compatible with what was observed. The direction d is the observed gap curve, smoothed
-over confidence where it is smooth; the noise is drawn from the Gaussian limit of the sampling
-distribution, given by sums that were collected anyway, at a cost that does not depend on the
-number of examples. With the error :math:`\varphi` observed, the ends are
+interval misses the truth on the high side. Here an interval holds the errors of those true
+accuracies that are compatible with what was observed. The candidates are
+:math:`q_s(p) = p - s\, d(p)`, where d is the observed gap as a function of confidence, smoothed
+where a smooth curve explains it: s = 0 is a calibrated model. For each s outcomes are drawn
+from :math:`q_s`, bin by bin, at a cost that does not depend on the number of examples. With the
+error :math:`\varphi` of the draws the ends are
 
-.. math:: P(\varphi(s_\mathrm{low}\, d + \mathrm{noise}) \ge \varphi_\mathrm{obs}) = \alpha / 2,
-   \qquad P(\varphi(s_\mathrm{high}\, d + \mathrm{noise}) \le \varphi_\mathrm{obs}) =
-   \tfrac{\alpha}{2}\, P(\varphi(\mathrm{noise}) \le \varphi_\mathrm{obs}) .
+.. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha / 2, \qquad
+   P(\varphi(s_\mathrm{high}) \le \varphi_\mathrm{obs}) =
+   \tfrac{\alpha}{2}\, P(\varphi(0) \le \varphi_\mathrm{obs}) .
 
-The lower end is 0 when noise alone reaches the observed error with probability
-:math:`\alpha`, so a calibrated model's interval contains 0 with the stated probability. The
-last factor (the CLs rule of particle physics) keeps a lucky small estimate from giving a
-too-good upper end.
+The lower end is 0 when a calibrated model reaches the observed error with probability
+:math:`\alpha`, so its interval contains 0 with the stated probability. The last factor (the
+CLs rule of particle physics) keeps a lucky small estimate from giving a too-good upper end. The
+estimate itself is always inside: an interval may be widened by that, never narrowed.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import chi2, norm
 
-from calibrant._binning import Bins, equal_mass_edges, fill
-from calibrant._checks import FloatArray, as_pairs
+from calibrant._binning import Bins, bin_index, equal_mass_edges, fill
+from calibrant._checks import FloatArray, IntArray, as_pairs
 from calibrant.metrics.binned import Values, enough, gap_deviation
 from calibrant.metrics.classwise import ClassBins
 
 BANDWIDTH = 0.1
-"""Width, in confidence, of the smoothing that gives the direction of the true gaps."""
+"""Width, in confidence, of the smoothing of the gaps."""
+
+INPUTS = 1.1
+"""Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and
+in simulation their variation added up to a tenth."""
 
 Functional = Callable[[FloatArray], FloatArray]
 """Maps gaps ``(replicates, cells)`` to errors ``(replicates,)``."""
@@ -51,61 +56,92 @@ class Estimate(NamedTuple):
     high: float = math.nan
 
 
-class Gaps(NamedTuple):
-    """Gaps of cells, and draws of their sampling noise."""
+class Cells(NamedTuple):
+    """Bins of confidence in which outcomes can be drawn anew. Arrays are ``(cells,)``."""
 
-    gap: FloatArray  # (cells,)
-    direction: FloatArray  # (cells,)
-    noise: FloatArray  # (replicates, cells)
+    observed: FloatArray  # gaps as they are
+    share: FloatArray  # of the examples
+    claimed: FloatArray  # mean confidence
+    trials: IntArray  # examples, effectively
+    shape: FloatArray  # mean gap of the candidates at s = 1
+    replicates: int
+    seed: int
 
+    def accuracy(self, scale: float) -> FloatArray:
+        """True accuracy of a candidate."""
+        return np.clip(self.claimed - scale * self.shape, 0, 1)
 
-def gaps_of(filled: Bins, replicates: int, seed: int, smooth: bool | None = None) -> Gaps:
-    """Gaps of bins with noise from the multiplier limit of the sampling distribution.
+    def gaps(self, scale: float) -> FloatArray:
+        """True gaps of a candidate, ``(cells,)``."""
+        return self.share * (self.claimed - self.accuracy(scale))
 
-    In the limit each example has a random weight of mean and variance one; the noise of a
-    bin's gap is then the sum of a part common to its examples and a part of their spread,
-    less what the change of the total weight does to all gaps.
-    """
-    rng, total = np.random.default_rng(seed), filled.total
-    residual = np.nan_to_num(filled.confidence - filled.accuracy)
-    within = np.sqrt(np.maximum(filled.spread - residual**2 * filled.squares, 0)) / total
-    first, second = rng.standard_normal((2, replicates, filled.gap.size))
-    common = first * np.sqrt(filled.squares) / total
-    noise = common * residual + second * within - common.sum(-1, keepdims=True) * filled.gap
-    chosen = smooths(filled) if smooth is None else smooth
-    return Gaps(filled.gap, _smoothed(filled) if chosen else filled.gap, noise)
-
-
-def smooths(filled: Bins) -> bool:
-    """Whether a smooth curve explains the gaps, so that it can stand for the truth."""
-    deviation = gap_deviation(filled)
-    seen = deviation > 0
-    off = (filled.gap - _smoothed(filled))[seen] / deviation[seen]
-    return bool((off**2).sum() <= chi2.ppf(0.99, max(int(seen.sum()), 1)))
+    def drawn(self, scale: float) -> FloatArray:
+        """Gaps in samples of this size, ``(replicates, cells)``."""
+        rng = np.random.default_rng(self.seed)
+        size = (self.replicates, self.trials.size)
+        hits = rng.binomial(self.trials, self.accuracy(scale), size)
+        return np.asarray(self.share * (self.claimed - hits / np.maximum(self.trials, 1)))
 
 
-def error_interval(value: float, error: Functional, gaps: Gaps, level: float) -> Estimate:
-    """Interval of a calibration error by inverting tests along the direction of the gaps."""
+def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
+    """Cells of sums per bin; weights count as fewer examples."""
+    held = filled.weight > 0
+    squares = np.where(held, filled.squares, 1.0)
+    count = np.maximum(np.rint(filled.weight**2 / squares), held).astype(np.int64)
+    claimed = np.clip(np.where(held, filled.confidence, 0.0), 0, 1)
+    share = filled.weight / filled.total
+    return Cells(filled.gap, share, claimed, count, shape(claimed), replicates, seed)
+
+
+Shape = Callable[[FloatArray], FloatArray]
+"""Gap as a function of confidence."""
+
+
+def shape_of(filled: Bins) -> Shape:
+    """The observed gap as a function of confidence: a smooth curve if that explains it."""
+    held = filled.weight > 0
+    share, gap, claimed = (x[held] for x in (filled.weight, filled.gap, filled.confidence))
+    share = share / filled.total
+
+    def smooth(confidence: FloatArray) -> FloatArray:
+        kernel = np.exp(-(((confidence[:, None] - claimed) / BANDWIDTH) ** 2) / 2) + 1e-12
+        return np.asarray((kernel @ gap) / (kernel @ share))
+
+    def stepped(confidence: FloatArray) -> FloatArray:
+        steps = np.zeros_like(filled.gap)
+        steps[held] = gap / share
+        return steps[bin_index(confidence, filled.edges)]
+
+    deviation = gap_deviation(filled)[held]
+    off = (gap - share * smooth(claimed))[deviation > 0] / deviation[deviation > 0]
+    fits = (off**2).sum() <= chi2.ppf(0.99, max(off.size, 1))
+    return smooth if fits else stepped
+
+
+def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:
+    """Interval of a calibration error by inverting tests along the shape of the gaps."""
     alpha = 1 - level
-    observed = float(error(gaps.gap[None])[0])
+    # draws that equal the observed error but for rounding count on both sides
+    observed = float(error(cells.observed[None])[0])
+    slack = 1e-9 * observed
+
+    def reached(errors: FloatArray) -> float:
+        return float((errors >= observed - slack).mean())
+
+    def undercut(errors: FloatArray) -> float:
+        return float((errors <= observed + slack).mean())
 
     def drawn(scale: float) -> FloatArray:
-        return error(scale * gaps.direction + gaps.noise)
-
-    def reached(scale: float) -> float:
-        return float((drawn(scale) >= observed).mean())
-
-    def undercut(scale: float) -> float:
-        return float((drawn(scale) <= observed).mean())
+        return error(cells.drawn(scale))
 
     none = drawn(0.0)
     low = 0.0
-    if (none >= observed).mean() < alpha:
-        low = _last(lambda s: reached(s) < alpha / 2)
-    luck = float((none <= observed).mean())
-    high = _last(lambda s: undercut(s) > luck * alpha / 2)
-    ends = error(np.array([[low], [high]]) * gaps.direction)
-    return Estimate(value, min(float(ends[0]), value), max(float(ends[1]), value))
+    if reached(none) < alpha:
+        low = _last(lambda s: reached(drawn(s)) < alpha / 2)
+    luck = undercut(none)
+    high = _last(lambda s: undercut(drawn(s)) > luck * alpha / 2)
+    low_error, high_error = error(np.stack([cells.gaps(low), cells.gaps(high)]))
+    return Estimate(value, min(float(low_error), value), max(float(high_error), value))
 
 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
@@ -132,7 +168,8 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
 
     def exceeds(scale: float, quantile: float) -> bool:
         errors = np.abs(scale * direction + noise).sum((1, 2))
-        return float(errors.mean() + norm.ppf(quantile) * errors.std(ddof=1)) > value
+        deviation = INPUTS * errors.std(ddof=1)
+        return float(errors.mean() + norm.ppf(quantile) * deviation) > value
 
     tail = (1 - level) / 2
     low = 0.0 if exceeds(0.0, level) else _last(lambda s: not exceeds(s, 1 - tail))
@@ -195,7 +232,7 @@ def calibration_test(
     0.001
     """
     claimed, happened, weights = as_pairs(confidence, outcome, weight)
-    filled = fill(claimed, happened, equal_mass_edges(claimed, 4000, weights), weights)
+    filled = fill(claimed, happened, equal_mass_edges(claimed, 2000, weights), weights)
     held = filled.weight > 0
     mass, squares = filled.weight[held], filled.squares[held]
     probability = np.clip(filled.claimed[held] / mass, 0, 1)
@@ -240,20 +277,10 @@ def worst(filled: Bins) -> Functional:
     return largest
 
 
-def _smoothed(filled: Bins) -> FloatArray:
-    """Gaps of a curve of (confidence - accuracy) smoothed over confidence."""
-    middle = np.where(
-        filled.weight > 0, filled.confidence, (filled.edges[1:] + filled.edges[:-1]) / 2
-    )
-    kernel = np.exp(-(((middle[:, None] - middle) / BANDWIDTH) ** 2) / 2)
-    share = filled.weight / filled.total
-    return np.asarray(share * (kernel @ filled.gap) / np.maximum(kernel @ share, 1e-300))
-
-
 def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:
     """Largest scale up to which ``holds`` is true, by bisection."""
     low, high = 0.0, limit
-    for _ in range(13):
+    for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

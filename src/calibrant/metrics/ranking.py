@@ -30,7 +30,8 @@ def aurc(confidence: Values, outcome: Values, *, weight: Values | None = None) -
     r"""Area under the risk-coverage curve (Geifman and El-Yaniv 2017).
 
     The mean over k of the error rate among the k most confident examples. Examples of equal
-    confidence count as if in random order.
+    confidence count as if in random order. A weight is the share of an example in every mean;
+    it is not the same as repeating the example.
 
     .. math:: \frac1n \sum_{k=1}^n \frac1k \sum_{i=1}^k (1 - y_{(i)})
 

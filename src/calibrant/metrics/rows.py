@@ -116,7 +116,10 @@ def examples(
             "calibrant.one_vs_rest(logits, labels, k) for one class of several"
         )
     check_labels(targets, given.classes)
-    return given._replace(labels=targets.reshape(-1))
+    flat = targets.reshape(-1)
+    if weight is not None and not weight.all():  # weight zero: as if not there
+        flat = np.where(weight > 0, flat, IGNORED)
+    return given._replace(labels=flat)
 
 
 def walk(given: Examples, classwise: ClassBins | None = None) -> Rows:
@@ -195,10 +198,8 @@ def one_vs_rest(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, k: int) 
     given = examples(logits, labels)
     if not 0 <= k < given.classes:
         raise ValueError(f"k must be a class in [0, {given.classes}), got {k}")
-    claimed = []
-    for block in _blocks(given, 0, given.labels.size):
-        soft = _softmax(block)
-        claimed.append((soft.scaled[:, k] / soft.norm).cpu().numpy())
+    blocks = _blocks(given, 0, given.labels.size)
+    claimed = [_softmax(block, given).probs[:, k].cpu().numpy() for block in blocks]
     check_some(sum(part.size for part in claimed))
     return Pairs(np.concatenate(claimed), given.labels[given.labels != IGNORED] == k)
 
@@ -213,16 +214,21 @@ def margins(logits: Tensor | ArrayLike) -> FloatArray:
     array([2., 0.])
     """
     scores = as_scores(logits)
-    if scores.ndim == 1 or scores.shape[-1] == 1:
-        one = scores.reshape(-1)
-        return (
-            np.abs(_float64(one).cpu().numpy()) if scores.ndim == 1 else np.full(one.shape, np.inf)
-        )
     shape = tuple(scores.shape[:-1])
-    runs = _slices(scores, int(scores.shape[-1]), 0, math.prod(shape))
-    top = [_float64(rows).topk(2, dim=-1).values for _, rows in runs]
-    gaps = [(pair[:, 0] - pair[:, 1]).cpu().numpy() for pair in top]
-    return np.concatenate([np.zeros(0), *gaps]).reshape(shape)
+    if scores.ndim == 1:
+        gaps = _float64(scores).abs().cpu().numpy()
+    elif scores.shape[-1] == 1:
+        gaps = np.full(shape, np.inf)
+    else:
+        runs = _slices(scores, int(scores.shape[-1]), 0, math.prod(shape))
+        tops = [_float64(rows).topk(2, dim=-1).values.cpu() for _, rows in runs]
+        gaps = torch.cat([torch.zeros(0), *(top[:, 0] - top[:, 1] for top in tops)]).numpy()
+    if np.isnan(gaps).any():
+        raise ValueError(
+            "logits must be finite, or -inf for masked classes; NaN or +inf was found at row "
+            f"{int(np.flatnonzero(np.isnan(gaps))[0])}: find the sample that overflowed"
+        )
+    return gaps if scores.ndim == 1 else gaps.reshape(shape)
 
 
 def _pairs(given: Examples) -> Pairs:
@@ -309,31 +315,29 @@ def _float64(values: Logits) -> Tensor:
 
 class _Softmax(NamedTuple):
     top: Tensor  # (rows,) class of the largest logit, the first of equals
-    peak: Tensor  # (rows,) that logit
-    scaled: Tensor  # (rows, classes) probabilities divided by the largest
-    norm: Tensor  # (rows,) their sum: the largest probability is 1 / norm
+    confidence: Tensor  # (rows,) its probability
+    probs: Tensor  # (rows, classes)
+    nll: Tensor  # (rows,) of the label
 
 
-def _softmax(block: _Block) -> _Softmax:
-    """Softmax of a block, in place of its logits; rows that have none give a norm of NaN."""
+def _softmax(block: _Block, given: Examples) -> _Softmax:
+    """Softmax of a block, in place of its logits; a row that has none is refused."""
+    own = block.logits.gather(-1, block.labels[:, None])[:, 0]
     peak, top = block.logits.max(dim=-1)
     scaled = block.logits.sub_(peak[:, None]).exp_()
-    return _Softmax(top, peak, scaled, scaled.sum(-1))
-
-
-def _reduce(block: _Block, given: Examples, classwise: ClassBins | None) -> Rows:
-    index = block.labels[:, None]
-    own = block.logits.gather(-1, index)[:, 0]
-    top, peak, scaled, norm = _softmax(block)
+    norm = scaled.sum(-1)
     nll = norm.log() + (peak - own)
     if not torch.isfinite(nll).all():
         raise _explained(given, int(block.number[~torch.isfinite(nll).cpu().numpy()][0]))
-    probs = scaled.div_(norm[:, None])
-    brier = 1 - 2 * probs.gather(-1, index)[:, 0] + torch.einsum("ij,ij->i", probs, probs)
-    correct = top == block.labels
-    if given.estimand == "top_label":
-        confidence, outcome = 1 / norm, correct
-    else:
+    return _Softmax(top, 1 / norm, scaled.div_(norm[:, None]), nll)
+
+
+def _reduce(block: _Block, given: Examples, classwise: ClassBins | None) -> Rows:
+    top, confidence, probs, nll = _softmax(block, given)
+    true = probs.gather(-1, block.labels[:, None])[:, 0]
+    brier = 1 - 2 * true + torch.einsum("ij,ij->i", probs, probs)
+    correct = outcome = top == block.labels
+    if given.estimand != "top_label":
         confidence, outcome = probs[:, 1], block.labels == 1
     if classwise is not None:
         classwise.update(probs, block.labels, block.weight, block.column)

@@ -76,12 +76,10 @@ class Moments:
     def of(cls, rows: Rows, weight: FloatArray | None) -> Moments:
         """Sums of the scores of rows."""
         table = np.stack([getattr(rows, name).astype(np.float64) for name in SCORES])
-        if weight is None:
-            powers = [np.full(len(SCORES), float(rows.nll.size))]
-            powers += [(table**k).sum(1) for k in (1, 2)]
-            return cls(rows.nll.size, float(rows.nll.size), powers[1], np.stack(powers))
-        powers = [(weight**w * table**k).sum(1) for w, k in ((2, 0), (2, 1), (2, 2))]
-        return cls(rows.nll.size, float(weight.sum()), table @ weight, np.stack(powers))
+        mass = np.ones(rows.nll.size) if weight is None else weight
+        with np.errstate(over="ignore"):
+            powers = np.stack([(table**k) @ mass**2 for k in range(3)])
+        return cls(rows.nll.size, float(mass.sum()), table @ mass, powers)
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(
@@ -98,9 +96,10 @@ class Moments:
     def deviation(self, name: str) -> float:
         """Standard error of that mean."""
         zeroth, first, second = self.powers[:, SCORES.index(name)]
-        mean = self.mean(name)
-        spread = second - 2 * mean * first + mean**2 * zeroth
-        return math.sqrt(max(spread, 0.0)) / self.weight
+        mean = np.float64(self.mean(name))
+        with np.errstate(over="ignore", invalid="ignore"):  # losses beyond 1e154
+            spread = second - 2 * mean * first + mean**2 * zeroth
+        return math.sqrt(max(spread, 0.0)) / self.weight if np.isfinite(spread) else math.inf
 
     @property
     def effective(self) -> float:

@@ -54,8 +54,9 @@ def smce(confidence: Values, outcome: Values, *, weight: Values | None = None) -
 
     .. math:: \max_{\phi} \frac{1}{n} \sum_i \phi(p_i) (p_i - y_i)
 
-    over all 1-Lipschitz :math:`\phi : [0, 1] \to [-1, 1]`. It is continuous in the predictions
-    and never above the binned errors; signs that alternate within a short range cancel.
+    over all 1-Lipschitz :math:`\phi : [0, 1] \to [-1, 1]`. Unlike ECE it is continuous in the
+    predictions: no bin edge makes it jump. Gaps whose sign alternates within a short range of
+    confidence cancel.
 
     The linear program is solved by dynamic programming over the sorted confidences in
     :math:`O(n \log n)`: a million examples take seconds.

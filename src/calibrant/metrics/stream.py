@@ -30,8 +30,9 @@ from calibrant.metrics.rows import Estimand, examples, walk
 from calibrant.metrics.scores import Moments
 from calibrant.metrics.table import METRICS, Summary
 
-CLASS_NOISE = 1 << 21
-"""Numbers kept for the noise of class-wise sums: replicates are as many as fit, up to 200."""
+CLASS_NOISE = 1 << 22
+"""Numbers kept for the interval of the class-wise error: 20 to 200 replicates of all classes and
+bins, as many as fit. Where fewer than 20 do, beyond 13 000 classes, there is no interval."""
 
 
 class Accumulator:
@@ -108,8 +109,9 @@ class Accumulator:
         """
         weights = None if weight is None else as_weight(weight, as_labels(labels).size)
         given = examples(logits, labels, weights, self.estimand)
-        self._expect(given.classes, given.columns)
-        rows = walk(given, self.classwise)
+        classwise = self._class_bins(given.columns)
+        rows = walk(given, classwise)  # may refuse the batch: nothing was added yet
+        self._add_classes(given.columns, classwise)
         kept = given.labelled_weight()
         self.moments += Moments.of(rows, kept)
         outcome = rows.outcome.astype(np.float64)
@@ -129,12 +131,8 @@ class Accumulator:
         self.moments += other.moments
         self.bins += other.bins
         self._kept += other._kept
-        if other.classwise is not None:
-            self._expect(other.classes, len(other.classwise.weight))
-            assert self.classwise is not None
-            self.classwise.add(other.classwise)
-        elif other.classes:
-            self._expect(other.classes, 0)
+        if other.classes:
+            self._add_classes(other.classes, other.classwise)
         for name, part in other.groups.items():
             self._group(name).merge(part)
         return self
@@ -144,14 +142,12 @@ class Accumulator:
 
         Sums travel in one all-reduce; pairs and groups, where kept, are gathered.
         """
-        shapes: list[Any] = [None] * dist.get_world_size(group)
-        columns = 0 if self.classwise is None else len(self.classwise.weight)
-        dist.all_gather_object(shapes, (self.classes, columns), group)
-        for shape in shapes:
-            if shape[0]:
-                self._expect(*shape)
+        classes: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(classes, self.classes, group)
+        for seen in filter(None, classes):  # a rank may have had no data at all
+            self._add_classes(seen, self._class_bins(seen))
         self._reduce_sums(group)
-        rest: list[Any] = [None] * len(shapes)
+        rest: list[Any] = [None] * len(classes)
         dist.all_gather_object(rest, (self._kept, self.groups), group)
         self._kept = [kept for part, _ in rest for kept in part]
         self.groups = {}
@@ -170,7 +166,8 @@ class Accumulator:
             test = intervals.calibration_test(
                 summary.confidence, summary.outcome, weight=summary.weight, seed=self.seed
             )
-        groups = {name: part.result() for name, part in self.groups.items()}
+        # a group whose labels are all ignored has nothing to show
+        groups = {n: part.result() for n, part in self.groups.items() if part.moments.count}
         return Evaluation(
             found,
             self.moments.count,
@@ -185,19 +182,24 @@ class Accumulator:
     def _form(self) -> tuple[Any, ...]:
         return (self.bins.count.size, self.estimand, self.pairs, self.metrics, self.level)
 
-    def _expect(self, classes: int, columns: int) -> None:
-        """Fix the number of classes at the first batch, and hold later ones to it."""
+    def _class_bins(self, classes: int) -> ClassBins | None:
+        """Empty class-wise sums, where they are wanted; checks the number of classes."""
         if self.classes and self.classes != classes:
             raise ValueError(
                 f"every batch must have the same classes: {self.classes} so far, now {classes}"
             )
+        if "classwise_ece" not in self.metrics:
+            return None
+        bins = self.bins.count.size
+        replicates = 0 if self.level is None else min(200, CLASS_NOISE // (classes * bins))
+        return ClassBins.empty(classes, bins, replicates=replicates if replicates >= 20 else 0)
+
+    def _add_classes(self, classes: int, sums: ClassBins | None) -> None:
+        if self.classwise is None:
+            self.classwise = self._class_bins(classes)
         self.classes = classes
-        if self.classwise is None and "classwise_ece" in self.metrics and columns:
-            bins = self.bins.count.size
-            replicates = max(20, min(200, CLASS_NOISE // (columns * bins)))
-            self.classwise = ClassBins.empty(
-                columns, bins, replicates=0 if self.level is None else replicates
-            )
+        if self.classwise is not None and sums is not None:
+            self.classwise.add(sums)
 
     def _update_groups(
         self, logits: Values, labels: Values, weight: FloatArray | None, groups: Values
@@ -311,10 +313,8 @@ def evaluate(
     if labels is None or (logits is None) == (probs is None):
         raise TypeError("evaluate(logits, labels) or evaluate(probs=..., labels=...) is wanted")
     if probs is not None:
-        logits, floored = logits_from_probs(probs)
+        logits, floored = logits_from_probs(probs, tags=estimand == "multilabel")
         warn_floored(floored)
-        if estimand == "multilabel":
-            raise ValueError("multilabel needs logits: pass log(p) - log(1 - p) of every tag")
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )

@@ -13,12 +13,12 @@ from calibrant._checks import FloatArray
 from calibrant.metrics import binned, intervals, ranking, scores, smooth
 from calibrant.metrics.binned import Values
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.intervals import Estimate, Gaps
+from calibrant.metrics.intervals import Cells, Estimate
 from calibrant.metrics.rows import top_label
 from calibrant.metrics.scores import Moments
 
 REPLICATES = 1000
-"""Draws of the sampling noise behind an interval; the exact smooth error takes a fifth."""
+"""Draws behind an interval; the errors without bins take fewer."""
 
 
 class Metric(NamedTuple):
@@ -50,14 +50,19 @@ class Summary:
     seed: int
 
     @cached_property
-    def gaps(self) -> Gaps:
-        """Gaps of the equal-width bins with noise."""
-        return intervals.gaps_of(self.bins, REPLICATES, self.seed)
+    def cells(self) -> Cells:
+        """The equal-width bins, for drawing."""
+        return intervals.cells_of(self.bins, intervals.shape_of(self.bins), REPLICATES, self.seed)
 
     @cached_property
-    def smooths(self) -> bool:
-        """Whether the gap curve is smooth; see :func:`intervals.smooths`."""
-        return intervals.smooths(self.bins)
+    def equal_mass(self) -> Bins:
+        """Sums of the pairs in bins of equal mass."""
+        return self.filled(equal_mass_edges(self.confidence, self.bins.count.size, self.weight))
+
+    @cached_property
+    def shape(self) -> intervals.Shape:
+        """Gap as a function of confidence, from the pairs."""
+        return intervals.shape_of(self.equal_mass)
 
     def filled(self, edges: FloatArray) -> Bins:
         """Sums of the pairs in other bins."""
@@ -67,16 +72,16 @@ class Summary:
         self,
         value: float,
         error: intervals.Functional,
-        edges: FloatArray | None = None,
+        filled: Bins | None = None,
         replicates: int = REPLICATES,
     ) -> Estimate:
         """Attach an interval to a calibration error; the bins are the usual ones by default."""
         if self.level is None or math.isnan(value):
             return Estimate(value)
-        gaps = self.gaps
-        if edges is not None:
-            gaps = intervals.gaps_of(self.filled(edges), replicates, self.seed, self.smooths)
-        return intervals.error_interval(value, error, gaps, self.level)
+        cells = self.cells
+        if filled is not None:
+            cells = intervals.cells_of(filled, self.shape, replicates, self.seed)
+        return intervals.error_interval(value, error, cells, self.level)
 
     def interval(
         self, value: float, deviation: float, kind: Callable[[float, float, float], Estimate]
@@ -100,14 +105,13 @@ def _classwise(s: Summary) -> Estimate:
     if s.classwise is None:
         return Estimate(math.nan)
     value = s.classwise.average()
-    if s.level is None:
+    if s.level is None or not len(s.classwise.redrawn):
         return Estimate(value)
     return intervals.class_interval(value, s.classwise, s.level)
 
 
 def _ada_ece(s: Summary) -> Estimate:
-    edges = equal_mass_edges(s.confidence, s.bins.count.size, s.weight)
-    return s.error(binned.absolute(s.filled(edges).gap), intervals.total, edges)
+    return s.error(binned.absolute(s.equal_mass.gap), intervals.total, s.equal_mass)
 
 
 def _mce(s: Summary) -> Estimate:
@@ -116,17 +120,18 @@ def _mce(s: Summary) -> Estimate:
 
 def _ks(s: Summary) -> Estimate:
     value = smooth.ks(s.confidence, s.outcome, weight=s.weight)
-    return s.error(value, intervals.running, equal_mass_edges(s.confidence, 300, s.weight))
+    edges = equal_mass_edges(s.confidence, 100, s.weight)
+    return s.error(value, intervals.running, s.filled(edges), REPLICATES // 2)
 
 
 def _smooth_ece(s: Summary) -> Estimate:
     value = smooth.smooth_ece(s.confidence, s.outcome, weight=s.weight)
-    return s.error(value, smooth.smoothed, uniform_edges(200), REPLICATES // 4)
+    return s.error(value, smooth.smoothed, s.filled(uniform_edges(128)), REPLICATES // 5)
 
 
 def _smce(s: Summary) -> Estimate:
     value = smooth.smce(s.confidence, s.outcome, weight=s.weight)
-    return s.error(value, smooth.lipschitz_error, uniform_edges(64), REPLICATES // 5)
+    return s.error(value, smooth.lipschitz_error, s.filled(uniform_edges(64)), REPLICATES // 5)
 
 
 def _auroc(s: Summary) -> Estimate:

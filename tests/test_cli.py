@@ -312,7 +312,7 @@ def failing(name):
         "no match": (["gone*.npz"], r"error: no file in .* matches gone\*\.npz"),
         "bad split": (["p.npz", "--split", "dev"], "error: p.npz has no split 'dev'; found plain"),
         "corrupt file": (["torn.npz"], r"error: torn\.npz is damaged or incomplete"),
-        "not a number": (["nan.npz"], "error: logits must be finite.* row 2 has NaN"),
+        "not a number": (["nan.npz"], r"error: nan\.npz: logits must be finite.* row 2 has NaN"),
         "no labels": (["unlabelled.npz"], "error: unlabelled.npz has no labels"),
         "other suffix": (["notes.txt"], r"error: notes\.txt is not a prediction file"),
         "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': choose"),

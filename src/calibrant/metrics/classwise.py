@@ -98,39 +98,47 @@ class ClassBins:
         probs, labels = probs.cpu(), labels.cpu()
         weights = torch.ones(len(probs), dtype=torch.float64) if weight is None else weight
         if column is None:
-            row, above = (probs > (self.threshold or 1 / self.bins)).nonzero(as_tuple=True)
-            entries = _Entries(row, above, probs[row, above], labels[row] == above)
+            row, above = self._above(probs)
+            entries = _Entries(row, above, probs[row, above], (labels[row] == above).double())
             if not self.threshold:
-                self._add_rest(probs, labels, entries, weights)
+                self._add_to_first(probs, labels, weights)
         else:
-            entries = _Entries(torch.arange(len(probs)), column, probs[:, 1], labels == 1)
-        self._add_entries(entries, weights)
+            rows = torch.arange(len(probs))
+            entries = _Entries(rows, column, probs[:, 1], (labels == 1).double())
+        self._add_entries(
+            entries, weights[entries.row], moved=column is None and not self.threshold
+        )
         if len(self.redrawn):
             self._redraw(probs, labels, weights, column)
-            self._add_scatter(probs, labels, weights, entries)
 
-    def _add_entries(self, at: _Entries, weights: Tensor) -> None:
-        """Bin single entries of the probabilities."""
-        flat, weight = self._cell(at.column, at.claimed), weights[at.row]
+    def _add_to_first(self, probs: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Put every entry into the first bin of its class, whether it belongs there or not."""
+        self.weight[:, 0] += weights.sum()
+        self.claimed[:, 0] += weights @ probs
+        self.observed[:, 0].index_add_(0, labels, weights)
+        squares = torch.linalg.vector_norm(probs, dim=-1) ** 2
+        own = probs.gather(1, labels[:, None])[:, 0]
+        self.scatter[0, 0] += weights @ (1 - 2 * own + squares)
+        self.scatter[1, 0] += weights @ (1 - squares)
 
-        def total(values: Tensor) -> Tensor:
-            return torch.bincount(flat, values, self.weight.numel()).view_as(self.weight)
-
-        self.weight += total(weight)
-        self.claimed += total(weight * at.claimed)
-        self.observed += total(weight * at.outcome)
-
-    def _add_rest(self, probs: Tensor, labels: Tensor, above: _Entries, weights: Tensor) -> None:
-        """Put what the entries above the first bin leave of each column into the first bin."""
-        weight = weights[above.row]
-
-        def rest(total: Tensor, values: Tensor) -> Tensor:
-            return total - torch.bincount(above.column, values, probs.shape[1])
-
-        labelled = torch.bincount(labels, weights, probs.shape[1])
-        self.weight[:, 0] += rest(weights.sum(), weight)
-        self.claimed[:, 0] += rest(weights @ probs, weight * above.claimed)
-        self.observed[:, 0] += rest(labelled, weight * above.outcome)
+    def _add_entries(self, at: _Entries, weight: Tensor, *, moved: bool) -> None:
+        """Put single entries into their bins, or move them there from the first bin."""
+        index = self._bin(at.claimed)
+        cell, first = at.column * self.bins + index, at.column * self.bins
+        for sums, values in (
+            (self.weight, weight),
+            (self.claimed, weight * at.claimed),
+            (self.observed, weight * at.outcome),
+        ):
+            sums.view(-1).scatter_add_(0, cell, values)
+            if moved:
+                sums.view(-1).scatter_add_(0, first, -values)
+        actual = weight * (at.claimed - at.outcome) ** 2
+        expected = weight * at.claimed * (1 - at.claimed)
+        for squares, values in zip(self.scatter, (actual, expected), strict=True):
+            squares.scatter_add_(0, index, values)
+            if moved:
+                squares[0] -= values.sum()
 
     def _redraw(
         self, probs: Tensor, labels: Tensor, weights: Tensor, column: Tensor | None
@@ -142,34 +150,24 @@ class ClassBins:
             (len(probs), replicates), dtype=torch.float64, generator=_seeded(probs, labels)
         )
         drawn = torch.searchsorted(heap, chance * heap[:, -1:]).clamp_(max=probs.shape[1] - 1)
-        claimed = probs.gather(1, drawn)
         if column is None:
-            counted, cell = claimed > self.threshold, self._cell(drawn, claimed)
+            claimed = probs.gather(1, drawn)
+            counted, cell = claimed > self.threshold, drawn * self.bins + self._bin(claimed)
         else:
             counted = drawn == 1
-            cell = self._cell(column, probs[:, 1])[:, None].expand_as(drawn)
+            cell = (column * self.bins + self._bin(probs[:, 1]))[:, None].expand_as(drawn)
         flat = cell + self.weight.numel() * torch.arange(replicates)
         share = weights[:, None].expand_as(drawn)
-        self.redrawn += torch.bincount(flat[counted], share[counted], self.redrawn.numel()).view_as(
-            self.redrawn
-        )
+        self.redrawn.view(-1).scatter_add_(0, flat[counted], share[counted])
 
-    def _add_scatter(self, probs: Tensor, labels: Tensor, weights: Tensor, at: _Entries) -> None:
-        """Add squared residuals, and what they would be on average under the claims."""
-        index, weight = self._cell(at.column, at.claimed) % self.bins, weights[at.row]
-        actual = weight * (at.claimed - at.outcome.double()) ** 2
-        expected = weight * at.claimed * (1 - at.claimed)
-        binned = torch.stack([torch.bincount(index, x, self.bins) for x in (actual, expected)])
-        self.scatter += binned
-        if len(at.row) < probs.numel() and not self.threshold and probs.shape[1] > 0:
-            squares, own = (probs**2).sum(-1), probs.gather(1, labels[:, None])[:, 0]
-            whole = torch.stack([weights @ (1 - 2 * own + squares), weights @ (1 - squares)])
-            self.scatter[:, 0] += whole - binned.sum(1)
+    def _above(self, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and classes of the entries that are binned one by one."""
+        flat = np.flatnonzero(probs.numpy() > (self.threshold or 1 / self.bins))
+        row, column = np.divmod(flat, probs.shape[1])
+        return torch.from_numpy(row), torch.from_numpy(column)
 
-    def _cell(self, column: Tensor, claimed: Tensor) -> Tensor:
-        """Flat index of class and bin."""
-        index = torch.from_numpy(bin_index(claimed.numpy(), uniform_edges(self.bins)))
-        return column * self.bins + index
+    def _bin(self, claimed: Tensor) -> Tensor:
+        return torch.from_numpy(bin_index(claimed.numpy(), uniform_edges(self.bins)))
 
     def errors(self) -> FloatArray:
         """Calibration error of each class, ``(classes,)``; NaN where nothing was counted."""

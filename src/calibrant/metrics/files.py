@@ -92,7 +92,7 @@ def _measured(task: _Task, part: Part, report: Report) -> tuple[Accumulator, int
                 logits, zeros = logits_from_probs(scores, tags=sums.estimand == "multilabel")
             sums.update(logits, labels, **dict(zip(names, rest, strict=True)))
         except (TypeError, ValueError) as problem:
-            where = f"{part.path}, counting from row {done}"
+            where = f"{part.path}, counting from row {done}" if done else part.path
             raise type(problem)(f"{where}: {problem}") from problem
         floored, done = floored + zeros, done + len(labels)
         report(len(labels))

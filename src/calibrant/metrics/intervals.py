@@ -9,8 +9,8 @@ when the model is calibrated. A percentile bootstrap adds the noise a second tim
 interval misses the truth on the high side. Here an interval holds the errors of those true
 accuracies that are compatible with what was observed. The candidates are
 :math:`q_s(p) = p - s\, d(p)`, where d is the observed gap as a function of confidence, smoothed
-where a smooth curve explains it: s = 0 is a calibrated model. For each s outcomes are drawn
-from :math:`q_s`, bin by bin, at a cost that does not depend on the number of examples. With the
+where a smooth curve explains it: s = 0 is a calibrated model. For each s samples are drawn, bin
+by bin, with outcomes from :math:`q_s`, at a cost that does not depend on their size. With the
 error :math:`\varphi` of the draws the ends are
 
 .. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha / 2, \qquad
@@ -62,9 +62,9 @@ class Cells(NamedTuple):
     observed: FloatArray  # gaps as they are
     share: FloatArray  # of the examples
     claimed: FloatArray  # mean confidence
-    trials: IntArray  # examples, effectively
     shape: FloatArray  # mean gap of the candidates at s = 1
-    replicates: int
+    size: IntArray  # examples, effectively
+    trials: IntArray  # the same in samples of this size, (replicates, cells)
     seed: int
 
     def accuracy(self, scale: float) -> FloatArray:
@@ -77,20 +77,21 @@ class Cells(NamedTuple):
 
     def drawn(self, scale: float) -> FloatArray:
         """Gaps in samples of this size, ``(replicates, cells)``."""
-        rng = np.random.default_rng(self.seed)
-        size = (self.replicates, self.trials.size)
-        hits = rng.binomial(self.trials, self.accuracy(scale), size)
-        return np.asarray(self.share * (self.claimed - hits / np.maximum(self.trials, 1)))
+        hits = np.random.default_rng(self.seed).binomial(self.trials, self.accuracy(scale))
+        each = self.share / np.maximum(self.size, 1)
+        return np.asarray(each * (self.trials * self.claimed - hits))
 
 
 def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
     """Cells of sums per bin; weights count as fewer examples."""
     held = filled.weight > 0
     squares = np.where(held, filled.squares, 1.0)
-    count = np.maximum(np.rint(filled.weight**2 / squares), held).astype(np.int64)
+    size = np.maximum(np.rint(filled.weight**2 / squares), held).astype(np.int64)
     claimed = np.clip(np.where(held, filled.confidence, 0.0), 0, 1)
     share = filled.weight / filled.total
-    return Cells(filled.gap, share, claimed, count, shape(claimed), replicates, seed)
+    rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
+    trials = rng.multinomial(size.sum(), size / size.sum(), replicates)
+    return Cells(filled.gap, share, claimed, shape(claimed), size, trials, seed)
 
 
 Shape = Callable[[FloatArray], FloatArray]
@@ -125,21 +126,20 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     observed = float(error(cells.observed[None])[0])
     slack = 1e-9 * observed
 
-    def reached(errors: FloatArray) -> float:
-        return float((errors >= observed - slack).mean())
+    draws = len(cells.trials)
 
-    def undercut(errors: FloatArray) -> float:
-        return float((errors <= observed + slack).mean())
+    def reached(scale: float) -> float:
+        hits = int((error(cells.drawn(scale)) >= observed - slack).sum())
+        return (1 + hits) / (1 + draws)
 
-    def drawn(scale: float) -> FloatArray:
-        return error(cells.drawn(scale))
+    def undercut(scale: float) -> float:
+        hits = int((error(cells.drawn(scale)) <= observed + slack).sum())
+        return (1 + hits) / (1 + draws)
 
-    none = drawn(0.0)
-    low = 0.0
-    if reached(none) < alpha:
-        low = _last(lambda s: reached(drawn(s)) < alpha / 2)
-    luck = undercut(none)
-    high = _last(lambda s: undercut(drawn(s)) > luck * alpha / 2)
+    low = 0.0 if reached(0.0) >= alpha else _last(lambda s: reached(s) < alpha / 2)
+    # a share below two draws cannot be told from none
+    rarely = max(undercut(0.0) * alpha / 2, 2 / (1 + draws))
+    high = _last(lambda s: undercut(s) > rarely)
     low_error, high_error = error(np.stack([cells.gaps(low), cells.gaps(high)]))
     return Estimate(value, min(float(low_error), value), max(float(high_error), value))
 

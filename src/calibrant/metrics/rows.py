@@ -1,23 +1,23 @@
 """One walk over the logits: each row is reduced to what the metrics need of it.
 
-Blocks of rows that fit the cache are computed in float64 whatever comes in, on one thread per
-core. Nothing of the size of the logits is ever allocated, so memory-mapped and half-precision
-arrays are measured as exactly as any other, and a result does not depend on how the rows were
-cut into blocks.
+The softmax of blocks of rows that fit the cache is computed in float64 whatever comes in, on
+one thread per core. Nothing of the size of the logits is ever allocated, so memory-mapped and
+half-precision arrays are measured as exactly as any other, and a result does not depend on how
+the rows were cut into blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from calibrant._checks import (
@@ -35,6 +35,8 @@ from calibrant._checks import (
 )
 from calibrant.metrics.classwise import ClassBins
 
+T = TypeVar("T")
+
 Estimand = Literal["top_label", "binary", "multilabel"]
 """Which probability is compared with which event.
 
@@ -43,8 +45,8 @@ Estimand = Literal["top_label", "binary", "multilabel"]
 - ``multilabel``: every cell of ``(..., tags)`` logits is a binary problem of its own.
 """
 
-BLOCK = {"cpu": 1 << 16, "cuda": 1 << 23}
-"""Elements of logits in a block: half a megabyte of float64 stays in a core's cache."""
+BLOCK = {"cpu": 1 << 18, "cuda": 1 << 23}
+"""Elements of logits in a block: two megabytes of float64 stay in a core's cache."""
 
 
 class Pairs(NamedTuple):
@@ -124,26 +126,13 @@ def examples(
 
 def walk(given: Examples, classwise: ClassBins | None = None) -> Rows:
     """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
-    if given.labels.size == 0:
-        return _joined([])
     strips = _strips(given)
-    if len(strips) == 1:
-        return _walk_strip(given, strips[0], classwise)
     owned = [classwise and classwise.like() for _ in strips]
-    before = torch.get_num_threads()
-    # Small operations on several OpenMP threads collapse when the cores are shared, so each
-    # worker runs on one. torch keeps the last number set for threads to come: put it back.
-    try:
-        with ThreadPoolExecutor(
-            len(strips), initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            parts = list(pool.map(partial(_walk_strip, given), strips, owned))
-    finally:
-        torch.set_num_threads(before)
+    parts = _on_threads(partial(_walk_strip, given), strips, owned)
     for sums in owned:
         if classwise is not None and sums is not None:
             classwise.add(sums)
-    return _joined(parts)
+    return Rows(*_joined(parts))
 
 
 def top_label(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike) -> Pairs:
@@ -198,10 +187,7 @@ def one_vs_rest(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike, k: int) 
     given = examples(logits, labels)
     if not 0 <= k < given.classes:
         raise ValueError(f"k must be a class in [0, {given.classes}), got {k}")
-    blocks = _blocks(given, 0, given.labels.size)
-    claimed = [_softmax(block, given).probs[:, k].cpu().numpy() for block in blocks]
-    check_some(sum(part.size for part in claimed))
-    return Pairs(np.concatenate(claimed), given.labels[given.labels != IGNORED] == k)
+    return _pairs(given, lambda soft: (soft.probs[:, k], soft.block.labels == k))
 
 
 def margins(logits: Tensor | ArrayLike) -> FloatArray:
@@ -216,12 +202,12 @@ def margins(logits: Tensor | ArrayLike) -> FloatArray:
     scores = as_scores(logits)
     shape = tuple(scores.shape[:-1])
     if scores.ndim == 1:
-        gaps = _float64(scores).abs().cpu().numpy()
+        gaps = _tensor(scores).double().abs().cpu().numpy()
     elif scores.shape[-1] == 1:
         gaps = np.full(shape, np.inf)
     else:
         runs = _slices(scores, int(scores.shape[-1]), 0, math.prod(shape))
-        tops = [_float64(rows).topk(2, dim=-1).values.cpu() for _, rows in runs]
+        tops = [_tensor(rows).topk(2, dim=-1).values.double().cpu() for _, rows in runs]
         gaps = torch.cat([torch.zeros(0), *(top[:, 0] - top[:, 1] for top in tops)]).numpy()
     if np.isnan(gaps).any():
         raise ValueError(
@@ -231,24 +217,50 @@ def margins(logits: Tensor | ArrayLike) -> FloatArray:
     return gaps if scores.ndim == 1 else gaps.reshape(shape)
 
 
-def _pairs(given: Examples) -> Pairs:
-    rows = walk(given)
-    check_some(rows.outcome.size)
-    return Pairs(rows.confidence, rows.outcome)
+Claim = Callable[["_Softmax"], tuple[Tensor, Tensor]]
+"""Confidence and outcome, each ``(rows,)``, of the softmax of a block."""
+
+
+def _claim(estimand: Estimand) -> Claim:
+    if estimand == "top_label":
+        return lambda soft: (soft.confidence, soft.top == soft.block.labels)
+    return lambda soft: (soft.probs[:, 1], soft.block.labels == 1)
+
+
+def _pairs(given: Examples, claim: Claim | None = None) -> Pairs:
+    task = partial(_pair_strip, given, claim or _claim(given.estimand))
+    pairs = Pairs(*_joined(_on_threads(task, _strips(given))))
+    check_some(pairs.outcome.size)
+    return pairs
 
 
 def _strips(given: Examples) -> list[tuple[int, int]]:
     """Cut the rows into one run per core; a GPU, or little work, takes them in one."""
-    count = given.labels.size
     on_cpu = not isinstance(given.logits, Tensor) or given.logits.device.type == "cpu"
     worth_it = math.prod(given.logits.shape) >= 8 * BLOCK["cpu"]
     workers = torch.get_num_threads() if on_cpu and worth_it else 1
-    cuts = np.linspace(0, count, workers + 1).astype(int)
-    return [(int(a), int(b)) for a, b in pairwise(cuts) if b > a]
+    cuts = np.linspace(0, given.labels.size, workers + 1).astype(int)
+    return [(int(a), int(b)) for a, b in pairwise(cuts)]
+
+
+def _on_threads(task: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+    """Call ``task`` with each set of arguments, each on a thread of its own."""
+    if len(arguments[0]) == 1:
+        return [task(*(column[0] for column in arguments))]
+    before = torch.get_num_threads()
+    # Small operations on several OpenMP threads collapse when the cores are shared, so each
+    # worker runs on one. torch keeps the last number set for threads to come: put it back.
+    try:
+        with ThreadPoolExecutor(
+            len(arguments[0]), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            return list(pool.map(task, *arguments))
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Block(NamedTuple):
-    logits: Tensor  # (rows, classes) float64, ours to overwrite
+    logits: Tensor  # (rows, classes)
     labels: Tensor  # (rows,)
     weight: Tensor | None  # (rows,)
     column: Tensor | None  # (rows,) the tag of each cell of multi-label logits
@@ -256,7 +268,13 @@ class _Block(NamedTuple):
 
 
 def _walk_strip(given: Examples, strip: tuple[int, int], classwise: ClassBins | None) -> Rows:
-    return _joined([_reduce(block, given, classwise) for block in _blocks(given, *strip)])
+    parts = [_reduce(soft, given, classwise) for soft in _softmaxes(given, strip)]
+    return Rows(*_joined([_NO_ROWS, *parts]))
+
+
+def _pair_strip(given: Examples, claim: Claim, strip: tuple[int, int]) -> Pairs:
+    parts = [Pairs(*map(_array, claim(soft))) for soft in _softmaxes(given, strip)]
+    return Pairs(*_joined([_NO_PAIRS, *parts]))
 
 
 def _blocks(given: Examples, start: int, stop: int) -> Iterator[_Block]:
@@ -264,8 +282,8 @@ def _blocks(given: Examples, start: int, stop: int) -> Iterator[_Block]:
     width = 1 if given.one_logit else given.classes
     for first, values in _slices(given.logits, width, start, stop):
         number = np.arange(first, first + len(values))
-        block = _float64(values)
-        kept = given.labels[number] != IGNORED
+        block = _tensor(values)
+        kept = given.labels[first : first + len(values)] != IGNORED
         if not kept.all():
             number, block = number[kept], block[torch.from_numpy(kept).to(block.device)]
         if given.one_logit:
@@ -304,54 +322,82 @@ def _slices(
         yield max(at, start), rows[max(0, start - at) : stop - at]
 
 
-def _float64(values: Logits) -> Tensor:
-    """Copy rows to a float64 block; a device without float64 hands them to the CPU."""
-    if isinstance(values, Tensor):
-        values = values.detach()
-        target = "cpu" if values.device.type == "mps" else values.device
-        return values.to(target).to(torch.float64, copy=True)
-    return torch.from_numpy(np.array(values, dtype=np.float64))
+def _tensor(values: Logits) -> Tensor:
+    """A block as a tensor: of single precision at least, where numpy and torch agree on dtypes."""
+    if not isinstance(values, Tensor):
+        # a copy, since torch does not take read-only or foreign-endian memory
+        exact = np.float32 if values.dtype == np.float16 else np.float64
+        wanted = values.dtype if values.dtype == np.float32 else exact
+        return torch.from_numpy(np.array(values, dtype=np.dtype(wanted).newbyteorder("=")))
+    block = values.detach()
+    if block.device.type == "mps":  # has no float64
+        block = block.cpu()
+    return block.float() if block.dtype.itemsize < 4 else block
+
+
+def _top(block: Tensor) -> Tensor:
+    """Class of the largest logit, the first of equals; numpy is several times faster."""
+    if block.device.type == "cpu":
+        return torch.from_numpy(block.numpy().argmax(-1))
+    return block.argmax(-1)
 
 
 class _Softmax(NamedTuple):
+    block: _Block
     top: Tensor  # (rows,) class of the largest logit, the first of equals
     confidence: Tensor  # (rows,) its probability
-    probs: Tensor  # (rows, classes)
+    probs: Tensor  # (rows, classes), overwritten by the next block
     nll: Tensor  # (rows,) of the label
 
 
-def _softmax(block: _Block, given: Examples) -> _Softmax:
-    """Softmax of a block, in place of its logits; a row that has none is refused."""
-    own = block.logits.gather(-1, block.labels[:, None])[:, 0]
-    peak, top = block.logits.max(dim=-1)
-    scaled = block.logits.sub_(peak[:, None]).exp_()
-    norm = scaled.sum(-1)
-    nll = norm.log() + (peak - own)
+def _softmaxes(given: Examples, strip: tuple[int, int]) -> Iterator[_Softmax]:
+    """Yield the softmax of every block; a row that has none is refused."""
+    # one buffer for all blocks: fresh memory of this size costs more than the softmax
+    buffer = torch.empty(0)
+    for block in _blocks(given, *strip):
+        if buffer.numel() < block.logits.numel() or buffer.device != block.logits.device:
+            size, device = block.logits.numel(), block.logits.device
+            buffer = torch.empty(size, dtype=torch.float64, device=device)
+        probs = buffer[: block.logits.numel()].view_as(block.logits)
+        yield _softmax(block, given, probs)
+
+
+def _softmax(block: _Block, given: Examples, out: Tensor) -> _Softmax:
+    top = _top(block.logits)
+    # each row is read before it is written, so the softmax may overwrite its input
+    probs = torch.softmax(out.copy_(block.logits), -1, out=out)
+    best, own = (block.logits.gather(-1, i[:, None])[:, 0].double() for i in (top, block.labels))
+    confidence = probs.gather(-1, top[:, None])[:, 0]
+    nll = (best - own) - confidence.log()  # finite also where the probability underflows
     if not torch.isfinite(nll).all():
         raise _explained(given, int(block.number[~torch.isfinite(nll).cpu().numpy()][0]))
-    return _Softmax(top, 1 / norm, scaled.div_(norm[:, None]), nll)
+    return _Softmax(block, top, confidence, probs, nll)
 
 
-def _reduce(block: _Block, given: Examples, classwise: ClassBins | None) -> Rows:
-    top, confidence, probs, nll = _softmax(block, given)
+def _reduce(soft: _Softmax, given: Examples, classwise: ClassBins | None) -> Rows:
+    block, top, _, probs, nll = soft
+    confidence, outcome = _claim(given.estimand)(soft)
     true = probs.gather(-1, block.labels[:, None])[:, 0]
-    brier = 1 - 2 * true + torch.einsum("ij,ij->i", probs, probs)
-    correct = outcome = top == block.labels
-    if given.estimand != "top_label":
-        confidence, outcome = probs[:, 1], block.labels == 1
+    brier = 1 - 2 * true + torch.linalg.vector_norm(probs, dim=-1) ** 2
     if classwise is not None:
         classwise.update(probs, block.labels, block.weight, block.column)
-    return Rows(*(x.cpu().numpy() for x in (confidence, outcome, correct, nll, brier)))
+    return Rows(*map(_array, (confidence, outcome, top == block.labels, nll, brier)))
 
 
 def _explained(given: Examples, at: int) -> ValueError:
     width = 1 if given.one_logit else given.classes
     _, values = next(_slices(given.logits, width, at, at + 1))
-    return bad_row(_float64(values)[0], int(given.labels[at]), at)
+    return bad_row(_tensor(values)[0], int(given.labels[at]), at)
 
 
-def _joined(parts: list[Rows]) -> Rows:
-    if not parts:
-        none, no = np.zeros(0), np.zeros(0, dtype=bool)
-        return Rows(none, no, no, none, none)
-    return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+def _array(values: Tensor) -> NDArray[Any]:
+    """Take values out of the buffer that the next block overwrites."""
+    return values.cpu().numpy().copy()
+
+
+def _joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+_NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, dtype=bool))
+_NO_ROWS = Rows(*_NO_PAIRS, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))

@@ -247,6 +247,9 @@ class Accumulator:
         if any(kept[2] is not None for kept in self._kept):
             parts = [np.ones(c.size) if w is None else w for c, _, w in self._kept]
             weight = np.concatenate(parts)
+        order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
+        confidence, outcome = confidence[order], outcome[order]
+        weight = None if weight is None else weight[order]
         return Summary(
             self.moments,
             self.bins,

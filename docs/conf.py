@@ -1,4 +1,5 @@
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 from docutils.nodes import SkipNode, math_block
 from docutils.utils.math import MathError
@@ -34,6 +35,8 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = f"calibrant {release}"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["formulas.css"]
 
 # Formulas become MathML, which browsers draw themselves. The usual sphinx.ext.mathjax would make
 # every reader fetch a script from the network, and imgmath needs LaTeX at build time.
@@ -56,6 +59,31 @@ def _write_math(translator, node):
     raise SkipNode
 
 
+def _draw_figures(app):
+    """Draw the pictures of plots.md anew, so that they show what the code draws today."""
+    import matplotlib.pyplot as plt
+
+    import calibrant as cal
+    from calibrant import plots
+
+    folder = Path(app.srcdir) / "images"
+    folder.mkdir(exist_ok=True)
+    sample = cal.open_predictions(cal.sample_path()).split("test")
+    logits, labels = sample.read("logits"), sample.read("labels")
+    pairs = cal.top_label(logits, labels)
+    drawn = {
+        "reliability": plots.reliability_diagram(cal.reliability(*pairs)).figure,
+        "smooth": plots.smooth_diagram(cal.smooth_reliability(*pairs)).figure,
+        "histogram": plots.confidence_histogram(cal.histogram(*pairs)).figure,
+        "margins": plots.margin_diagrams(cal.margin_groups(logits, labels)),
+        "risk": plots.risk_coverage_plot(cal.risk_coverage(*pairs)).figure,
+    }
+    for name, figure in drawn.items():
+        figure.savefig(folder / f"{name}.svg")
+        plt.close(figure)
+
+
 def setup(app):
+    app.connect("builder-inited", _draw_figures)
     app.add_html_math_renderer("mathml", (_write_math, None), (_write_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

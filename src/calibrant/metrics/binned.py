@@ -3,9 +3,9 @@ r"""Calibration errors that are functions of sums per bin.
 Every function here takes pairs, a claimed probability and whether the event happened, so it
 measures whichever estimand the pairs were reduced to (:func:`calibrant.top_label`,
 :func:`calibrant.one_vs_rest`, :func:`calibrant.binary`, :func:`calibrant.multilabel`). With
-:math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\bar p_b` and mean
-outcome :math:`\bar y_b`, the *gap* of a bin is
-:math:`g_b = \frac{n_b}{n} (\bar p_b - \bar y_b)`.
+:math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\bar{p_b}` and mean
+outcome :math:`\bar{y_b}`, the *gap* of a bin is
+:math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def ece(
 ) -> float:
     r"""Expected calibration error with equal-width bins (Guo et al. 2017, eq. 3).
 
-    .. math:: \mathrm{ECE} = \sum_b \frac{n_b}{n} \, | \bar y_b - \bar p_b |
+    .. math:: \mathrm{ECE} = \sum_b \frac{n_b}{n} \, | \bar{y_b} - \bar{p_b} |
 
     Parameters
     ----------
     confidence : (...) in [0, 1]
     outcome : (...) 0 or 1
-    bins : number of equal-width bins (lo, hi], the first one closed
-    weight : (...) weight of each example
+    bins : int
+        Number of equal-width bins (lo, hi], the first one closed.
+    weight : (...), optional
+        Weight of each example.
 
     Examples
     --------
@@ -112,7 +114,7 @@ def mce(
 ) -> float:
     r"""Maximum calibration error over the bins that hold enough examples (Guo et al., eq. 5).
 
-    .. math:: \mathrm{MCE} = \max_{b:\, n_b \ge m} | \bar y_b - \bar p_b |
+    .. math:: \mathrm{MCE} = \max_{b:\, n_b \ge m} | \bar{y_b} - \bar{p_b} |
 
     A bin of three examples is off by 0.3 through luck alone; without a minimum the figure
     tells the size of the smallest bin. The default ``min_count`` is 1 % of the examples and at
@@ -164,7 +166,7 @@ def classwise_ece(
 ) -> float:
     r"""Average over the classes of the one-vs-rest ECE (Nixon et al. 2019, Kull et al. 2019).
 
-    .. math:: \frac{1}{K} \sum_k \sum_b \frac{n_{kb}}{n_k} | \bar y_{kb} - \bar p_{kb} |
+    .. math:: \frac{1}{K} \sum_k \sum_b \frac{n_{kb}}{n_k} | \bar{y_{kb}} - \bar{p_{kb}} |
 
     With many classes almost every probability is near zero and right, and the plain mean says
     little. Two remedies:

@@ -21,14 +21,22 @@ class Evaluation(Mapping[str, Estimate]):
 
     Attributes
     ----------
-    metrics : figures by name, each ``(value, low, high)``
-    n : labelled examples
-    classes : number of classes
-    estimand : which probability was compared with which event
-    bins : sums per equal-width bin, for diagrams
-    level : coverage of the intervals; None without intervals
-    test : test of "is this model miscalibrated at all"; None in a stream without pairs
-    groups : the same by group, worst first; empty when no groups were given
+    metrics : dict
+        Figures by name, each ``(value, low, high)``.
+    n : int
+        Labelled examples.
+    classes : int
+        Number of classes, or of tags.
+    estimand : str
+        Which probability was compared with which event.
+    bins : Bins
+        Sums per equal-width bin, for diagrams.
+    level : float or None
+        Coverage of the intervals.
+    test : CalibrationTest or None
+        Is this model miscalibrated at all? None in a stream without pairs.
+    groups : dict
+        The same by group, worst first; empty when no groups were given.
     """
 
     metrics: dict[str, Estimate]

@@ -36,17 +36,21 @@ def evaluate_file(
 ) -> Evaluation:
     """Measure a prediction file, or a folder or glob of shards; logits are never held whole.
 
+    Parameters that are not listed are those of :func:`calibrant.evaluate`.
+
     Parameters
     ----------
-    path : prediction file
-    split : which split; ``test``, else the plain arrays, by default
-    weight, groups : names of further columns of the file, one value per example
-    executor : any :class:`concurrent.futures.Executor`
+    path : path
+        A prediction file, a folder, or a glob.
+    split : str, optional
+        Which split; ``test``, else the plain arrays, by default.
+    weight, groups : str, optional
+        Names of further columns of the file, with one value per example.
+    executor : concurrent.futures.Executor, optional
         Each shard becomes a task: a process pool uses the cores, the ``get_executor()`` of a
         dask client a cluster. None works in this process.
-    progress : called with (examples done, examples in all) after each block or shard
-
-    The other parameters are those of :func:`calibrant.evaluate`.
+    progress : callable, optional
+        Called with (examples done, examples in all) after each block or shard.
 
     Examples
     --------

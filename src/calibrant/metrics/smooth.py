@@ -17,7 +17,7 @@ MESH = 4096
 def ks(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
     r"""Kolmogorov-Smirnov calibration error (Gupta et al. 2021, eq. 6).
 
-    .. math:: \max_t \; \frac{1}{n} \Big| \sum_{i:\, p_i \le t} (p_i - y_i) \Big|
+    .. math:: \max_t \; \frac{1}{n} | \sum_{i:\, p_i \le t} (p_i - y_i) |
 
     >>> ks([0.2, 0.8], [1, 0])
     0.4
@@ -32,8 +32,8 @@ def smooth_ece(confidence: Values, outcome: Values, *, weight: Values | None = N
     The residuals :math:`p_i - y_i`, placed at :math:`p_i`, are smoothed with a Gaussian kernel
     that is reflected at 0 and 1, and
 
-    .. math:: \mathrm{smECE}_\sigma = \int_0^1 \Big| \frac{1}{n} \sum_i
-        \tilde K_\sigma(t, p_i) (p_i - y_i) \Big| \, dt .
+    .. math:: \mathrm{smECE}_\sigma = \int_0^1 | \frac{1}{n} \sum_i
+        \tilde K_\sigma(t, p_i) (p_i - y_i) | \, dt .
 
     Wider kernels give smaller values; the one returned is at the bandwidth
     :math:`\sigma = \mathrm{smECE}_\sigma`.

@@ -31,7 +31,7 @@ from calibrant.metrics.scores import Moments
 from calibrant.metrics.table import METRICS, Summary
 
 CLASS_NOISE = 1 << 22
-"""Numbers kept for the interval of the class-wise error: 20 to 200 replicates of all classes and
+"""Numbers kept for the interval of the class-wise error: 20 to 100 replicates of all classes and
 bins, as many as fit. Where fewer than 20 do, beyond 13 000 classes, there is no interval."""
 
 
@@ -44,12 +44,18 @@ class Accumulator:
 
     Parameters
     ----------
-    bins : number of equal-width bins
-    estimand : which probability is compared with which event
-    pairs : keep (confidence, outcome), for the metrics that need all of them
-    metrics : names to compute; all that are possible by default
-    level : coverage of the intervals; None computes none
-    seed : of the random draws behind intervals and test
+    bins : int
+        Number of equal-width bins.
+    estimand : {"top_label", "binary", "multilabel"}
+        Which probability is compared with which event.
+    pairs : bool
+        Keep the confidence and the outcome of every example.
+    metrics : sequence of str, optional
+        Names to compute; all that are possible by default.
+    level : float, optional
+        Coverage of the intervals; None computes none.
+    seed : int
+        Of the random draws behind intervals and test.
 
     Examples
     --------
@@ -191,7 +197,7 @@ class Accumulator:
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
-        replicates = 0 if self.level is None else min(200, CLASS_NOISE // (classes * bins))
+        replicates = 0 if self.level is None else min(100, CLASS_NOISE // (classes * bins))
         return ClassBins.empty(classes, bins, replicates=replicates if replicates >= 20 else 0)
 
     def _add_classes(self, classes: int, sums: ClassBins | None) -> None:
@@ -286,15 +292,20 @@ def evaluate(
     probs : (..., classes), or (n,) probabilities of class 1
         Instead of logits. Zeros are floored at the smallest number of their dtype, with a
         warning. Nothing is ever taken for probabilities because of its values.
-    weight : (...) weights of the examples
+    weight : (...)
+        Weights of the examples; 0 leaves out.
     groups : (...) values of any kind
         The same metrics are computed for each group, worst first.
     estimand : {"top_label", "binary", "multilabel"}
         Which probability is compared with which event.
-    bins : number of equal-width and of equal-mass bins
-    metrics : names from :data:`METRICS`; all by default
-    level : coverage of the intervals; None leaves them out
-    seed : of the random draws behind intervals and test
+    bins : int
+        Number of equal-width and of equal-mass bins.
+    metrics : sequence of str, optional
+        Names from ``METRICS``; all by default.
+    level : float, optional
+        Coverage of the intervals; None leaves them out.
+    seed : int
+        Of the random draws behind intervals and test.
 
     Returns
     -------

@@ -131,7 +131,7 @@ def _smooth_ece(s: Summary) -> Estimate:
 
 def _smce(s: Summary) -> Estimate:
     value = smooth.smce(s.confidence, s.outcome, weight=s.weight)
-    return s.error(value, smooth.lipschitz_error, s.filled(uniform_edges(64)), REPLICATES // 5)
+    return s.error(value, smooth.lipschitz_error, s.filled(uniform_edges(40)), REPLICATES // 5)
 
 
 def _auroc(s: Summary) -> Estimate:

@@ -1,0 +1,80 @@
+"""How often the intervals of ``evaluate`` contain the truth, by simulation.
+
+    python benchmarks/studies/coverage.py [repetitions] > docs/data/coverage.csv
+
+Labels are drawn from softmax(u); the model under test says softmax of something else: u times a
+temperature, or of logits that are wrong only at some margins or for some classes. The truth is
+the value on a million examples, or 0 for the errors of a calibrated model. Takes the better part
+of an hour.
+"""
+
+import csv
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+import calibrant as cal
+
+SIZES = (500, 5000)
+CASES = {
+    "calibrated, 10 classes": (10, 1.0),
+    "calibrated, 2 classes": (2, 1.0),
+    "calibrated, 100 classes": (100, 1.0),
+    "logits x 1.1": (10, 1.1),
+    "logits x 1.5": (10, 1.5),
+    "logits x 0.7": (10, 0.7),
+    "logits x 2, 2 classes": (2, 2.0),
+    "logits x 1.5, 100 classes": (100, 1.5),
+    "wrong at some margins": (10, "margins"),
+    "over and under": (10, "mixed"),
+    "shifted classes": (10, "classes"),
+}
+
+
+def drawn(rng: np.random.Generator, n: int, classes: int, kind: float | str):
+    true = rng.normal(size=(n, classes))
+    true[np.arange(n), rng.integers(classes, size=n)] += rng.gamma(2, 2.0, size=n)
+    labels = (true + rng.gumbel(size=true.shape)).argmax(-1)
+    if kind == "classes":
+        return true + np.linspace(-1, 1, classes), labels
+    margin = np.diff(np.sort(true)[:, -2:])
+    if kind == "margins":
+        return true * np.where((margin > 1) & (margin < 2), 1.8, 1.0), labels
+    if kind == "mixed":
+        return true * np.where(margin < 2, 1.5, 0.7), labels
+    return true * kind, labels
+
+
+def truth(classes: int, kind: float | str) -> dict[str, float]:
+    found = cal.evaluate(*drawn(np.random.default_rng(1), 1_000_000, classes, kind), level=None)
+    values = {name: estimate.value for name, estimate in found.items()}
+    values["debiased_ece"] = values["ece"]
+    if kind == 1.0:
+        values |= {name: 0.0 for name in values if "ece" in name or name in ("mce", "ks", "smce")}
+    return values
+
+
+def main() -> None:
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    table = csv.writer(sys.stdout)
+    table.writerow(["model", "n", *cal.METRICS, "test rejects"])
+    for title, (classes, kind) in CASES.items():
+        values = truth(classes, kind)
+        for n in SIZES:
+            hits, rejected = dict.fromkeys(cal.METRICS, 0), 0
+            for seed in range(repetitions):
+                data = drawn(np.random.default_rng([seed, n]), n, classes, kind)
+                found = cal.evaluate(*data, seed=seed)
+                rejected += found.test.p_value <= 0.05
+                for name, (_, low, high) in found.items():
+                    hits[name] += low - 1e-12 <= values[name] <= high + 1e-12
+            shares = [round(100 * count / repetitions) for count in (*hits.values(), rejected)]
+            table.writerow([title, n, *shares])
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""Intervals hold the truth as often as they say, and the test of calibration errs as rarely.
+
+The truth is known because labels are drawn from it: a calibrated model has errors of exactly 0,
+and every other figure is taken from a sample so large that its own noise does not count.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest, norm
+
+import calibrant as cal
+from tests.simulate import drawn, drawn_pairs
+
+FIGURES = ["accuracy", "nll", "brier", "auroc", "aurc"]
+"""Figures with a standard error; all others are errors, which are 0 if the model is calibrated."""
+
+ERRORS = [name for name in cal.METRICS if name not in FIGURES]
+
+WITHOUT_BINS = ["ks", "smooth_ece", "smce"]
+"""Their intervals take longest."""
+
+EXAMPLES, CLASSES = 500, 4
+
+
+def cheap():
+    return [name for name in cal.METRICS if name not in WITHOUT_BINS]
+
+
+# Coverage
+
+
+def repeated(temperature, metrics, repetitions):
+    """Estimates ``{name: (3, repetitions)}`` of independent samples."""
+    found: dict[str, list] = {name: [] for name in metrics}
+    for seed in range(repetitions):
+        data = drawn(np.random.default_rng(1000 + seed), EXAMPLES, CLASSES, temperature)
+        for name, estimate in cal.evaluate(*data, metrics=metrics).items():
+            found[name].append(estimate)
+    return {name: np.array(estimates).T for name, estimates in found.items()}
+
+
+@pytest.fixture(scope="module")
+def truths():
+    """Every figure of the model itself, by temperature."""
+    found = {}
+    for temperature in (1.0, 1.5):
+        data = drawn(np.random.default_rng(1), 400_000, CLASSES, temperature)
+        figures = cal.evaluate(*data, level=None)
+        found[temperature] = {name: estimate.value for name, estimate in figures.items()}
+    for name in ERRORS:
+        found[1.0][name] = 0.0
+    found[1.5]["under_ece"] = 0.0  # over-confident in every bin
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+@pytest.mark.parametrize(("metrics", "repetitions"), [(cheap(), 120), (WITHOUT_BINS, 60)])
+def test_intervals_hold_the_truth_nine_times_in_ten(truths, temperature, metrics, repetitions):
+    """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often."""
+    least = binom.ppf(0.001, repetitions, 0.85)
+    most = binom.ppf(0.999, repetitions, 0.95)
+    for name, (value, low, high) in repeated(temperature, metrics, repetitions).items():
+        truth = truths[temperature][name]
+        covered = ((low <= truth + 1e-12) & (truth <= high + 1e-12)).sum()
+        assert covered >= least, name
+        if truth > 0:
+            assert covered <= most, name
+            # not bought by width: a normal interval of the true deviation is the measure
+            width = (high - low).mean() / (2 * norm.ppf(0.95) * value.std())
+            # (bins of few examples, and many classes, have estimates far above their truth)
+            widest = 2.2 if name in ("mce", "classwise_ece") else 1.45
+            assert 0.8 < width < widest, name
+
+
+@pytest.mark.slow
+def test_a_percentile_bootstrap_of_ece_misses_a_calibrated_model_and_ours_does_not():
+    """Noise does not cancel inside an absolute value, and resampling adds it once more."""
+    theirs, ours, repetitions = 0, 0, 60
+    for seed in range(repetitions):
+        rng = np.random.default_rng(seed)
+        logits, labels = drawn(rng, EXAMPLES, CLASSES)
+        confidence, outcome = cal.top_label(logits, labels)
+        cell = np.ceil(confidence * 15).astype(int) - 1
+        resampled = []
+        for _ in range(200):
+            rows = rng.integers(0, EXAMPLES, EXAMPLES)
+            gap = np.bincount(cell[rows], (confidence - outcome)[rows], 15)
+            resampled.append(np.abs(gap).sum() / EXAMPLES)
+        theirs += np.quantile(resampled, 0.05) <= 0.01  # not even near zero
+        ours += cal.evaluate(logits, labels, metrics=["ece"])["ece"].low == 0
+    assert theirs == 0
+    assert ours >= binom.ppf(0.001, repetitions, 0.9)
+
+
+@pytest.mark.slow
+def test_the_class_wise_interval_holds_the_truth_of_many_classes():
+    """Fifty classes and 800 examples: nearly all of the estimate is noise when calibrated."""
+    truth = cal.classwise_ece(*drawn(np.random.default_rng(1), 200_000, 50, 1.5))
+    for temperature, expected in ((1.0, 0.0), (1.5, truth)):
+        held = 0
+        for seed in range(60):
+            data = drawn(np.random.default_rng(2000 + seed), 800, 50, temperature)
+            found = cal.Accumulator(metrics=["classwise_ece"]).update(*data).result()
+            low, high = found["classwise_ece"][1:]
+            held += low <= expected <= high
+        assert held >= binom.ppf(0.001, 60, 0.85)
+
+
+# Every interval
+
+
+DATA = {
+    "calibrated": lambda rng: drawn(rng, 400, 4),
+    "over-confident": lambda rng: drawn(rng, 400, 4, 2.0),
+    "under-confident": lambda rng: drawn(rng, 400, 4, 0.5),
+    "two classes": lambda rng: drawn(rng, 300, 2, 1.3),
+    "few": lambda rng: drawn(rng, 12, 3),
+    "one": lambda rng: drawn(rng, 1, 3),
+    "one confidence": lambda rng: (np.tile([1.0, 0.0, -1.0], (200, 1)), rng.integers(0, 3, 200)),
+    "all right": lambda rng: (lambda z: (z, z.argmax(-1)))(rng.normal(size=(200, 3))),
+    "all wrong": lambda rng: (lambda z: (z, z.argmin(-1)))(rng.normal(size=(200, 3))),
+    "certain": lambda rng: (900 * np.eye(3)[rng.integers(0, 3, 200)], rng.integers(0, 3, 200)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_every_interval_contains_its_value(rng, kind):
+    found = cal.evaluate(*DATA[kind](rng))
+    for name, (value, low, high) in found.items():
+        if math.isnan(value):
+            assert math.isnan(low), name
+            assert math.isnan(high), name
+            continue
+        assert low <= value + 1e-12, name
+        assert value <= high + 1e-12, name
+        if name not in ("nll", "brier"):
+            assert low >= -1e-12, name
+            assert high <= 1 + 1e-12, name
+
+
+def test_weights_have_intervals_too(rng):
+    found = cal.evaluate(*drawn(rng, 400, 4), weight=rng.exponential(size=400))
+    for name, (value, low, high) in found.items():
+        assert low <= value <= high, name
+        assert low < high, name
+
+
+def test_the_seed_decides_the_draws(rng):
+    data = drawn(rng, 400, 4, 1.5)
+    one, same, other = (cal.evaluate(*data, seed=seed) for seed in (1, 1, 2))
+    assert one.to_dict() == same.to_dict()
+    moved = []
+    for name in cal.METRICS:
+        assert other[name].value == one[name].value
+        np.testing.assert_allclose(other[name], one[name], atol=0.04, err_msg=name)
+        moved.append(other[name] != one[name])
+    assert sum(moved) >= 7  # all but the closed forms and the class-wise one
+    for name in FIGURES:
+        assert other[name] == one[name]
+
+
+def test_the_seed_decides_the_test(rng):
+    confidence, outcome = drawn_pairs(rng, 300, 0.03)
+    found = [cal.calibration_test(confidence, outcome, seed=seed).p_value for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    assert found[0] == pytest.approx(found[2], abs=0.06)
+
+
+def test_intervals_do_not_touch_the_random_state_of_the_caller(rng):
+    np.random.seed(7)
+    expected = np.random.random()
+    np.random.seed(7)
+    cal.evaluate(*drawn(rng, 100, 3))
+    assert np.random.random() == expected
+
+
+def test_more_examples_narrow_every_interval(rng):
+    few, many = (cal.evaluate(*drawn(rng, n, 4, 1.5)) for n in (300, 12_000))
+    for name in set(cal.METRICS) - {"under_ece"}:  # whose interval may be a point
+        width = [estimate.high - estimate.low for estimate in (few[name], many[name])]
+        assert width[1] < width[0] / 2, name
+
+
+def test_a_higher_level_widens_every_interval(rng):
+    data = drawn(rng, 400, 4, 1.5)
+    found = [cal.evaluate(*data, level=level) for level in (0.5, 0.8, 0.98)]
+    for name in cal.METRICS:
+        lows, highs = [e[name].low for e in found], [e[name].high for e in found]
+        assert lows == sorted(lows, reverse=True), name
+        assert highs == sorted(highs), name
+        assert highs[2] - lows[2] > highs[0] - lows[0], name
+
+
+def test_without_a_level_there_are_no_intervals_and_no_test(rng):
+    found = cal.evaluate(*drawn(rng, 100, 4), level=None)
+    assert found.test is None
+    for name in cal.METRICS:
+        assert math.isnan(found[name].low), name
+        assert math.isnan(found[name].high), name
+
+
+def test_what_is_undefined_has_no_interval(rng):
+    few = cal.evaluate(*drawn(rng, 8, 3))
+    assert all(math.isnan(x) for x in few["mce"])  # no bin holds ten
+    right = cal.evaluate(*DATA["all right"](rng))
+    assert all(math.isnan(x) for x in right["auroc"])
+    assert right["aurc"].value == 0
+
+
+def test_too_many_classes_have_a_class_wise_error_without_an_interval(rng):
+    data = drawn(rng, 5, 14_000)
+    found = cal.evaluate(*data, metrics=["classwise_ece"])["classwise_ece"]
+    assert found.value == pytest.approx(cal.classwise_ece(*data))
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+def test_an_error_that_is_proven_has_a_lower_end_above_zero(rng):
+    found = cal.evaluate(*drawn(rng, 1000, 4, 3.0))
+    for name in set(ERRORS) - {"under_ece"}:
+        assert found[name].low > 0.02, name
+    assert found["under_ece"].low == 0
+
+
+# Figures with a standard error in closed form
+
+
+def test_the_interval_of_accuracy_is_that_of_wilson(rng):
+    logits, labels = drawn(rng, 300, 4)
+    right = int((logits.argmax(-1) == labels).sum())
+    found = cal.evaluate(logits, labels, metrics=["accuracy"], level=0.8)["accuracy"]
+    expected = binomtest(right, 300).proportion_ci(0.8, method="wilson")
+    assert found[1:] == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_the_interval_of_a_score_is_normal(rng, weigh):
+    logits, labels = drawn(rng, 300, 4)
+    weight = rng.exponential(size=300) if weigh else np.ones(300)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    scores = {
+        "nll": -np.log(probs[np.arange(300), labels]),
+        "brier": ((probs - np.eye(4)[labels]) ** 2).sum(-1),
+    }
+    found = cal.evaluate(logits, labels, weight=weight, metrics=list(scores), level=0.8)
+    for name, score in scores.items():
+        mean = np.average(score, weights=weight)
+        deviation = np.sqrt((weight**2 * (score - mean) ** 2).sum()) / weight.sum()
+        reach = norm.ppf(0.9) * deviation
+        assert found[name] == pytest.approx((mean, mean - reach, mean + reach)), name
+
+
+def logit_deviation(estimate, level):
+    """Standard error of a value, from its interval on the logit scale."""
+    low, high = (math.log(x / (1 - x)) for x in estimate[1:])
+    value = estimate.value
+    return (high - low) / (2 * norm.ppf((1 + level) / 2)) * value * (1 - value)
+
+
+@pytest.mark.parametrize("name", ["auroc", "aurc"])
+def test_the_standard_error_of_a_rank_statistic_is_that_of_the_jackknife(rng, name):
+    odds = rng.normal(1, 1.5, 250)
+    labels = (rng.random(250) < 1 / (1 + np.exp(-odds))).astype(int)
+    metric = {"auroc": cal.auroc, "aurc": cal.aurc}[name]
+    confidence, outcome = cal.binary(odds, labels)
+    left_out = [
+        metric(np.delete(confidence, i), np.delete(outcome, i)) for i in range(len(outcome))
+    ]
+    jackknife = np.sqrt(249 / 250 * ((left_out - np.mean(left_out)) ** 2).sum())
+    found = cal.evaluate(odds, labels, estimand="binary", metrics=[name], level=0.8)[name]
+    assert logit_deviation(found, 0.8) == pytest.approx(jackknife, rel=0.1)
+    centre = math.log(found.value / (1 - found.value))
+    ends = [math.log(x / (1 - x)) for x in found[1:]]
+    assert np.mean(ends) == pytest.approx(centre)
+
+
+# The debiased error
+
+
+def test_the_debiased_error_is_near_zero_when_calibrated_and_ece_is_not(rng):
+    plain, debiased = [], []
+    for _ in range(200):
+        pairs = drawn_pairs(rng, 500)
+        plain.append(cal.ece(*pairs))
+        debiased.append(cal.debiased_ece(*pairs))
+    assert np.mean(plain) > 0.03
+    assert np.mean(debiased) < np.mean(plain) / 3
+    assert np.mean(np.equal(debiased, 0)) > 0.4
+    assert (np.array(debiased) <= np.array(plain) + 1e-15).all()
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
+def test_the_debiased_error_is_near_the_truth_when_miscalibrated(rng, gap):
+    plain, debiased = [], []
+    for _ in range(150):
+        pairs = drawn_pairs(rng, 500, gap)
+        plain.append(cal.ece(*pairs))
+        debiased.append(cal.debiased_ece(*pairs))
+    assert np.mean(debiased) == pytest.approx(gap, abs=0.006)
+    assert abs(np.mean(debiased) - gap) < abs(np.mean(plain) - gap) + 0.002
+
+
+def test_the_debiased_error_solves_its_equation(rng):
+    """The mean of |s g + noise| over many draws of the noise is the observed sum."""
+    confidence, outcome = drawn_pairs(rng, 400, 0.08)
+    weight = rng.exponential(size=400)
+    found = cal.debiased_ece(confidence, outcome, bins=10, weight=weight)
+    observed = cal.ece(confidence, outcome, bins=10, weight=weight)
+    cell = np.ceil(confidence * 10).astype(int) - 1
+    residual = weight * (confidence - outcome) / weight.sum()
+    gap = np.bincount(cell, residual, 10)
+    # each example is in bin b by chance, too: variance of a sum over all of them
+    share = weight / weight.sum()
+    variance = np.array([((residual * (cell == b) - share * gap[b]) ** 2).sum() for b in range(10)])
+    # the mixed term is nearly that of equal weights, which the closed form assumes
+    noise = rng.normal(size=(200_000, 10)) * np.sqrt(variance)
+    mean = np.abs(found / observed * gap + noise).sum(1).mean()
+    assert mean == pytest.approx(observed, rel=0.01)
+
+
+# The test of calibration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weigh", [False, True])
+def test_a_calibrated_model_is_rejected_one_time_in_twenty(weigh):
+    p_values = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        pairs = drawn_pairs(rng, 300)
+        weight = rng.exponential(size=300) if weigh else None
+        p_values.append(cal.calibration_test(*pairs, weight=weight, replicates=199).p_value)
+    rejected = np.sum(np.array(p_values) <= 0.05)
+    assert binom.ppf(0.001, 200, 0.05) <= rejected <= binom.ppf(0.999, 200, 0.05)
+    # and the p-values of a calibrated model are uniform
+    half = np.sum(np.array(p_values) <= 0.5)
+    assert binom.ppf(0.001, 200, 0.5) <= half <= binom.ppf(0.999, 200, 0.5)
+
+
+def test_a_clearly_miscalibrated_model_is_rejected():
+    rejected = 0
+    for seed in range(30):
+        pairs = drawn_pairs(np.random.default_rng(seed), 300, 0.12)
+        rejected += cal.calibration_test(*pairs, replicates=199).p_value <= 0.05
+    assert rejected >= 28
+
+
+@pytest.mark.parametrize("n", [50, 5000])
+def test_the_statistic_is_the_ks_error(rng, n):
+    """Above 2000 examples, neighbours are drawn together: the sum within them is not looked at."""
+    pairs = drawn_pairs(rng, n, 0.1)
+    found = cal.calibration_test(*pairs)
+    assert found.statistic == pytest.approx(cal.ks(*pairs), abs=1e-12 if n < 2000 else 1e-3)
+    assert 0.001 <= found.p_value <= 1
+
+
+def test_the_test_sees_claims_of_zero_that_happen(rng):
+    confidence, outcome = np.repeat([0.0, 1.0], 500), np.repeat([1, 0], 500)
+    found = cal.calibration_test(confidence, outcome)
+    assert found.statistic == pytest.approx(cal.ks(confidence, outcome))
+    assert found.p_value == 0.001
+
+
+def test_perfect_certainty_is_no_evidence_against_itself():
+    found = cal.calibration_test([1.0, 1.0, 0.0], [1, 1, 0])
+    assert found == (0, 1)
+
+
+def test_replicates_bound_the_p_value(rng):
+    pairs = drawn_pairs(rng, 300, 0.4)
+    assert cal.calibration_test(*pairs, replicates=99).p_value == 0.01
+    assert cal.calibration_test(*pairs, replicates=9).p_value == 0.1

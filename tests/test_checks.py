@@ -263,7 +263,7 @@ PAIRS = [
     (np.zeros(0), [], ValueError, "nothing to measure"),
 ]
 
-OF_PAIRS = [
+OF_PAIRS: list[Any] = [
     *(cal.ece, cal.ada_ece, cal.debiased_ece, cal.mce, cal.over_ece, cal.under_ece),
     *(cal.ks, cal.smooth_ece, cal.smce, cal.auroc, cal.aurc, cal.risk_coverage),
     *(cal.calibration_test, cal.reliability, cal.smooth_reliability, cal.histogram),

@@ -1,4 +1,9 @@
-"""Diagrams draw the numbers that they are given, and leave the rest of matplotlib alone."""
+"""Diagrams draw the numbers that they are given, and leave the rest of matplotlib alone.
+
+Artists are typed ``Any`` where the stubs of matplotlib are narrower than its objects.
+"""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +48,7 @@ def data(kind):
     }[kind]
 
 
-DRAW = {
+DRAW: dict[str, Any] = {
     "reliability": lambda p, ax=None: plots.reliability_diagram(cal.reliability(*p), ax),
     "equal mass": lambda p, ax=None: plots.reliability_diagram(
         cal.reliability(*p, equal_mass=True), ax
@@ -122,7 +127,7 @@ def test_drawing_changes_no_setting_of_matplotlib(pairs, name):
 @pytest.mark.parametrize("equal_mass", [False, True])
 def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
     curve = cal.reliability(*pairs, bins=10, equal_mass=equal_mass)
-    axes = plots.reliability_diagram(curve, label="model A")
+    axes: Any = plots.reliability_diagram(curve, label="model A")
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
     bars, gaps = (c for c in axes.containers if isinstance(c, BarContainer))
@@ -138,7 +143,7 @@ def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
 
 def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
     curve = cal.reliability(*pairs, bins=10)
-    axes = plots.reliability_diagram(curve)
+    axes: Any = plots.reliability_diagram(curve)
     seen = np.isfinite(curve.accuracy)
     (errors,) = (c for c in axes.containers if isinstance(c, ErrorbarContainer))
     points, _, (whiskers,) = errors
@@ -151,7 +156,7 @@ def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
 
 def test_the_strip_above_a_reliability_diagram_is_the_share_per_bin(pairs):
     curve = cal.reliability(*pairs, bins=10)
-    axes = plots.reliability_diagram(curve)
+    axes: Any = plots.reliability_diagram(curve)
     (strip,) = axes.child_axes
     (bars,) = strip.containers
     np.testing.assert_allclose(boxes(bars)[:, 3], 100 * curve.share)
@@ -171,8 +176,8 @@ def test_the_diagonal_is_where_confidence_equals_accuracy(pairs, name):
 
 def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pairs):
     curve = cal.smooth_reliability(*pairs, points=128)
-    axes = plots.smooth_diagram(curve, label="model A")
-    (line,) = (c for c in axes.collections if isinstance(c, LineCollection))
+    axes: Any = plots.smooth_diagram(curve, label="model A")
+    line: Any = next(c for c in axes.collections if isinstance(c, LineCollection))
     seen = curve.density > curve.density.max() / 1000
     assert not seen.all()
     points = np.stack([curve.confidence, curve.accuracy], -1)
@@ -194,7 +199,7 @@ def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pair
 
 def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
     shares = cal.histogram(*pairs, bins=12)
-    axes = plots.confidence_histogram(shares)
+    axes: Any = plots.confidence_histogram(shares)
     steps = [patch.get_data() for patch in axes.patches]
     assert len(steps) == 4
     for step, expected in zip(steps, np.repeat([shares.right, shares.wrong], 2, 0), strict=True):
@@ -207,7 +212,7 @@ def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
 def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs):
     confidence, outcome = pairs
     curve = cal.risk_coverage(confidence, outcome)
-    axes = plots.risk_coverage_plot(curve, label="by margin")
+    axes: Any = plots.risk_coverage_plot(curve, label="by margin")
     ours, flat, best = axes.get_lines()
     np.testing.assert_allclose(ours.get_xdata(), 100 * curve.coverage)
     np.testing.assert_allclose(ours.get_ydata(), 100 * curve.risk)
@@ -225,7 +230,7 @@ def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs)
 @pytest.mark.parametrize("count", [1, 3])
 def test_margin_diagrams_show_a_diagram_for_each_group(count):
     groups = cal.margin_groups(*logits_and_labels(), groups=count)
-    figure = plots.margin_diagrams(groups)
+    figure: Any = plots.margin_diagrams(groups)
     figure.canvas.draw()
     assert plt.get_fignums() == [figure.number]
     assert len(figure.axes) == count
@@ -239,7 +244,7 @@ def test_margin_diagrams_show_a_diagram_for_each_group(count):
 
 
 def test_a_diagram_can_be_saved(tmp_path, pairs):
-    figure = plots.reliability_diagram(cal.reliability(*pairs)).figure
+    figure: Any = plots.reliability_diagram(cal.reliability(*pairs)).figure
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"diagram.{suffix}")
         assert (tmp_path / f"diagram.{suffix}").stat().st_size > 1000

@@ -1,6 +1,7 @@
 """The walk over the rows: pairs against their definitions, whatever the blocks and threads."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -284,16 +285,23 @@ def test_fifty_thousand_classes_are_measured_by_the_definitions(rng):
     assert found["classwise_ece"] == pytest.approx(np.abs(gaps).sum() / 60 / 50_000, abs=1e-15)
 
 
+def counts():
+    """Number of torch threads here, and in a thread that begins now."""
+    with ThreadPoolExecutor(1) as pool:
+        return torch.get_num_threads(), pool.submit(torch.get_num_threads).result()
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_number_of_torch_threads_is_put_back(rng, small_blocks, threads, count):
     threads(count)
+    assert counts() == (count, count)
     logits, labels = drawn(rng, 100, 3)
     cal.evaluate(logits, labels, level=None)
-    assert torch.get_num_threads() == count
+    assert counts() == (count, count)
     logits[70, 1] = math.nan
     with pytest.raises(ValueError, match="row 70 has NaN"):
         cal.evaluate(logits, labels, level=None)
-    assert torch.get_num_threads() == count
+    assert counts() == (count, count)
 
 
 def test_the_number_of_torch_threads_is_put_back_after_a_shard(threads):
@@ -305,7 +313,7 @@ def test_the_number_of_torch_threads_is_put_back_after_a_shard(threads):
 
     with pytest.raises(OSError, match="gone"):
         shards._alone(fails, None)  # type: ignore[arg-type]
-    assert torch.get_num_threads() == 3
+    assert counts() == (3, 3)
 
 
 # Bad rows

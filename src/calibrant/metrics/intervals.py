@@ -13,14 +13,15 @@ where a smooth curve explains it: s = 0 is a calibrated model. For each s sample
 by bin, with outcomes from :math:`q_s`, at a cost that does not depend on their size. With the
 error :math:`\varphi` of the draws the ends are
 
-.. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha / 2, \qquad
+.. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha_\mathrm{low}, \qquad
    P(\varphi(s_\mathrm{high}) \le \varphi_\mathrm{obs}) =
    \tfrac{\alpha}{2}\, P(\varphi(0) \le \varphi_\mathrm{obs}) .
 
-The lower end is 0 when a calibrated model reaches the observed error with probability
-:math:`\alpha`, so its interval contains 0 with the stated probability. The last factor (the
-CLs rule of particle physics) keeps a lucky small estimate from giving a too-good upper end. The
-estimate itself is always inside: an interval may be widened by that, never narrowed.
+:math:`\alpha_\mathrm{low}` is :math:`\alpha` at s = 0, where an upper end cannot miss, and falls to
+:math:`\alpha / 2` where the candidate's error exceeds the noise: the interval of a calibrated
+model contains 0 with the stated probability. The last factor (the CLs rule of particle physics)
+keeps a lucky small estimate from giving a too-good upper end. The estimate itself is always
+inside: an interval may be widened by that, never narrowed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from scipy.stats import chi2, norm
 
 from calibrant._binning import Bins, bin_index, equal_mass_edges, fill
 from calibrant._checks import FloatArray, IntArray, as_pairs
-from calibrant.metrics.binned import Values, enough, gap_deviation
+from calibrant.metrics.binned import Values, enough
 from calibrant.metrics.classwise import ClassBins
 
 BANDWIDTH = 0.1
@@ -84,14 +85,18 @@ class Cells(NamedTuple):
 
 def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
     """Cells of sums per bin; weights count as fewer examples."""
-    held = filled.weight > 0
-    squares = np.where(held, filled.squares, 1.0)
-    size = np.maximum(np.rint(filled.weight**2 / squares), held).astype(np.int64)
-    claimed = np.clip(np.where(held, filled.confidence, 0.0), 0, 1)
+    size = np.rint(_effective(filled)).astype(np.int64)
+    claimed = np.clip(np.where(size > 0, filled.confidence, 0.0), 0, 1)
     share = filled.weight / filled.total
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
     trials = rng.multinomial(size.sum(), size / size.sum(), replicates)
     return Cells(filled.gap, share, claimed, shape(claimed), size, trials, seed)
+
+
+def _effective(filled: Bins) -> FloatArray:
+    """Number of equally weighted examples that each bin is worth: 0, or at least 1."""
+    squares = np.where(filled.squares > 0, filled.squares, 1.0)
+    return np.asarray(filled.weight**2 / squares)
 
 
 Shape = Callable[[FloatArray], FloatArray]
@@ -113,10 +118,10 @@ def shape_of(filled: Bins) -> Shape:
         steps[held] = gap / share
         return steps[bin_index(confidence, filled.edges)]
 
-    deviation = gap_deviation(filled)[held]
-    off = (gap - share * smooth(claimed))[deviation > 0] / deviation[deviation > 0]
-    fits = (off**2).sum() <= chi2.ppf(0.99, max(off.size, 1))
-    return smooth if fits else stepped
+    size, accuracy = _effective(filled)[held], filled.accuracy[held]
+    likely = (accuracy * size + 0.5) / (size + 1)  # a bin without errors has noise all the same
+    off = (gap / share - smooth(claimed)) / np.sqrt(likely * (1 - likely) / size)
+    return smooth if (off**2).sum() <= chi2.ppf(0.99, off.size) else stepped
 
 
 def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:
@@ -136,7 +141,13 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
         hits = int((error(cells.drawn(scale)) <= observed + slack).sum())
         return (1 + hits) / (1 + draws)
 
-    low = 0.0 if reached(0.0) >= alpha else _last(lambda s: reached(s) < alpha / 2)
+    noise = float(np.median(error(cells.drawn(0.0))))
+
+    def tail(scale: float) -> float:
+        size = float(error(cells.gaps(scale)[None])[0])
+        return _lower_tail(size, noise, alpha)
+
+    low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
     rarely = max(undercut(0.0) * alpha / 2, 2 / (1 + draws))
     high = _last(lambda s: undercut(s) > rarely)
@@ -166,15 +177,15 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     left = np.divide(spread - chance, spread, out=np.zeros_like(spread), where=spread > chance)
     direction = common + np.sqrt(left) * own
 
-    def exceeds(scale: float, quantile: float) -> bool:
-        errors = np.abs(scale * direction + noise).sum((1, 2))
-        deviation = INPUTS * errors.std(ddof=1)
-        return float(errors.mean() + norm.ppf(quantile) * deviation) > value
+    alpha, size = 1 - level, float(np.abs(direction).sum())
+    floor = float(np.abs(noise).sum((1, 2)).mean())
 
-    tail = (1 - level) / 2
-    low = 0.0 if exceeds(0.0, level) else _last(lambda s: not exceeds(s, 1 - tail))
-    high = _last(lambda s: not exceeds(s, tail))
-    size = float(np.abs(direction).sum())
+    def quantile(scale: float, share: float) -> float:
+        errors = np.abs(scale * direction + noise).sum((1, 2))
+        return float(errors.mean() + norm.ppf(share) * INPUTS * errors.std(ddof=1))
+
+    low = _last(lambda s: quantile(s, 1 - _lower_tail(s * size, floor, alpha)) < value)
+    high = _last(lambda s: quantile(s, alpha / 2) < value)
     return Estimate(value, min(low * size, value), max(high * size, value))
 
 
@@ -275,6 +286,11 @@ def worst(filled: Bins) -> Functional:
         return np.asarray(np.abs(gap[..., held] / share).max(-1))
 
     return largest
+
+
+def _lower_tail(error: float, noise: float, alpha: float) -> float:
+    """How much of alpha the lower end may spend: all at 0, where the upper end cannot miss."""
+    return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
 
 
 def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:

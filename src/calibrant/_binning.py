@@ -49,7 +49,8 @@ def equal_mass_edges(
     # the last sample of a bin is the first one that brings the running mass up to its share
     cuts = np.searchsorted(mass, wanted * (1 - 1e-12))
     inner = np.unique(confidence[order[cuts]])
-    return np.concatenate([[0.0], inner[(inner > 0) & (inner < confidence.max())], [1.0]])
+    # an inner edge at 0 keeps claims of exactly 0 in a bin of their own
+    return np.concatenate([[0.0], inner[inner < confidence.max()], [1.0]])
 
 
 def bin_index(confidence: FloatArray, edges: FloatArray) -> IntArray:
@@ -68,7 +69,7 @@ def check_bins(bins: int) -> None:
         raise ValueError(f"bins must be a positive whole number, got {bins!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bins:
     """Sums per bin. The sums of two sets of examples add up to the sums of their union.
 
@@ -107,6 +108,11 @@ class Bins:
     def total(self) -> float:
         """Sum of all weights."""
         return float(self.weight.sum())
+
+    @property
+    def effective(self) -> FloatArray:
+        """Number of equally weighted examples that each bin is worth."""
+        return _ratio(self.weight**2, self.squares, 0.0)
 
     @property
     def gap(self) -> FloatArray:
@@ -153,5 +159,5 @@ def fill(
     )
 
 
-def _ratio(top: FloatArray, bottom: FloatArray) -> FloatArray:
-    return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0)
+def _ratio(top: FloatArray, bottom: FloatArray, otherwise: float = np.nan) -> FloatArray:
+    return np.divide(top, bottom, out=np.full_like(top, otherwise), where=bottom > 0)

@@ -7,6 +7,7 @@ that it computes anyway and calls :func:`bad_row` for the message.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,10 @@ def as_scores(values: Tensor | ArrayLike, name: str = "logits") -> Logits:
     ...
     TypeError: logits must be floating point, got int64: convert with .astype(float) or .float()
     """
-    scores = values if isinstance(values, Tensor) else np.asarray(values)
+    try:
+        scores = values if isinstance(values, Tensor) else np.asarray(values)
+    except ValueError:  # numpy's own message does not name the argument
+        scores = np.empty(0, dtype=object)
     floating = (
         scores.is_floating_point()
         if isinstance(scores, Tensor)
@@ -55,12 +59,14 @@ def as_labels(labels: Tensor | ArrayLike, name: str = "labels") -> IntArray:
     >>> as_labels([2, 0, -100])
     array([   2,    0, -100])
     """
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.dtype.kind not in "iub":
+    kind = str(labels.dtype) if isinstance(labels, Tensor) else np.asarray(labels).dtype.name
+    if not any(word in kind for word in ("int", "bool")):
         raise TypeError(
-            f"{name} must be integers, got {array.dtype}: class indices with {IGNORED} for "
-            "ignored examples are wanted; convert with .astype(int) if they are whole numbers"
+            f"{name} must be integers, got {kind.removeprefix('torch.')}: class indices with "
+            f"{IGNORED} for ignored examples are wanted; convert with .astype(int) or .long() if "
+            "they are whole numbers"
         )
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     return array.astype(np.int64, copy=False)
 
 
@@ -91,6 +97,12 @@ def check_labels(labels: IntArray, classes: int) -> None:
             f"labels must be in [0, {classes}) or {IGNORED} (ignored), got {labels[at]} at "
             f"{_place(at)}: the logits have {classes} classes"
         )
+
+
+def check_level(level: float) -> None:
+    """Raise unless ``level`` is a coverage that the draws behind the intervals support."""
+    if not 0 < level <= 0.99:
+        raise ValueError(f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %")
 
 
 def check_some(count: int) -> None:
@@ -132,21 +144,20 @@ def as_pairs(
     >>> as_pairs([0.9, 0.6], [True, False])
     (array([0.9, 0.6]), array([1., 0.]), None)
     """
-    claimed = _flat(as_scores(confidence, "confidence"))
-    happened = _flat(outcome)
-    if claimed.shape != happened.shape:
+    given, events = _float64(as_scores(confidence, "confidence")), _float64(outcome)
+    if given.shape != events.shape:
         raise ValueError(
-            f"confidence and outcome must have equal shapes, got {claimed.size} and "
-            f"{happened.size} values"
+            f"confidence and outcome must have equal shapes, got {given.shape} and {events.shape}"
         )
-    weights = None if weight is None else as_weight(weight, claimed.size)
+    claimed, happened = given.reshape(-1), events.reshape(-1)
+    weights = None if weight is None else as_weight(weight, given.shape)
     if weights is not None and not weights.all():  # weight zero: as if not there
         claimed, happened, weights = (x[weights > 0] for x in (claimed, happened, weights))
     check_some(claimed.size)
     if not ((claimed >= 0) & (claimed <= 1)).all():
         worst = claimed[~((claimed >= 0) & (claimed <= 1))][0]
         raise ValueError(
-            f"confidence must be in [0, 1], got {worst:g}: reduce logits with "
+            f"confidence must be in [0, 1], got {float(worst)!r}: reduce logits with "
             "calibrant.top_label(logits, labels) first"
         )
     if not np.isin(happened, (0.0, 1.0)).all():
@@ -157,24 +168,35 @@ def as_pairs(
     return claimed, happened, weights
 
 
-def as_weight(weight: Tensor | ArrayLike, count: int) -> FloatArray:
-    """Return sample weights as a flat float64 array: finite and not negative.
+def as_weight(weight: Tensor | ArrayLike, shape: tuple[int, ...]) -> FloatArray:
+    """Return weights of examples of a shape as a flat float64 array; 0 leaves an example out.
 
-    >>> as_weight([1, 3], 2)
-    array([1., 3.])
+    One weight per row serves all tokens, pixels or tags of that row.
+
+    >>> as_weight([1, 3], (2, 2))
+    array([1., 1., 3., 3.])
     """
-    weights = _flat(weight)
-    if weights.size != count:
-        raise ValueError(f"weight must have one value per example, got {weights.size} for {count}")
-    if not (np.isfinite(weights) & (weights >= 0)).all():
-        worst = weights[~(np.isfinite(weights) & (weights >= 0))][0]
-        raise ValueError(f"weight must be finite and at least 0 (0 leaves out), got {worst:g}")
-    return weights
+    weights = spread(_float64(weight), shape, "weight")
+    usable = (weights == 0) | ((weights > 1e-100) & (weights < 1e100))
+    if not usable.all():
+        worst = float(weights[~usable][0])
+        raise ValueError(f"weight must be 0 (leaves out) or in (1e-100, 1e100), got {worst!r}")
+    return weights.reshape(-1)
+
+
+def spread(values: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """Repeat values of shape ``(n, ...)`` over the remaining dimensions of the examples."""
+    if values.shape != shape[: values.ndim]:
+        raise ValueError(
+            f"{name} must have one value per example or per row, got {values.shape} for {shape}"
+        )
+    widened = values.reshape(values.shape + (1,) * (len(shape) - values.ndim))
+    return np.broadcast_to(widened, shape)
 
 
 def as_values(values: Tensor | ArrayLike, name: str) -> FloatArray:
-    """Return a flat float64 array of finite scores (any order of magnitude)."""
-    flat = _flat(values)
+    """Return a flat float64 array of scores; infinite ones have an order too."""
+    flat = _float64(values).reshape(-1)
     check_some(flat.size)
     if np.isnan(flat).any():
         raise ValueError(f"{name} must not hold NaN: drop or repair those examples first")
@@ -184,16 +206,16 @@ def as_values(values: Tensor | ArrayLike, name: str) -> FloatArray:
 def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple[FloatArray, int]:
     """Return log-probabilities and the number of zeros that had to be floored.
 
-    A stored zero is a probability too small for its dtype, not a masked class: it becomes the
-    smallest normal number of that dtype. One column of probabilities, ``(n,)``, is P(y = 1) and
-    becomes its log-odds; so does every number where the columns are ``tags`` of their own.
+    A stored zero is a probability too small for its dtype, not a masked class: it becomes half of
+    the smallest number that the dtype can hold. One column of probabilities, ``(n,)``, is
+    P(y = 1) and becomes its log-odds; so does every number where the columns are ``tags``.
 
     >>> logits, floored = logits_from_probs(np.array([[0.5, 0.5], [1.0, 0.0]]))
     >>> logits.shape, floored
     ((2, 2), 1)
     """
     given = as_scores(probs, "probs")
-    values = np.asarray(given.detach().float().cpu() if isinstance(given, Tensor) else given)
+    values = np.asarray(given.detach().double().cpu() if isinstance(given, Tensor) else given)
     info = torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
     if not ((values >= 0) & (values <= 1 + 4 * info.eps)).all():
         raise ValueError(
@@ -205,7 +227,8 @@ def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple
     rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
     _check_sums(rows, float(info.eps))
     floored = int((rows <= 0).sum())
-    logs = np.log(np.maximum(rows, float(info.tiny)))
+    floor = max(float(info.tiny) * float(info.eps) / 2, math.ulp(0.0))
+    logs = np.log(np.where(rows > 0, rows, floor))
     return np.asarray(logs[..., 1] - logs[..., 0] if one_each else logs), floored
 
 
@@ -221,10 +244,10 @@ def _check_sums(probs: FloatArray, eps: float) -> None:
         )
 
 
-def _flat(values: Tensor | ArrayLike) -> FloatArray:
+def _float64(values: Tensor | ArrayLike) -> FloatArray:
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float64).numpy()
-    return np.asarray(values, dtype=np.float64).reshape(-1)
+    return np.asarray(values, dtype=np.float64)
 
 
 def _place(at: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -39,19 +40,17 @@ def over_parts(
         for part in parts:
             yield task(part, report)
         return
-    for part, found in zip(parts, executor.map(partial(_alone, task), parts), strict=True):
+    alone = partial(_alone, task, os.getpid())
+    for part, found in zip(parts, executor.map(alone, parts), strict=True):
         report(part.rows)
         yield found
 
 
-def _alone(task: Callable[[Part, Report], T], part: Part) -> T:
-    """Run a task on one thread, since the executor already uses the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return task(part, _silent)
-    finally:
-        torch.set_num_threads(before)
+def _alone(task: Callable[[Part, Report], T], home: int, part: Part) -> T:
+    """Run a task; in a process of its own on one thread, since the pool uses the cores."""
+    if os.getpid() != home:
+        torch.set_num_threads(1)
+    return task(part, _silent)
 
 
 def _silent(rows: int) -> None:

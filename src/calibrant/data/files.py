@@ -197,6 +197,12 @@ def open_predictions(path: str | os.PathLike[str]) -> PredictionFile:
           count shards;
         - a folder or glob of other files, or a glob of ``*_logits.npy``: shards, whose rows
           follow one another in natural order. Files named train, val or test are those splits.
+
+    Examples
+    --------
+    >>> file = open_predictions(sample_path())
+    >>> file.splits, file.split("val").read("logits").shape
+    (['val', 'test'], (5000, 10))
     """
     given = os.fspath(path)
     return PredictionFile(given, _shards(given))
@@ -206,6 +212,15 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     """Write ``arrays`` under their keys as ``.npz``, ``.safetensors`` or ``.parquet``.
 
     A kill leaves the old file or the new one, never a half.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "predictions.npz")
+    ...     save_predictions(path, {"logits": np.zeros((5, 3)), "labels": np.zeros(5, int)})
+    ...     open_predictions(path).split().rows
+    5
     """
     target = Path(path)
     write = FORMATS[target.suffix].write if target.suffix in FORMATS else None

@@ -19,9 +19,10 @@ from scipy.special import erf
 from torch import Tensor
 
 from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._checks import BoolArray, FloatArray, as_labels, as_pairs, as_weight, check_some
+from calibrant._checks import BoolArray, FloatArray, as_pairs, check_some
 from calibrant.metrics.classwise import Average, ClassBins
 from calibrant.metrics.rows import examples, walk
+from calibrant.metrics.shape import shape_of
 
 Values = Tensor | ArrayLike
 
@@ -86,14 +87,16 @@ def debiased_ece(
 
     Each :math:`|\hat g_b|` is too large on average, since noise of deviation :math:`\sigma_b`
     does not cancel inside the absolute value: a perfectly calibrated model has a positive ECE.
-    The debiased value is :math:`s \sum_b |\hat g_b|` with the :math:`s` for which the observed
-    sum is what noise would make of it on average,
+    The debiased value is :math:`s \sum_b |d_b|`, where :math:`d_b` are the gaps of a curve
+    through the observed ones (smooth where that explains them), and :math:`s` is such that the
+    observed sum is what noise would make of it on average,
 
-    .. math:: \sum_b E\,| s \hat g_b + \sigma_b \varepsilon | = \sum_b |\hat g_b|, \quad
+    .. math:: \sum_b E\,| s d_b + \sigma_b \varepsilon | = \sum_b |\hat g_b|, \quad
         \varepsilon \sim N(0, 1),
 
     and 0 where noise alone explains the sum. Kumar et al. (2019) subtract one estimate of the
-    bias instead, which leaves about 60 % of it when the model is calibrated.
+    bias instead, which leaves about 60 % of it when the model is calibrated. A copy of an
+    example counts as more evidence here, a larger weight does not.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.uniform(0.5, 1, 1000)
@@ -214,8 +217,7 @@ def class_bins(
     weight: Values | None = None,
 ) -> ClassBins:
     """One-vs-rest sums of logits ``(..., classes)`` per class and bin."""
-    weights = None if weight is None else as_weight(weight, as_labels(labels).size)
-    given = examples(logits, labels, weights)
+    given = examples(logits, labels, weight)
     sums = ClassBins.empty(given.columns, bins, threshold=threshold)
     check_some(walk(given, sums).nll.size)
     return sums
@@ -245,15 +247,19 @@ def largest(filled: Bins, min_count: int | None = None) -> float:
 
 def debiased(filled: Bins) -> float:
     """Solve the equation of :func:`debiased_ece` for sums per bin."""
-    gap, deviation = filled.gap, gap_deviation(filled)
-    observed = absolute(gap)
+    deviation, observed = gap_deviation(filled), absolute(filled.gap)
+    claimed = np.where(filled.weight > 0, filled.confidence, 0.0)
+    curve = filled.weight / filled.total * shape_of(filled)(claimed)
 
     def excess(scale: float) -> float:
-        return float(folded_mean(scale * gap, deviation).sum()) - observed
+        return float(folded_mean(scale * curve, deviation).sum()) - observed
 
-    if excess(0.0) >= 0:
+    if excess(0.0) >= 0 or not curve.any():
         return 0.0
-    return float(brentq(excess, 0.0, 1.0)) * observed
+    limit = 1.0
+    while excess(limit) < 0:
+        limit *= 2
+    return min(float(brentq(excess, 0.0, limit)) * absolute(curve), observed)
 
 
 def gap_deviation(filled: Bins) -> FloatArray:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._binning import bin_index, uniform_edges
+from calibrant._binning import bin_index, check_bins, uniform_edges
 from calibrant._checks import FloatArray
 
 Average = Literal["mean", "prevalence"]
@@ -39,6 +40,7 @@ class ClassBins:
     claimed, observed : (classes, bins) float64, weighted sums of probabilities and of labels
     redrawn : (replicates, classes, bins) float64, ``observed`` with every label drawn anew from
         the claimed probabilities: how much the sums of a calibrated model vary
+    labelled : (classes,) float64, sums of weights of the examples with that label or tag
     scatter : (2, bins) float64, weighted sums of the squared residuals, as they are and as they
         would be on average if the model were calibrated
     """
@@ -48,6 +50,7 @@ class ClassBins:
     weight: Tensor
     claimed: Tensor
     observed: Tensor
+    labelled: Tensor
     redrawn: Tensor
     scatter: Tensor
 
@@ -61,6 +64,7 @@ class ClassBins:
         replicates: int = 0,
     ) -> ClassBins:
         """Sums of no examples yet."""
+        check_bins(bins)
         if not 0 <= threshold < 1:
             raise ValueError(f"threshold must be in [0, 1), got {threshold}")
 
@@ -69,7 +73,7 @@ class ClassBins:
 
         weight, claimed, observed = (zeros(classes, bins) for _ in range(3))
         redrawn, scatter = zeros(replicates, classes, bins), zeros(2, bins)
-        return cls(bins, threshold, weight, claimed, observed, redrawn, scatter)
+        return cls(bins, threshold, weight, claimed, observed, zeros(classes), redrawn, scatter)
 
     def like(self) -> ClassBins:
         """Empty sums of the same form."""
@@ -80,7 +84,7 @@ class ClassBins:
 
     def state(self) -> list[Tensor]:
         """Everything that adds, in a fixed order: what is merged and all-reduced."""
-        return [self.weight, self.claimed, self.observed, self.redrawn, self.scatter]
+        return [getattr(self, f.name) for f in fields(self)[2:]]
 
     def add(self, other: ClassBins) -> None:
         """Add the sums of other examples to these."""
@@ -97,6 +101,8 @@ class ClassBins:
         """
         probs, labels = probs.cpu(), labels.cpu()
         weights = torch.ones(len(probs), dtype=torch.float64) if weight is None else weight
+        own = labels if column is None else column[labels == 1]
+        self.labelled.index_add_(0, own, weights if column is None else weights[labels == 1])
         if column is None:
             row, above = self._above(probs)
             entries = _Entries(row, above, probs[row, above], (labels[row] == above).double())
@@ -180,12 +186,13 @@ class ClassBins:
         if average not in ("mean", "prevalence"):
             raise ValueError(f'average must be "mean" or "prevalence", got {average!r}')
         counted = (self.weight.sum(1) > 0).double()
-        share = counted if average == "mean" else counted * self.observed.sum(1)
+        share = counted if average == "mean" else counted * self.labelled
         return np.asarray(share / share.sum())
 
     def average(self, average: Average = "mean") -> float:
         """Average error over the classes that were counted."""
-        return float(np.nansum(self.errors() * self.shares(average)))
+        errors, shares = self.errors(), self.shares(average)
+        return float(errors[shares > 0] @ shares[shares > 0]) if (shares > 0).any() else math.nan
 
 
 def _seeded(probs: Tensor, labels: Tensor) -> torch.Generator:

@@ -11,7 +11,14 @@ from scipy.stats import beta, norm
 from torch import Tensor
 
 from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._checks import IGNORED, FloatArray, as_labels, as_pairs
+from calibrant._checks import (
+    IGNORED,
+    FloatArray,
+    as_labels,
+    as_pairs,
+    as_scores,
+    check_level,
+)
 from calibrant.metrics.binned import Values
 from calibrant.metrics.rows import margins, top_label
 from calibrant.metrics.smooth import smooth_ece
@@ -77,8 +84,9 @@ def reliability(
 
 def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
     """Reliability of sums per bin, those of a stream for instance."""
+    check_level(level)
     with np.errstate(invalid="ignore"):
-        effective = filled.weight**2 / filled.squares  # the count where there are no weights
+        effective = filled.effective
         hits = filled.accuracy * effective
         tail = (1 - level) / 2
         low = np.where(hits > 0, beta.ppf(tail, hits, effective - hits + 1), 0.0)
@@ -106,6 +114,7 @@ def smooth_reliability(
     >>> round(float(curve.accuracy[256]), 2)
     0.6
     """
+    check_level(level)
     claimed, happened, weights = as_pairs(confidence, outcome, weight)
     mass = np.ones_like(claimed) if weights is None else weights
     width = max(smooth_ece(confidence, outcome, weight=weight), 2 / points)
@@ -118,12 +127,18 @@ def smooth_reliability(
 
     density = np.maximum(blurred(mass, width), 1e-12 * mass.sum())
     accuracy = np.clip(blurred(mass * happened, width) / density, 0, 1)
-    # the square of a Gaussian kernel is a narrower one: the variance of the weighted mean
-    squares = blurred(mass**2 * (happened - accuracy[cell]) ** 2, width / np.sqrt(2))
-    squares = np.maximum(squares, 0) / (2 * np.sqrt(np.pi) * width * points)
-    reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares) / density
+    # Variance of a weighted mean, by the square of the kernel. That of a Gaussian is a narrower
+    # one; at either end its product with its own reflection comes on top.
+    grid = (np.arange(points) + 0.5) / points
+    noise = mass**2 * (happened - accuracy[cell]) ** 2
+    squares = np.maximum(blurred(noise, width / np.sqrt(2)), 0) / (2 * np.sqrt(np.pi) * width)
+    for end in (0.0, 1.0):
+        mirrored = noise @ np.exp(-(((claimed - end) / width) ** 2))
+        edge = np.exp(-(((grid - end) / width) ** 2)) / (np.pi * width**2 * points)
+        squares += mirrored * edge
+    reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares / points) / density
     return SmoothReliability(
-        (np.arange(points) + 0.5) / points,
+        grid,
         accuracy,
         np.clip(accuracy - reach, 0, 1),
         np.clip(accuracy + reach, 0, 1),
@@ -161,8 +176,10 @@ def margin_groups(
     >>> [g.reliability.share.sum().round() for g in margin_groups(logits, logits.argmax(-1))]
     [np.float64(1.0), np.float64(1.0), np.float64(1.0)]
     """
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}")
     pairs = top_label(logits, labels)
-    margin = margins(logits).reshape(-1)[as_labels(labels).reshape(-1) != IGNORED]
+    margin = margins(as_scores(logits)[as_labels(labels) != IGNORED])
     order = np.argsort(margin, kind="stable")
     parts = np.array_split(order, min(groups, order.size))
     return [

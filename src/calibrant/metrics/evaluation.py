@@ -13,7 +13,7 @@ from calibrant.metrics.rows import Estimand
 from calibrant.metrics.table import METRICS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluation(Mapping[str, Estimate]):
     """Figures of one set of predictions, with what they mean.
 
@@ -75,7 +75,7 @@ class Evaluation(Mapping[str, Estimate]):
         if self.test is None:
             return ""
         p = self.test.p_value
-        chance = f"p < {p:.2g}" if p <= 0.001 else f"p = {p:.2g}"
+        chance = f"p {'<=' if p <= 0.001 else '='} {p:.2g}"
         if p < 0.05:
             return f"miscalibrated: a calibrated model would rarely look this far off ({chance})"
         return f"no evidence of miscalibration in {self.n:,} examples ({chance})"
@@ -120,11 +120,13 @@ class Evaluation(Mapping[str, Estimate]):
 def _shown(name: str, value: float) -> str:
     if math.isnan(value):
         return "-"
-    return f"{100 * value:.2f} %" if METRICS[name].percent else f"{value:.4f}"
+    if METRICS[name].percent:
+        return f"{100 * value:.2f} %"
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _range(name: str, e: Estimate) -> str:
     if math.isnan(e.low):
         return ""
-    scale, digits = (100, 2) if METRICS[name].percent else (1, 4)
-    return f"[{scale * e.low:.{digits}f}, {scale * e.high:.{digits}f}]"
+    low, high = (_shown(name, end).removesuffix(" %") for end in (e.low, e.high))
+    return f"[{low}, {high}]"

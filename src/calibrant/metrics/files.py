@@ -9,11 +9,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
-from calibrant._checks import logits_from_probs
 from calibrant.data import Part, open_predictions
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.rows import Estimand
-from calibrant.metrics.stream import Accumulator, warn_floored
+from calibrant.metrics.stream import Accumulator
 from calibrant.shards import Report, over_parts
 
 BLOCK = 1 << 22
@@ -64,11 +63,8 @@ def evaluate_file(
     )
     block_rows = max(1, BLOCK // max(math.prod(chosen.shape), 1))
     task = partial(_measured, _Task(total.like(), chosen.domain, weight, groups, block_rows))
-    floored = 0
-    for found, zeros in over_parts(task, chosen.parts, executor, progress):
+    for found in over_parts(task, chosen.parts, executor, progress):
         total.merge(found)
-        floored += zeros
-    warn_floored(floored)
     return total.result()
 
 
@@ -83,21 +79,18 @@ class _Task:
     block_rows: int
 
 
-def _measured(task: _Task, part: Part, report: Report) -> tuple[Accumulator, int]:
-    """Sums of one part, and how many of its probabilities were zero."""
-    columns = {"weight": task.weight, "groups": task.groups}
-    names = {role: name for role, name in columns.items() if name}
-    sums, floored, done = task.empty.like(), 0, 0
-    wanted = ["logits", "labels", *names.values()]
-    for scores, labels, *rest in part.blocks(task.block_rows, wanted):
+def _measured(task: _Task, part: Part, report: Report) -> Accumulator:
+    """Sums of one part."""
+    columns = {task.domain: "logits", "labels": "labels"}
+    columns |= {"weight": task.weight} if task.weight else {}
+    columns |= {"groups": task.groups} if task.groups else {}
+    sums, done = task.empty.like(), 0
+    for block in part.blocks(task.block_rows, list(columns.values())):
         try:
-            logits, zeros = scores, 0
-            if task.domain == "probs":
-                logits, zeros = logits_from_probs(scores, tags=sums.estimand == "multilabel")
-            sums.update(logits, labels, **dict(zip(names, rest, strict=True)))
+            sums.update(**dict(zip(columns, block, strict=True)))
         except (TypeError, ValueError) as problem:
             where = f"{part.path}, counting from row {done}" if done else part.path
             raise type(problem)(f"{where}: {problem}") from problem
-        floored, done = floored + zeros, done + len(labels)
-        report(len(labels))
-    return sums, floored
+        done += len(block[0])
+        report(len(block[0]))
+    return sums

@@ -28,18 +28,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.special import expit
+from scipy.stats import norm, t
 
-from calibrant._binning import Bins, bin_index, equal_mass_edges, fill
+from calibrant._binning import Bins, equal_mass_edges, fill
 from calibrant._checks import FloatArray, IntArray, as_pairs
 from calibrant.metrics.binned import Values, enough
 from calibrant.metrics.classwise import ClassBins
-
-BANDWIDTH = 0.1
-"""Width, in confidence, of the smoothing of the gaps."""
+from calibrant.metrics.shape import Shape
 
 INPUTS = 1.1
 """Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and
@@ -76,6 +76,15 @@ class Cells(NamedTuple):
         """True gaps of a candidate, ``(cells,)``."""
         return self.share * (self.claimed - self.accuracy(scale))
 
+    def shifted(self, sign: int) -> Cells:
+        """Candidates whose gap is the same everywhere: one standard error of it at s = 1."""
+        count = int(self.size.sum())
+        right = float(self.share @ self.claimed - self.observed.sum())
+        likely = (right * count + 0.5) / (count + 1)  # unseen errors are possible all the same
+        return self._replace(
+            shape=np.full_like(self.shape, sign * math.sqrt(likely * (1 - likely) / count))
+        )
+
     def drawn(self, scale: float) -> FloatArray:
         """Gaps in samples of this size, ``(replicates, cells)``."""
         hits = np.random.default_rng(self.seed).binomial(self.trials, self.accuracy(scale))
@@ -85,7 +94,7 @@ class Cells(NamedTuple):
 
 def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
     """Cells of sums per bin; weights count as fewer examples."""
-    size = np.rint(_effective(filled)).astype(np.int64)
+    size = np.floor(np.maximum(filled.effective, filled.weight > 0)).astype(np.int64)
     claimed = np.clip(np.where(size > 0, filled.confidence, 0.0), 0, 1)
     share = filled.weight / filled.total
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
@@ -93,39 +102,12 @@ def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
     return Cells(filled.gap, share, claimed, shape(claimed), size, trials, seed)
 
 
-def _effective(filled: Bins) -> FloatArray:
-    """Number of equally weighted examples that each bin is worth: 0, or at least 1."""
-    squares = np.where(filled.squares > 0, filled.squares, 1.0)
-    return np.asarray(filled.weight**2 / squares)
-
-
-Shape = Callable[[FloatArray], FloatArray]
-"""Gap as a function of confidence."""
-
-
-def shape_of(filled: Bins) -> Shape:
-    """The observed gap as a function of confidence: a smooth curve if that explains it."""
-    held = filled.weight > 0
-    share, gap, claimed = (x[held] for x in (filled.weight, filled.gap, filled.confidence))
-    share = share / filled.total
-
-    def smooth(confidence: FloatArray) -> FloatArray:
-        kernel = np.exp(-(((confidence[:, None] - claimed) / BANDWIDTH) ** 2) / 2) + 1e-12
-        return np.asarray((kernel @ gap) / (kernel @ share))
-
-    def stepped(confidence: FloatArray) -> FloatArray:
-        steps = np.zeros_like(filled.gap)
-        steps[held] = gap / share
-        return steps[bin_index(confidence, filled.edges)]
-
-    size, accuracy = _effective(filled)[held], filled.accuracy[held]
-    likely = (accuracy * size + 0.5) / (size + 1)  # a bin without errors has noise all the same
-    off = (gap / share - smooth(claimed)) / np.sqrt(likely * (1 - likely) / size)
-    return smooth if (off**2).sum() <= chi2.ppf(0.99, off.size) else stepped
-
-
 def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:
-    """Interval of a calibration error by inverting tests along the shape of the gaps."""
+    """Interval of a calibration error by inverting tests along the shape of the gaps.
+
+    Where the gaps happen to be near zero, multiples of them are too. The upper end therefore
+    also tries gaps that are the same everywhere, in either direction.
+    """
     alpha = 1 - level
     # draws that equal the observed error but for rounding count on both sides
     observed = float(error(cells.observed[None])[0])
@@ -137,8 +119,8 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
         hits = int((error(cells.drawn(scale)) >= observed - slack).sum())
         return (1 + hits) / (1 + draws)
 
-    def undercut(scale: float) -> float:
-        hits = int((error(cells.drawn(scale)) <= observed + slack).sum())
+    def undercut(candidates: Cells, scale: float) -> float:
+        hits = int((error(candidates.drawn(scale)) <= observed + slack).sum())
         return (1 + hits) / (1 + draws)
 
     noise = float(np.median(error(cells.drawn(0.0))))
@@ -149,10 +131,13 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
 
     low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
-    rarely = max(undercut(0.0) * alpha / 2, 2 / (1 + draws))
-    high = _last(lambda s: undercut(s) > rarely)
-    low_error, high_error = error(np.stack([cells.gaps(low), cells.gaps(high)]))
-    return Estimate(value, min(float(low_error), value), max(float(high_error), value))
+    rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
+    ends = [cells.gaps(low)]
+    for candidates in (cells, cells.shifted(1), cells.shifted(-1)):
+        highest = _last(partial(_exceeds, partial(undercut, candidates), rarely))
+        ends.append(candidates.gaps(highest))
+    low_error, *high_errors = error(np.stack(ends)).tolist()
+    return Estimate(value, min(low_error, value), max(*high_errors, value))
 
 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
@@ -167,7 +152,13 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     actual, expected = np.asarray(sums.scatter)
     gap, weights = share * np.asarray(sums.claimed - sums.observed), share * np.asarray(sums.weight)
     noise = share * np.asarray(sums.claimed - sums.redrawn)
-    noise *= np.sqrt(np.divide(actual, expected, out=np.ones_like(actual), where=expected > 0))
+    ratio = np.divide(actual, expected, out=np.full_like(actual, np.inf), where=expected > 0)
+    noise *= np.sqrt(np.clip(ratio, 0, 9))
+    # claims near 0 or 1 hardly vary when redrawn; the residuals say how much labels really do
+    each = np.maximum(actual, 0) / np.maximum(np.asarray(sums.weight.sum(0)), 1e-300)
+    normal = np.random.default_rng(0).standard_normal(noise.shape)
+    certain = share * normal * np.sqrt(np.maximum(np.asarray(sums.weight), 0) * each)
+    noise = np.where((ratio > 9) & (actual > 0), certain, noise)
 
     # The gaps of the classes around their common curve hold noise already; shrinking them to
     # the spread that is left without it gives gaps that are as different as the true ones.
@@ -186,7 +177,7 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
 
     low = _last(lambda s: quantile(s, 1 - _lower_tail(s * size, floor, alpha)) < value)
     high = _last(lambda s: quantile(s, alpha / 2) < value)
-    return Estimate(value, min(low * size, value), max(high * size, value))
+    return Estimate(value, min(low * size, value), min(max(high * size, value), 1.0))
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:
@@ -203,14 +194,17 @@ def share_interval(value: float, count: float, level: float) -> Estimate:
     return Estimate(value, max(centre - reach, 0.0), min(centre + reach, 1.0))
 
 
-def logit_interval(value: float, deviation: float, level: float) -> Estimate:
-    """Interval of a value in (0, 1), normal on the logit scale; the point itself at an end."""
-    if math.isnan(value) or not 0 < value < 1:
-        return Estimate(value, value, value)
+def logit_interval(value: float, deviation: float, freedom: float, level: float) -> Estimate:
+    """Interval of a value in (0, 1), of Student's kind on the logit scale.
+
+    Undefined at 0 and 1, and where fewer than two examples of either kind were seen.
+    """
+    if math.isnan(deviation) or not (0 < value < 1 and freedom > 0):
+        return Estimate(value)
     centre = math.log(value / (1 - value))
-    reach = float(norm.ppf((1 + level) / 2)) * deviation / (value * (1 - value))
-    low, high = (1 / (1 + math.exp(-x)) for x in (centre - reach, centre + reach))
-    return Estimate(value, low, high)
+    reach = float(t.ppf((1 + level) / 2, freedom)) * deviation / (value * (1 - value))
+    low, high = expit([centre - reach, centre + reach])
+    return Estimate(value, float(low), float(high))
 
 
 class CalibrationTest(NamedTuple):
@@ -232,8 +226,9 @@ def calibration_test(
 
     Under the hypothesis each outcome happens with the probability that was claimed. Outcomes
     are drawn that way and their KS error is compared with the observed one: no bins, no
-    asymptotics, and a p-value that is below 5 % in at most 5 % of calibrated models. Above a
-    few thousand examples, neighbours in confidence are drawn together.
+    asymptotics, and a p-value that is below 5 % in at most 5 % of calibrated models. Above two
+    thousand examples, neighbours in confidence are drawn together. With weights the draws are
+    normal instead, which asks for more than a few examples.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.uniform(0.5, 1, 500)
@@ -245,11 +240,15 @@ def calibration_test(
     claimed, happened, weights = as_pairs(confidence, outcome, weight)
     filled = fill(claimed, happened, equal_mass_edges(claimed, 2000, weights), weights)
     held = filled.weight > 0
-    mass, squares = filled.weight[held], filled.squares[held]
-    probability = np.clip(filled.claimed[held] / mass, 0, 1)
-    effective = np.maximum(np.rint(mass**2 / squares), 1).astype(np.int64)
-    drawn = np.random.default_rng(seed).binomial(effective, probability, (replicates, mass.size))
-    residual = (probability - drawn / effective) * (mass / mass.sum())
+    share, size = filled.weight[held] / filled.total, filled.effective[held]
+    probability = np.clip(filled.confidence[held], 0, 1)
+    rng, many = np.random.default_rng(seed), (replicates, share.size)
+    if weights is None:
+        hits = rng.binomial(filled.count[held], probability, many)
+        residual = share * (probability - hits / size)
+    else:  # a sum of unequal weights is no binomial variable, but close to a normal one
+        deviation = share * np.sqrt(probability * (1 - probability) / size)
+        residual = deviation * rng.standard_normal(many)
     null = np.abs(np.cumsum(residual, axis=-1)).max(-1)
     statistic = float(np.abs(np.cumsum(filled.gap[held])).max())
     # draws that equal the observed error but for rounding count as reaching it
@@ -291,6 +290,10 @@ def worst(filled: Bins) -> Functional:
 def _lower_tail(error: float, noise: float, alpha: float) -> float:
     """How much of alpha the lower end may spend: all at 0, where the upper end cannot miss."""
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
+
+
+def _exceeds(function: Callable[[float], float], limit: float, scale: float) -> bool:
+    return function(scale) > limit
 
 
 def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:

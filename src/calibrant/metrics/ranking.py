@@ -23,7 +23,7 @@ def auroc(confidence: Values, outcome: Values, *, weight: Values | None = None) 
     0.875
     """
     claimed, happened, weights = as_pairs(confidence, outcome, weight)
-    return placement(claimed, happened, weights).value
+    return auroc_with_error(claimed, happened, weights).value
 
 
 def aurc(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
@@ -39,7 +39,7 @@ def aurc(confidence: Values, outcome: Values, *, weight: Values | None = None) -
     0.0625
     """
     claimed, happened, weights = as_pairs(confidence, outcome, weight)
-    return accumulated_risk(claimed, happened, weights).value
+    return aurc_with_error(claimed, happened, weights).value
 
 
 class RiskCoverage(NamedTuple):
@@ -107,60 +107,73 @@ def fpr95(inside: Values, outside: Values) -> float:
 
 
 class Influenced(NamedTuple):
-    """A value, and its standard error from how much each example moves it."""
+    """A value, its standard error from how much each example moves it, degrees of freedom."""
 
     value: float
     deviation: float
+    freedom: float
 
 
-def placement(claimed: FloatArray, happened: FloatArray, weights: FloatArray | None) -> Influenced:
+def auroc_with_error(
+    claimed: FloatArray, happened: FloatArray, weights: FloatArray | None
+) -> Influenced:
     """AUROC with DeLong's standard error, in n log n."""
     mass = np.ones_like(claimed) if weights is None else weights
     _, group = np.unique(claimed, return_inverse=True)
     yes, no = mass * happened, mass * (1 - happened)
     if not (yes.any() and no.any()):
-        return Influenced(math.nan, math.nan)
+        return Influenced(math.nan, math.nan, 0.0)
     # share of the other side that each example is ranked above; ties count half
     above_no = _below(group, no)[group] / no.sum()
     above_yes = 1 - _below(group, yes)[group] / yes.sum()
     value = float(yes @ above_no / yes.sum())
-    variance = ((yes * (above_no - value)) ** 2).sum() / yes.sum() ** 2
-    variance += ((no * (above_yes - value)) ** 2).sum() / no.sum() ** 2
-    return Influenced(value, math.sqrt(variance))
+    variance = _mean_variance(yes, above_no, value) + _mean_variance(no, above_yes, value)
+    return Influenced(value, math.sqrt(variance), min(_worth(yes), _worth(no)) - 1)
 
 
-def accumulated_risk(
+def aurc_with_error(
     claimed: FloatArray, happened: FloatArray, weights: FloatArray | None
 ) -> Influenced:
     """AURC with the standard error of the infinitesimal jackknife, in n log n."""
     mass = np.ones_like(claimed) if weights is None else weights
     order = np.argsort(-claimed, kind="stable")
-    mass, wrong = mass[order], _shared_in_ties(-claimed[order], 1 - happened[order], mass[order])
-    kept, errors = np.cumsum(mass), np.cumsum(mass * wrong)
-    total = kept[-1]
-    with np.errstate(invalid="ignore"):  # leading examples of weight zero: 0 / 0
-        risk, share, pull = (
-            np.nan_to_num(x) for x in (errors / kept, mass / kept, mass * errors / kept**2)
-        )
-    value = float(mass @ risk / total)
-    # derivative by the weight of example i: its own term, and all later means that it is part of
-    later = wrong * _from_here(share) - _from_here(pull)
-    influence = mass * (risk + later - value) / total
-    return Influenced(value, float(np.sqrt((influence**2).sum())))
+    _, tie = np.unique(-claimed[order], return_inverse=True)
+    mass, wrong = mass[order], 1 - happened[order]
+    size = np.bincount(tie)
+
+    def tied(values: FloatArray) -> FloatArray:
+        """Mean over the examples of equal confidence: they count as if in random order."""
+        return np.asarray((np.bincount(tie, values) / size)[tie])
+
+    even, failed = tied(mass), tied(mass * wrong)
+    kept, errors = np.cumsum(even), np.cumsum(failed)
+    risk = errors / kept
+    value = float(even @ risk / kept[-1])
+    # derivative by the weight of an example: its own mean, and all later ones that it is part of
+    later = wrong * tied(_from_here(even / kept)) - tied(_from_here(even * risk / kept))
+    influence = mass * (tied(risk) + later - value) / kept[-1]
+    deviation = float(np.sqrt((influence**2).sum()))
+    return Influenced(value, deviation, _worth(mass * wrong) - 1)
+
+
+def _worth(mass: FloatArray) -> float:
+    """Number of equally weighted examples that would be worth as much."""
+    return float(mass.sum() ** 2 / (mass**2).sum()) if mass.any() else 0.0
+
+
+def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
+    """Variance of a weighted mean; NaN where one example alone would have to tell it."""
+    count = _worth(mass)
+    if count <= 1:
+        return math.nan
+    spread = float(((mass * (values - mean)) ** 2).sum() / mass.sum() ** 2)
+    return spread * count / (count - 1)
 
 
 def _below(group: IntArray, mass: FloatArray) -> FloatArray:
     """Mass in lower groups plus half of the own, per group."""
     per_group = np.bincount(group, mass)
     return np.cumsum(per_group) - per_group / 2
-
-
-def _shared_in_ties(sorted_key: FloatArray, values: FloatArray, mass: FloatArray) -> FloatArray:
-    """Give each example of a tie the mean value of the tie."""
-    _, group = np.unique(sorted_key, return_inverse=True)
-    total = np.bincount(group, mass)
-    mean = np.divide(np.bincount(group, mass * values), total, where=total > 0, out=total * 0)
-    return mean[group]
 
 
 def _from_here(values: FloatArray) -> FloatArray:

@@ -28,6 +28,7 @@ from calibrant._checks import (
     Logits,
     as_labels,
     as_scores,
+    as_weight,
     bad_row,
     check_labels,
     check_shapes,
@@ -97,14 +98,14 @@ class Examples(NamedTuple):
 def examples(
     logits: Tensor | ArrayLike,
     labels: Tensor | ArrayLike,
-    weight: FloatArray | None = None,
+    weight: Tensor | ArrayLike | None = None,
     estimand: Estimand = "top_label",
 ) -> Examples:
-    """Check logits ``(..., classes)`` and labels ``(...)`` against each other."""
+    """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
     scores, targets = as_scores(logits), as_labels(labels)
     if estimand not in get_args(Estimand):
         raise ValueError(f"estimand must be one of {get_args(Estimand)}, got {estimand!r}")
-    given = Examples(scores, targets, weight, estimand)
+    given = Examples(scores, targets, None, estimand)
     if not given.one_logit:
         check_shapes(scores, targets)
     elif tuple(scores.shape) != targets.shape:
@@ -117,11 +118,17 @@ def examples(
             f"the binary estimand needs (n,) or (n, 2) logits, got {tuple(scores.shape)}: use "
             "calibrant.one_vs_rest(logits, labels, k) for one class of several"
         )
+    if given.classes < 2:
+        raise ValueError(
+            f"logits must have at least two classes, got {tuple(scores.shape)}: one column of "
+            "log-odds goes in as logits.squeeze(-1)"
+        )
     check_labels(targets, given.classes)
-    flat = targets.reshape(-1)
-    if weight is not None and not weight.all():  # weight zero: as if not there
-        flat = np.where(weight > 0, flat, IGNORED)
-    return given._replace(labels=flat)
+    if weight is None:
+        return given._replace(labels=targets.reshape(-1))
+    weights = as_weight(weight, targets.shape)
+    flat = np.where(weights > 0, targets.reshape(-1), IGNORED)  # weight zero: as if not there
+    return given._replace(labels=flat, weight=weights)
 
 
 def walk(given: Examples, classwise: ClassBins | None = None) -> Rows:
@@ -146,7 +153,7 @@ def top_label(logits: Tensor | ArrayLike, labels: Tensor | ArrayLike) -> Pairs:
     Examples
     --------
     >>> top_label([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [0, 1])
-    Pairs(confidence=array([0.33333333, 0.99975326]), outcome=array([ True, False]))
+    Pairs(confidence=array([0.33333333, 0.99975324]), outcome=array([ True, False]))
     """
     return _pairs(examples(logits, labels))
 
@@ -202,13 +209,16 @@ def margins(logits: Tensor | ArrayLike) -> FloatArray:
     scores = as_scores(logits)
     shape = tuple(scores.shape[:-1])
     if scores.ndim == 1:
-        gaps = _tensor(scores).double().abs().cpu().numpy()
+        odds = _tensor(scores).double().cpu()
+        gaps = torch.where(odds == math.inf, math.nan, odds.abs()).numpy()
     elif scores.shape[-1] == 1:
         gaps = np.full(shape, np.inf)
     else:
         runs = _slices(scores, int(scores.shape[-1]), 0, math.prod(shape))
         tops = [_tensor(rows).topk(2, dim=-1).values.double().cpu() for _, rows in runs]
-        gaps = torch.cat([torch.zeros(0), *(top[:, 0] - top[:, 1] for top in tops)]).numpy()
+        pairs = torch.cat([torch.zeros(0, 2), *tops])
+        # +inf has no softmax: NaN here, so that it is refused below
+        gaps = torch.where(pairs[:, 0] == math.inf, math.nan, pairs[:, 0] - pairs[:, 1]).numpy()
     if np.isnan(gaps).any():
         raise ValueError(
             "logits must be finite, or -inf for masked classes; NaN or +inf was found at row "
@@ -353,7 +363,7 @@ class _Softmax(NamedTuple):
 def _softmaxes(given: Examples, strip: tuple[int, int]) -> Iterator[_Softmax]:
     """Yield the softmax of every block; a row that has none is refused."""
     # one buffer for all blocks: fresh memory of this size costs more than the softmax
-    buffer = torch.empty(0)
+    buffer = torch.empty(0, dtype=torch.float64)
     for block in _blocks(given, *strip):
         if buffer.numel() < block.logits.numel() or buffer.device != block.logits.device:
             size, device = block.logits.numel(), block.logits.device
@@ -387,7 +397,10 @@ def _reduce(soft: _Softmax, given: Examples, classwise: ClassBins | None) -> Row
 def _explained(given: Examples, at: int) -> ValueError:
     width = 1 if given.one_logit else given.classes
     _, values = next(_slices(given.logits, width, at, at + 1))
-    return bad_row(_tensor(values)[0], int(given.labels[at]), at)
+    row = _tensor(values)[0]
+    if given.one_logit:
+        row = torch.cat([torch.zeros_like(row), row])
+    return bad_row(row, int(given.labels[at]), at)
 
 
 def _array(values: Tensor) -> NDArray[Any]:

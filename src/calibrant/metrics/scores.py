@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrant._checks import FloatArray, as_labels, as_weight, check_some
+from calibrant._checks import FloatArray, check_some
 from calibrant.metrics.binned import Values
 from calibrant.metrics.rows import Rows, examples, walk
 
@@ -43,8 +43,7 @@ def brier(logits: Values, labels: Values, *, weight: Values | None = None) -> fl
 
 def scores(logits: Values, labels: Values, weight: Values | None = None) -> Moments:
     """Sums of the scores of logits ``(..., classes)``."""
-    weights = None if weight is None else as_weight(weight, as_labels(labels).size)
-    given = examples(logits, labels, weights)
+    given = examples(logits, labels, weight)
     rows = walk(given)
     check_some(rows.nll.size)
     return Moments.empty() + Moments.of(rows, given.labelled_weight())
@@ -94,12 +93,16 @@ class Moments:
         return float(self.first[SCORES.index(name)] / self.weight)
 
     def deviation(self, name: str) -> float:
-        """Standard error of that mean."""
+        """Standard error of that mean; NaN for a single example."""
+        if self.effective <= 1:
+            return math.nan
         zeroth, first, second = self.powers[:, SCORES.index(name)]
         mean = np.float64(self.mean(name))
         with np.errstate(over="ignore", invalid="ignore"):  # losses beyond 1e154
             spread = second - 2 * mean * first + mean**2 * zeroth
-        return math.sqrt(max(spread, 0.0)) / self.weight if np.isfinite(spread) else math.inf
+        if not np.isfinite(spread):
+            return math.inf
+        return math.sqrt(max(spread, 0.0) / (1 - 1 / self.effective)) / self.weight
 
     @property
     def effective(self) -> float:

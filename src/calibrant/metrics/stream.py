@@ -15,9 +15,10 @@ from calibrant._binning import Bins, fill, uniform_edges
 from calibrant._checks import (
     BoolArray,
     FloatArray,
+    Logits,
     as_labels,
     as_scores,
-    as_weight,
+    check_level,
     check_some,
     logits_from_probs,
 )
@@ -25,7 +26,6 @@ from calibrant.metrics import intervals
 from calibrant.metrics.binned import Values
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.rows import Estimand, examples, walk
 from calibrant.metrics.scores import Moments
 from calibrant.metrics.table import METRICS, Summary
@@ -33,6 +33,10 @@ from calibrant.metrics.table import METRICS, Summary
 CLASS_NOISE = 1 << 22
 """Numbers kept for the interval of the class-wise error: 20 to 100 replicates of all classes and
 bins, as many as fit. Where fewer than 20 do, beyond 13 000 classes, there is no interval."""
+
+
+GROUPS = 1000
+"""Most groups that are measured one by one: each takes a fraction of a second."""
 
 
 class Accumulator:
@@ -76,8 +80,8 @@ class Accumulator:
         level: float | None = 0.9,
         seed: int = 0,
     ) -> None:
-        if level is not None and not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, or None, got {level}")
+        if level is not None:
+            check_level(level)
         self.estimand: Estimand = estimand
         self.pairs = pairs
         self.metrics = _chosen(metrics, pairs)
@@ -86,6 +90,7 @@ class Accumulator:
         self.moments = Moments.empty()
         self.bins = Bins.empty(uniform_edges(bins))
         self.classes = 0
+        self.floored = 0
         self.classwise: ClassBins | None = None
         self.groups: dict[str, Accumulator] = {}
         self._kept: list[tuple[FloatArray, BoolArray, FloatArray | None]] = []
@@ -103,18 +108,25 @@ class Accumulator:
 
     def update(
         self,
-        logits: Values,
-        labels: Values,
+        logits: Values | None = None,
+        labels: Values | None = None,
         *,
+        probs: Values | None = None,
         weight: Values | None = None,
         groups: Values | None = None,
     ) -> Accumulator:
-        """Add logits ``(..., classes)`` with labels ``(...)`` and, optionally, weights ``(...)``.
+        """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
-        ``groups`` ``(...)`` of any values asks for the same metrics by group.
+        ``weight`` and ``groups`` have one value per label, or one per row of labels; ``groups``
+        of any values ask for the same metrics by group. A refused batch leaves no trace.
         """
-        weights = None if weight is None else as_weight(weight, as_labels(labels).size)
-        given = examples(logits, labels, weights, self.estimand)
+        scores, floored = self._scores(logits, probs)
+        if labels is None:
+            raise TypeError("labels are missing: update(logits, labels)")
+        given = examples(scores, labels, weight, self.estimand)
+        shape = as_labels(labels).shape
+        rows_of_labels = shape[:-1] if self.estimand == "multilabel" else shape
+        members = {} if groups is None else _members(groups, rows_of_labels)
         classwise = self._class_bins(given.columns)
         rows = walk(given, classwise)  # may refuse the batch: nothing was added yet
         self._add_classes(given.columns, classwise)
@@ -122,11 +134,22 @@ class Accumulator:
         self.moments += Moments.of(rows, kept)
         outcome = rows.outcome.astype(np.float64)
         self.bins += fill(rows.confidence, outcome, self.bins.edges, kept)
+        self.floored += floored
         if self.pairs:
             self._kept.append((rows.confidence, rows.outcome, kept))
-        if groups is not None:
-            self._update_groups(logits, labels, weights, groups)
+        weights = None if given.weight is None else given.weight.reshape(shape)
+        for name, where in members.items():
+            part = None if weights is None else weights[where]
+            self._group(name).update(given.logits[where], as_labels(labels)[where], weight=part)
         return self
+
+    def _scores(self, logits: Values | None, probs: Values | None) -> tuple[Logits, int]:
+        """Logits, and how many probabilities had to be floored to get them."""
+        if probs is not None and logits is None:
+            return logits_from_probs(probs, tags=self.estimand == "multilabel")
+        if logits is None or probs is not None:
+            raise TypeError("either logits or probs are wanted: (logits, labels) or (probs=...)")
+        return as_scores(logits), 0
 
     def merge(self, other: Accumulator) -> Accumulator:
         """Add what another accumulator of the same form has seen."""
@@ -134,11 +157,13 @@ class Accumulator:
             raise ValueError(
                 f"accumulators of different form do not merge: {self._form()}, {other._form()}"
             )
+        if other.classes:
+            self._class_bins(other.classes)  # refuses another number of classes
+            self._add_classes(other.classes, other.classwise)
         self.moments += other.moments
         self.bins += other.bins
+        self.floored += other.floored
         self._kept += other._kept
-        if other.classes:
-            self._add_classes(other.classes, other.classwise)
         for name, part in other.groups.items():
             self._group(name).merge(part)
         return self
@@ -146,14 +171,19 @@ class Accumulator:
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
         """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
 
-        Sums travel in one all-reduce; pairs and groups, where kept, are gathered.
+        Sums are all-reduced; pairs and groups, where kept, are gathered. Call it once, at the end:
+        a second call would count everything again.
         """
-        classes: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(classes, self.classes, group)
-        for seen in filter(None, classes):  # a rank may have had no data at all
-            self._add_classes(seen, self._class_bins(seen))
+        forms: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(forms, (self._form(), self.classes, self.floored), group)
+        self.floored = sum(floored for _, _, floored in forms)
+        for form, classes, _ in forms:
+            if form != self._form():
+                raise ValueError(f"ranks differ in form: {self._form()}, {form}")
+            if classes:  # a rank may have had no data at all
+                self._add_classes(classes, self._class_bins(classes))
         self._reduce_sums(group)
-        rest: list[Any] = [None] * len(classes)
+        rest: list[Any] = [None] * len(forms)
         dist.all_gather_object(rest, (self._kept, self.groups), group)
         self._kept = [kept for part, _ in rest for kept in part]
         self.groups = {}
@@ -165,6 +195,12 @@ class Accumulator:
     def result(self) -> Evaluation:
         """Metrics of everything seen so far."""
         check_some(self.moments.count)
+        if self.floored:
+            warnings.warn(
+                f"{self.floored} probabilities are exactly 0 and were floored: NLL depends on the "
+                "floor; pass logits to avoid it",
+                stacklevel=2,
+            )
         summary = self._summary()
         found = {name: METRICS[name].estimate(summary) for name in self.metrics}
         test = None
@@ -207,24 +243,6 @@ class Accumulator:
         if self.classwise is not None and sums is not None:
             self.classwise.add(sums)
 
-    def _update_groups(
-        self, logits: Values, labels: Values, weight: FloatArray | None, groups: Values
-    ) -> None:
-        scores, targets = as_scores(logits), as_labels(labels)
-        names = np.asarray(groups)
-        if names.shape != targets.shape:
-            raise ValueError(
-                f"groups must have the shape of the labels, got {names.shape} for {targets.shape}"
-            )
-        for name in np.unique(names):
-            where = names == name
-            rows = torch.from_numpy(where) if isinstance(scores, torch.Tensor) else where
-            self._group(str(name)).update(
-                scores[rows],
-                targets[where],
-                weight=None if weight is None else weight[where.reshape(-1)],
-            )
-
     def _group(self, name: str) -> Accumulator:
         if name not in self.groups:
             self.groups[name] = self.like()
@@ -263,6 +281,7 @@ class Accumulator:
             confidence,
             outcome,
             weight,
+            self.estimand,
             self.level,
             self.seed,
         )
@@ -324,30 +343,37 @@ def evaluate(
     >>> overconfident["ece"].low > 0.1
     True
     """
-    if labels is None or (logits is None) == (probs is None):
-        raise TypeError("evaluate(logits, labels) or evaluate(probs=..., labels=...) is wanted")
-    if probs is not None:
-        logits, floored = logits_from_probs(probs, tags=estimand == "multilabel")
-        warn_floored(floored)
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    assert logits is not None
-    return stream.update(logits, labels, weight=weight, groups=groups).result()
+    return stream.update(logits, labels, probs=probs, weight=weight, groups=groups).result()
 
 
-def warn_floored(count: int) -> None:
-    """Warn that zeros among probabilities were floored."""
-    if count:
-        warnings.warn(
-            f"{count} probabilities are exactly 0 and were floored: NLL depends on the floor; "
-            "pass logits to avoid it",
-            stacklevel=3,
+def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
+    """Where the rows of each group are: a mask over the leading dimensions of the labels."""
+    values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
+    if values.ndim == 0 or values.shape != shape[: values.ndim]:
+        raise ValueError(
+            f"groups must have one value per example or per row, got {values.shape} for {shape}"
         )
+    if values.dtype.kind == "O":
+        values = values.astype(str)
+    elif values.dtype.kind == "S":
+        values = np.char.decode(values)
+    names, index = np.unique(values, return_inverse=True)
+    if names.size > GROUPS:
+        raise ValueError(
+            f"groups has {names.size} different values, more than {GROUPS}: is it an identifier?"
+        )
+    return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
 
 
 def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     names = tuple(METRICS) if metrics is None else tuple(metrics)
+    if isinstance(metrics, str):
+        names = (metrics,)
+    if not names:
+        raise ValueError(f"metrics must name at least one of {', '.join(METRICS)}")
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}: choose from {', '.join(METRICS)}")
@@ -360,9 +386,16 @@ def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
 
 
 def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
-    """Order of groups: by the ECE that the data prove, then by the ECE seen."""
-    found = item[1].get("ece", Estimate(0.0))
-    return (0.0 if math.isnan(found.low) else found.low, found.value)
+    """Order of groups: by the ECE that the data prove, then by the ECE seen.
+
+    Where ECE was not asked for, by the first metric that was.
+    """
+    found = item[1]
+    name = "ece" if "ece" in found else next(iter(found))
+    value, low, high = found[name]
+    if METRICS[name].higher_is_better:
+        value, low = -value, -high
+    return (0.0 if math.isnan(low) else low, value)
 
 
 def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -14,8 +14,9 @@ from calibrant.metrics import binned, intervals, ranking, scores, smooth
 from calibrant.metrics.binned import Values
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.intervals import Cells, Estimate
-from calibrant.metrics.rows import top_label
+from calibrant.metrics.rows import Estimand, top_label
 from calibrant.metrics.scores import Moments
+from calibrant.metrics.shape import Shape, shape_of
 
 REPLICATES = 1000
 """Draws behind an interval; the errors without bins take fewer."""
@@ -46,13 +47,14 @@ class Summary:
     confidence: FloatArray
     outcome: FloatArray
     weight: FloatArray | None
+    estimand: Estimand
     level: float | None
     seed: int
 
     @cached_property
     def cells(self) -> Cells:
         """The equal-width bins, for drawing."""
-        return intervals.cells_of(self.bins, intervals.shape_of(self.bins), REPLICATES, self.seed)
+        return intervals.cells_of(self.bins, shape_of(self.bins), REPLICATES, self.seed)
 
     @cached_property
     def equal_mass(self) -> Bins:
@@ -60,9 +62,9 @@ class Summary:
         return self.filled(equal_mass_edges(self.confidence, self.bins.count.size, self.weight))
 
     @cached_property
-    def shape(self) -> intervals.Shape:
+    def shape(self) -> Shape:
         """Gap as a function of confidence, from the pairs."""
-        return intervals.shape_of(self.equal_mass)
+        return shape_of(self.equal_mass)
 
     def filled(self, edges: FloatArray) -> Bins:
         """Sums of the pairs in other bins."""
@@ -135,13 +137,19 @@ def _smce(s: Summary) -> Estimate:
 
 
 def _auroc(s: Summary) -> Estimate:
-    value, deviation = ranking.placement(s.confidence, s.outcome, s.weight)
-    return s.interval(value, deviation, intervals.logit_interval)
+    return _ranked(s, ranking.auroc_with_error(s.confidence, s.outcome, s.weight))
 
 
 def _aurc(s: Summary) -> Estimate:
-    value, deviation = ranking.accumulated_risk(s.confidence, s.outcome, s.weight)
-    return s.interval(value, deviation, intervals.logit_interval)
+    if s.estimand != "top_label":  # P(class 1) is no confidence in an answer
+        return Estimate(math.nan)
+    return _ranked(s, ranking.aurc_with_error(s.confidence, s.outcome, s.weight))
+
+
+def _ranked(s: Summary, found: ranking.Influenced) -> Estimate:
+    if s.level is None:
+        return Estimate(found.value)
+    return intervals.logit_interval(*found, s.level)
 
 
 def _of_pairs(function: Callable[..., float]) -> Callable[[Values, Values], float]:

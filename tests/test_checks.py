@@ -88,13 +88,13 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "float labels": (
         *(OK, [0.0, 1.0, 2.0, 0.0], TypeError),
         "labels must be integers, got float64: class indices with -100 for ignored examples are "
-        r"wanted; convert with .astype\(int\) if they are whole numbers",
+        r"wanted; convert with .astype\(int\) or .long\(\) if they are whole numbers",
     ),
     "float tensor labels": (
         *(torch.zeros(4, 3), torch.zeros(4), TypeError),
         "labels must be integers, got float32",
     ),
-    "labels of text": (OK, ["a", "b", "c", "a"], TypeError, "labels must be integers, got <U1"),
+    "labels of text": (OK, ["a", "b", "c", "a"], TypeError, "labels must be integers, got str"),
     "no labels": (OK, None, TypeError, r"evaluate\(logits, labels\) or evaluate\(probs=..."),
     "integer logits": (
         *(np.zeros((4, 3), int), YES, TypeError),
@@ -122,7 +122,15 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
         "nothing to measure",
     ),
     "all ignored": (OK, [-100] * 4, ValueError, "nothing to measure"),
-    "no classes": (np.zeros((4, 0)), YES, ValueError, r"labels must be in \[0, 0\)"),
+    "no classes": (
+        *(np.zeros((4, 0)), YES, ValueError),
+        r"logits must have at least two classes, got \(4, 0\): one column of log-odds goes in as "
+        r"logits.squeeze\(-1\)",
+    ),
+    "one class": (
+        *(np.zeros((4, 1)), [0] * 4, ValueError),
+        r"logits must have at least two classes, got \(4, 1\)",
+    ),
 }
 
 
@@ -163,14 +171,15 @@ def test_every_function_of_logits_refuses_to_measure_nothing(function):
 
 
 def test_lists_of_different_lengths_are_refused_with_the_name_of_the_argument():
-    with pytest.raises((TypeError, ValueError), match="logits must be"):
+    message = "logits must be floating point, got object: rows of different lengths"
+    with pytest.raises(TypeError, match=message):
         cal.evaluate([[0.0, 1.0], [0.0]], [0, 0])
     with pytest.raises((TypeError, ValueError), match="labels must be"):
         cal.evaluate(OK, [[0], [1, 2]])
 
 
 def test_logits_without_classes_are_refused_even_if_all_is_ignored():
-    with pytest.raises(ValueError, match="nothing to measure"):
+    with pytest.raises(ValueError, match="logits must have at least two classes"):
         cal.evaluate(np.zeros((4, 0)), [-100] * 4)
 
 
@@ -259,7 +268,12 @@ PAIRS = [
     ),
     ([0.5], [0.5], ValueError, r"outcome must be 0 or 1 \(did it happen\?\), got 0.5"),
     ([0.5], [math.nan], ValueError, "outcome must be 0 or 1"),
-    ([0.5, 0.5], [1], ValueError, "confidence and outcome must have equal shapes, got 2 and 1"),
+    (
+        [0.5, 0.5],
+        [1],
+        ValueError,
+        r"confidence and outcome must have equal shapes, got \(2,\) and \(1,\)",
+    ),
     (np.zeros(0), [], ValueError, "nothing to measure"),
 ]
 
@@ -278,7 +292,7 @@ def test_pairs_are_refused_alike_by_every_function(function, confidence, outcome
 
 
 def test_pairs_of_equal_size_and_different_shape_are_refused():
-    with pytest.raises(ValueError, match="confidence and outcome must have equal shapes"):
+    with pytest.raises(ValueError, match=r"must have equal shapes, got \(2, 3\) and \(3, 2\)"):
         cal.ece(np.full((2, 3), 0.5), np.ones((3, 2)))
 
 
@@ -286,11 +300,13 @@ def test_pairs_of_equal_size_and_different_shape_are_refused():
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        ([1.0], "weight must have one value per example, got 1 for 2"),
-        ([1.0, 2.0, 3.0], "weight must have one value per example, got 3 for 2"),
-        ([1.0, -2.0], r"weight must be finite and at least 0 \(0 leaves out\), got -2"),
-        ([1.0, math.nan], "weight must be finite and at least 0 .* got nan"),
-        ([INF, 1.0], "weight must be finite and at least 0 .* got inf"),
+        ([1.0], r"weight must have one value per example or per row, got \(1,\) for \(2,\)"),
+        ([1.0, 2.0, 3.0], r"weight must have one value per example or per row, got \(3,\) for \(2,\)"),
+        ([1.0, -2.0], r"weight must be 0 \(leaves out\) or in \(1e-100, 1e100\), got -2.0"),
+        ([1.0, 1e-101], r"weight must be 0 \(leaves out\) or in .* got 1e-101"),
+        ([1.0, 1e100], r"weight must be 0 \(leaves out\) or in .* got 1e\+100"),
+        ([1.0, math.nan], r"weight must be 0 \(leaves out\) or in .* got nan"),
+        ([INF, 1.0], r"weight must be 0 \(leaves out\) or in .* got inf"),
         ([0.0, 0.0], "nothing to measure: .* or every weight 0"),
     ],
 )
@@ -301,9 +317,9 @@ def test_weights_are_refused_alike_by_every_function(function, weight, message):
 
 @pytest.mark.parametrize("function", [cal.evaluate, cal.nll, cal.classwise_ece, cal.per_class_ece])
 def test_weights_of_logits_are_one_per_label(function):
-    with pytest.raises(ValueError, match="weight must have one value per example, got 3 for 4"):
+    with pytest.raises(ValueError, match=r"weight must have one value .* got \(3,\) for \(4,\)"):
         function(OK, YES, weight=[1, 1, 1])
-    with pytest.raises(ValueError, match="weight must be finite and at least 0"):
+    with pytest.raises(ValueError, match=r"weight must be 0 \(leaves out\) or in"):
         function(OK, YES, weight=[1, 1, 1, -1])
     with pytest.raises(ValueError, match="nothing to measure"):
         function(OK, YES, weight=[0, 0, 0, 0])
@@ -351,16 +367,18 @@ def test_metrics_that_need_pairs_are_refused_by_a_stream_without():
         cal.Accumulator(metrics=["ece", "ks", "auroc"])
 
 
-@pytest.mark.parametrize("level", [0, 1, -0.5, 90, math.nan])
-def test_a_level_is_between_zero_and_one(level):
-    with pytest.raises(ValueError, match=f"level must be between 0 and 1, or None, got {level}"):
+@pytest.mark.parametrize("level", [0, 0.995, 1, -0.5, 90, math.nan])
+def test_a_level_is_above_zero_and_at_most_99_percent(level):
+    message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
+    with pytest.raises(ValueError, match=message):
         cal.evaluate(OK, YES, level=level)
 
 
-@pytest.mark.parametrize("level", [0, 1.5, 90])
+@pytest.mark.parametrize("level", [0, 0.995, 1.5, 90])
 @pytest.mark.parametrize("curve", [cal.reliability, cal.smooth_reliability])
-def test_the_level_of_a_curve_is_between_zero_and_one(curve, level):
-    with pytest.raises(ValueError, match="level must be between 0 and 1"):
+def test_the_level_of_a_curve_is_above_zero_and_at_most_99_percent(curve, level):
+    message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
+    with pytest.raises(ValueError, match=message):
         curve([0.5, 0.7], [1, 0], level=level)
 
 
@@ -392,11 +410,11 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         "every batch must have the same classes: 3 so far, now 5",
     ),
     "weight": (BATCH, YES, {"weight": [1, 2, 3, -1]}, "weight must be"),
-    "weights": (BATCH, YES, {"weight": [1, 2]}, "weight must have one value per example"),
+    "weights": (BATCH, YES, {"weight": [1, 2]}, "weight must have one value per example or per row"),
 }
 
 GROUPS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "groups": (BATCH, YES, {"groups": ["a", "b"]}, r"groups must have the shape of the labels"),
+    "groups": (BATCH, YES, {"groups": ["a", "b"]}, "groups must have one value per example or per row"),
     "mixed groups": (
         *(BATCH, YES, {"groups": np.array(["a", None, 1, "b"], dtype=object)}),
         "groups must be|not supported between",
@@ -519,7 +537,14 @@ def test_pairs_of_weight_zero_are_dropped_before_they_are_judged():
     np.testing.assert_array_equal(weight, [1, 2])
 
 
+def test_a_weight_per_row_serves_the_row_and_nothing_else():
+    np.testing.assert_array_equal(as_weight([2, 3], (2, 3)), [2, 2, 2, 3, 3, 3])
+    for weight in (np.ones(6), np.ones(3), np.ones((2, 1)), np.ones((2, 3, 1))):
+        with pytest.raises(ValueError, match=r"weight must have one value .* for \(2, 3\)"):
+            as_weight(weight, (2, 3))
+
+
 def test_values_and_weights_are_flat_float64():
-    for found in (as_weight(torch.ones(2, 3), 6), as_values([[1, 2, 3], [4, 5, 6]], "inside")):
+    for found in (as_weight(torch.ones(2, 3), (2, 3)), as_values([[1, 2, 3], [4, 5, 6]], "inside")):
         assert found.dtype == np.float64
         assert found.shape == (6,)

@@ -11,7 +11,7 @@ from calibrant._checks import FloatArray, as_pairs
 from calibrant.metrics.binned import Values
 
 MESH = 4096
-"""Cells of [0, 1] on which smooth ECE is computed; bandwidths below 1e-3 do not occur."""
+"""Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 
 
 def ks(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:

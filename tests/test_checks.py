@@ -95,7 +95,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
         "labels must be integers, got float32",
     ),
     "labels of text": (OK, ["a", "b", "c", "a"], TypeError, "labels must be integers, got str"),
-    "no labels": (OK, None, TypeError, r"evaluate\(logits, labels\) or evaluate\(probs=..."),
+    "no labels": (OK, None, TypeError, "labels are missing"),
     "integer logits": (
         *(np.zeros((4, 3), int), YES, TypeError),
         r"logits must be floating point, got int64: convert with .astype\(float\) or .float\(\)",
@@ -301,7 +301,10 @@ def test_pairs_of_equal_size_and_different_shape_are_refused():
     ("weight", "message"),
     [
         ([1.0], r"weight must have one value per example or per row, got \(1,\) for \(2,\)"),
-        ([1.0, 2.0, 3.0], r"weight must have one value per example or per row, got \(3,\) for \(2,\)"),
+        (
+            [1.0, 2.0, 3.0],
+            r"weight must have one value per example or per row, got \(3,\) for \(2,\)",
+        ),
         ([1.0, -2.0], r"weight must be 0 \(leaves out\) or in \(1e-100, 1e100\), got -2.0"),
         ([1.0, 1e-101], r"weight must be 0 \(leaves out\) or in .* got 1e-101"),
         ([1.0, 1e100], r"weight must be 0 \(leaves out\) or in .* got 1e\+100"),
@@ -410,11 +413,21 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         "every batch must have the same classes: 3 so far, now 5",
     ),
     "weight": (BATCH, YES, {"weight": [1, 2, 3, -1]}, "weight must be"),
-    "weights": (BATCH, YES, {"weight": [1, 2]}, "weight must have one value per example or per row"),
+    "weights": (
+        BATCH,
+        YES,
+        {"weight": [1, 2]},
+        "weight must have one value per example or per row",
+    ),
 }
 
 GROUPS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "groups": (BATCH, YES, {"groups": ["a", "b"]}, "groups must have one value per example or per row"),
+    "groups": (
+        BATCH,
+        YES,
+        {"groups": ["a", "b"]},
+        "groups must have one value per example or per row",
+    ),
     "mixed groups": (
         *(BATCH, YES, {"groups": np.array(["a", None, 1, "b"], dtype=object)}),
         "groups must be|not supported between",

@@ -318,7 +318,7 @@ def failing(name):
         "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': choose"),
         "unknown group": (["p.npz", "--group-by", "age"], "error: p.npz has no age .*; found logi"),
         "unknown weight": (["p.npz", "--weight-by", "age"], "error: p.npz has no age in this spl"),
-        "not binary": (["p.npz", "--binary"], "error: the binary estimand needs"),
+        "not binary": (["p.npz", "--binary"], "error: p.npz: the binary estimand needs"),
         "no bins": (["p.npz", "--bins", "0"], "error: bins must be a positive whole number"),
         "bad level": (["p.npz", "--level", "90"], "Error: .*--level.*90"),
         "percent limit": (["p.npz", "--max-ece", "3"], r"Error: --max-ece must be a fraction \(0"),

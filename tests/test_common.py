@@ -308,7 +308,7 @@ DTYPES = [np.float16, np.float32, np.float64, torch.bfloat16, torch.float16, tor
 @st.composite
 def problems(draw):
     """Logits in eighths, so that every dtype holds them, shifts are exact and ties abound."""
-    n, k = draw(st.integers(1, 30)), draw(st.integers(1, 6))
+    n, k = draw(st.integers(1, 30)), draw(st.integers(2, 6))
     eighths = st.integers(-24, 24)
     flat = draw(st.lists(eighths, min_size=n * k, max_size=n * k))
     labels = draw(st.lists(st.integers(-1, k - 1), min_size=n, max_size=n))
@@ -455,6 +455,7 @@ def test_the_verdict_follows_the_test(rng):
     assert wild.test.p_value == 0.001
     assert "no evidence of miscalibration in 2,000 examples" in str(calm)
     assert "miscalibrated: a calibrated model would rarely look this far off" in str(wild)
+    assert "p <= 0.001" in str(wild)
     assert cal.evaluate(logits, labels, level=None).verdict() == ""
     for found in (calm, wild):
         assert found.verdict() in str(found)
@@ -512,6 +513,35 @@ def test_groups_are_named_after_their_values(data, kind):
     assert {part.n for part in found.groups.values()} == {300}
 
 
+def test_a_group_per_row_serves_the_row(rng):
+    logits, labels = drawn(rng, 120, 3)
+    groups = np.arange(20) % 2
+    found = cal.evaluate(logits.reshape(20, 6, 3), labels.reshape(20, 6), groups=groups, level=None)
+    expected = cal.evaluate(logits, labels, groups=groups.repeat(6), level=None)
+    assert {name: part.to_dict() for name, part in found.groups.items()} == {
+        name: part.to_dict() for name, part in expected.groups.items()
+    }
+
+
+def test_nan_is_a_group(data):
+    groups = np.where(np.arange(600) % 3 == 0, math.nan, 1.5)
+    found = cal.evaluate(*data, groups=groups, metrics=["ece"], level=None)
+    assert {name: part.n for name, part in found.groups.items()} == {"nan": 200, "1.5": 400}
+
+
+def test_more_than_a_thousand_groups_are_refused(rng):
+    logits, labels = drawn(rng, 1001, 3)
+    with pytest.raises(ValueError, match="groups has 1001 different values, more than 1000"):
+        cal.evaluate(logits, labels, groups=np.arange(1001), metrics=["ece"], level=None)
+    groups = np.minimum(np.arange(1001), 999)
+    assert len(cal.evaluate(logits, labels, groups=groups, metrics=["ece"], level=None).groups) > 1
+
+
+def test_huge_values_are_printed_in_scientific_form():
+    found = cal.evaluate([[0.0, 1e30], [0.0, 1e30]], [0, 1], metrics=["nll"], level=None)
+    assert "5e+29" in str(found)
+
+
 def test_groups_of_an_estimand_with_one_logit_are_the_subsets(rng):
     odds = rng.normal(size=400)
     labels = (rng.random(400) < 1 / (1 + np.exp(-odds))).astype(int)
@@ -526,8 +556,9 @@ def test_groups_of_tags_keep_the_tags_apart(rng):
     logits = rng.normal(size=(200, 3))
     labels = (rng.random((200, 3)) < 1 / (1 + np.exp(-logits))).astype(int)
     half = np.repeat([0, 1], 100)
-    groups = np.repeat(half[:, None], 3, axis=1)
-    found = cal.evaluate(logits, labels, groups=groups, estimand="multilabel", level=None)
+    with pytest.raises(ValueError, match="groups must have one value per example or per row"):
+        cal.evaluate(logits, labels, groups=half[:, None].repeat(3, 1), estimand="multilabel")
+    found = cal.evaluate(logits, labels, groups=half, estimand="multilabel", level=None)
     for name in (0, 1):
         alone = values(logits[half == name], labels[half == name], estimand="multilabel")
         assert found.groups[str(name)].classes == 3

@@ -152,7 +152,7 @@ def assert_same(found, expected):
                 found[name].value, expected[name].value, rtol=0, atol=1e-12, err_msg=name
             )
         else:
-            assert found[name].value == expected[name].value, name
+            np.testing.assert_array_equal(found[name].value, expected[name].value, err_msg=name)
         # The draws behind the class-wise interval are made block by block.
         tolerance = 0.02 if name == "classwise_ece" else 1e-9
         np.testing.assert_allclose(found[name][1:], expected[name][1:], atol=tolerance)
@@ -439,13 +439,24 @@ def faulty(folder, **changes):
         ({"logits": np.inf}, r"logits must be finite.*\+inf"),
         ({"logits": -np.inf}, "logits must be finite.*-inf in every class"),
         ({"labels": 5}, r"labels must be in \[0, 5\).*got 5"),
-        ({"importance": np.nan}, "weight must be finite"),
-        ({"importance": -1}, "weight must be finite, at least 0"),
+        ({"importance": np.nan}, r"weight must be 0 \(leaves out\) or in .*got nan"),
+        ({"importance": -1}, r"weight must be 0 \(leaves out\) or in .*got -1\.0"),
     ],
 )
 def test_fault_in_the_last_shard_is_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"part3\.npz: {message}"):
         calibrant.evaluate_file(faulty(tmp_path, **changes), weight="importance")
+
+
+def test_fault_in_a_later_block_is_counted_from_its_first_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK", 5 * 100)  # a hundred rows of five classes
+    arrays = predictions()
+    arrays["logits"][342] = np.nan
+    arrays["labels"][342] = 1
+    message = r"predictions\.npz, counting from row 300: logits must be finite.* row 42 has NaN"
+    np.savez(tmp_path / "predictions.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        calibrant.evaluate_file(tmp_path / "predictions.npz")
 
 
 def test_fault_among_probabilities_is_named(tmp_path):

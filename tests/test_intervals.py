@@ -8,9 +8,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest, norm
+from scipy.stats import binom, binomtest, norm, t
 
 import calibrant as cal
+from calibrant._binning import fill, uniform_edges
+from calibrant.metrics.ranking import aurc_with_error, auroc_with_error
+from calibrant.metrics.shape import shape_of
 from tests.simulate import drawn, drawn_pairs
 
 FIGURES = ["accuracy", "nll", "brier", "auroc", "aurc"]
@@ -126,11 +129,18 @@ DATA = {
 }
 
 
+def no_interval(name, value, n):
+    """A mean of one example, and a rank statistic at either end."""
+    return (name in ("nll", "brier") and n == 1) or (
+        name in ("auroc", "aurc") and (value in (0, 1) or n == 1)
+    )
+
+
 @pytest.mark.parametrize("kind", DATA)
 def test_every_interval_contains_its_value(rng, kind):
     found = cal.evaluate(*DATA[kind](rng))
     for name, (value, low, high) in found.items():
-        if math.isnan(value):
+        if math.isnan(value) or no_interval(name, value, found.n):
             assert math.isnan(low), name
             assert math.isnan(high), name
             continue
@@ -208,6 +218,29 @@ def test_what_is_undefined_has_no_interval(rng):
     right = cal.evaluate(*DATA["all right"](rng))
     assert all(math.isnan(x) for x in right["auroc"])
     assert right["aurc"].value == 0
+    assert all(math.isnan(x) for x in right["aurc"][1:])
+    one = cal.evaluate(*drawn(rng, 1, 3))
+    for name in ("nll", "brier"):
+        assert math.isfinite(one[name].value)
+        assert all(math.isnan(x) for x in one[name][1:])
+
+
+@pytest.mark.parametrize("estimand", ["binary", "multilabel"])
+def test_the_area_of_selective_risk_is_undefined_where_no_answer_is_claimed(rng, estimand):
+    """P(class 1) is no confidence in an answer: 0.1 is a confident "no"."""
+    shape = 200 if estimand == "binary" else (100, 2)
+    found = cal.evaluate(rng.normal(size=shape), rng.integers(0, 2, shape), estimand=estimand)
+    assert all(math.isnan(x) for x in found["aurc"])
+    assert not math.isnan(found["auroc"].low)
+
+
+def test_an_error_of_zero_has_an_upper_end_above_zero():
+    """Ten claims of 0.5, five of which happen, rule out no small error."""
+    found = cal.evaluate(np.zeros(10), np.arange(10) % 2, estimand="binary")
+    for name in ("ece", "ada_ece", "mce", "over_ece", "under_ece", "ks", "smooth_ece", "smce"):
+        value, low, high = found[name]
+        assert (value, low) == pytest.approx((0, 0), abs=1e-12), name
+        assert high > 0.1, name
 
 
 def test_too_many_classes_have_a_class_wise_error_without_an_interval(rng):
@@ -261,15 +294,13 @@ def test_the_interval_of_a_score_is_normal(rng, weigh):
     for name, score in scores.items():
         mean = np.average(score, weights=weight)
         deviation = np.sqrt((weight**2 * (score - mean) ** 2).sum()) / weight.sum()
+        effective = weight.sum() ** 2 / (weight**2).sum()
+        deviation *= np.sqrt(effective / (effective - 1))
         reach = norm.ppf(0.9) * deviation
         assert found[name] == pytest.approx((mean, mean - reach, mean + reach)), name
 
 
-def logit_deviation(estimate, level):
-    """Standard error of a value, from its interval on the logit scale."""
-    low, high = (math.log(x / (1 - x)) for x in estimate[1:])
-    value = estimate.value
-    return (high - low) / (2 * norm.ppf((1 + level) / 2)) * value * (1 - value)
+WITH_ERROR = {"auroc": auroc_with_error, "aurc": aurc_with_error}
 
 
 @pytest.mark.parametrize("name", ["auroc", "aurc"])
@@ -279,23 +310,66 @@ def test_the_standard_error_of_a_rank_statistic_is_that_of_the_jackknife(rng, na
     labels = (rng.random(250) < 1 / (1 + np.exp(-odds))).astype(int)
     metric = {"auroc": cal.auroc, "aurc": cal.aurc}[name]
     confidence, outcome = cal.binary(odds, labels)
+    found = WITH_ERROR[name](confidence, outcome.astype(float), None)
+    assert found.value == pytest.approx(metric(confidence, outcome), abs=1e-12)
     left_out = [
         metric(np.delete(confidence, i), np.delete(outcome, i)) for i in range(len(outcome))
     ]
     jackknife = np.sqrt(249 / 250 * (np.subtract(left_out, np.mean(left_out)) ** 2).sum())
-    found = cal.evaluate(odds, labels, estimand="binary", metrics=[name], level=0.8)[name]
-    assert logit_deviation(found, 0.8) == pytest.approx(jackknife, rel=0.015)
-    centre = math.log(found.value / (1 - found.value))
+    assert found.deviation == pytest.approx(jackknife, rel=0.015)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("name", ["auroc", "aurc"])
+def test_the_interval_of_a_rank_statistic_is_of_students_kind_on_the_logit_scale(rng, name, weigh):
+    logits, labels = drawn(rng, 60, 4)
+    weight = rng.exponential(size=60) if weigh else np.ones(60)
+    found = cal.evaluate(logits, labels, weight=weight, metrics=[name], level=0.8)[name]
+    confidence, outcome = cal.top_label(logits, labels)
+    value, deviation, freedom = WITH_ERROR[name](confidence, outcome.astype(float), weight)
+    wrong, right = (w.sum() ** 2 / (w**2).sum() for w in (weight[~outcome], weight[outcome]))
+    assert freedom == pytest.approx((min(wrong, right) if name == "auroc" else wrong) - 1)
+    assert found.value == pytest.approx(value)
+    centre, slope = math.log(value / (1 - value)), value * (1 - value)
+    reach = t.ppf(0.9, freedom) * deviation / slope
     ends = [math.log(x / (1 - x)) for x in found[1:]]
-    assert np.mean(ends) == pytest.approx(centre)
+    assert ends == pytest.approx([centre - reach, centre + reach])
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_the_standard_error_of_auroc_is_that_of_delong(rng, weigh):
+    """Every pair of a yes and a no is compared; the variances divide by their number less one."""
+    claimed, happened = drawn_pairs(rng, 80)
+    claimed = claimed.round(1)
+    weight = rng.exponential(size=80) if weigh else np.ones(80)
+    yes, no = claimed[happened], claimed[~happened]
+    above = (yes[:, None] > no) + (yes[:, None] == no) / 2
+    share_yes, share_no = (w / w.sum() for w in (weight[happened], weight[~happened]))
+    value = share_yes @ above @ share_no
+    variance = 0.0
+    for share, placed in ((share_yes, above @ share_no), (share_no, share_yes @ above)):
+        worth = 1 / (share**2).sum()
+        variance += (share**2 @ (placed - value) ** 2) * worth / (worth - 1)
+    found = auroc_with_error(claimed, happened.astype(float), weight)
+    assert found[:2] == pytest.approx((value, math.sqrt(variance)))
+
+
+@pytest.mark.parametrize("name", ["auroc", "aurc"])
+def test_a_rank_statistic_of_one_wrong_answer_has_no_interval(name):
+    confidence = np.linspace(0.6, 0.9, 20)
+    odds, wrong = np.log(confidence / (1 - confidence)), np.arange(20) == 7
+    logits = np.stack([odds, np.zeros(20)], axis=-1)
+    found = cal.evaluate(logits, wrong.astype(int), metrics=[name])[name]
+    assert 0 < found.value < 1
+    assert all(math.isnan(x) for x in found[1:])
 
 
 def test_the_area_of_one_confidence_is_as_uncertain_as_its_error_rate():
     """Where all tie, AURC is the error rate, 30 of 100: a deviation of 0.046."""
-    labels = (np.arange(100) < 70).astype(int)
-    found = cal.evaluate(np.full(100, 2.0), labels, metrics=["aurc"], level=0.8)["aurc"]
+    happened = (np.arange(100) < 70).astype(float)
+    found = aurc_with_error(np.full(100, 0.9), happened, None)
     assert found.value == pytest.approx(0.3)
-    assert logit_deviation(found, 0.8) == pytest.approx(math.sqrt(0.3 * 0.7 / 100), rel=0.02)
+    assert found.deviation == pytest.approx(math.sqrt(0.3 * 0.7 / 100), rel=0.02)
 
 
 # The debiased error
@@ -320,7 +394,10 @@ def test_the_debiased_error_is_near_the_truth_when_miscalibrated(rng, gap):
 
 
 def test_the_debiased_error_solves_its_equation(rng):
-    """The mean of |s g + noise| over many draws of the noise is the observed sum."""
+    """The mean of |s d + noise| over many draws of the noise is the observed sum.
+
+    The d are the gaps of the curve through the observed ones, and the error is s sum |d|.
+    """
     confidence, outcome = drawn_pairs(rng, 400, 0.08)
     weight = rng.exponential(size=400)
     found = cal.debiased_ece(confidence, outcome, bins=10, weight=weight)
@@ -333,7 +410,12 @@ def test_the_debiased_error_solves_its_equation(rng):
     variance = np.array([((residual * (cell == b) - share * gap[b]) ** 2).sum() for b in range(10)])
     # the mixed term is nearly that of equal weights, which the closed form assumes
     noise = rng.normal(size=(200_000, 10)) * np.sqrt(variance)
-    mean = np.abs(found / observed * gap + noise).sum(1).mean()
+    filled = fill(confidence, outcome.astype(float), uniform_edges(10), weight)
+    held = filled.weight > 0
+    curve = np.zeros(10)
+    curve[held] = shape_of(filled)(filled.confidence[held]) * filled.weight[held] / weight.sum()
+    assert np.abs(curve - gap).max() > 1e-3  # smoother than what was observed
+    mean = np.abs(found / np.abs(curve).sum() * curve + noise).sum(1).mean()
     assert mean == pytest.approx(observed, rel=0.01)
 
 

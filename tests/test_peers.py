@@ -403,7 +403,7 @@ def test_classwise_ece_equals_a_loop_over_classes_and_bins(rng, name, threshold)
         kept = probs[:, k] > threshold if threshold else np.ones(len(labels), bool)
         happened = (labels == k)[kept]
         expected.append(slow_ece(probs[kept, k], happened, weight=weight[kept]))
-        share.append(weight[kept] @ happened)
+        share.append(weight @ (labels == k))  # of all labels, also with a threshold
     options = {"threshold": threshold, "weight": weight}
     found = cal.per_class_ece(logits, labels, **options)
     np.testing.assert_allclose(found, expected, atol=TIGHT)

@@ -1,6 +1,7 @@
 """The walk over the rows: pairs against their definitions, whatever the blocks and threads."""
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -246,7 +247,8 @@ def test_tiny_blocks_on_any_number_of_threads_agree(rng, monkeypatch, threads, c
     monkeypatch.setitem(rows.BLOCK, "cpu", block)
     threads(count)
     for shaped in (logits, torch.tensor(logits), logits.reshape(10, 25, 5)):
-        found = whole(shaped, labels.reshape(shaped.shape[:-1]), weight=weight)
+        shape = shaped.shape[:-1]
+        found = whole(shaped, labels.reshape(shape), weight=weight.reshape(shape))
         assert found == pytest.approx(expected, abs=1e-12, rel=0)
     np.testing.assert_array_equal(cal.top_label(logits, labels).confidence, pairs.confidence)
     np.testing.assert_array_equal(cal.top_label(logits, labels).outcome, pairs.outcome)
@@ -304,16 +306,27 @@ def test_the_number_of_torch_threads_is_put_back(rng, small_blocks, threads, cou
     assert counts() == (count, count)
 
 
-def test_the_number_of_torch_threads_is_put_back_after_a_shard(threads):
+def test_the_number_of_torch_threads_stays_in_the_home_process(threads):
     threads(3)
 
     def fails(part, report):
-        assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        shards._alone(fails, None)  # type: ignore[arg-type]
+        shards._alone(fails, os.getpid(), None)  # type: ignore[arg-type]
     assert counts() == (3, 3)
+
+
+def test_a_shard_in_a_process_of_its_own_runs_on_one_torch_thread(threads):
+    threads(3)
+    elsewhere = os.getpid() + 1
+    found = shards._alone(
+        lambda part, report: torch.get_num_threads(),
+        elsewhere,
+        None,  # type: ignore[arg-type]
+    )
+    assert found == 1
 
 
 # Bad rows

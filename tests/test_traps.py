@@ -317,6 +317,14 @@ def test_the_classwise_error_is_a_mean_over_classes_and_not_a_sum(rng):
     assert cal.classwise_ece(logits, labels) == pytest.approx(per_class.sum() / 5, abs=1e-12)
 
 
+@pytest.mark.parametrize("average", ["mean", "prevalence"])
+def test_a_threshold_that_leaves_nothing_gives_no_error(average):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = cal.classwise_ece(np.zeros((4, 3)), [0, 1, 2, 0], threshold=0.5, average=average)
+    assert math.isnan(found)
+
+
 def test_every_label_the_same_is_no_trouble(rng):
     found = cal.evaluate(rng.normal(size=(100, 3)), np.zeros(100, dtype=int))
     assert math.isfinite(found["ece"].value)
@@ -362,9 +370,9 @@ def test_probabilities_come_in_by_name_only(rng):
 
 def test_logits_and_probs_together_are_refused():
     both = np.array([[0.4, 0.6]])
-    with pytest.raises(TypeError, match="evaluate"):
+    with pytest.raises(TypeError, match="either logits or probs are wanted"):
         cal.evaluate(both, [1], probs=both)
-    with pytest.raises(TypeError, match="evaluate"):
+    with pytest.raises(TypeError, match="either logits or probs are wanted"):
         cal.evaluate(labels=[1])
 
 
@@ -379,8 +387,34 @@ def test_a_probability_of_zero_is_floored_with_a_warning():
     with pytest.warns(UserWarning, match="1 probabilities are exactly 0"):
         found = cal.evaluate(probs=probs, labels=[1, 0], level=None)
     assert found["ece"].value == pytest.approx((1 + 0.5) / 2, abs=1e-12)
-    smallest = float(np.finfo(np.float32).tiny)
-    assert found["nll"].value == pytest.approx((math.log(2) - math.log(smallest)) / 2)
+    floor = float(np.finfo(np.float32).smallest_subnormal) / 2
+    assert found["nll"].value == pytest.approx((math.log(2) - math.log(floor)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "floor"),
+    [
+        (torch.float16, 2.0**-25),
+        (torch.bfloat16, 2.0**-134),
+        (torch.float32, 2.0**-150),
+        (torch.float64, math.ulp(0.0)),  # half of which is no number
+    ],
+)
+@pytest.mark.parametrize("column", [False, True])
+def test_the_floor_of_a_probability_is_half_the_smallest_number_of_its_dtype(dtype, floor, column):
+    probs = torch.tensor([0.0] if column else [[1.0, 0.0]], dtype=dtype)
+    with pytest.warns(UserWarning, match="1 probabilities are exactly 0"):
+        found = cal.evaluate(probs=probs, labels=[1], metrics=["nll"], level=None)
+    assert found["nll"].value == pytest.approx(-math.log(floor))
+
+
+def test_a_probability_below_the_normal_numbers_is_kept():
+    smallest = np.finfo(np.float32).smallest_subnormal
+    probs = np.array([[1.0, smallest]], dtype=np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = cal.evaluate(probs=probs, labels=[1], metrics=["nll"], level=None)
+    assert found["nll"].value == pytest.approx(149 * math.log(2))
 
 
 def test_confidences_that_are_logits_are_refused():

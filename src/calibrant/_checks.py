@@ -35,10 +35,7 @@ def as_scores(values: Tensor | ArrayLike, name: str = "logits") -> Logits:
     ...
     TypeError: logits must be floating point, got int64: convert with .astype(float) or .float()
     """
-    try:
-        scores = values if isinstance(values, Tensor) else np.asarray(values)
-    except ValueError:  # numpy's own message does not name the argument
-        scores = np.empty(0, dtype=object)
+    scores = values if isinstance(values, Tensor) else _asarray(values)
     floating = (
         scores.is_floating_point()
         if isinstance(scores, Tensor)
@@ -59,7 +56,7 @@ def as_labels(labels: Tensor | ArrayLike, name: str = "labels") -> IntArray:
     >>> as_labels([2, 0, -100])
     array([   2,    0, -100])
     """
-    kind = str(labels.dtype) if isinstance(labels, Tensor) else np.asarray(labels).dtype.name
+    kind = str(labels.dtype) if isinstance(labels, Tensor) else _asarray(labels).dtype.name
     if not any(word in kind for word in ("int", "bool")):
         raise TypeError(
             f"{name} must be integers, got {kind.removeprefix('torch.')}: class indices with "
@@ -186,7 +183,7 @@ def as_weight(weight: Tensor | ArrayLike, shape: tuple[int, ...]) -> FloatArray:
 
 def spread(values: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     """Repeat values of shape ``(n, ...)`` over the remaining dimensions of the examples."""
-    if values.shape != shape[: values.ndim]:
+    if values.ndim == 0 or values.shape != shape[: values.ndim]:
         raise ValueError(
             f"{name} must have one value per example or per row, got {values.shape} for {shape}"
         )
@@ -242,6 +239,13 @@ def _check_sums(probs: FloatArray, eps: float) -> None:
             f"probs must sum to one in each row, got {probs[at].sum():.6g} at {_place(at)}: "
             "normalise them, or pass the scores as logits"
         )
+
+
+def _asarray(values: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError:  # ragged lists: numpy's message names no argument, so the caller's will
+        return np.empty(0, dtype=object)
 
 
 def _float64(values: Tensor | ArrayLike) -> FloatArray:

@@ -9,7 +9,7 @@ call looks right in a paper and in a dark notebook. Needs matplotlib:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def reliability_diagram(curve: Reliability, ax: Axes | None = None, *, label: st
     axes.errorbar(claimed, accuracy, yerr=reach, fmt="o", ms=3, lw=1, capsize=2, color=ink)
     _diagonal(axes)
     _counts(axes, curve.edges, curve.share)
-    _legend(axes)
+    _legend(axes, "lower right")  # where the bars are solid and hide nothing
     return axes
 
 
@@ -105,7 +105,9 @@ def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
     for values, color, label in ((shares.right, RIGHT, "right"), (shares.wrong, WRONG, "wrong")):
         axes.stairs(100 * values, shares.edges, fill=True, color=color, alpha=0.35)
         axes.stairs(100 * values, shares.edges, color=color, lw=1.5, label=label)
+    least = min(x[x > 0].min() for x in (shares.right, shares.wrong) if x.any())
     axes.set(xlim=(0, 1), xlabel="confidence", ylabel="share of the examples (%)", yscale="log")
+    axes.set_ylim(50 * least, 200)
     _legend(axes)
     return axes
 
@@ -161,8 +163,8 @@ def _square(ax: Axes | None) -> Axes:
     return ax
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(loc="upper left", framealpha=0.8, edgecolor="none")
+def _legend(axes: Axes, place: Literal["upper left", "lower right"] = "upper left") -> None:
+    axes.legend(loc=place, framealpha=0.8, edgecolor="none")
 
 
 def _diagonal(axes: Axes) -> None:

@@ -90,7 +90,8 @@ def _measured(task: _Task, part: Part, report: Report) -> Accumulator:
             sums.update(**dict(zip(columns, block, strict=True)))
         except (TypeError, ValueError) as problem:
             where = f"{part.path}, counting from row {done}" if done else part.path
-            raise type(problem)(f"{where}: {problem}") from problem
+            kind = TypeError if isinstance(problem, TypeError) else ValueError
+            raise kind(f"{where}: {problem}") from problem
         done += len(block[0])
         report(len(block[0]))
     return sums

@@ -94,7 +94,9 @@ class Cells(NamedTuple):
 
 def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
     """Cells of sums per bin; weights count as fewer examples."""
-    size = np.floor(np.maximum(filled.effective, filled.weight > 0)).astype(np.int64)
+    # a sum of equal weights is off by rounding only
+    whole = np.floor(filled.effective + 1e-6)
+    size = np.maximum(whole, filled.weight > 0).astype(np.int64)
     claimed = np.clip(np.where(size > 0, filled.confidence, 0.0), 0, 1)
     share = filled.weight / filled.total
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone

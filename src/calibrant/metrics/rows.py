@@ -113,7 +113,12 @@ def examples(
             f"one logit per label is wanted, got logits {tuple(scores.shape)} and labels "
             f"{targets.shape}: (n,) logits are log-odds, {estimand} ones have a label per cell"
         )
-    if estimand == "binary" and given.classes != 2:
+    if estimand == "multilabel" and scores.ndim < 2:
+        raise ValueError(
+            f"multilabel logits must be (..., tags), got {tuple(scores.shape)}: one logit per "
+            'example is estimand="binary"'
+        )
+    if estimand == "binary" and given.classes > 2:
         raise ValueError(
             f"the binary estimand needs (n,) or (n, 2) logits, got {tuple(scores.shape)}: use "
             "calibrant.one_vs_rest(logits, labels, k) for one class of several"

@@ -122,7 +122,7 @@ class Accumulator:
         """
         scores, floored = self._scores(logits, probs)
         if labels is None:
-            raise TypeError("labels are missing: update(logits, labels)")
+            raise TypeError("labels are missing: (logits, labels) are wanted")
         given = examples(scores, labels, weight, self.estimand)
         shape = as_labels(labels).shape
         rows_of_labels = shape[:-1] if self.estimand == "multilabel" else shape
@@ -359,7 +359,7 @@ def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
     if values.dtype.kind == "O":
         values = values.astype(str)
     elif values.dtype.kind == "S":
-        values = np.char.decode(values)
+        values = np.char.decode(values, errors="replace")
     names, index = np.unique(values, return_inverse=True)
     if names.size > GROUPS:
         raise ValueError(
@@ -393,6 +393,8 @@ def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
     found = item[1]
     name = "ece" if "ece" in found else next(iter(found))
     value, low, high = found[name]
+    if math.isnan(value):  # undefined: last
+        return (-math.inf, -math.inf)
     if METRICS[name].higher_is_better:
         value, low = -value, -high
     return (0.0 if math.isnan(low) else low, value)

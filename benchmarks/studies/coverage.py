@@ -4,8 +4,8 @@
 
 Labels are drawn from softmax(u); the model under test says softmax of something else: u times a
 temperature, or of logits that are wrong only at some margins or for some classes. The truth is
-the value on a million examples (a fifth of that for 100 classes), or 0 for the errors of a calibrated model. Takes the better part
-of an hour.
+the value on a million examples (a fifth of that for 100 classes), or 0 for the errors of a
+calibrated model. Takes the better part of an hour.
 """
 
 import csv
@@ -59,7 +59,7 @@ def truth(classes: int, kind: float | str) -> dict[str, float]:
     return values
 
 
-def main(cases: Iterable[str] = CASES, repetitions: int = 200) -> None:
+def main(cases: Iterable[str] = CASES, repetitions: int = 100) -> None:
     table = csv.writer(sys.stdout)
     table.writerow(["model", "n", *cal.METRICS, "test rejects"])
     for title in cases:

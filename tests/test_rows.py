@@ -80,7 +80,12 @@ def test_binary_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
         np.testing.assert_array_equal(found.outcome, labels[kept] == 1)
 
 
-@pytest.mark.parametrize("shape", [(60, 5), (3, 20, 5), (300,)])
+def test_one_column_of_logits_is_not_multilabel():
+    with pytest.raises(ValueError, match='multilabel logits must be .* estimand="binary"'):
+        cal.multilabel([0.5, -0.5], [1, 0])
+
+
+@pytest.mark.parametrize("shape", [(60, 5), (3, 20, 5)])
 def test_multilabel_is_the_sigmoid_of_every_cell(rng, shape):
     logits, labels = 3 * rng.normal(size=shape), rng.integers(0, 2, shape)
     labels[0] = -100

@@ -81,7 +81,7 @@ def test_binary_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
 
 
 def test_one_column_of_logits_is_not_multilabel():
-    with pytest.raises(ValueError, match='multilabel logits must be .* estimand="binary"'):
+    with pytest.raises(ValueError, match=r'multilabel logits must be .* estimand="binary"'):
         cal.multilabel([0.5, -0.5], [1, 0])
 
 

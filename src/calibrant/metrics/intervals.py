@@ -251,10 +251,9 @@ def calibration_test(
     else:  # a sum of unequal weights is no binomial variable, but close to a normal one
         deviation = share * np.sqrt(probability * (1 - probability) / size)
         residual = deviation * rng.standard_normal(many)
-    null = np.abs(np.cumsum(residual, axis=-1)).max(-1)
-    statistic = float(np.abs(np.cumsum(filled.gap[held])).max())
+    statistic = float(running(filled.gap[held]))
     # draws that equal the observed error but for rounding count as reaching it
-    reached = int((null >= statistic * (1 - 1e-9)).sum())
+    reached = int((running(residual) >= statistic * (1 - 1e-9)).sum())
     return CalibrationTest(statistic, (1 + reached) / (1 + replicates))
 
 

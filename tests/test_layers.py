@@ -14,17 +14,18 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 LAYERS: list[set[str]] = [
     {"sample"},  # data files, without code
     {"_checks"},
+    {"_walk"},
     {"_binning"},
     {"_solve"},
     {"_partition"},
     {"data"},
-    {"io"},
     {"shards"},
     {"metrics"},
     {"losses"},
     {"calibrators"},
-    {"decide", "heads"},
+    {"decide", "heads", "compare"},
     {"llm"},
+    {"io"},  # knows every kind of artifact that it loads
     {"sklearn", "export", "plots", "report", "monitor"},
     {"bench"},
     {"__init__"},  # resolves the public names of everything below

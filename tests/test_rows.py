@@ -10,8 +10,7 @@ import torch
 from scipy.special import expit, logsumexp, softmax
 
 import calibrant as cal
-from calibrant import shards
-from calibrant.metrics import rows
+from calibrant import _walk, shards
 from tests.simulate import drawn
 
 INF = math.inf
@@ -28,7 +27,7 @@ def threads():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a dozen numbers: a few rows each, and every input is worth several threads."""
-    monkeypatch.setitem(rows.BLOCK, "cpu", 12)
+    monkeypatch.setitem(_walk.BLOCK, "cpu", 12)
 
 
 @pytest.fixture
@@ -249,7 +248,7 @@ def test_tiny_blocks_on_any_number_of_threads_agree(rng, monkeypatch, threads, c
     weight = rng.exponential(size=250)
     expected = whole(logits, labels, weight=weight)
     pairs = cal.top_label(logits, labels)
-    monkeypatch.setitem(rows.BLOCK, "cpu", block)
+    monkeypatch.setitem(_walk.BLOCK, "cpu", block)
     threads(count)
     for shaped in (logits, torch.tensor(logits), logits.reshape(10, 25, 5)):
         shape = shaped.shape[:-1]

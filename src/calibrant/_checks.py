@@ -21,6 +21,8 @@ IGNORED = -100
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+Values: TypeAlias = Tensor | ArrayLike
+"""What a user may pass: a tensor on any device, an array, or nested lists of numbers."""
 Logits: TypeAlias = "Tensor | NDArray[Any]"
 """What the walk over rows accepts: a tensor on any device or an array, memory-mapped or not."""
 

@@ -13,18 +13,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import erf
-from torch import Tensor
 
 from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._checks import BoolArray, FloatArray, as_pairs, check_some
+from calibrant._checks import BoolArray, FloatArray, Values, as_pairs, check_some
+from calibrant._walk import examples
 from calibrant.metrics.classwise import Average, ClassBins
-from calibrant.metrics.rows import examples, walk
+from calibrant.metrics.rows import walk
 from calibrant.metrics.shape import shape_of
-
-Values = Tensor | ArrayLike
 
 
 def bins_of(

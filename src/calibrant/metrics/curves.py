@@ -14,12 +14,12 @@ from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
 from calibrant._checks import (
     IGNORED,
     FloatArray,
+    Values,
     as_labels,
     as_pairs,
     as_scores,
     check_level,
 )
-from calibrant.metrics.binned import Values
 from calibrant.metrics.rows import margins, top_label
 from calibrant.metrics.smooth import smooth_ece
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibrant._binning import RULE, Bins
+from calibrant._walk import Estimand
 from calibrant.metrics.intervals import CalibrationTest, Estimate
-from calibrant.metrics.rows import Estimand
 from calibrant.metrics.table import METRICS
 
 

@@ -9,9 +9,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
+from calibrant._walk import Estimand
 from calibrant.data import Part, open_predictions
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.rows import Estimand
 from calibrant.metrics.stream import Accumulator
 from calibrant.shards import Report, over_parts
 

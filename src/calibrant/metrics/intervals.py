@@ -36,8 +36,8 @@ from scipy.special import expit
 from scipy.stats import norm, t
 
 from calibrant._binning import Bins, equal_mass_edges, fill
-from calibrant._checks import FloatArray, IntArray, as_pairs
-from calibrant.metrics.binned import Values, enough
+from calibrant._checks import FloatArray, IntArray, Values, as_pairs
+from calibrant.metrics.binned import enough
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.shape import Shape
 

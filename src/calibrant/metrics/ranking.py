@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._checks import FloatArray, IntArray, as_pairs, as_values
-from calibrant.metrics.binned import Values
+from calibrant._checks import FloatArray, IntArray, Values, as_pairs, as_values
 
 
 def auroc(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrant._checks import FloatArray, check_some
-from calibrant.metrics.binned import Values
-from calibrant.metrics.rows import Rows, examples, walk
+from calibrant._checks import FloatArray, Values, check_some
+from calibrant._walk import examples
+from calibrant.metrics.rows import Rows, walk
 
 
 def accuracy(logits: Values, labels: Values, *, weight: Values | None = None) -> float:

@@ -16,17 +16,18 @@ from calibrant._checks import (
     BoolArray,
     FloatArray,
     Logits,
+    Values,
     as_labels,
     as_scores,
     check_level,
     check_some,
     logits_from_probs,
 )
+from calibrant._walk import Estimand, examples
 from calibrant.metrics import intervals
-from calibrant.metrics.binned import Values
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.rows import Estimand, examples, walk
+from calibrant.metrics.rows import walk
 from calibrant.metrics.scores import Moments
 from calibrant.metrics.table import METRICS, Summary
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._checks import FloatArray
+from calibrant._checks import FloatArray, Values
+from calibrant._walk import Estimand
 from calibrant.metrics import binned, intervals, ranking, scores, smooth
-from calibrant.metrics.binned import Values
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.intervals import Cells, Estimate
-from calibrant.metrics.rows import Estimand, top_label
+from calibrant.metrics.rows import top_label
 from calibrant.metrics.scores import Moments
 from calibrant.metrics.shape import Shape, shape_of
 

@@ -1,0 +1,282 @@
+"""What every calibrator is: a module that is fitted once and then maps logits to logits."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from calibrant._checks import Logits, Values, as_scores, bad_row
+from calibrant._partition import Records, tabulate
+from calibrant._solve import Solution
+from calibrant._walk import Examples, as_tensor, examples
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BOUNDS = (0.05, 20.0)
+"""Temperatures that a fit may give. Data without an optimum (all right, all wrong) end there."""
+ENOUGH = 5
+"""Samples per parameter below which a fit warns."""
+
+
+class Context(NamedTuple):
+    """What may come with the logits of a fit."""
+
+    features: Logits | None = None
+    head: tuple[Any, Any] | None = None
+    groups: NDArray[Any] | None = None
+
+
+class Calibrator(nn.Module):
+    """A map from logits to calibrated logits that is learned from held-out predictions.
+
+    ``fit`` learns it, calling the module applies it. Subclasses write ``_fit`` and
+    ``_transform``, name their learned buffers (with a trailing underscore) in ``__init__`` by
+    :meth:`_learned`, and declare what they guarantee.
+
+    Attributes
+    ----------
+    keeps_argmax : bool
+        The predicted class is never changed, by rounding neither.
+    monotone : bool
+        The order of all classes of a row is kept.
+    needs_features : bool
+        ``fit`` and ``forward`` want the features before the last layer.
+    solution_ : Solution or None
+        How the search of the last fit ended.
+    """
+
+    keeps_argmax: ClassVar[bool] = False
+    monotone: ClassVar[bool] = False
+    needs_features: ClassVar[bool] = False
+
+    classes_: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.solution_: Solution | None = None
+        self._learned(classes_=torch.tensor(0))
+        self._classes = 0  # as a Python number, so that an exported graph does not depend on it
+
+    # ------------------------------------------------------------------ what a subclass writes
+
+    def _fit(self, given: Examples, context: Context) -> None:
+        raise NotImplementedError
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        """Map logits ``(..., classes)``, whose largest is 0, to calibrated ones.
+
+        ``top`` ``(..., 1)`` was the largest before it was taken away.
+        """
+        raise NotImplementedError
+
+    def size(self, classes: int) -> int:
+        """Number of fitted parameters for a number of classes."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------ fit and use
+
+    def fit(
+        self,
+        logits: Values,
+        labels: Values,
+        *,
+        features: Values | None = None,
+        head: tuple[Any, Any] | None = None,
+        sample_weight: Values | None = None,
+        groups: Values | None = None,
+    ) -> Self:
+        """Learn from held-out logits and labels; an earlier fit is forgotten.
+
+        Parameters
+        ----------
+        logits : (..., classes), or (n,) log-odds of two classes
+            Of examples that the model was not trained on. Masked classes are -inf.
+        labels : (...) integers, -100 ignored
+        features : (..., width), optional
+            Inputs of the last layer, for methods that need them.
+        head : (weight, bias), optional
+            The last linear layer, for methods that need it.
+        sample_weight : (...) or fewer leading dimensions, optional
+            Weights of the examples; 0 leaves one out.
+        groups : (...), optional
+            Examples of one group (a document, a patient) stay together in cross-validation.
+
+        Returns
+        -------
+        self
+        """
+        given = examples(logits, labels, sample_weight)
+        if self.needs_features and features is None:
+            raise ValueError(
+                f"{type(self).__name__} needs features: pass features=, the inputs of the last "
+                "layer, one row for each row of logits"
+            )
+        kept = None if groups is None else np.asarray(groups).reshape(-1)
+        context = Context(None if features is None else as_scores(features, "features"), head, kept)
+        self._warn_of_size(int((given.labels >= 0).sum()), given.classes)
+        self._fit(given, context)
+        self._fitted(1 if given.logits.ndim == 1 else given.classes)
+        return self
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
+        self._check_input(logits)
+        wide = self._wide(logits)
+        top = wide.amax(-1, keepdim=True)
+        found = self._transform(wide - top, top, features)
+        if self.keeps_argmax:
+            # Rounding may level what was apart: a class below the top stays below it by an
+            # amount that survives the softmax.
+            rest = -2 * torch.finfo(wide.dtype).eps
+            found = torch.where(wide < top, found.clamp(max=rest), 0)
+        else:
+            found = found - found.amax(-1, keepdim=True)
+        return found[..., 1] - found[..., 0] if self._classes == 1 else found
+
+    @overload
+    def predict_proba(self, logits: Tensor, features: Values | None = None) -> Tensor: ...
+    @overload
+    def predict_proba(self, logits: ArrayLike, features: Values | None = None) -> NDArray[Any]: ...
+    def predict_proba(
+        self, logits: Values, features: Values | None = None
+    ) -> Tensor | NDArray[Any]:
+        """Calibrated probabilities ``(..., classes)``; of class 1 ``(...)`` for log-odds.
+
+        NumPy in gives NumPy out, a tensor in gives a tensor out.
+        """
+        scores = self._scores(logits)
+        inputs = None if features is None else self._tensor(features, scores.device)
+        with torch.no_grad():
+            found = self(scores, inputs)
+            probs = torch.sigmoid(found) if self._classes == 1 else torch.softmax(found, -1)
+        return probs if isinstance(logits, Tensor) else probs.cpu().numpy()
+
+    def config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as they can be written to JSON."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from their defaults, and whether it is fitted."""
+        defaults = inspect.signature(type(self)).parameters
+        said = [f"{k}={v!r}" for k, v in self.config().items() if v != defaults[k].default]
+        state = [f"classes={self._classes}"] if self._classes else ["not fitted"]
+        return ", ".join([*said, *state])
+
+    # --------------------------------------------------------------------------------- plumbing
+
+    def _learned(self, **buffers: Any) -> None:
+        """Set learned values: float32, so that every device can hold them."""
+        for name, value in buffers.items():
+            tensor = torch.as_tensor(value)
+            tensor = tensor.float() if tensor.is_floating_point() else tensor
+            before = getattr(self, name, None)
+            device = before.device if isinstance(before, Tensor) else tensor.device
+            self.register_buffer(name, tensor.to(device))
+
+    def _fitted(self, classes: int) -> None:
+        self._learned(classes_=torch.tensor(classes))
+        self._classes = classes
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
+    ) -> None:
+        """Take the shapes of learned values from the file."""
+        for name in self._buffers:
+            if prefix + name in state_dict:
+                self._learned(**{name: torch.empty_like(state_dict[prefix + name])})
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+        self._classes = int(self.classes_)
+
+    def _scores(self, logits: Values) -> Tensor:
+        """Logits as a tensor in which every row has a softmax."""
+        scores = self._tensor(as_scores(logits))
+        self._check_input(scores)
+        top = scores if self._classes == 1 else scores.amax(-1)
+        bad = torch.isnan(top) | torch.isposinf(top)
+        bad = bad if self._classes == 1 else bad | torch.isneginf(top)
+        if bad.any():
+            at = int(bad.reshape(-1).nonzero()[0])
+            row = scores.reshape(-1, 1 if self._classes == 1 else scores.shape[-1])[at]
+            raise bad_row(row, 0, at)
+        return scores
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        """Logits of two classes or more, in float32 or wider."""
+        wide = logits if logits.dtype.itemsize >= 4 else logits.float()
+        return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+
+    def _tensor(self, values: Values, device: Any = None) -> Tensor:
+        if isinstance(values, Tensor):
+            return values.detach()
+        return as_tensor(np.asarray(values)).to(device or self.classes_.device)
+
+    def _check_input(self, logits: Tensor) -> None:
+        if self._classes == 0:
+            raise RuntimeError(
+                f"this {type(self).__name__} is not fitted: call fit(logits, labels) first"
+            )
+        if self._classes > 1 and (logits.ndim == 0 or logits.shape[-1] != self._classes):
+            raise ValueError(
+                f"logits must be (..., {self._classes}), as in fit, got {tuple(logits.shape)}"
+            )
+
+    def _warn_of_size(self, samples: int, classes: int) -> None:
+        size = self.size(classes)
+        if samples < ENOUGH * size:
+            warnings.warn(
+                f"{type(self).__name__} has {size:,} parameters for {samples:,} samples: it may "
+                "fit their noise; a method with fewer parameters (ts has one) is safer",
+                stacklevel=3,
+            )
+
+
+class TemperatureCalibrator(Calibrator):
+    """A calibrator that divides the logits of each row by a temperature of its own.
+
+    Subclasses write ``_fit_records`` and ``_temperature``.
+    """
+
+    keeps_argmax = True
+    monotone = True
+
+    def _fit_records(self, records: Records) -> None:
+        raise NotImplementedError
+
+    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
+        """Temperatures ``(..., 1)`` of logits ``(..., classes)`` whose largest is 0."""
+        raise NotImplementedError
+
+    def _fit(self, given: Examples, context: Context) -> None:
+        self._fit_records(tabulate(given))
+
+    def fit_records(self, records: Records, *, one_logit: bool = False) -> Self:
+        """Learn from records, which a walk over any number of shards can collect."""
+        self._warn_of_size(len(records), records.classes)
+        self._fit_records(records)
+        self._fitted(1 if one_logit else records.classes)
+        return self
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        return logits / self._temperature(logits, top)
+
+    @overload
+    def temperature(self, logits: Tensor) -> Tensor: ...
+    @overload
+    def temperature(self, logits: ArrayLike) -> NDArray[Any]: ...
+    def temperature(self, logits: Values) -> Tensor | NDArray[Any]:
+        """Temperature of each row, ``(..., classes) -> (...)``.
+
+        NumPy in gives NumPy out, a tensor in gives a tensor out.
+        """
+        wide = self._wide(self._scores(logits))
+        top = wide.amax(-1, keepdim=True)
+        with torch.no_grad():
+            found = self._temperature(wide - top, top).expand_as(top)[..., 0]
+        return found if isinstance(logits, Tensor) else found.cpu().numpy()

@@ -1,0 +1,158 @@
+r"""What a temperature may minimise, from the log-partition table, with gradients in closed form.
+
+An objective takes records and the log-sharpness :math:`u = -\log T`, one for all samples or one
+for each ``(n,)``, and returns its value with its derivative by each sample's ``u`` ``(n,)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from calibrant._checks import BoolArray, FloatArray
+from calibrant._partition import Records
+from calibrant.metrics.binned import ece as binned_ece
+
+LogSharpness: TypeAlias = float | FloatArray
+
+
+class Measured(NamedTuple):
+    """Value of an objective and its derivative by the log-sharpness of each sample ``(n,)``."""
+
+    value: float
+    gradient: FloatArray
+
+
+Objective: TypeAlias = Callable[[Records, LogSharpness], Measured]
+
+BINS = 15
+CENTRES = (np.arange(BINS) + 0.5) / BINS
+
+
+def nll(records: Records, u: LogSharpness, *, smoothing: float = 0.0) -> Measured:
+    r"""Mean of :math:`b d_y + A(b)`; with smoothing, towards the uniform distribution."""
+    b, share = np.exp(u), _share(records)
+    value, slope = records.log_partition(b)
+    linear = b * ((1 - smoothing) * records.own_gap + smoothing * records.mean_gap)
+    return Measured(float(share @ (linear + value)), share * (linear + slope))
+
+
+def brier(records: Records, u: LogSharpness) -> Measured:
+    r"""Mean of :math:`\sum_k (p_k - [k = y])^2 = 1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`."""
+    b, share = np.exp(u), _share(records)
+    value, slope = records.log_partition(b)
+    value2, slope2 = records.log_partition(2 * b)
+    true, squares = np.exp(-b * records.own_gap - value), np.exp(value2 - 2 * value)
+    gradient = 2 * true * (b * records.own_gap + slope) + squares * (slope2 - 2 * slope)
+    return Measured(float(share @ (1 - 2 * true + squares)), share * gradient)
+
+
+def mse(records: Records, u: LogSharpness) -> Measured:
+    """The Brier score as a mean over the classes instead of their sum."""
+    value, gradient = brier(records, u)
+    return Measured(value / records.classes, gradient / records.classes)
+
+
+def soft_ece(
+    records: Records, u: LogSharpness, *, sigma: float = 0.05, delta: float = 1e-3
+) -> Measured:
+    r"""Soft-binned calibration error under the Charbonnier penalty (SMART's objective).
+
+    .. math::
+        \sum_b n_b \left[\sqrt{r_b^2 + \delta^2} - \delta\right], \qquad
+        r_b = \frac{1}{n_b} \sum_i s_i w_{ib} (c_i - a_i), \quad n_b = \sum_i s_i w_{ib},
+
+    where :math:`c_i` is the confidence, :math:`a_i` whether the answer is right, :math:`s_i` the
+    share of a sample and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
+    the bin with centre :math:`\bar c_b`, with sum one. Gaps are averaged within a bin before they
+    are penalised, so that label noise cancels.
+    """
+    return _by_confidence(records, u, partial(binned_gaps, sigma=sigma, delta=delta))
+
+
+def ece(records: Records, u: LogSharpness) -> Measured:
+    """ECE with 15 equal-width bins. It has no useful gradient: NaN stands in its place."""
+    confidence = np.exp(-records.log_partition(np.exp(u)).value)
+    value = binned_ece(np.minimum(confidence, 1), records.correct, weight=records.weight)
+    return Measured(value, np.full(len(records), np.nan))
+
+
+def pointwise(
+    records: Records, u: LogSharpness, *, sigma: float = 0.05, delta: float = 1e-3
+) -> Measured:
+    r"""SMART's equation 6 to the letter: the penalty of each sample before any average.
+
+    .. math:: \sum_i s_i \sum_b w_{ib} \left[\sqrt{(a_i - \bar c_b)^2 + \delta^2} - \delta\right]
+
+    It is smallest where confidence is 1 for every sample that is right more often than not: it
+    does not calibrate.
+    """
+    return _by_confidence(records, u, partial(_pointwise, sigma=sigma, delta=delta))
+
+
+def _share(records: Records) -> FloatArray:
+    return np.asarray(records.weight / records.weight.sum())
+
+
+Penalty: TypeAlias = Callable[[FloatArray, BoolArray, FloatArray], tuple[float, FloatArray]]
+
+
+def _by_confidence(records: Records, u: LogSharpness, penalty: Penalty) -> Measured:
+    """A penalty on (confidence, outcome, share), with the chain rule through the table."""
+    value, slope = records.log_partition(np.exp(u))
+    confidence = np.exp(-value)
+    found, gradient = penalty(confidence, records.correct, _share(records))
+    return Measured(found, gradient * -confidence * slope)
+
+
+def binned_gaps(
+    confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
+) -> tuple[float, FloatArray]:
+    """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
+    part = _memberships(confidence, sigma)
+    gap = confidence - outcome
+    mass, total = part @ share, part @ (share * gap)
+    mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
+    root = np.sqrt(mean**2 + delta**2)
+    pull = np.divide(mean, root, out=np.zeros(BINS), where=root > 0)
+    rest = root - delta - mean * pull
+    # d part / d confidence = part * (centre - mean centre of the sample) / sigma^2
+    sums = np.stack([CENTRES, rest, CENTRES * rest, pull, CENTRES * pull]) @ part
+    own, at_rest, far_rest, at_pull, far_pull = sums
+    moved = far_rest - own * at_rest + gap * (far_pull - own * at_pull)
+    return float(mass @ (root - delta)), share * (moved / sigma**2 + at_pull)
+
+
+def _pointwise(
+    confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
+) -> tuple[float, FloatArray]:
+    part = _memberships(confidence, sigma)
+    wrong, right = (np.sqrt((a - CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
+    cost = np.where(outcome, right[:, None], wrong[:, None])
+    own = CENTRES @ part
+    value = (part * cost).sum(0)
+    moved = (part * cost * (CENTRES[:, None] - own)).sum(0) / sigma**2
+    return float(share @ value), share * moved
+
+
+def _memberships(confidence: FloatArray, sigma: float) -> FloatArray:
+    """Part of each sample in each bin, ``(bins, n)``, with sum one over the bins."""
+    kernel = np.exp(-((confidence - CENTRES[:, None]) ** 2) / (2 * sigma**2))
+    # a wide kernel never vanishes, a narrow one (sigma far below 1/30) leaves the nearest bin
+    total = kernel.sum(0)
+    return np.asarray(kernel / np.where(total > 0, total, 1))
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "nll": nll,
+    "brier": brier,
+    "mse": mse,
+    "ls": partial(nll, smoothing=0.05),
+    "charbonnier": soft_ece,
+    "soft_ece": partial(soft_ece, delta=0.0),
+    "pointwise": pointwise,
+}
+"""Objectives with gradients, by name. ``soft_ece`` is SMART's version 1, with absolute values."""

@@ -7,9 +7,10 @@ a temperature does to a row of logits is in
 
 and a few numbers that do not depend on :math:`b`: the confidence is :math:`e^{-A}`, the negative
 log-likelihood :math:`b d_y + A`, the entropy :math:`A - dA/d\log b`, and the Brier score
-:math:`1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`. :func:`tabulate` walks once over the logits
-and keeps :math:`A` and its slope at geometric nodes; after that a fit costs the same whatever
-the number of classes.
+:math:`1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`. What is kept at geometric nodes of :math:`b` is
+the same sum without the top class, :math:`R(b) = \log(e^{A(b)} - 1)`: its negative are the
+log-odds of the top class, exact also where the confidence rounds to 1. :func:`tabulate` walks
+once over the logits; after that a fit costs the same whatever the number of classes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 
 from calibrant._checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
@@ -48,20 +50,21 @@ WINDOW = 4
 """Nodes that an interpolation looks at; with a value and a slope at each the degree is 7."""
 LARGEST_GAP = 1e30
 """Gaps are cut here, so that squares and means of them stay finite in float32."""
+LEAST_REST = 1e-37
+"""Sums without the top class are cut here, where float32 ends: a confidence of 1 - 1e-37."""
 
 
 def nodes_per_octave(classes: int) -> int:
     """How dense the nodes must be for an error of the confidence well below 1e-4.
 
-    The hardest case is a row whose other classes all stand at one gap: A then turns the more
-    sharply the more classes there are. For it the error is 8e-6 at 100 classes, 2e-5 at 1000
-    and 1e-5 at 50 000 (``tests/test_partition.py``).
+    The hardest case is a row with one class close to the top and all others at one larger gap: R
+    then turns the more sharply the more classes there are (``tests/test_partition.py``).
     """
     return 4 if classes <= 100 else 5 if classes <= 1500 else 8
 
 
-class LogPartition(NamedTuple):
-    """``A(b)`` of each sample and its derivative by ``log b``, each ``(n,)``."""
+class Curve(NamedTuple):
+    """A function of the sharpness and its derivative by ``log b``, each ``(n,)``."""
 
     value: FloatArray
     slope: FloatArray
@@ -74,7 +77,7 @@ class Records:
     Attributes
     ----------
     table : (n, nodes, 2) float32
-        A and its slope by the node number, at ``LOWEST * 2 ** (i / density)``.
+        R and its slope by the node number, at ``LOWEST * 2 ** (i / density)``.
     own_gap : (n,)
         Largest logit minus the one of the label.
     mean_gap : (n,)
@@ -122,8 +125,13 @@ class Records:
         columns: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "classes"}
         return replace(self, **{name: values[which] for name, values in columns.items()})
 
-    def log_partition(self, sharpness: float | FloatArray) -> LogPartition:
-        """A and dA/dlog b of every sample at one sharpness, or at one for each ``(n,)``.
+    def log_partition(self, sharpness: float | FloatArray) -> Curve:
+        """A and dA/dlog b of every sample at one sharpness, or at one for each ``(n,)``."""
+        rest, slope = self.log_rest(sharpness)
+        return Curve(np.logaddexp(0, rest), expit(rest) * slope)
+
+    def log_rest(self, sharpness: float | FloatArray) -> Curve:
+        """R and dR/dlog b: the negative log-odds of the top class.
 
         Between the nodes a polynomial of degree 7 goes through four of them with their slopes.
         Below them a cubic goes to the limit at 0, whose value and slope are known too. Above
@@ -139,18 +147,18 @@ class Records:
         for beyond, rule in ((position < 0, _blunt), (position > last, _sharp)):
             if beyond.any():
                 value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])
-        return LogPartition(value, slope)
+        return Curve(value, slope)
 
-    def _at_one(self, position: float) -> LogPartition:
+    def _at_one(self, position: float) -> Curve:
         """One window and one set of weights serve all samples."""
         start = self._first(position)
         window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
         x = position - start - CENTRE
         powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * WINDOW)])
         value, slope = (window @ (_HERMITE @ powers).astype(np.float32)).astype(np.float64).T
-        return LogPartition(value, slope * self.density / math.log(2))
+        return Curve(value, slope * self.density / math.log(2))
 
-    def _between(self, position: FloatArray) -> LogPartition:
+    def _between(self, position: FloatArray) -> Curve:
         first = self._first(position)
         windows = sliding_window_view(self.table.reshape(len(self), -1), 2 * WINDOW, axis=1)
         coefficients = (windows[np.arange(len(self)), 2 * first] @ _HERMITE).T
@@ -159,7 +167,7 @@ class Records:
         for c in coefficients[-2::-1]:  # Horner's scheme, and its derivative
             slope = slope * x + value
             value = value * x + c
-        return LogPartition(value, slope * (self.density / math.log(2)))
+        return Curve(value, slope * (self.density / math.log(2)))
 
     def _first(self, position: Any) -> Any:
         """First node of the window around a position."""
@@ -184,24 +192,24 @@ CENTRE = (WINDOW - 1) / 2
 _HERMITE = _hermite()
 
 
-def _blunt(records: Records, b: FloatArray) -> LogPartition:
+def _blunt(records: Records, b: FloatArray) -> Curve:
     """Below the nodes: the cubic in b that leaves from 0 and arrives at the first node."""
-    start, fall = np.log(records.possible), -records.mean_gap
-    end, rise = records.log_partition(LOWEST)
-    x = b / LOWEST
-    climb = end - start
-    square = 3 * climb - 2 * LOWEST * fall - rise
-    cube = LOWEST * fall + rise - 2 * climb
-    value = start + x * (LOWEST * fall + x * (square + x * cube))
-    return LogPartition(value, x * (LOWEST * fall + x * (2 * square + x * 3 * cube)))
+    others = np.maximum(records.possible - 1, LEAST_REST)
+    start, fall = np.log(others), -LOWEST * records.mean_gap * records.possible / others
+    fall = np.where(records.possible > 1, fall, 0)
+    end, rise = records.log_rest(LOWEST)
+    x, climb = b / LOWEST, end - start
+    square, cube = 3 * climb - 2 * fall - rise, fall + rise - 2 * climb
+    value = start + x * (fall + x * (square + x * cube))
+    return Curve(value, x * (fall + x * (2 * square + x * 3 * cube)))
 
 
-def _sharp(records: Records, b: FloatArray) -> LogPartition:
+def _sharp(records: Records, b: FloatArray) -> Curve:
     """Above the nodes: the classes that are within reach of the top."""
-    gaps = np.minimum(records.gaps.astype(np.float64), LARGEST_GAP)
+    gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
     terms = np.exp(-b[:, None] * gaps)
-    total = terms.sum(-1)
-    return LogPartition(np.log(total), -b * (terms * gaps).sum(-1) / total)
+    total = np.maximum(terms.sum(-1), LEAST_REST)
+    return Curve(np.log(total), -b * (terms * gaps).sum(-1) / total)
 
 
 def concatenate(parts: Sequence[Records]) -> Records:
@@ -264,6 +272,7 @@ def _record(
     mean_gap, possible = _mean_and_count(gaps)
     gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
     leading = _smallest(gaps, TOP)
+    gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest
     columns = (
         _nodes(gaps, powers, density),
         own_gap,
@@ -277,7 +286,7 @@ def _record(
 
 
 def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
-    """A and its slope by the node number at every node, ``(rows, nodes, 2)``.
+    """R and its slope by the node number at every node, ``(rows, nodes, 2)``.
 
     Squaring exp(-b d) gives exp(-2 b d), so only the first octave needs exponentials. Rounding
     errors double with each square, to a relative 2e-5 of the terms at the last node.
@@ -290,7 +299,7 @@ def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
             torch.sum(powers, -1, out=sums[0, node])
             torch.linalg.vecdot(powers, gaps, out=sums[1, node])
             powers.mul_(powers)
-    total, drop = sums
+    total, drop = sums[0].clamp_(min=LEAST_REST), sums[1]
     per_node = math.log(2) / density
     sharpness = LOWEST * torch.exp(per_node * torch.arange(nodes, device=gaps.device))
     slope = -per_node * sharpness[:, None] * drop / total

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -108,9 +108,14 @@ def minimise_scalar(
 
 
 def minimise(
-    function: Objective, start: FloatArray, *, steps: int = 500, tolerance: float = 1e-8
+    function: Objective,
+    start: FloatArray,
+    *,
+    bounds: Sequence[tuple[float, float]] | None = None,
+    steps: int = 500,
+    tolerance: float = 1e-8,
 ) -> Solution:
-    """Minimise a smooth function by L-BFGS with a line search.
+    """Minimise a smooth function by L-BFGS with a line search, within bounds if there are any.
 
     >>> minimise(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(2)).x
     array([3., 3.])
@@ -120,10 +125,30 @@ def minimise(
         start,
         jac=True,
         method="L-BFGS-B",
+        bounds=bounds,
         options={"maxiter": steps, "maxfun": 2 * steps, "gtol": tolerance, "ftol": 1e-14},
     )
     # status 2 is a line search that can gain no more in float64: the end of the road as well
     return Solution(found.x, float(found.fun), int(found.nit), found.status in (0, 2))
+
+
+def minimise_on_simplex(function: Objective, start: FloatArray) -> Solution:
+    """Minimise a convex function of weights that are not negative and sum to one.
+
+    >>> minimise_on_simplex(lambda w: (float(w @ w), 2 * w), np.array([1.0, 0.0])).x
+    array([0.5, 0.5])
+    """
+    found = optimize.minimize(
+        _timed(function),
+        start,
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * len(start),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"maxiter": 200, "ftol": 1e-13},
+    )
+    weights = np.clip(found.x, 0, None)
+    return Solution(weights / weights.sum(), float(found.fun), int(found.nit), bool(found.success))
 
 
 def adam(

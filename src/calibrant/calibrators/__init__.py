@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from calibrant.calibrators.adaptive import SMART, ParametrizedTemperatureScaling
+from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.calibrators.scaling import (
+    EnsembleTemperatureScaling,
+    Identity,
+    TemperatureScaling,
+)
+from calibrant.calibrators.toplabel import OddsScaling
 
 CALIBRATORS: dict[str, type[Calibrator]] = {
     "none": Identity,
     "ts": TemperatureScaling,
+    "ets": EnsembleTemperatureScaling,
+    "pts": ParametrizedTemperatureScaling,
+    "smart": SMART,
+    "odds": OddsScaling,
+    "auto": Auto,
 }
 """Every calibrator by its name on the command line and in saved files."""

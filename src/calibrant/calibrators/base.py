@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from calibrant._checks import Logits, Values, as_scores, bad_row
+from calibrant._checks import FloatArray, Logits, Values, as_scores, bad_row
 from calibrant._partition import Records, tabulate
 from calibrant._solve import Solution
 from calibrant._walk import Examples, as_tensor, examples
@@ -23,6 +24,12 @@ BOUNDS = (0.05, 20.0)
 """Temperatures that a fit may give. Data without an optimum (all right, all wrong) end there."""
 ENOUGH = 5
 """Samples per parameter below which a fit warns."""
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless an option is one of its choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 class Context(NamedTuple):
@@ -79,6 +86,11 @@ class Calibrator(nn.Module):
     def size(self, classes: int) -> int:
         """Number of fitted parameters for a number of classes."""
         raise NotImplementedError
+
+    @property
+    def fits_records(self) -> bool:
+        """Whether :class:`calibrant._partition.Records` suffice for a fit."""
+        return False
 
     # ------------------------------------------------------------------------------ fit and use
 
@@ -160,7 +172,8 @@ class Calibrator(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The arguments of the constructor, as they can be written to JSON."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, and whether it is fitted."""
@@ -237,20 +250,32 @@ class Calibrator(nn.Module):
             )
 
 
-class TemperatureCalibrator(Calibrator):
-    """A calibrator that divides the logits of each row by a temperature of its own.
+class Claims(NamedTuple):
+    """What a fitted calibrator says about each sample of a table, each ``(n,)``."""
 
-    Subclasses write ``_fit_records`` and ``_temperature``.
+    confidence: FloatArray
+    nll: FloatArray
+
+
+class RecordsCalibrator(Calibrator):
+    """A calibrator that the log-partition table suffices for, whatever the number of classes.
+
+    Subclasses write ``_fit_records``, ``claims`` and ``_transform``.
     """
 
     keeps_argmax = True
     monotone = True
 
+    @property
+    def fits_records(self) -> bool:
+        """Whether records suffice for a fit, so that shards need not be loaded whole."""
+        return True
+
     def _fit_records(self, records: Records) -> None:
         raise NotImplementedError
 
-    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        """Temperatures ``(..., 1)`` of logits ``(..., classes)`` whose largest is 0."""
+    def claims(self, records: Records) -> Claims:
+        """Confidence and negative log-likelihood of each sample after calibration."""
         raise NotImplementedError
 
     def _fit(self, given: Examples, context: Context) -> None:
@@ -262,6 +287,27 @@ class TemperatureCalibrator(Calibrator):
         self._fit_records(records)
         self._fitted(1 if one_logit else records.classes)
         return self
+
+
+class TemperatureCalibrator(RecordsCalibrator):
+    """A calibrator that divides the logits of each row by a temperature of its own.
+
+    Subclasses write ``_fit_records``, ``_temperature`` and ``_sharpness``.
+    """
+
+    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
+        """Temperatures ``(..., 1)`` of logits ``(..., classes)`` whose largest is 0."""
+        raise NotImplementedError
+
+    def _sharpness(self, records: Records) -> float | FloatArray:
+        """Inverse temperatures, one or ``(n,)``, of the samples of a table."""
+        raise NotImplementedError
+
+    def claims(self, records: Records) -> Claims:
+        """Confidence and negative log-likelihood of each sample after calibration."""
+        sharpness = self._sharpness(records)
+        value = records.log_partition(sharpness).value
+        return Claims(np.exp(-value), sharpness * records.own_gap + value)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         return logits / self._temperature(logits, top)

@@ -57,9 +57,9 @@ def mse(records: Records, u: LogSharpness) -> Measured:
 
 
 def soft_ece(
-    records: Records, u: LogSharpness, *, sigma: float = 0.05, delta: float = 1e-3
+    records: Records, u: LogSharpness, *, sigma: float = 0.05, delta: float = 0.0
 ) -> Measured:
-    r"""Soft-binned calibration error under the Charbonnier penalty (SMART's objective).
+    r"""Soft-binned calibration error; with ``delta`` the Charbonnier penalty of SMART.
 
     .. math::
         \sum_b n_b \left[\sqrt{r_b^2 + \delta^2} - \delta\right], \qquad
@@ -93,6 +93,19 @@ def pointwise(
     return _by_confidence(records, u, partial(_pointwise, sigma=sigma, delta=delta))
 
 
+def with_likelihood(objective: Objective, weight: float) -> Objective:
+    """Add the weighted negative log-likelihood to an objective."""
+    if not weight:
+        return objective
+
+    def both(records: Records, u: LogSharpness) -> Measured:
+        value, gradient = objective(records, u)
+        likelihood, slope = nll(records, u)
+        return Measured(value + weight * likelihood, gradient + weight * slope)
+
+    return both
+
+
 def _share(records: Records) -> FloatArray:
     return np.asarray(records.weight / records.weight.sum())
 
@@ -112,7 +125,7 @@ def binned_gaps(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
     """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
-    part = _memberships(confidence, sigma)
+    part = memberships(confidence, sigma)
     gap = confidence - outcome
     mass, total = part @ share, part @ (share * gap)
     mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
@@ -129,7 +142,7 @@ def binned_gaps(
 def _pointwise(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
-    part = _memberships(confidence, sigma)
+    part = memberships(confidence, sigma)
     wrong, right = (np.sqrt((a - CENTRES) ** 2 + delta**2) - delta for a in (0, 1))
     cost = np.where(outcome, right[:, None], wrong[:, None])
     own = CENTRES @ part
@@ -138,7 +151,7 @@ def _pointwise(
     return float(share @ value), share * moved
 
 
-def _memberships(confidence: FloatArray, sigma: float) -> FloatArray:
+def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each sample in each bin, ``(bins, n)``, with sum one over the bins."""
     kernel = np.exp(-((confidence - CENTRES[:, None]) ** 2) / (2 * sigma**2))
     # a wide kernel never vanishes, a narrow one (sigma far below 1/30) leaves the nearest bin
@@ -146,13 +159,10 @@ def _memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     return np.asarray(kernel / np.where(total > 0, total, 1))
 
 
-OBJECTIVES: dict[str, Objective] = {
+PROPER: dict[str, Objective] = {
     "nll": nll,
     "brier": brier,
     "mse": mse,
     "ls": partial(nll, smoothing=0.05),
-    "charbonnier": soft_ece,
-    "soft_ece": partial(soft_ece, delta=0.0),
-    "pointwise": pointwise,
 }
-"""Objectives with gradients, by name. ``soft_ece`` is SMART's version 1, with absolute values."""
+"""Objectives that need no bins, by name; ``ls`` is the loss of label smoothing."""

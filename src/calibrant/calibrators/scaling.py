@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from calibrant._checks import FloatArray
 from calibrant._partition import Records
-from calibrant._solve import Solution, minimise_convex, minimise_scalar
-from calibrant.calibrators.base import BOUNDS, TemperatureCalibrator
+from calibrant._solve import Solution, minimise_convex, minimise_on_simplex, minimise_scalar
+from calibrant.calibrators.base import (
+    BOUNDS,
+    Claims,
+    RecordsCalibrator,
+    TemperatureCalibrator,
+    check_choice,
+)
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
+
+TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
 
 class Identity(TemperatureCalibrator):
@@ -30,6 +41,9 @@ class Identity(TemperatureCalibrator):
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         return top.new_ones(())
+
+    def _sharpness(self, records: Records) -> float:
+        return 1.0
 
 
 class TemperatureScaling(TemperatureCalibrator):
@@ -62,8 +76,9 @@ class TemperatureScaling(TemperatureCalibrator):
 
     temperature_: Tensor
 
-    def __init__(self, *, objective: Literal["nll", "brier", "ece", "soft_ece"] = "nll") -> None:
+    def __init__(self, *, objective: TemperatureObjective = "nll") -> None:
         super().__init__()
+        check_choice("objective", objective, get_args(TemperatureObjective))
         self.objective = objective
         self._learned(temperature_=1.0)
 
@@ -75,16 +90,134 @@ class TemperatureScaling(TemperatureCalibrator):
         self.solution_ = best_sharpness(records, self.objective)
         temperature = float(np.exp(-self.solution_.x[0]))
         if not self.solution_.converged:
-            warnings.warn(
-                f"no temperature between {BOUNDS[0]:g} and {BOUNDS[1]:g} is best for these "
-                f"{len(records):,} samples: it went to {temperature:g}; are all of them right, "
-                "or worse than chance?",
-                stacklevel=5,
-            )
+            warn_of_bound(temperature, len(records))
         self._learned(temperature_=temperature)
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         return self.temperature_.to(top.dtype)
+
+    def _sharpness(self, records: Records) -> float:
+        return 1 / float(self.temperature_)
+
+
+class EnsembleTemperatureScaling(RecordsCalibrator):
+    r"""A mixture of the tempered, the raw and the uniform distribution (Zhang et al. 2020).
+
+    .. math:: p = w_1\,\mathrm{softmax}(z / T) + w_2\,\mathrm{softmax}(z) + w_3 / K
+
+    First the temperature minimises the objective, then the weights do, which are not negative
+    and sum to one. Both problems are solved to rounding error. Masked classes get no share of
+    the uniform part.
+
+    Parameters
+    ----------
+    objective : {"nll", "brier"}
+        The authors' code has the Brier score.
+
+    Attributes
+    ----------
+    temperature_ : scalar Tensor
+    weights_ : (3,) Tensor
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(5000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> labels[::5] = rng.integers(0, 10, 1000)  # a fifth of the labels is noise
+    >>> EnsembleTemperatureScaling().fit(truth, labels).weights_[2]
+    tensor(0.2...)
+    """
+
+    temperature_: Tensor
+    weights_: Tensor
+
+    def __init__(self, *, objective: Literal["nll", "brier"] = "nll") -> None:
+        super().__init__()
+        check_choice("objective", objective, ("nll", "brier"))
+        self.objective = objective
+        self._learned(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
+
+    def size(self, classes: int) -> int:
+        """The temperature and two free weights."""
+        return 3
+
+    def _fit_records(self, records: Records) -> None:
+        tempered = best_sharpness(records, self.objective)
+        temperature = float(np.exp(-tempered.x[0]))
+        if not tempered.converged:
+            warn_of_bound(temperature, len(records))
+        self._learned(temperature_=temperature)
+        true, share = self._true(records), records.weight / records.weight.sum()
+        if self.objective == "nll":
+            measure = partial(_mixture_nll, true, share)
+        else:
+            measure = partial(_mixture_brier, share @ true, self._products(records, share))
+        self.solution_ = minimise_on_simplex(measure, np.array([1.0, 0.0, 0.0]))
+        self._learned(weights_=self.solution_.x)
+
+    def _true(self, records: Records) -> FloatArray:
+        """Probability of the label under each of the three distributions, ``(n, 3)``."""
+        b = 1 / float(self.temperature_)
+        tempered, raw = (
+            np.exp(-s * records.own_gap - records.log_partition(s).value) for s in (b, 1.0)
+        )
+        return np.stack([tempered, raw, 1 / records.possible], axis=1)
+
+    def _products(self, records: Records, share: FloatArray) -> FloatArray:
+        r"""Mean of :math:`\sum_k p_k q_k` of each two of the three distributions, ``(3, 3)``."""
+        b = 1 / float(self.temperature_)
+        logs = {s: records.log_partition(s).value for s in {b, 1.0, 2 * b, 2.0, b + 1}}
+
+        def product(s: float, t: float) -> float:
+            return float(share @ np.exp(logs[s + t] - logs[s] - logs[t]))
+
+        flat = float(share @ (1 / records.possible))
+        cross = product(b, 1.0)
+        return np.array(
+            [[product(b, b), cross, flat], [cross, product(1.0, 1.0), flat], [flat, flat, flat]]
+        )
+
+    def claims(self, records: Records) -> Claims:
+        """Confidence and negative log-likelihood of each sample after calibration."""
+        weights = self.weights_.double().cpu().numpy()
+        tops = [np.exp(-records.log_partition(s).value) for s in (1 / float(self.temperature_), 1)]
+        confidence = np.stack([*tops, 1 / records.possible], axis=1) @ weights
+        return Claims(confidence, -np.log(np.maximum(self._true(records) @ weights, 1e-300)))
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        # in logarithms, so that no class vanishes whose probability float32 cannot hold
+        weights = self.weights_.to(logits.dtype).log()
+        tempered = (logits / self.temperature_.to(logits.dtype)).log_softmax(-1)
+        mixed = torch.logaddexp(weights[0] + tempered, weights[1] + logits.log_softmax(-1))
+        possible = ~torch.isneginf(logits)
+        flat = weights[2] - possible.sum(-1, keepdim=True).log()
+        mixed = torch.where(possible, torch.logaddexp(mixed, flat), -torch.inf)
+        return mixed - mixed.amax(-1, keepdim=True)
+
+
+def _mixture_nll(
+    true: FloatArray, share: FloatArray, weights: FloatArray
+) -> tuple[float, FloatArray]:
+    found = np.maximum(true @ weights, 1e-300)
+    return float(-share @ np.log(found)), -(share / found) @ true
+
+
+def _mixture_brier(
+    true: FloatArray, products: FloatArray, weights: FloatArray
+) -> tuple[float, FloatArray]:
+    pulled = products @ weights
+    return float(1 - 2 * true @ weights + weights @ pulled), 2 * (pulled - true)
+
+
+def warn_of_bound(temperature: float, samples: int) -> None:
+    """Say that the data have no best temperature."""
+    warnings.warn(
+        f"no temperature between {BOUNDS[0]:g} and {BOUNDS[1]:g} is best for these "
+        f"{samples:,} samples: it went to {temperature:g}; are all of them right, or worse "
+        "than chance?",
+        stacklevel=6,
+    )
 
 
 def best_sharpness(records: Records, objective: str = "nll") -> Solution:

@@ -1,0 +1,224 @@
+"""The method for those who name none: chosen by cross-validation, with its reasons."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from calibrant._checks import IGNORED, FloatArray, IntArray
+from calibrant._partition import Records, tabulate
+from calibrant._walk import Examples
+from calibrant.calibrators.adaptive import SMART
+from calibrant.calibrators.base import Calibrator, Claims, Context, RecordsCalibrator
+from calibrant.calibrators.folds import folds
+from calibrant.calibrators.objectives import memberships
+from calibrant.calibrators.scaling import (
+    EnsembleTemperatureScaling,
+    Identity,
+    TemperatureScaling,
+)
+from calibrant.calibrators.toplabel import OddsScaling
+
+CANDIDATES: dict[str, Callable[[], RecordsCalibrator]] = {
+    "none": Identity,
+    "ts": TemperatureScaling,
+    "ets": EnsembleTemperatureScaling,
+    "odds": OddsScaling,
+    "smart": SMART,
+}
+"""What may be chosen, from simple to complex. All of them keep the predicted class."""
+FEWEST = 50
+"""Samples below which a choice would be a guess."""
+MOST = 20_000
+"""Samples that a choice is made on; the chosen method is fitted on all."""
+REPLICATES = 200
+
+
+class Candidate(NamedTuple):
+    """Cross-validated figures of a method.
+
+    ``score`` is the sum of ``nll`` and ``ece``; ``excess`` is how much more it is than the least
+    score, and ``error`` the standard error of that difference.
+    """
+
+    name: str
+    nll: float
+    ece: float
+    score: float
+    excess: float
+    error: float
+
+    @property
+    def allowed(self) -> float:
+        """Excess that counts as noise; changing nothing needs less of an argument."""
+        return self.error * (2 if self.name == "none" else 1)
+
+
+class Auto(RecordsCalibrator):
+    r"""Choose a method by cross-validation and fit it.
+
+    Each candidate is fitted on four fifths of the samples and judged on the rest, in turn, by
+
+    .. math:: \text{score} = \text{NLL} + \text{ECE},
+
+    with soft bins. Likelihood alone lets confidence drift where bins would show it, calibration
+    alone can be had by saying the accuracy for every sample: the sum asks for both. Samples are
+    drawn anew to find the standard error of each difference, and the simplest method that is
+    within one of the best is taken. Doing nothing is among the candidates, and is given up only
+    where the best is better by two standard errors.
+
+    Parameters
+    ----------
+    candidates : sequence of str
+        Names, from simple to complex.
+    folds : int
+    seed : int
+        Of the folds and the draws.
+    chosen : Calibrator, optional
+        The outcome of a fit, for a saved file to be loaded.
+
+    Attributes
+    ----------
+    chosen : Calibrator
+        The fitted method.
+    candidates_ : list of Candidate
+        Why it was chosen; :meth:`explain` says it in words.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(2000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> type(Auto().fit(truth, labels).chosen).__name__  # calibrated as it is
+    'Identity'
+    >>> type(Auto().fit(3 * truth, labels).chosen).__name__
+    'TemperatureScaling'
+    """
+
+    chosen: Calibrator | None
+
+    def __init__(
+        self,
+        *,
+        candidates: Sequence[str] = tuple(CANDIDATES),
+        folds: int = 5,
+        seed: int = 0,
+        chosen: Calibrator | None = None,
+    ) -> None:
+        super().__init__()
+        unknown = [name for name in candidates if name not in CANDIDATES]
+        if unknown or not candidates:
+            raise ValueError(f"candidates must be among {', '.join(CANDIDATES)}, got {candidates}")
+        if folds < 2:
+            raise ValueError(f"folds must be at least 2, got {folds}")
+        self.candidates = tuple(candidates)
+        self.folds = folds
+        self.seed = seed
+        self.chosen = chosen
+        self.candidates_: list[Candidate] = []
+
+    def size(self, classes: int) -> int:
+        """Parameters of the chosen method; none before a fit."""
+        return 0 if self.chosen is None else self.chosen.size(classes)
+
+    def _fit(self, given: Examples, context: Context) -> None:
+        kept = None if context.groups is None else context.groups[given.labels != IGNORED]
+        self._fit_records(tabulate(given), kept)
+
+    def _fit_records(self, records: Records, groups: IntArray | None = None) -> None:
+        name = self._choose(records, groups)
+        self.chosen = CANDIDATES[name]()
+        self.chosen.fit_records(records)
+        self.solution_ = self.chosen.solution_
+
+    def _choose(self, records: Records, groups: IntArray | None) -> str:
+        self.candidates_ = []
+        if len(records) < FEWEST or records.correct.all() or not records.correct.any():
+            warnings.warn(
+                f"too little to calibrate on: {len(records):,} samples, "
+                f"{int(records.correct.sum()):,} of them right; at least {FEWEST} with both right "
+                "and wrong answers are wanted. The predictions are left as they are",
+                stacklevel=6,
+            )
+            return "none"
+        rng = np.random.default_rng(self.seed)
+        if len(records) > MOST:
+            some = np.sort(rng.permutation(len(records))[:MOST])
+            records, groups = records.take(some), None if groups is None else groups[some]
+        parts = folds(records.labels, self.folds, groups=groups, seed=self.seed)
+        claims = {name: _out_of_fold(name, records, parts) for name in self.candidates}
+        self.candidates_ = _judged(claims, records, rng)
+        return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
+
+    def explain(self) -> str:
+        """Why the method was chosen, in words and numbers."""
+        if self.chosen is None:
+            return "not fitted"
+        if not self.candidates_:
+            return "left as it is: too little data to choose on"
+        name = next(n for n, kind in CANDIDATES.items() if kind is type(self.chosen))
+        lines = [f"chose {name}: the simplest within one standard error of the best score"]
+        for c in self.candidates_:
+            lines.append(
+                f"  {c.name:<6} NLL {c.nll:.4f} + ECE {c.ece:.4f} = {c.score:.4f}"
+                + (
+                    f", {c.excess:.4f} +- {c.error:.4f} above the best"
+                    if c.excess
+                    else ", the best"
+                )
+            )
+        return "\n".join(lines)
+
+    def claims(self, records: Records) -> Claims:
+        """Confidence and negative log-likelihood of each sample after calibration."""
+        assert isinstance(self.chosen, RecordsCalibrator)
+        return self.chosen.claims(records)
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        assert self.chosen is not None
+        return self.chosen._transform(logits, top, features)
+
+
+def _out_of_fold(name: str, records: Records, parts: Sequence[IntArray]) -> Claims:
+    """Claims about each sample by a fit that did not see it."""
+    confidence, nll = np.empty(len(records)), np.empty(len(records))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of small folds; the final fit has its own say
+        for held in parts:
+            seen = np.setdiff1d(np.arange(len(records)), held)
+            fitted = CANDIDATES[name]().fit_records(records.take(seen))
+            confidence[held], nll[held] = fitted.claims(records.take(held))
+    return Claims(confidence, nll)
+
+
+def _judged(
+    claims: dict[str, Claims], records: Records, rng: np.random.Generator
+) -> list[Candidate]:
+    """Score of each candidate, and of each again under samples drawn anew."""
+    draws = rng.exponential(size=(len(records), REPLICATES)) * records.weight[:, None]
+    shares = np.concatenate([records.weight[:, None], draws], axis=1)
+    shares /= shares.sum(0)
+    figures = {name: _scores(found, records, shares) for name, found in claims.items()}
+    totals = {name: nll + ece for name, (nll, ece) in figures.items()}
+    best = min(totals, key=lambda name: totals[name][0])
+    judged = []
+    for name, (nll, ece) in figures.items():
+        excess = totals[name] - totals[best]
+        error = float(np.std(excess[1:]))
+        judged.append(
+            Candidate(
+                name, float(nll[0]), float(ece[0]), float(totals[name][0]), float(excess[0]), error
+            )
+        )
+    return judged
+
+
+def _scores(claims: Claims, records: Records, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (draws,)``."""
+    gap = (claims.confidence - records.correct)[:, None] * shares
+    binned = memberships(claims.confidence, sigma=0.05) @ gap
+    return claims.nll @ shares, np.abs(binned).sum(0)

@@ -1,0 +1,47 @@
+"""Seeded folds for cross-validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrant._checks import IntArray
+
+
+def folds(
+    labels: IntArray, count: int, *, groups: NDArray[Any] | None = None, seed: int = 0
+) -> list[IntArray]:
+    """Split samples into parts of nearly equal size, each with its share of every class.
+
+    Parameters
+    ----------
+    labels : (n,)
+    count : int
+        Number of parts; fewer where there are fewer samples or groups.
+    groups : (n,), optional
+        Samples of one group stay together; classes are then left to chance.
+    seed : int
+
+    Returns
+    -------
+    list of (m,) arrays
+        Indices in order.
+
+    Examples
+    --------
+    >>> [part.tolist() for part in folds(np.array([0, 0, 1, 1]), 2)]
+    [[1, 3], [0, 2]]
+    """
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        # Dealing out the samples class by class gives each part its share of every class.
+        order = np.lexsort((rng.random(len(labels)), labels))
+        part = np.empty(len(labels), dtype=np.int64)
+        part[order] = np.arange(len(labels)) % count
+    else:
+        names, member = np.unique(groups, return_inverse=True)
+        part = (rng.permutation(len(names)) % count)[member]
+    parts = [np.flatnonzero(part == i) for i in range(count)]
+    return [indices for indices in parts if len(indices)]

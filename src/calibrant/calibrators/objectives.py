@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from calibrant._checks import BoolArray, FloatArray
-from calibrant._partition import Records
+from calibrant._partition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
 
 LogSharpness: TypeAlias = float | FloatArray
@@ -32,10 +32,15 @@ BINS = 15
 CENTRES = (np.arange(BINS) + 0.5) / BINS
 
 
-def nll(records: Records, u: LogSharpness, *, smoothing: float = 0.0) -> Measured:
-    r"""Mean of :math:`b d_y + A(b)`; with smoothing, towards the uniform distribution."""
+def nll(
+    records: Records, u: LogSharpness, *, smoothing: float = 0.0, curve: Curve | None = None
+) -> Measured:
+    r"""Mean of :math:`b d_y + A(b)`; with smoothing, towards the uniform distribution.
+
+    ``curve`` is :math:`A(b)` where it is known already.
+    """
     b, share = np.exp(u), _share(records)
-    value, slope = records.log_partition(b)
+    value, slope = curve or records.log_partition(b)
     linear = b * ((1 - smoothing) * records.own_gap + smoothing * records.mean_gap)
     return Measured(float(share @ (linear + value)), share * (linear + slope))
 
@@ -57,7 +62,12 @@ def mse(records: Records, u: LogSharpness) -> Measured:
 
 
 def soft_ece(
-    records: Records, u: LogSharpness, *, sigma: float = 0.05, delta: float = 0.0
+    records: Records,
+    u: LogSharpness,
+    *,
+    sigma: float = 0.05,
+    delta: float = 0.0,
+    curve: Curve | None = None,
 ) -> Measured:
     r"""Soft-binned calibration error; with ``delta`` the Charbonnier penalty of SMART.
 
@@ -70,7 +80,8 @@ def soft_ece(
     the bin with centre :math:`\bar c_b`, with sum one. Gaps are averaged within a bin before they
     are penalised, so that label noise cancels.
     """
-    return _by_confidence(records, u, partial(binned_gaps, sigma=sigma, delta=delta))
+    penalty = partial(binned_gaps, sigma=sigma, delta=delta)
+    return _by_confidence(records, curve or records.log_partition(np.exp(u)), penalty)
 
 
 def ece(records: Records, u: LogSharpness) -> Measured:
@@ -81,7 +92,12 @@ def ece(records: Records, u: LogSharpness) -> Measured:
 
 
 def pointwise(
-    records: Records, u: LogSharpness, *, sigma: float = 0.05, delta: float = 1e-3
+    records: Records,
+    u: LogSharpness,
+    *,
+    sigma: float = 0.05,
+    delta: float = 1e-3,
+    curve: Curve | None = None,
 ) -> Measured:
     r"""SMART's equation 6 to the letter: the penalty of each sample before any average.
 
@@ -90,20 +106,20 @@ def pointwise(
     It is smallest where confidence is 1 for every sample that is right more often than not: it
     does not calibrate.
     """
-    return _by_confidence(records, u, partial(_pointwise, sigma=sigma, delta=delta))
+    penalty = partial(_pointwise, sigma=sigma, delta=delta)
+    return _by_confidence(records, curve or records.log_partition(np.exp(u)), penalty)
 
 
-def with_likelihood(objective: Objective, weight: float) -> Objective:
-    """Add the weighted negative log-likelihood to an objective."""
+def with_likelihood(
+    objective: Callable[..., Measured], weight: float, records: Records, u: LogSharpness
+) -> Measured:
+    """An objective plus the weighted negative log-likelihood, from one look at the table."""
+    curve = records.log_partition(np.exp(u))
+    value, gradient = objective(records, u, curve=curve)
     if not weight:
-        return objective
-
-    def both(records: Records, u: LogSharpness) -> Measured:
-        value, gradient = objective(records, u)
-        likelihood, slope = nll(records, u)
-        return Measured(value + weight * likelihood, gradient + weight * slope)
-
-    return both
+        return Measured(value, gradient)
+    likelihood, slope = nll(records, u, curve=curve)
+    return Measured(value + weight * likelihood, gradient + weight * slope)
 
 
 def _share(records: Records) -> FloatArray:
@@ -113,12 +129,11 @@ def _share(records: Records) -> FloatArray:
 Penalty: TypeAlias = Callable[[FloatArray, BoolArray, FloatArray], tuple[float, FloatArray]]
 
 
-def _by_confidence(records: Records, u: LogSharpness, penalty: Penalty) -> Measured:
+def _by_confidence(records: Records, curve: Curve, penalty: Penalty) -> Measured:
     """A penalty on (confidence, outcome, share), with the chain rule through the table."""
-    value, slope = records.log_partition(np.exp(u))
-    confidence = np.exp(-value)
+    confidence = np.exp(-curve.value)
     found, gradient = penalty(confidence, records.correct, _share(records))
-    return Measured(found, gradient * -confidence * slope)
+    return Measured(found, gradient * -confidence * curve.slope)
 
 
 def binned_gaps(

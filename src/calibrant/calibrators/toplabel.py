@@ -11,7 +11,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrant._checks import BoolArray, FloatArray
-from calibrant._partition import Records
+from calibrant._partition import LARGEST_GAP, Records
 from calibrant._solve import Objective, minimise
 from calibrant.calibrators.base import Claims, RecordsCalibrator, check_choice
 from calibrant.calibrators.objectives import binned_gaps
@@ -40,8 +40,13 @@ def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
 
 
 def log_rest(logits: Tensor) -> Tensor:
-    """Logarithm of the sum over all classes but the top one, ``(..., 1)``; at 0, the log-odds."""
-    return _without_top(logits, logits, -torch.inf).logsumexp(-1, keepdim=True)
+    """Logarithm of the sum over all classes but the top one, ``(..., 1)``.
+
+    With the largest logit at 0 its negative are the log-odds of the top class. It is finite also
+    where no other class is possible.
+    """
+    rest = _without_top(logits, logits, -torch.inf).logsumexp(-1, keepdim=True)
+    return rest.clamp(min=-LARGEST_GAP)
 
 
 def _without_top(logits: Tensor, values: Tensor, at_top: float) -> Tensor:
@@ -120,12 +125,16 @@ class OddsMap(RecordsCalibrator):
 
     def claims(self, records: Records) -> Claims:
         """Confidence and negative log-likelihood of each sample after calibration."""
-        before = self._odds(records)
-        odds = self._inputs(before) @ self.parameters_.double().cpu().numpy()
-        own, value = records.own_gap, records.log_partition(1 / float(self.temperature_)).value
-        rest = own / float(self.temperature_) + value - np.logaddexp(0, before)
-        nll = np.where(records.correct, np.logaddexp(0, -odds), np.logaddexp(0, odds) + rest)
-        return Claims(expit(odds), nll)
+        b = 1 / float(self.temperature_)
+        odds = self._inputs(self._odds(records)) @ self.parameters_.double().cpu().numpy()
+        rest = records.log_rest(b).value
+        # logits of the runners-up and of the label, before the argmax is seen to
+        gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
+        next_best = -b * gaps - (rest + odds)[:, None]
+        own = np.where(records.correct, 0.0, np.minimum(-b * records.own_gap - rest - odds, 0))
+        lifted = np.expm1(np.clip(next_best, 0, CERTAIN)).sum(1)
+        total = np.log1p(np.maximum(np.exp(-odds) - lifted, 0))
+        return Claims(np.exp(-total), total - own)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)

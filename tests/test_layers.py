@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"metrics"},
     {"losses"},
     {"calibrators"},
-    {"decide", "heads", "compare"},
+    {"decide", "heads", "comparison"},
     {"llm"},
     {"io"},  # knows every kind of artifact that it loads
     {"sklearn", "export", "plots", "report", "monitor"},
@@ -119,7 +119,7 @@ def test_planted_offence_is_found(path, source):
         ("metrics/ece.py", "from calibrant.metrics.pairs import Pairs\nfrom .. import _checks"),
         ("metrics/__init__.py", "from . import pairs\nfrom .ece import ece"),
         ("io.py", "from calibrant import __version__\nimport io, plots, numpy"),
-        ("shards.py", "from .data import read\nfrom .io import save"),
+        ("shards.py", "from .data import read\nfrom ._walk import blocks"),
         ("cli.py", "import calibrant as cal\nfrom calibrant import evaluate, plots"),
         ("__main__.py", "from calibrant.cli import main"),
         ("__init__.py", "from calibrant.metrics import ece"),

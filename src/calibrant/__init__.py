@@ -12,11 +12,54 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from calibrant._binning import Bins as Bins
+    from calibrant.calibrators import CALIBRATORS as CALIBRATORS
+    from calibrant.calibrators.adaptive import (
+        SMART as SMART,
+        ParametrizedTemperatureScaling as ParametrizedTemperatureScaling,
+        margin_bounds as margin_bounds,
+    )
+    from calibrant.calibrators.affine import (
+        DirichletCalibration as DirichletCalibration,
+        MatrixScaling as MatrixScaling,
+        VectorScaling as VectorScaling,
+    )
+    from calibrant.calibrators.auto import Auto as Auto
+    from calibrant.calibrators.base import Calibrator as Calibrator
+    from calibrant.calibrators.classwise import ClassTemperatures as ClassTemperatures
+    from calibrant.calibrators.crossfit import CrossFit as CrossFit, cross_fit as cross_fit
+    from calibrant.calibrators.curves import (
+        margin_change as margin_change,
+        margin_temperature as margin_temperature,
+    )
+    from calibrant.calibrators.files import (
+        Effect as Effect,
+        apply_file as apply_file,
+        effect_file as effect_file,
+        fit_file as fit_file,
+    )
+    from calibrant.calibrators.scaling import (
+        EnsembleTemperatureScaling as EnsembleTemperatureScaling,
+        Identity as Identity,
+        TemperatureScaling as TemperatureScaling,
+    )
+    from calibrant.calibrators.toplabel import Blend as Blend, OddsScaling as OddsScaling
+    from calibrant.comparison import Comparison as Comparison, compare as compare
     from calibrant.data import (
         open_predictions as open_predictions,
         sample_path as sample_path,
         save_predictions as save_predictions,
     )
+    from calibrant.decide import (
+        ConformalSets as ConformalSets,
+        PriorCorrection as PriorCorrection,
+        Threshold as Threshold,
+        conformal as conformal,
+        estimate_prior as estimate_prior,
+        label_shift as label_shift,
+        shift_prior as shift_prior,
+        threshold as threshold,
+    )
+    from calibrant.io import load as load, save as save
     from calibrant.metrics.binned import (
         ada_ece as ada_ece,
         classwise_ece as classwise_ece,
@@ -62,7 +105,30 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "_binning": ["Bins"],
+    "calibrators": ["CALIBRATORS"],
+    "calibrators.adaptive": ["SMART", "ParametrizedTemperatureScaling", "margin_bounds"],
+    "calibrators.affine": ["DirichletCalibration", "MatrixScaling", "VectorScaling"],
+    "calibrators.auto": ["Auto"],
+    "calibrators.base": ["Calibrator"],
+    "calibrators.classwise": ["ClassTemperatures"],
+    "calibrators.crossfit": ["CrossFit", "cross_fit"],
+    "calibrators.curves": ["margin_change", "margin_temperature"],
+    "calibrators.files": ["Effect", "apply_file", "effect_file", "fit_file"],
+    "calibrators.scaling": ["EnsembleTemperatureScaling", "Identity", "TemperatureScaling"],
+    "calibrators.toplabel": ["Blend", "OddsScaling"],
+    "comparison": ["Comparison", "compare"],
     "data": ["open_predictions", "sample_path", "save_predictions"],
+    "decide": [
+        "ConformalSets",
+        "PriorCorrection",
+        "Threshold",
+        "conformal",
+        "estimate_prior",
+        "label_shift",
+        "shift_prior",
+        "threshold",
+    ],
+    "io": ["load", "save"],
     "metrics.binned": [
         "ada_ece",
         "classwise_ece",
@@ -84,6 +150,7 @@ _WHERE = {
     "metrics.stream": ["Accumulator", "evaluate"],
     "metrics.table": ["METRICS", "Metric"],
 }
+_SUBMODULES = ("calibrators", "data", "decide", "metrics", "plots")
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = sorted(_MODULE)
@@ -99,10 +166,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"calibrant.{_MODULE[name]}"), name)
         globals()[name] = value
         return value
-    if name in ("data", "metrics", "plots"):
+    if name in _SUBMODULES:
         return import_module(f"calibrant.{name}")
     raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__", "data", "metrics", "plots"]
+    return [*__all__, "__version__", *_SUBMODULES]

@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,6 @@ from calibrant._walk import (
     Examples,
     blocks,
     explained,
-    joined,
     on_threads,
     strips,
     top_class,
@@ -160,7 +160,8 @@ class Records:
 
     def _between(self, position: FloatArray) -> Curve:
         first = self._first(position)
-        windows = sliding_window_view(self.table.reshape(len(self), -1), 2 * WINDOW, axis=1)
+        flat = self.table.reshape(len(self), 2 * self.table.shape[1])
+        windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
         coefficients = (windows[np.arange(len(self)), 2 * first] @ _HERMITE).T
         x = position - first - CENTRE
         value, slope = coefficients[-1], np.zeros(len(self))
@@ -193,21 +194,37 @@ _HERMITE = _hermite()
 
 
 def _blunt(records: Records, b: FloatArray) -> Curve:
-    """Below the nodes: the cubic in b that leaves from 0 and arrives at the first node."""
+    """Below the nodes: the cubic in b that leaves from 0 and arrives at the first node.
+
+    R is convex in b, so the cubic is held above its tangents at both ends and below the chord:
+    where a few gaps are huge, it would swing far out.
+    """
     others = np.maximum(records.possible - 1, LEAST_REST)
     start, fall = np.log(others), -LOWEST * records.mean_gap * records.possible / others
     fall = np.where(records.possible > 1, fall, 0)
     end, rise = records.log_rest(LOWEST)
     x, climb = b / LOWEST, end - start
     square, cube = 3 * climb - 2 * fall - rise, fall + rise - 2 * climb
+    bounds = np.stack([start + x * fall, end + (x - 1) * rise, start + x * climb])
+    slopes = np.stack([fall, rise, climb])
+    lower, above = np.argmax(bounds[:2], axis=0), np.full(len(b), 2)
     value = start + x * (fall + x * (square + x * cube))
-    return Curve(value, x * (fall + x * (2 * square + x * 3 * cube)))
+    slope = fall + x * (2 * square + x * 3 * cube)
+    row = np.arange(len(b))
+    for bound, beyond in ((lower, np.less), (above, np.greater)):
+        limit = bounds[bound, row]
+        slope = np.where(beyond(value, limit), slopes[bound, row], slope)
+        value = np.where(beyond(value, limit), limit, value)
+    return Curve(value, x * slope)
 
 
 def _sharp(records: Records, b: FloatArray) -> Curve:
-    """Above the nodes: the classes that are within reach of the top."""
+    """Above the nodes: the leading classes; the further ones fall like the last of them."""
+    highest = LOWEST * 2.0**OCTAVES
     gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
+    further = np.exp(records.log_rest(highest).value) - np.exp(-highest * gaps).sum(-1)
     terms = np.exp(-b[:, None] * gaps)
+    terms[:, -1] += np.maximum(further, 0) * np.exp(-(b - highest) * gaps[:, -1])
     total = np.maximum(terms.sum(-1), LEAST_REST)
     return Curve(np.log(total), -b * (terms * gaps).sum(-1) / total)
 
@@ -232,36 +249,53 @@ def tabulate(given: Examples) -> Records:
     array([0.547])
     """
     runs = strips(given)
-    # Always on threads of their own: they flush denormal numbers, which nobody else must notice.
-    parts = on_threads(partial(_strip, given), runs, always=True)
-    columns: Any = joined(parts)
-    check_some(len(columns[0]))
     labels = given.labels[given.labels != IGNORED]
+    check_some(len(labels))
+    columns = _columns(len(labels), nodes_per_octave(given.classes))
+    ends = np.cumsum([0, *((given.labels[a:b] != IGNORED).sum() for a, b in runs)])
+    places = [tuple(column[a:b] for column in columns) for a, b in pairwise(ends)]
+    # Always on threads of their own: they flush denormal numbers, which nobody else must notice.
+    on_threads(partial(_fill, given), runs, places, always=True)
     weight = given.labelled_weight()
     weight = np.ones(len(labels)) if weight is None else weight
     return Records(*(*columns, labels, weight, given.classes))
 
 
-def _strip(given: Examples, strip: tuple[int, int]) -> tuple[NDArray[Any], ...]:
+def _columns(rows: int, density: int) -> tuple[Any, ...]:
+    """Room for the columns that a walk fills, in the order of :class:`Records`."""
+    return (
+        np.empty((rows, OCTAVES * density + 1, 2), np.float32),
+        np.empty(rows),
+        np.empty(rows),
+        np.empty((rows, TOP), np.float32),
+        np.empty(rows),
+        np.empty(rows, bool),
+        np.empty(rows, np.int64),
+    )
+
+
+def _fill(given: Examples, strip: tuple[int, int], columns: tuple[NDArray[Any], ...]) -> None:
+    """Write the records of a run of rows into their place."""
     # Squaring small numbers again and again passes through denormal ones, at a hundred times
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
-    density = nodes_per_octave(given.classes)
+    density, done = nodes_per_octave(given.classes), 0
     # one pair of buffers for all blocks: fresh memory of this size costs more than the sums
     buffers = torch.empty(2, 0)
-    rows = [_no_rows(density)]
     for block in blocks(given, *strip):
         size, device = block.logits.numel(), block.logits.device
         if buffers.shape[1] < size or buffers.device != device:
             buffers = torch.empty(2, size, device=device)
         gaps, powers = (buffer[:size].view_as(block.logits) for buffer in buffers)
-        rows.append(_record(block, given, density, gaps, powers))
-    return tuple(joined(rows))
+        found = _record(block, given, density, gaps, powers)
+        for column, values in zip(columns, found, strict=True):
+            column[done : done + len(values)] = values.cpu().numpy()
+        done += len(block.labels)
 
 
 def _record(
     block: Block, given: Examples, density: int, gaps: Tensor, powers: Tensor
-) -> tuple[NDArray[Any], ...]:
+) -> tuple[Tensor, ...]:
     """Columns of one block, in the order of :class:`Records`; the buffers are overwritten."""
     top = top_class(block.logits)
     best = block.logits.gather(-1, top[:, None])
@@ -269,11 +303,11 @@ def _record(
     if not torch.isfinite(own_gap).all():
         raise explained(given, int(block.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
     torch.sub(best, block.logits, out=gaps)
-    mean_gap, possible = _mean_and_count(gaps)
     gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
+    mean_gap, possible = _mean_and_count(gaps, block.logits)
     leading = _smallest(gaps, TOP)
     gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest
-    columns = (
+    return (
         _nodes(gaps, powers, density),
         own_gap,
         mean_gap,
@@ -282,7 +316,6 @@ def _record(
         top == block.labels,
         possible,
     )
-    return tuple(column.cpu().numpy() for column in columns)
 
 
 def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
@@ -306,12 +339,12 @@ def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
     return torch.stack([total.log(), slope], -1).transpose(0, 1).contiguous()
 
 
-def _mean_and_count(gaps: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_and_count(gaps: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Mean gap over the possible classes, and how many they are."""
     total = gaps.sum(-1)
     possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
-    if not torch.isfinite(total).all():
-        masked = torch.isinf(gaps)
+    if (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
+        masked = torch.isneginf(logits)
         possible -= masked.sum(-1)
         total = gaps.masked_fill(masked, 0).sum(-1)
     return total.double() / possible, possible
@@ -331,16 +364,3 @@ def _smallest(values: Tensor, count: int) -> Tensor:
         values = torch.cat([finalists, values[:, 16 * groups :]], -1)
     found = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
     return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=torch.inf)
-
-
-def _no_rows(density: int) -> tuple[NDArray[Any], ...]:
-    nodes, none = OCTAVES * density + 1, np.zeros(0)
-    return (
-        np.zeros((0, nodes, 2), np.float32),
-        none,
-        none,
-        np.zeros((0, TOP), np.float32),
-        none,
-        none.astype(bool),
-        none.astype(np.int64),
-    )

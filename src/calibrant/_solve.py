@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from scipy import optimize
@@ -108,14 +108,9 @@ def minimise_scalar(
 
 
 def minimise(
-    function: Objective,
-    start: FloatArray,
-    *,
-    bounds: Sequence[tuple[float, float]] | None = None,
-    steps: int = 500,
-    tolerance: float = 1e-8,
+    function: Objective, start: FloatArray, *, steps: int = 500, tolerance: float = 1e-8
 ) -> Solution:
-    """Minimise a smooth function by L-BFGS with a line search, within bounds if there are any.
+    """Minimise a smooth function of many parameters by L-BFGS with a line search.
 
     >>> minimise(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(2)).x
     array([3., 3.])
@@ -125,30 +120,41 @@ def minimise(
         start,
         jac=True,
         method="L-BFGS-B",
-        bounds=bounds,
         options={"maxiter": steps, "maxfun": 2 * steps, "gtol": tolerance, "ftol": 1e-14},
     )
     # status 2 is a line search that can gain no more in float64: the end of the road as well
     return Solution(found.x, float(found.fun), int(found.nit), found.status in (0, 2))
 
 
-def minimise_on_simplex(function: Objective, start: FloatArray) -> Solution:
-    """Minimise a convex function of weights that are not negative and sum to one.
+def minimise_within(
+    function: Objective,
+    start: FloatArray,
+    bounds: Sequence[tuple[float, float]],
+    *,
+    total: float | None = None,
+) -> Solution:
+    """Minimise a smooth function of a few parameters within bounds, and of a given sum.
 
-    >>> minimise_on_simplex(lambda w: (float(w @ w), 2 * w), np.array([1.0, 0.0])).x
+    A parameter that ends at a bound is no failure: ``converged`` is about the search alone.
+
+    >>> square = lambda w: (float(w @ w), 2 * w)
+    >>> minimise_within(square, np.array([1.0, 0.0]), [(0, 1), (0, 1)], total=1.0).x
     array([0.5, 0.5])
     """
+    fixed_sum: Any = {"type": "eq", "fun": lambda w: w.sum() - total, "jac": np.ones_like}
     found = optimize.minimize(
         _timed(function),
         start,
         jac=True,
-        method="SLSQP",
-        bounds=[(0.0, 1.0)] * len(start),
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
-        options={"maxiter": 200, "ftol": 1e-13},
+        method="SLSQP",  # L-BFGS-B wakes the threads of BLAS for a handful of numbers
+        bounds=bounds,
+        constraints=() if total is None else fixed_sum,
+        options={"maxiter": 300, "ftol": 1e-13},
     )
-    weights = np.clip(found.x, 0, None)
-    return Solution(weights / weights.sum(), float(found.fun), int(found.nit), bool(found.success))
+    low, high = np.transpose(bounds)
+    x = np.clip(found.x, low, high)
+    # 8: no descent is left along the line, which is rounding error at the end of the road
+    return Solution(x, float(found.fun), int(found.nit), found.status in (0, 8))
 
 
 def adam(
@@ -170,7 +176,7 @@ def adam(
     >>> found.converged, round(float(found.x[0]), 1)
     (True, 3.0)
     """
-    x, best, marked = start.copy(), start, math.inf
+    x, best, marked = start.copy(), start.copy(), math.inf
     lowest, since = math.inf, 0
     mean, square = np.zeros_like(x), np.zeros_like(x)
     for step in range(1, steps + 1):
@@ -181,7 +187,7 @@ def adam(
         since = 0 if value < marked - improvement else since + 1
         marked = value if since == 0 else marked
         if since >= patience:
-            return Solution(best, lowest, step, True)
+            return Solution(best, lowest, step, math.isfinite(lowest))
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient**2
         corrected = math.sqrt(1 - 0.999**step) / (1 - 0.9**step)

@@ -24,10 +24,30 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from calibrant.calibrators.base import Calibrator
+    from calibrant.calibrators.crossfit import CrossFit
+    from calibrant.calibrators.files import Effect, Fit
+    from calibrant.comparison import Comparison
     from calibrant.metrics.evaluation import Evaluation
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
 """Failures that are explained in a line; anything else is a bug and shows its traceback."""
+
+# Options that several verbs have.
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
+BINS = click.option("--bins", default=15, show_default=True, help="Number of bins.")
+LEVEL = click.option(
+    "--level",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="FRACTION",
+    help="Coverage of the intervals; 0: none.",
+)
+WEIGHT = click.option("--weight-by", metavar="KEY", help="Weigh the examples by this array.")
+TOGETHER = click.option(
+    "--group-by", metavar="KEY", help="Keep rows with one value of this array in one fold or half."
+)
 
 
 def main() -> None:
@@ -70,25 +90,18 @@ def cli() -> None:
     type=float,
     help="Exit with 1 if the ECE exceeds this: 0.03 is 3 %.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
+@AS_JSON
 @click.option("--group-by", metavar="KEY", help="Measure each value of this array as well.")
-@click.option("--weight-by", metavar="KEY", help="Weigh the examples by this array.")
+@WEIGHT
 @click.option(
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )
 @click.option(
     "--binary", "estimand", flag_value="binary", help="Measure P(class 1), not the top label."
 )
-@click.option("--bins", default=15, show_default=True, help="Number of bins.")
+@BINS
 @click.option("--metrics", metavar="NAMES", help="With commas between, as in JSON.  [default: all]")
-@click.option(
-    "--level",
-    default=0.9,
-    show_default=True,
-    type=click.FloatRange(0, 1, max_open=True),
-    metavar="FRACTION",
-    help="Coverage of the intervals; 0: none.",
-)
+@LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of the draws behind the intervals.")
 def evaluate(
     pred: str,
@@ -150,6 +163,180 @@ def evaluate(
 
 
 @cli.command()
+@click.argument("pred")
+@click.option("--method", default="auto", show_default=True, metavar="NAME", help="What to fit.")
+@click.option(
+    "--split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
+)
+@click.option(
+    "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
+)
+@click.option(
+    "--cross-fit",
+    "folds",
+    type=click.IntRange(2),
+    is_flag=False,
+    flag_value=5,
+    metavar="[K]",
+    help="Fit on all examples of a file without a val set, and measure out of K folds.  [K: 5]",
+)
+@WEIGHT
+@TOGETHER
+@click.option("--seed", default=0, show_default=True, help="Of the folds.")
+@AS_JSON
+@click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
+def fit(
+    pred: str,
+    method: str,
+    split: str | None,
+    options: tuple[str, ...],
+    folds: int | None,
+    weight_by: str | None,
+    group_by: str | None,
+    seed: int,
+    as_json: bool,
+    out: str,
+) -> None:
+    """Fit a calibrator on a prediction file and save it in a folder.
+
+    PRED is a file as for "calibrant evaluate". The fit uses its val split or, where there is
+    none, the arrays without a name in front; never the test split, unless you name it.
+
+    \b
+    Examples:
+      calibrant fit predictions.npz -o calibrator
+      calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
+      calibrant fit test_only.npz --method ts --cross-fit 10 -o calibrator
+    """  # noqa: D301
+    from calibrant.calibrators.crossfit import cross_fit
+    from calibrant.calibrators.files import fit_and_measure
+    from calibrant.io import save
+
+    given: dict[str, Any] = {"options": _options(options), "weight": weight_by, "groups": group_by}
+    if folds:
+        given |= {"folds": folds, "seed": seed}
+    with _progress() as progress:
+        found = (cross_fit if folds else fit_and_measure)(
+            pred,
+            method,
+            split=split,
+            metrics=["accuracy", "ece", "nll", "brier"],
+            progress=progress,
+            **given,
+        )
+    save(found.calibrator, out)
+    with _until_closed():
+        if as_json:
+            about = {"method": method, "options": given["options"], "folds": folds, "saved": out}
+            click.echo(json.dumps({**about, **_fit_dict(found)}, indent=2))
+        else:
+            _print_fit(found, f"{method} on {pred}", folds)
+    _say(f"saved in {out}; to use it: calibrant apply {out} {pred} -o OUT")
+
+
+@cli.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("pred")
+@click.option(
+    "-o", "--out", required=True, metavar="OUT", help="File to write, as the suffix says."
+)
+def apply(folder: str, pred: str, out: str) -> None:
+    """Calibrate a prediction file with a saved calibrator.
+
+    Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
+    .safetensors or .parquet file, also for a folder or glob of shards.
+
+    \b
+    Examples:
+      calibrant apply calibrator predictions.npz -o calibrated.npz
+      calibrant apply calibrator 'shards/*.npz' -o calibrated.safetensors
+    """  # noqa: D301
+    from calibrant.calibrators.files import apply_file
+    from calibrant.io import load
+
+    with _progress() as progress:
+        apply_file(load(folder), pred, out, progress=progress)
+    _say(f"wrote {out}; to measure it: calibrant evaluate {out}")
+
+
+@cli.command()
+@click.argument("pred")
+@click.option("--methods", metavar="NAMES", help="With commas between.  [default: all]")
+@click.option(
+    "--time-limit",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="For the fit of each method; 0: none.",
+)
+@click.option(
+    "--fit-split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
+)
+@click.option(
+    "--test-split",
+    metavar="NAME",
+    help="Split to measure on.  [default: test, else the plain arrays]",
+)
+@WEIGHT
+@TOGETHER
+@BINS
+@LEVEL
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    help="Of the halves, and of the draws behind the intervals.",
+)
+@AS_JSON
+def compare(
+    pred: str,
+    methods: str | None,
+    time_limit: float,
+    fit_split: str | None,
+    test_split: str | None,
+    weight_by: str | None,
+    group_by: str | None,
+    bins: int,
+    level: float,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Fit all methods and measure them side by side.
+
+    Methods are fitted on the val split and measured on the test split. A file with only one set
+    of examples is cut at random into two halves, each with its share of every class.
+
+    \b
+    Examples:
+      calibrant compare predictions.npz
+      calibrant compare predictions.npz --methods none,ts,smart --json
+    """  # noqa: D301
+    from calibrant.comparison import compare as compared
+
+    with _progress("methods") as progress:
+        found = compared(
+            pred,
+            methods.replace(",", " ").split() if methods else None,
+            time_limit=time_limit or None,
+            fit_split=fit_split,
+            test_split=test_split,
+            weight=weight_by,
+            groups=group_by,
+            bins=bins,
+            level=level or None,
+            seed=seed,
+            progress=progress,
+        )
+    with _until_closed():
+        if as_json:
+            click.echo(json.dumps(found.to_dict(), indent=2))
+        else:
+            _print_comparison(found, pred)
+    return 0 if found.measured else 2
+
+
+@cli.command()
 def demo() -> None:
     """Measure a real classifier that comes with the package.
 
@@ -170,6 +357,20 @@ def demo() -> None:
         console.print(f"The file measured here:        {path}", soft_wrap=True)
 
 
+def _options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Options of a method: values are JSON, or else text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set wants KEY=VALUE, got {text}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 def _over_limit(found: Evaluation, max_ece: float | None) -> int:
     if max_ece is None or found["ece"].value <= max_ece:
         return 0
@@ -187,6 +388,100 @@ def _print_evaluation(found: Evaluation, title: str) -> None:
     if found.groups:
         console.print()
         console.print(_group_table(found))
+
+
+def _learned(calibrator: Calibrator) -> dict[str, Any]:
+    """Learned values that are few enough to be read, by name."""
+    values = {name.split(".")[-1].rstrip("_"): v for name, v in calibrator.named_buffers()}
+    return {name: v.tolist() for name, v in values.items() if name != "classes" and v.numel() <= 5}
+
+
+def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
+    calibrator, effect = found.calibrator, found.effect
+    low, high = effect.temperatures or (None, None)
+    return {
+        "split": found.split or None,
+        "n": effect.before.n,
+        "classes": effect.before.classes,
+        "parameters": calibrator.size(effect.before.classes),
+        "learned": _learned(calibrator),
+        "temperature": {"low": low, "high": high},
+        "argmax_changed": effect.argmax_changed,
+        "before": effect.before.to_dict()["metrics"],
+        "after": effect.after.to_dict()["metrics"],
+    }
+
+
+def _print_fit(found: Fit | CrossFit, title: str, folds: int | None) -> None:
+    console = _console()
+    where = f", {found.split} split" if found.split else ""
+    console.print(title + where, style="bold", soft_wrap=True)
+    for line in _fit_lines(found.calibrator, found.effect):
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(_effect_table(found.effect, folds))
+    if folds:
+        console.print(f"Each example was calibrated by a fit on the other {folds - 1} folds.")
+    else:
+        console.print("The fit has seen these examples: expect slightly worse figures on others.")
+
+
+def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
+    """What was learned, in words."""
+    explain: Callable[[], str] | None = getattr(calibrator, "explain", None)
+    if explain is not None:
+        yield explain()
+    size = calibrator.size(effect.before.classes)
+    counted = f"{size:,} parameter{'' if size == 1 else 's'}"
+    yield f"{effect.before.n:,} examples, {effect.before.classes} classes; {counted}"
+    learned = _learned(calibrator)
+    if effect.temperatures is not None and "temperature" not in learned:
+        yield "temperatures from {:.4g} to {:.4g}".format(*effect.temperatures)
+    for name, value in learned.items():
+        numbers = value if isinstance(value, list) else [value]
+        yield f"{name} {', '.join(f'{number:.4g}' for number in numbers)}"
+    if effect.argmax_changed:
+        yield f"the predicted class of {effect.argmax_changed:,} examples changes"
+
+
+def _effect_table(effect: Effect, folds: int | None) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"out of {folds} folds" if folds else "on the data of the fit")
+    for heading in ("before", "after"):
+        table.add_column(heading, justify="right", style="bold" if heading == "after" else "")
+        if folds:
+            table.add_column(_interval_heading(effect.before), justify="right")
+    for before, after in zip(effect.before.table(), effect.after.table(), strict=True):
+        cells = (*before[1:], *after[1:]) if folds else (before[1], after[1])
+        table.add_row(before[0], *cells)
+    return table
+
+
+def _print_comparison(found: Comparison, title: str) -> None:
+    console = _console()
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(found.describe(), style="dim", soft_wrap=True)
+    console.print(_comparison_table(found))
+    within = "" if found.level is None else ", or within the interval of the best"
+    console.print(f"* best{within}", style="dim")
+    for remark in found.remarks():
+        console.print(remark, soft_wrap=True)
+    console.print(found.advice(), style="bold")
+
+
+def _comparison_table(found: Comparison) -> Table:
+    from rich.table import Table
+
+    headings, *rows = found.table()
+    table = Table(box=None, pad_edge=False)
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells, style="bold" if cells[0] == found.choice() else "")
+    return table
 
 
 def _metric_table(found: Evaluation) -> Table:
@@ -253,12 +548,12 @@ def _diagram(found: Evaluation, block: str, line: str) -> Table:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
+def _progress(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
     """Yield a callback that shows a bar on stderr once the work has taken a second."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), "examples", TimeRemainingColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     started, task = time.monotonic(), bar.add_task("", total=None)
 

@@ -1,4 +1,6 @@
-"""Diagrams of calibration: drawing only; what is drawn comes from :mod:`calibrant.metrics.curves`.
+"""Diagrams of calibration: drawing only.
+
+What is drawn comes from :mod:`calibrant.metrics.curves` and :mod:`calibrant.calibrators.curves`.
 
 Every function draws into ``ax`` (a new figure without one) and returns it. Text, ticks and
 frames take the colours of the matplotlib style in use, and fills are translucent, so the same
@@ -8,12 +10,14 @@ call looks right in a paper and in a dark notebook. Needs matplotlib:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from calibrant._checks import FloatArray
+from calibrant.calibrators.curves import MarginChange, MarginTemperature
 from calibrant.metrics.curves import Histogram, MarginGroup, Reliability, SmoothReliability
 from calibrant.metrics.ranking import RiskCoverage
 
@@ -142,6 +146,31 @@ def risk_coverage_plot(
     axes.plot(kept, best, color=_ink(), lw=1, ls="--", label="best order")
     axes.set(xlim=(0, 100), ylim=(0, None), xlabel="coverage (%)", ylabel="risk (%)")
     _legend(axes)
+    return axes
+
+
+def temperature_plot(
+    curve: MarginTemperature, ax: Axes | None = None, *, label: str = "temperature"
+) -> Axes:
+    """Temperature of a sample against its margin, with the middle nine tenths shaded."""
+    axes = _axes(ax)
+    axes.fill_between(curve.margin, curve.low, curve.high, color=RIGHT, alpha=0.25, lw=0)
+    axes.plot(curve.margin, curve.temperature, color=RIGHT, lw=2, label=label)
+    axes.axhline(1, color=_ink(), lw=1, ls="--", label="unchanged")
+    axes.set(xlabel="margin of the top two logits", ylabel="temperature")
+    _legend(axes)
+    return axes
+
+
+def adjustment_plot(changes: Mapping[str, MarginChange], ax: Axes | None = None) -> Axes:
+    """Mean change of the confidence against the margin, one line for each method."""
+    axes = _axes(ax)
+    styles = cycle(["-", "--", "-.", ":"])  # lines are told apart without their colours too
+    for name, curve in changes.items():
+        axes.plot(curve.margin, 100 * curve.change, lw=2, ls=next(styles), label=name)
+    axes.axhline(0, color=_ink(), lw=1)
+    axes.set(xlabel="margin of the top two logits", ylabel="change of confidence (points)")
+    axes.legend(framealpha=0.8, edgecolor="none")
     return axes
 
 

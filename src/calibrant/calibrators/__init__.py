@@ -10,7 +10,7 @@ from calibrant.calibrators.scaling import (
     Identity,
     TemperatureScaling,
 )
-from calibrant.calibrators.toplabel import OddsScaling
+from calibrant.calibrators.toplabel import Blend, OddsScaling
 
 CALIBRATORS: dict[str, type[Calibrator]] = {
     "none": Identity,
@@ -19,6 +19,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
     "pts": ParametrizedTemperatureScaling,
     "smart": SMART,
     "odds": OddsScaling,
+    "blend": Blend,
     "auto": Auto,
 }
 """Every calibrator by its name on the command line and in saved files."""

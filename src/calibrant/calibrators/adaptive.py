@@ -312,11 +312,10 @@ class SMART(NetworkTemperature):
         return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(widths))
 
     def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
         if self.fits_records:
-            self._fit_records(records)
+            super()._fit(given, context)
         else:
-            self._fit_inputs(records, _all_logits(given), self._objective())
+            self._fit_inputs(tabulate(given), _all_logits(given), self._objective())
 
     def _fit_records(self, records: Records) -> None:
         if not self.fits_records:

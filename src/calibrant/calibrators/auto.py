@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._checks import IGNORED, FloatArray, IntArray
-from calibrant._partition import Records, tabulate
-from calibrant._walk import Examples
-from calibrant.calibrators.adaptive import SMART
-from calibrant.calibrators.base import Calibrator, Claims, Context, RecordsCalibrator
+from calibrant._checks import FloatArray, IntArray
+from calibrant._partition import Records
+from calibrant.calibrators.base import Calibrator, Claims, RecordsCalibrator
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
-from calibrant.calibrators.scaling import (
-    EnsembleTemperatureScaling,
-    Identity,
-    TemperatureScaling,
-)
-from calibrant.calibrators.toplabel import OddsScaling
+from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.calibrators.toplabel import Blend
 
 CANDIDATES: dict[str, Callable[[], RecordsCalibrator]] = {
     "none": Identity,
     "ts": TemperatureScaling,
-    "ets": EnsembleTemperatureScaling,
-    "odds": OddsScaling,
-    "smart": SMART,
+    "blend": Blend,
 }
 """What may be chosen, from simple to complex. All of them keep the predicted class."""
 FEWEST = 50
@@ -78,15 +71,17 @@ class Auto(RecordsCalibrator):
     folds : int
     seed : int
         Of the folds and the draws.
-    chosen : Calibrator, optional
-        The outcome of a fit, for a saved file to be loaded.
+    chosen, reasons : Calibrator and str, optional
+        The outcome of a fit, set by it, so that a saved file has it too.
 
     Attributes
     ----------
     chosen : Calibrator
         The fitted method.
+    reasons : str
+        Why it was chosen, in words and numbers.
     candidates_ : list of Candidate
-        Why it was chosen; :meth:`explain` says it in words.
+        The numbers.
 
     Examples
     --------
@@ -108,6 +103,7 @@ class Auto(RecordsCalibrator):
         folds: int = 5,
         seed: int = 0,
         chosen: Calibrator | None = None,
+        reasons: str = "",
     ) -> None:
         super().__init__()
         unknown = [name for name in candidates if name not in CANDIDATES]
@@ -119,23 +115,21 @@ class Auto(RecordsCalibrator):
         self.folds = folds
         self.seed = seed
         self.chosen = chosen
+        self.reasons = reasons
         self.candidates_: list[Candidate] = []
 
     def size(self, classes: int) -> int:
         """Parameters of the chosen method; none before a fit."""
         return 0 if self.chosen is None else self.chosen.size(classes)
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        kept = None if context.groups is None else context.groups[given.labels != IGNORED]
-        self._fit_records(tabulate(given), kept)
-
-    def _fit_records(self, records: Records, groups: IntArray | None = None) -> None:
+    def _fit_grouped(self, records: Records, groups: NDArray[Any] | None) -> None:
         name = self._choose(records, groups)
         self.chosen = CANDIDATES[name]()
         self.chosen.fit_records(records)
+        self.reasons = _explained(name, self.candidates_)
         self.solution_ = self.chosen.solution_
 
-    def _choose(self, records: Records, groups: IntArray | None) -> str:
+    def _choose(self, records: Records, groups: NDArray[Any] | None) -> str:
         self.candidates_ = []
         if len(records) < FEWEST or records.correct.all() or not records.correct.any():
             warnings.warn(
@@ -154,25 +148,6 @@ class Auto(RecordsCalibrator):
         self.candidates_ = _judged(claims, records, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
 
-    def explain(self) -> str:
-        """Why the method was chosen, in words and numbers."""
-        if self.chosen is None:
-            return "not fitted"
-        if not self.candidates_:
-            return "left as it is: too little data to choose on"
-        name = next(n for n, kind in CANDIDATES.items() if kind is type(self.chosen))
-        lines = [f"chose {name}: the simplest within one standard error of the best score"]
-        for c in self.candidates_:
-            lines.append(
-                f"  {c.name:<6} NLL {c.nll:.4f} + ECE {c.ece:.4f} = {c.score:.4f}"
-                + (
-                    f", {c.excess:.4f} +- {c.error:.4f} above the best"
-                    if c.excess
-                    else ", the best"
-                )
-            )
-        return "\n".join(lines)
-
     def claims(self, records: Records) -> Claims:
         """Confidence and negative log-likelihood of each sample after calibration."""
         assert isinstance(self.chosen, RecordsCalibrator)
@@ -181,6 +156,16 @@ class Auto(RecordsCalibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         assert self.chosen is not None
         return self.chosen._transform(logits, top, features)
+
+
+def _explained(name: str, candidates: Sequence[Candidate]) -> str:
+    if not candidates:
+        return "left as it is: too little data to choose a method"
+    lines = [f"chose {name}: the simplest within noise of the best score, NLL + ECE"]
+    for c in candidates:
+        behind = f"{c.excess:.4f} +- {c.error:.4f} above the best" if c.excess else "the best"
+        lines.append(f"  {c.name:<5} {c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}, {behind}")
+    return "\n".join(lines)
 
 
 def _out_of_fold(name: str, records: Records, parts: Sequence[IntArray]) -> Claims:

@@ -12,7 +12,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from calibrant._checks import FloatArray, Logits, Values, as_scores, bad_row
+from calibrant._checks import (
+    IGNORED,
+    FloatArray,
+    Logits,
+    Values,
+    as_labels,
+    as_scores,
+    bad_row,
+    spread,
+)
 from calibrant._partition import Records, tabulate
 from calibrant._solve import Solution
 from calibrant._walk import Examples, as_tensor, examples
@@ -40,6 +49,12 @@ class Context(NamedTuple):
     groups: NDArray[Any] | None = None
 
 
+def _members(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Groups as a flat array; one value per row of labels serves all of the row."""
+    given = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    return spread(given, shape, "groups").reshape(-1)
+
+
 class Calibrator(nn.Module):
     """A map from logits to calibrated logits that is learned from held-out predictions.
 
@@ -61,7 +76,7 @@ class Calibrator(nn.Module):
 
     keeps_argmax: ClassVar[bool] = False
     monotone: ClassVar[bool] = False
-    needs_features: ClassVar[bool] = False
+    needs_features: bool = False
 
     classes_: Tensor
 
@@ -130,7 +145,7 @@ class Calibrator(nn.Module):
                 f"{type(self).__name__} needs features: pass features=, the inputs of the last "
                 "layer, one row for each row of logits"
             )
-        kept = None if groups is None else np.asarray(groups).reshape(-1)
+        kept = None if groups is None else _members(groups, as_labels(labels).shape)
         context = Context(None if features is None else as_scores(features, "features"), head, kept)
         self._warn_of_size(int((given.labels >= 0).sum()), given.classes)
         self._fit(given, context)
@@ -178,7 +193,8 @@ class Calibrator(nn.Module):
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, and whether it is fitted."""
         defaults = inspect.signature(type(self)).parameters
-        said = [f"{k}={v!r}" for k, v in self.config().items() if v != defaults[k].default]
+        config = {k: v for k, v in self.config().items() if not isinstance(v, nn.Module)}
+        said = [f"{k}={v!r}" for k, v in config.items() if v != defaults[k].default]
         state = [f"classes={self._classes}"] if self._classes else ["not fitted"]
         return ", ".join([*said, *state])
 
@@ -243,9 +259,10 @@ class Calibrator(nn.Module):
     def _warn_of_size(self, samples: int, classes: int) -> None:
         size = self.size(classes)
         if samples < ENOUGH * size:
+            remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
             warnings.warn(
-                f"{type(self).__name__} has {size:,} parameters for {samples:,} samples: it may "
-                "fit their noise; a method with fewer parameters (ts has one) is safer",
+                f"{type(self).__name__} has {size:,} parameter{'s' * (size > 1)} for {samples:,} "
+                f"samples: it may fit their noise{remedy}",
                 stacklevel=3,
             )
 
@@ -274,17 +291,29 @@ class RecordsCalibrator(Calibrator):
     def _fit_records(self, records: Records) -> None:
         raise NotImplementedError
 
+    def _fit_grouped(self, records: Records, groups: NDArray[Any] | None) -> None:
+        """Fit with a group for each record; only methods with folds have a use for them."""
+        self._fit_records(records)
+
     def claims(self, records: Records) -> Claims:
         """Confidence and negative log-likelihood of each sample after calibration."""
         raise NotImplementedError
 
     def _fit(self, given: Examples, context: Context) -> None:
-        self._fit_records(tabulate(given))
+        groups = context.groups
+        self._fit_grouped(
+            tabulate(given), None if groups is None else groups[given.labels != IGNORED]
+        )
 
-    def fit_records(self, records: Records, *, one_logit: bool = False) -> Self:
-        """Learn from records, which a walk over any number of shards can collect."""
+    def fit_records(
+        self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
+    ) -> Self:
+        """Learn from records, which a walk over any number of shards can collect.
+
+        ``groups`` has one value per record, as in :meth:`fit`.
+        """
         self._warn_of_size(len(records), records.classes)
-        self._fit_records(records)
+        self._fit_grouped(records, groups)
         self._fitted(1 if one_logit else records.classes)
         return self
 

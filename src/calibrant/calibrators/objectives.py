@@ -168,10 +168,9 @@ def _pointwise(
 
 def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each sample in each bin, ``(bins, n)``, with sum one over the bins."""
-    kernel = np.exp(-((confidence - CENTRES[:, None]) ** 2) / (2 * sigma**2))
-    # a wide kernel never vanishes, a narrow one (sigma far below 1/30) leaves the nearest bin
-    total = kernel.sum(0)
-    return np.asarray(kernel / np.where(total > 0, total, 1))
+    distance = (confidence - CENTRES[:, None]) ** 2 / (2 * sigma**2)
+    kernel = np.exp(distance.min(0) - distance)  # however narrow, the nearest bin stays
+    return np.asarray(kernel / kernel.sum(0))
 
 
 PROPER: dict[str, Objective] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant._checks import FloatArray
 from calibrant._partition import Records
-from calibrant._solve import Solution, minimise_convex, minimise_on_simplex, minimise_scalar
+from calibrant._solve import Solution, minimise_convex, minimise_scalar, minimise_within
 from calibrant.calibrators.base import (
     BOUNDS,
     Claims,
@@ -153,7 +153,9 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
             measure = partial(_mixture_nll, true, share)
         else:
             measure = partial(_mixture_brier, share @ true, self._products(records, share))
-        self.solution_ = minimise_on_simplex(measure, np.array([1.0, 0.0, 0.0]))
+        self.solution_ = minimise_within(
+            measure, np.array([1.0, 0.0, 0.0]), [(0.0, 1.0)] * 3, total=1.0
+        )
         self._learned(weights_=self.solution_.x)
 
     def _true(self, records: Records) -> FloatArray:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from calibrant._checks import BoolArray, FloatArray
 from calibrant._partition import LARGEST_GAP, Records
-from calibrant._solve import Objective, minimise
+from calibrant._solve import Objective, minimise_within
+from calibrant.calibrators.adaptive import SMART
 from calibrant.calibrators.base import Claims, RecordsCalibrator, check_choice
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
@@ -55,78 +56,37 @@ def _without_top(logits: Tensor, values: Tensor, at_top: float) -> Tensor:
     return values.scatter(-1, top, at_top)
 
 
-class OddsMap(RecordsCalibrator):
-    r"""A temperature, then a monotone map of the log-odds :math:`s` of the top class.
+class OddsCalibrator(RecordsCalibrator):
+    r"""A temperature, then new log-odds for the top class.
 
-    The log-odds become :math:`s' = \sum_j \theta_j \phi_j(s) + \theta_0` with increasing
-    :math:`\phi_j` and :math:`\theta_j \ge 0`, and the other classes keep their proportions
-    (:func:`with_log_odds`). The negative log-likelihood then falls apart into that of "is the
-    top class right?" and that of the rest, so that calibrating the first does not cost the
-    second, as it does under a temperature.
+    The other classes keep their proportions (:func:`with_log_odds`). The negative log-likelihood
+    then falls apart into that of "is the top class right?" and that of the rest, so that
+    calibrating the first does not cost the second, as it does under a temperature.
 
-    Subclasses write ``_basis`` and may place their knots in ``_prepare``.
+    Subclasses write ``_fit_odds``, ``_odds`` and ``_record_odds``.
     """
 
-    LIMIT: ClassVar[float] = 20.0
-    """Largest parameter: data without an optimum end there, with a warning."""
-
     temperature_: Tensor
-    parameters_: Tensor
 
-    objective: str
-
-    def _basis(self, odds: Tensor) -> Tensor:
-        """Increasing functions of log-odds ``(...) -> (..., functions)``."""
+    def _fit_odds(self, records: Records) -> None:
+        """Learn the new log-odds; the temperature is there already."""
         raise NotImplementedError
 
-    def _prepare(self, odds: FloatArray, share: FloatArray) -> None:
-        """Place what the basis needs, given the log-odds ``(n,)`` of the fit."""
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        """New log-odds ``(..., 1)`` of logits whose largest is 0."""
+        raise NotImplementedError
 
-    def _options(self, objective: str, functions: int) -> None:
-        check_choice("objective", objective, ("both", "nll"))
-        self.objective = objective
-        # theta_0 stands last
-        start = torch.cat([torch.ones(functions), torch.zeros(1)])
-        self._learned(temperature_=1.0, parameters_=start)
-
-    def size(self, classes: int) -> int:
-        """The parameters of the map, and the temperature."""
-        return len(self.parameters_) + 1
+    def _record_odds(self, records: Records) -> FloatArray:
+        """New log-odds ``(n,)`` of the samples of a table."""
+        raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
         self._learned(temperature_=np.exp(-best_sharpness(records).x[0]))
-        odds, share = self._odds(records), records.weight / records.weight.sum()
-        self._prepare(odds, share)
-        functions = len(self.parameters_) - 1
-        found = minimise(
-            _confidence_objective(
-                self._inputs(odds), records.correct, share, float(self.objective == "both")
-            ),
-            np.array([1.0] * functions + [0.0]),
-            bounds=[(0.0, self.LIMIT)] * functions + [(-self.LIMIT, self.LIMIT)],
-        )
-        if not found.converged or np.abs(found.x).max() >= self.LIMIT:
-            warnings.warn(
-                f"{type(self).__name__} found no optimum for these {len(records):,} samples and "
-                "stopped at its bounds; are all of them right, or all wrong?",
-                stacklevel=5,
-            )
-        self.solution_ = found
-        self._learned(parameters_=found.x)
-
-    def _odds(self, records: Records) -> FloatArray:
-        rest = records.log_rest(1 / float(self.temperature_)).value
-        return np.clip(-rest, -CERTAIN, CERTAIN)
-
-    def _inputs(self, odds: FloatArray) -> FloatArray:
-        """The basis and a column of ones, ``(n, parameters)``."""
-        basis = self._basis(torch.from_numpy(odds).to(self.parameters_.device)).cpu().numpy()
-        return np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
+        self._fit_odds(records)
 
     def claims(self, records: Records) -> Claims:
         """Confidence and negative log-likelihood of each sample after calibration."""
-        b = 1 / float(self.temperature_)
-        odds = self._inputs(self._odds(records)) @ self.parameters_.double().cpu().numpy()
+        b, odds = 1 / float(self.temperature_), self._record_odds(records)
         rest = records.log_rest(b).value
         # logits of the runners-up and of the label, before the argmax is seen to
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
@@ -138,13 +98,20 @@ class OddsMap(RecordsCalibrator):
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
-        odds = (-log_rest(tempered)).clamp(-CERTAIN, CERTAIN)
-        parameters = self.parameters_.to(logits.dtype)
-        moved = self._basis(odds[..., 0]) @ parameters[:-1] + parameters[-1]
-        return with_log_odds(tempered, moved[..., None])
+        return with_log_odds(tempered, self._odds(logits, top))
 
 
-class OddsScaling(OddsMap):
+def top_odds(logits: Tensor) -> Tensor:
+    """Log-odds of the top class ``(..., 1)``, of logits whose largest is 0."""
+    return (-log_rest(logits)).clamp(-CERTAIN, CERTAIN)
+
+
+def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
+    """Log-odds of the top class ``(n,)`` at a sharpness."""
+    return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
+
+
+class OddsScaling(OddsCalibrator):
     r"""A temperature, then a rising broken line for the log-odds of the top class.
 
     .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
@@ -165,7 +132,7 @@ class OddsScaling(OddsMap):
     ----------
     temperature_ : scalar Tensor
     knots_ : (knots,) Tensor
-    parameters_ : (knots + 2,) Tensor
+    line_ : (knots + 2,) Tensor
         Slopes, then the offset.
 
     Examples
@@ -177,30 +144,130 @@ class OddsScaling(OddsMap):
     tensor(3.0...)
     """
 
-    LIMIT = 5.0
+    LIMIT: ClassVar[float] = 5.0
+    """Largest slope and offset: data without an optimum end there, with a warning."""
+
     knots_: Tensor
+    line_: Tensor
 
     def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: int = 2) -> None:
         super().__init__()
+        check_choice("objective", objective, ("both", "nll"))
         if knots < 1:
             raise ValueError(f"knots must be at least 1, got {knots}")
+        self.objective = objective
         self.knots = knots
-        self._options(objective, knots + 1)
-        self._learned(knots_=torch.zeros(knots))
+        self._learned(temperature_=1.0, knots_=torch.zeros(knots), line_=self._straight())
 
-    def _prepare(self, odds: FloatArray, share: FloatArray) -> None:
+    def _straight(self) -> FloatArray:
+        """The line that changes nothing."""
+        return np.array([1.0] * (self.knots + 1) + [0.0])
+
+    def size(self, classes: int) -> int:
+        """Slopes, offset and the temperature."""
+        return self.knots + 3
+
+    def _fit_odds(self, records: Records) -> None:
+        odds = record_odds(records, 1 / float(self.temperature_))
+        share = records.weight / records.weight.sum()
+        self._learned(knots_=self._place(odds, share))
+        weight = float(self.objective == "both")
+        self.solution_ = minimise_within(
+            _confidence_objective(self._inputs(odds), records.correct, share, weight),
+            self._straight(),
+            [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
+        )
+        if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
+            warnings.warn(
+                f"{type(self).__name__} found no optimum for these {len(records):,} samples and "
+                "stopped at its bounds; are all of them right, or all wrong?",
+                stacklevel=6,
+            )
+        self._learned(line_=self.solution_.x)
+
+    def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
         confidence = expit(odds)
         order = np.argsort(odds, kind="stable")
         doubt = np.cumsum((share * confidence * (1 - confidence))[order])
         cuts = doubt[-1] * np.arange(1, self.knots + 1) / (self.knots + 1)
-        self._learned(knots_=odds[order][np.searchsorted(doubt, cuts)])
+        return np.asarray(odds[order][np.searchsorted(doubt, cuts)])
 
     def _basis(self, odds: Tensor) -> Tensor:
+        """Pieces of the line ``(..., 1) -> (..., knots + 1)``, each rising between its knots."""
         knots = self.knots_.to(odds.dtype)
         low = torch.cat([knots.new_full((1,), -torch.inf), knots])
         high = torch.cat([knots, knots.new_full((1,), torch.inf)])
         start = torch.cat([knots.new_zeros(1), knots])
-        return odds[..., None].clamp(low, high) - start
+        return odds.clamp(low, high) - start
+
+    def _inputs(self, odds: FloatArray) -> FloatArray:
+        """The pieces and a column of ones, ``(n, knots + 2)``."""
+        basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device))
+        return np.concatenate([basis.cpu().numpy(), np.ones((len(odds), 1))], axis=1)
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        before = record_odds(records, 1 / float(self.temperature_))
+        return np.asarray(self._inputs(before) @ self.line_.double().cpu().numpy())
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        before = top_odds(logits / self.temperature_.to(logits.dtype))
+        line = self.line_.to(logits.dtype)
+        return (self._basis(before) @ line[:-1] + line[-1])[..., None]
+
+
+class Blend(OddsCalibrator):
+    r"""The mean of what SMART and odds scaling say about the top class.
+
+    .. math:: s' = \tfrac12 (s_\text{SMART} + s_\text{odds})
+
+    in log-odds; the other classes keep their proportions at the best single temperature. One
+    looks at the margin, the other at the confidence, and their errors partly cancel. This is
+    calibrant's own method, and what ``auto`` takes where one temperature is not enough.
+
+    Parameters
+    ----------
+    seed : int
+        Of SMART's first weights.
+
+    Attributes
+    ----------
+    smart : SMART
+    odds : OddsScaling
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(2000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> Blend().fit(3 * truth, labels).temperature_
+    tensor(3.0...)
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.smart = SMART(seed=seed)
+        self.odds = OddsScaling()
+        self._learned(temperature_=1.0)
+
+    def size(self, classes: int) -> int:
+        """Those of both, with one temperature."""
+        return self.smart.size(classes) + self.odds.size(classes)
+
+    def _fit_odds(self, records: Records) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of their sizes: this one has warned
+            self.smart.fit_records(records)
+        self.odds.fit_records(records)
+        self.solution_ = self.smart.solution_
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        by_margin = record_odds(records, self.smart._sharpness(records))
+        return np.asarray((by_margin + self.odds._record_odds(records)) / 2)
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        by_margin = top_odds(logits / self.smart._temperature(logits, top))
+        return (by_margin + self.odds._odds(logits, top)) / 2
 
 
 def _confidence_objective(

@@ -1,6 +1,7 @@
 """What every calibrator promises, held against all of them."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,21 @@ import calibrant as cal
 from calibrant._partition import tabulate
 from calibrant._walk import examples
 from calibrant.calibrators import CALIBRATORS
-from calibrant.calibrators.base import Calibrator, RecordsCalibrator, TemperatureCalibrator
+from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
 from tests.simulate import drawn
 
 KEEPERS = [name for name, kind in CALIBRATORS.items() if kind.keeps_argmax]
 TABLED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, RecordsCalibrator)]
 TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
+SIZES = {
+    **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
+    **{"pts": 91, "smart": 49, "odds": 5, "blend": 54, "auto": 0},
+}
+"""Parameters of each method for six classes; those of ``auto`` are known when it has chosen."""
 MASKABLE = TABLED  # methods that scale classes one by one refuse masked ones
 
 
-def fitted(name, logits, labels, **options) -> Calibrator:
+def fitted(name, logits, labels, **options) -> Any:
     """A calibrator of that name; what it says about small samples is tested elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -191,7 +197,7 @@ def test_the_config_rebuilds_it(name):
 def test_size_counts_what_is_learned_and_warns(name, data):
     calibrator = CALIBRATORS[name]()
     size = calibrator.size(6)
-    assert 0 <= size <= 6 * 6 + 6 or name in ("smart", "pts")
+    assert size == SIZES[name]
     few = max(5 * size // 2, 2)
     if size == 0:
         return

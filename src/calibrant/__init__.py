@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from calibrant.calibrators.auto import Auto as Auto
     from calibrant.calibrators.base import Calibrator as Calibrator
+
     from calibrant.calibrators.classwise import ClassTemperatures as ClassTemperatures
     from calibrant.calibrators.crossfit import CrossFit as CrossFit, cross_fit as cross_fit
     from calibrant.calibrators.curves import (
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "_binning": ["Bins"],
     "calibrators": ["CALIBRATORS"],
-    "calibrators.adaptive": ["SMART", "ParametrizedTemperatureScaling", "margin_bounds"],
+    "calibrators.adaptive": ["ParametrizedTemperatureScaling", "SMART", "margin_bounds"],
     "calibrators.affine": ["DirichletCalibration", "MatrixScaling", "VectorScaling"],
     "calibrators.auto": ["Auto"],
     "calibrators.base": ["Calibrator"],

@@ -501,7 +501,7 @@ class PriorCorrection(Calibrator):
     def __init__(self, calibrator: Calibrator) -> None:
         super().__init__()
         self.calibrator = calibrator
-        self.needs_features = calibrator.needs_features  # type: ignore[misc]
+        self.needs_features = calibrator.needs_features
         self._learned(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
         self.to(calibrator.classes_.device)
 

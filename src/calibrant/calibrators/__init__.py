@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from calibrant.calibrators.adaptive import SMART, ParametrizedTemperatureScaling
+from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.classwise import ClassTemperatures
 from calibrant.calibrators.scaling import (
     EnsembleTemperatureScaling,
     Identity,
@@ -16,6 +18,10 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
     "none": Identity,
     "ts": TemperatureScaling,
     "ets": EnsembleTemperatureScaling,
+    "vector": VectorScaling,
+    "matrix": MatrixScaling,
+    "dirichlet": DirichletCalibration,
+    "cts": ClassTemperatures,
     "pts": ParametrizedTemperatureScaling,
     "smart": SMART,
     "odds": OddsScaling,

@@ -231,7 +231,7 @@ class SMART(NetworkTemperature):
     (:func:`calibrant.calibrators.objectives.soft_ece`) by Adam on the whole data.
 
     The defaults were chosen on held-out data and are gentler than the paper's: the search starts
-    at the best single temperature, takes 200 steps, and minds the likelihood. The paper's form is
+    at the best single temperature, takes 250 steps, and minds the likelihood. The paper's form is
     ``SMART(start="identity", likelihood=0, steps=2000)``.
 
     Parameters
@@ -279,8 +279,8 @@ class SMART(NetworkTemperature):
         delta: float = 1e-3,
         likelihood: float = 0.3,
         start: Literal["ts", "identity"] = "ts",
-        steps: int = 200,
-        patience: int = 200,
+        steps: int = 250,
+        patience: int = 250,
         rate: float = 5e-3,
         seed: int = 0,
     ) -> None:

@@ -46,8 +46,11 @@ GRID = 10.0 ** np.arange(1, -5.25, -0.5)
 when logits are divided by their best temperature."""
 ON_DIAGONAL, OF_INTERCEPT = 0.1, 0.01
 """Penalties of a diagonal entry and of an intercept, relative to those of :data:`GRID`."""
-PATIENCE = 3
-"""Penalties in a row that may be worse than the best before the search stops."""
+PATIENCE, RISE = 3, 0.01
+"""Penalties in a row that may be worse than the best before cross-validation stops, and how much
+worse the last may be, as a part of the loss."""
+
+FADE = "the fit makes them improbable, as far as its penalties let it"
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Runs: TypeAlias = Sequence[tuple[int, int]]
@@ -137,7 +140,7 @@ class VectorScaling(Affine):
         held = gather(given, self._inputs)
         found = solve(held, np.full(self.size(given.classes), RIDGE))
         self._keep(found, given.classes)
-        notes = missing(given)
+        notes = missing(given, FADE)
         if all_right(held, found.x):
             notes.append(
                 f"it gets all of the {len(held.labels):,} samples right, so only a ridge bounds "
@@ -189,7 +192,7 @@ class Regularised(Affine):
         best = cross_validated(held, vectors)
         self._used(candidates[best])
         self._keep(solve(held, vectors[best]), given.classes)
-        self._warn(_narrowed(given.classes) + missing(given))
+        self._warn(_narrowed(given.classes) + missing(given, FADE))
 
     def _used(self, penalties: Penalties) -> None:
         off_diagonal, intercept, diagonal = penalties
@@ -440,17 +443,14 @@ def masked(at: int) -> ValueError:
     )
 
 
-def missing(given: Examples) -> list[str]:
-    """A note about classes without a sample."""
+def missing(given: Examples, then: str) -> list[str]:
+    """A note about classes without a sample, and what becomes of them."""
     count = np.bincount(given.labels[given.labels != IGNORED], minlength=given.classes)
     absent = np.flatnonzero(count == 0)
     if absent.size == 0:
         return []
     named = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
-    return [
-        f"{absent.size:,} of {given.classes:,} classes have no sample ({named}): the fit makes "
-        "them improbable, as far as its penalties let it"
-    ]
+    return [f"{absent.size:,} of {given.classes:,} classes have no sample ({named}): {then}"]
 
 
 def dealt(given: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
@@ -522,7 +522,7 @@ def cross_validated(held: Held, penalties: Sequence[FloatArray]) -> int:
         # one thread per fold; a copy of the context for each takes the time limit along
         known = [contextvars.copy_context() for _ in range(count)]
         losses.append(sum(on_threads(one_fold, known, [penalty] * count, range(count))))
-        if len(losses) - np.argmin(losses) > PATIENCE:
+        if len(losses) - np.argmin(losses) > PATIENCE or losses[-1] > (1 + RISE) * min(losses):
             break
     return int(np.argmin(losses))
 

@@ -1,0 +1,146 @@
+"""Cost of fitting, as ratios within one run: machines differ, ratios travel.
+
+One pass is ``torch.logsumexp`` over the same matrix. Prints a table; asserts nothing. Needs
+scikit-learn; probmetrics is measured too where it is installed.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
+
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+import calibrant as cal
+from calibrant._partition import tabulate
+from calibrant._walk import examples
+
+SAMPLES, CLASSES = 20_000, 1000
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logits, labels = predictions(SAMPLES, CLASSES)
+    one_pass = seconds(lambda: torch.logsumexp(logits, -1), 9)
+    print(
+        f"{SAMPLES} x {CLASSES} float32, {torch.get_num_threads()} threads; "
+        f"one pass of logsumexp: {1000 * one_pass:.0f} ms\n"
+    )
+    print(f"{'fit':<36}{'passes':>8}{'temperature':>14}")
+    peers(logits, labels, one_pass)
+    line(
+        "calibrant: the table alone", seconds(lambda: tabulate(examples(logits, labels))), one_pass
+    )
+    for name in ("ts", "ets", "pts", "smart", "odds", "blend", "auto"):
+        fit = cal.CALIBRATORS[name]
+        line(f"calibrant: {name}", seconds(lambda fit=fit: fit().fit(logits, labels), 3), one_pass)
+    found = float(cal.TemperatureScaling().fit(logits, labels).temperature_)
+    print(f"{'calibrant: temperature found':<44}{found:>14.5f}")
+    print("\nafter the table, seconds at K=10000 over K=100 (the same samples count):")
+    growth()
+    print(f"\npeak memory of a SMART fit beyond the logits: {peak_beyond_logits():.0%} of them")
+
+
+def predictions(samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of temperature 2: labels are drawn from the softmax of their halves."""
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.standard_normal((samples, classes), dtype=np.float32)
+    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+    return torch.from_numpy(logits), torch.from_numpy(labels)
+
+
+def seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """Median time of a call after one to warm up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def line(name: str, taken: float, one_pass: float, temperature: float | None = None) -> None:
+    shown = "" if temperature is None else f"{temperature:.5f}"
+    print(f"{name:<36}{taken / one_pass:>8.1f}{shown:>14}", flush=True)
+
+
+def peers(logits: torch.Tensor, labels: torch.Tensor, one_pass: float) -> None:
+    for name, fit in {"scikit-learn": sklearn_fit, "probmetrics": probmetrics_fit}.items():
+        try:
+            temperature = fit(logits, labels)
+        except ImportError as problem:
+            print(f"{name:<36}{'-':>8}  not installed: {problem}")
+            continue
+        line(name, seconds(lambda fit=fit: fit(logits, labels), 1), one_pass, temperature)
+
+
+def sklearn_fit(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.frozen import FrozenEstimator
+
+    class Logits(ClassifierMixin, BaseEstimator):
+        """A classifier whose scores are its inputs."""
+
+        def fit(self, X, y):
+            self.classes_ = np.arange(X.shape[1])
+            return self
+
+        def decision_function(self, X):
+            return X
+
+    X, y = logits.numpy(), labels.numpy()
+    y[: X.shape[1]] = np.arange(X.shape[1])  # it refuses data in which a class is missing
+    frozen = FrozenEstimator(Logits().fit(X, y))
+    found = CalibratedClassifierCV(frozen, method="temperature").fit(X, y)
+    return 1 / float(found.calibrated_classifiers_[0].calibrators[0].beta_)
+
+
+def probmetrics_fit(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    from probmetrics.calibrators import get_calibrator
+    from probmetrics.distributions import CategoricalLogits
+
+    found = get_calibrator("temp-scaling")
+    found.fit_torch(CategoricalLogits(logits), labels)
+    return 1 / float(found.invtemp_)
+
+
+def growth() -> None:
+    tables = {k: tabulate(examples(*predictions(4000, k))) for k in (100, 10_000)}
+    for name in ("ts", "smart", "odds"):
+        fit = cal.CALIBRATORS[name]
+        few, many = (
+            seconds(lambda fit=fit, table=table: fit().fit_records(table), 3)
+            for table in tables.values()
+        )
+        print(f"  {name:<8}{many / few:>6.2f}")
+
+
+def peak_beyond_logits() -> float:
+    """Peak memory of a fit beyond its input, as a share of it, in a process of its own."""
+    code = f"""
+import torch, calibrant as cal, warnings
+warnings.simplefilter("ignore")
+def memory(field):
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(field))
+cal.SMART(steps=3).fit(torch.randn(2000, 10), torch.randint(10, (2000,)))  # imports and pools
+logits, labels = torch.randn({SAMPLES}, {CLASSES}), torch.randint({CLASSES}, ({SAMPLES},))
+open("/proc/self/clear_refs", "w").write("5")  # Linux: forget the peak so far
+before = memory("VmRSS")
+cal.SMART(steps=20).fit(logits, labels)
+print((memory("VmHWM") - before) * 1024 / (logits.numel() * 4))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    main()

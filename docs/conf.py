@@ -60,7 +60,7 @@ def _write_math(translator, node):
 
 
 def _draw_figures(app):
-    """Draw the pictures of plots.md anew, so that they show what the code draws today."""
+    """Draw the pictures of the pages anew, so that they show what the code draws today."""
     import matplotlib.pyplot as plt
 
     import calibrant as cal
@@ -68,15 +68,24 @@ def _draw_figures(app):
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
-    sample = cal.open_predictions(cal.sample_path()).split("test")
-    logits, labels = sample.read("logits"), sample.read("labels")
+    sample = cal.open_predictions(cal.sample_path())
+    val, test = sample.split("val"), sample.split("test")
+    logits, labels = test.read("logits"), test.read("labels")
     pairs = cal.top_label(logits, labels)
+    kinds = {"ts": cal.TemperatureScaling, "smart": cal.SMART, "blend": cal.Blend}
+    fitted = {
+        name: kind().fit(val.read("logits"), val.read("labels")) for name, kind in kinds.items()
+    }
+    temperatures = cal.margin_temperature(fitted["smart"], logits)
+    changes = {name: cal.margin_change(calibrator, logits) for name, calibrator in fitted.items()}
     drawn = {
         "reliability": plots.reliability_diagram(cal.reliability(*pairs)).figure,
         "smooth": plots.smooth_diagram(cal.smooth_reliability(*pairs)).figure,
         "histogram": plots.confidence_histogram(cal.histogram(*pairs)).figure,
         "margins": plots.margin_diagrams(cal.margin_groups(logits, labels)),
         "risk": plots.risk_coverage_plot(cal.risk_coverage(*pairs)).figure,
+        "temperature": plots.temperature_plot(temperatures, label="SMART").figure,
+        "adjustment": plots.adjustment_plot(changes).figure,
     }
     for name, figure in drawn.items():
         figure.savefig(folder / f"{name}.svg")

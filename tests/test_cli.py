@@ -444,14 +444,32 @@ def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, s
 # The rest.
 
 
-def test_demo_measures_the_sample(run):
+def test_demo_measures_and_calibrates_the_sample(run):
     code, out, err = run("demo")
     assert (code, err) == (0, "")
     assert "CIFAR-10" in out
     assert figures(out)["accuracy"][0] == 93.37
     assert str(sample_path()) in out
     assert re.search(r"93 to 100 % +9,143 +97\.1 % +■+│", out)
-    assert max(map(len, out.splitlines()[2:-1])) <= 80
+    rows = re.findall(
+        r"^(none|ts|smart|auto) +\*?([\d.]+) +\[.*\] +\*?[\d.]+ .* +93\.37 +0 ", out, re.M
+    )
+    assert [method for method, _ in rows] == ["none", "ts", "smart", "auto"]
+    assert float(rows[0][1]) == 4.24
+    assert max(float(ece) for _, ece in rows[1:]) < 1.5
+    assert "Use " in out
+    described = ("estimand", "fitted on", str(sample_path()))  # lines that are not wrapped
+    lines = [line for line in out.splitlines() if not any(text in line for text in described)]
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_commands_that_the_demo_names_exist(run):
+    named = re.findall(r"^  calibrant (\w+) (.*)$", cli.STEPS, re.M)
+    assert [verb for verb, _ in named] == ["evaluate", "compare", "fit", "apply"]
+    for verb, rest in named:
+        code, _, err = run(verb, *rest.split())
+        assert code == 2
+        assert "does not exist" in err or "there is no folder" in err
 
 
 def test_demo_in_ascii():

@@ -4,9 +4,11 @@
 
 DATA are prediction files with val and test. Split 0 is the file's own; in the others val and
 test are shuffled together and cut anew at the same sizes. One row for each file, split and
-method. Takes about a minute for each file and method with a hundred classes or fewer.
+method. ``--methods`` and ``--splits`` make it shorter: matrices of a hundred classes take a minute
+each.
 """
 
+import argparse
 import csv
 import os
 import sys
@@ -22,19 +24,32 @@ import calibrant as cal
 from calibrant._solve import time_limit
 
 FIGURES = ("ece", "ada_ece", "nll", "brier", "auroc", "accuracy")
-SPLITS = 5
 LIMIT = 120.0
 """Seconds that a fit may take."""
 
 
-def main(paths: list[str]) -> None:
-    methods = os.environ.get("METHODS", ",".join(cal.CALIBRATORS)).split(",")
-    columns = ("file", "classes", "fitted", "split", "method", *FIGURES, "changed", "seconds")
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--methods", default=",".join(cal.CALIBRATORS))
+    parser.add_argument("--splits", type=int, default=5)
+    given = parser.parse_args()
     out = csv.writer(sys.stdout)
+    columns = (
+        "file",
+        "classes",
+        "fitted",
+        "measured",
+        "split",
+        "method",
+        *FIGURES,
+        "changed",
+        "seconds",
+    )
     out.writerow(columns)
-    for path in paths:
-        for split in range(SPLITS):
-            for row in rows(path, split, methods):
+    for path in given.data:
+        for split in range(given.splits):
+            for row in rows(path, split, given.methods.split(",")):
                 out.writerow(row)
                 sys.stdout.flush()
 
@@ -88,4 +103,4 @@ def fitted(method: str, logits, labels):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

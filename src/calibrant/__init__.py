@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from calibrant.calibrators.auto import Auto as Auto
     from calibrant.calibrators.base import Calibrator as Calibrator
-
     from calibrant.calibrators.classwise import ClassTemperatures as ClassTemperatures
     from calibrant.calibrators.crossfit import CrossFit as CrossFit, cross_fit as cross_fit
     from calibrant.calibrators.curves import (

@@ -143,7 +143,7 @@ def as_pairs(
     >>> as_pairs([0.9, 0.6], [True, False])
     (array([0.9, 0.6]), array([1., 0.]), None)
     """
-    given, events = _float64(as_scores(confidence, "confidence")), _float64(outcome)
+    given, events = as_float64(as_scores(confidence, "confidence")), as_float64(outcome)
     if given.shape != events.shape:
         raise ValueError(
             f"confidence and outcome must have equal shapes, got {given.shape} and {events.shape}"
@@ -175,7 +175,7 @@ def as_weight(weight: Tensor | ArrayLike, shape: tuple[int, ...]) -> FloatArray:
     >>> as_weight([1, 3], (2, 2))
     array([1., 1., 3., 3.])
     """
-    weights = spread(_float64(weight), shape, "weight")
+    weights = spread(as_float64(weight), shape, "weight")
     usable = (weights == 0) | ((weights > 1e-100) & (weights < 1e100))
     if not usable.all():
         worst = float(weights[~usable][0])
@@ -195,7 +195,7 @@ def spread(values: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[A
 
 def as_values(values: Tensor | ArrayLike, name: str) -> FloatArray:
     """Return a flat float64 array of scores; infinite ones have an order too."""
-    flat = _float64(values).reshape(-1)
+    flat = as_float64(values).reshape(-1)
     check_some(flat.size)
     if np.isnan(flat).any():
         raise ValueError(f"{name} must not hold NaN: drop or repair those examples first")
@@ -224,14 +224,15 @@ def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple
     exact = values.astype(np.float64)
     one_each = tags or exact.ndim == 1
     rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
-    _check_sums(rows, float(info.eps))
+    check_sums(rows, float(info.eps))
     floored = int((rows <= 0).sum())
     floor = max(float(info.tiny) * float(info.eps) / 2, math.ulp(0.0))
     logs = np.log(np.where(rows > 0, rows, floor))
     return np.asarray(logs[..., 1] - logs[..., 0] if one_each else logs), floored
 
 
-def _check_sums(probs: FloatArray, eps: float) -> None:
+def check_sums(probs: FloatArray, eps: float) -> None:
+    """Raise unless rows of probabilities sum to one, up to what ``eps`` allows."""
     # each entry is rounded by half an eps at most, so a row of honest entries is off by less
     tolerance = max(1e-4, 4 * eps)
     off = np.abs(probs.sum(-1) - 1)
@@ -250,7 +251,8 @@ def _asarray(values: ArrayLike) -> NDArray[Any]:
         return np.empty(0, dtype=object)
 
 
-def _float64(values: Tensor | ArrayLike) -> FloatArray:
+def as_float64(values: Tensor | ArrayLike) -> FloatArray:
+    """Return values as a float64 array on the CPU."""
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float64).numpy()
     return np.asarray(values, dtype=np.float64)

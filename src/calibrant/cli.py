@@ -338,23 +338,37 @@ def compare(
 
 @cli.command()
 def demo() -> None:
-    """Measure a real classifier that comes with the package.
+    """Measure and calibrate a real classifier that comes with the package.
 
-    The predictions are those of a ResNet-50 trained on CIFAR-10, on its 10,000 test images.
+    The predictions are those of a ResNet-50 trained on CIFAR-10. It is measured on 10,000 test
+    images; methods are fitted on 5,000 others and compared on the test images.
     """
+    from calibrant.comparison import compare as compared
     from calibrant.data import sample_path
     from calibrant.metrics.files import evaluate_file
 
-    path = sample_path()
+    path, console = sample_path(), _console()
     found = evaluate_file(path, split="test")
     with _until_closed():
         _print_evaluation(found, "ResNet-50 on CIFAR-10, 10,000 test images")
-        console = _console()
         console.print()
         console.print(_diagram(found, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
-        console.print("The same for a file of yours:  calibrant evaluate predictions.npz")
-        console.print(f"The file measured here:        {path}", soft_wrap=True)
+        sys.stdout.flush()  # there is something to read while the methods are fitted
+        with _progress("methods") as progress:
+            methods = compared(path, ["none", "ts", "smart", "auto"], progress=progress)
+        _print_comparison(methods, "Calibrated by three methods")
+        console.print()
+        console.print(STEPS)
+        console.print(f"The file measured here: {path}", soft_wrap=True)
+
+
+STEPS = """The same for a file of yours:
+  calibrant evaluate predictions.npz
+  calibrant compare predictions.npz
+  calibrant fit predictions.npz -o calibrator
+  calibrant apply calibrator predictions.npz -o calibrated.npz"""
+"""What the demo did, and what comes after it, as commands."""
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:

@@ -25,14 +25,14 @@ from calibrant._checks import (
     FloatArray,
     IntArray,
     Values,
-    _check_sums,
-    _float64,
+    as_float64,
     as_labels,
     as_pairs,
     as_scores,
     check_labels,
     check_shapes,
     check_some,
+    check_sums,
 )
 from calibrant._walk import Examples
 from calibrant.calibrators.base import Calibrator, Context
@@ -589,7 +589,7 @@ def _as_probs(probs: Values) -> FloatArray:
     """Probabilities ``(..., classes)`` in float64; of P(y = 1), ``(n,)``, both classes."""
     given = as_scores(probs, "probs")
     eps = float((torch if isinstance(given, Tensor) else np).finfo(given.dtype).eps)
-    exact = _float64(given)
+    exact = as_float64(given)
     if not ((exact >= 0) & (exact <= 1 + 4 * eps)).all():
         raise ValueError(
             "probs must be in [0, 1]: NaN, negative or larger values were found; of logits take "
@@ -598,7 +598,7 @@ def _as_probs(probs: Values) -> FloatArray:
     rows = np.stack([1 - exact, exact], -1) if exact.ndim == 1 else exact
     if rows.ndim < 2 or rows.shape[-1] < 2:
         raise ValueError(f"probs must be (..., classes) or (n,), got {exact.shape}")
-    _check_sums(rows, eps)
+    check_sums(rows, eps)
     return rows
 
 
@@ -610,7 +610,7 @@ def _as_priors(old_prior: Values, new_prior: Values, classes: int) -> tuple[Floa
 
 def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatArray:
     """Frequencies of the classes, ``(classes,)``, that sum to one exactly."""
-    shares = _float64(as_scores(prior, name))
+    shares = as_float64(as_scores(prior, name))
     if shares.shape != (classes,):
         raise ValueError(
             f"{name} must have one share for each of {classes} classes, got {shares.shape}"

@@ -1,0 +1,143 @@
+"""Tables of the documentation from the rows of the studies.
+
+    python benchmarks/studies/tables.py docs/data
+
+Reads ``real_models.csv`` and ``smart_claims.csv`` in a folder and writes the tables beside them.
+"""
+
+import csv
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+Row = dict[str, str]
+Rows = list[Row]
+
+STUDENT = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}
+"""95 % quantiles of Student's t by the number of splits: ends of a 90 % interval."""
+METHODS = (
+    *("none", "ts", "ets", "vector", "matrix", "dirichlet", "cts", "pts"),
+    *("smart", "odds", "blend", "auto"),
+)
+LEFT_OUT = ("text_banking77_minilm", "imagenet1000_efficientnet_lite0_upscaled")
+"""Files that are not among the fifteen of the mean."""
+
+
+def main(folder: str) -> None:
+    for name, rows in tables(Path(folder)).items():
+        with (Path(folder) / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def tables(folder: Path) -> dict[str, list[Sequence[str]]]:
+    models, claims = (read(folder / f"{name}.csv") for name in ("real_models", "smart_claims"))
+    return {
+        "table_ece": by_file(models, "ece", 100, 2),
+        "table_nll": by_file(models, "nll", 1, 4),
+        "table_methods": by_method(models),
+        "table_variants": claimed(claims, "variant", "method", "SMART and others"),
+        "table_objectives": claimed(claims, "objective", "setting", "objective"),
+        "table_indicators": claimed(claims, "indicator", "setting", "indicator"),
+        "table_samples": crossed(claims, "samples", lambda row: row["setting"], "samples"),
+        "table_shift": crossed(claims, "shift", severity, "severity"),
+    }
+
+
+def read(path: Path) -> Rows:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def grouped(rows: Iterable[dict[str, str]], key: Callable[[Row], str]) -> dict[str, Rows]:
+    found: dict[str, Rows] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return found
+
+
+def mean(rows: Rows, figure: str) -> float:
+    return statistics.fmean(float(row[figure]) for row in rows)
+
+
+def with_interval(rows: Rows, figure: str, scale: float, digits: int) -> str:
+    """Mean over the splits, and half the width of its 90 % interval."""
+    values = [scale * float(row[figure]) for row in rows]
+    shown = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) not in STUDENT:
+        return shown
+    half = STUDENT[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{shown} ± {half:.{digits}f}"
+
+
+def by_file(models: Rows, figure: str, scale: float, digits: int) -> list[Sequence[str]]:
+    present = [method for method in METHODS if any(row["method"] == method for row in models)]
+    table: list[Sequence[str]] = [("model", "classes", *present)]
+    for name, rows in grouped(models, lambda row: row["file"]).items():
+        methods = grouped(rows, lambda row: row["method"])
+        cells = [
+            with_interval(methods[method], figure, scale, digits) if methods[method] else "-"
+            for method in present
+        ]
+        table.append((name.replace("_", " "), rows[0]["classes"], *cells))
+    return table
+
+
+def by_method(models: Rows) -> list[Sequence[str]]:
+    """Means over the fifteen files, of their own split and of all splits."""
+    fifteen = [row for row in models if row["file"] not in LEFT_OUT]
+    files = len({row["file"] for row in fifteen})
+    table: list[Sequence[str]] = [
+        ("method", "ECE %", "NLL", "ECE %, five splits", "NLL, five splits", "AUROC", "changed %")
+    ]
+    for method in METHODS:
+        rows = [row for row in fifteen if row["method"] == method]
+        own = [row for row in rows if row["split"] == "0"]
+        if len(own) < files:
+            continue
+        several = len(rows) > len(own)
+        changed = statistics.fmean(float(row["changed"]) / int(row["measured"]) for row in own)
+        table.append(
+            (
+                method,
+                f"{100 * mean(own, 'ece'):.2f}",
+                f"{mean(own, 'nll'):.4f}",
+                f"{100 * mean(rows, 'ece'):.2f}" if several else "-",
+                f"{mean(rows, 'nll'):.4f}" if several else "-",
+                f"{mean(own, 'auroc'):.4f}",
+                f"{100 * changed:.2f}",
+            )
+        )
+    return table
+
+
+def claimed(claims: Rows, study: str, key: str, title: str) -> list[Sequence[str]]:
+    """Means over the fifteen files."""
+    rows = [row for row in claims if row["study"] == study and row["file"] not in LEFT_OUT]
+    table: list[Sequence[str]] = [(title, "ECE %", "NLL", "AUROC of confidence")]
+    for name, part in grouped(rows, lambda row: row[key]).items():
+        figures = f"{100 * mean(part, 'ece'):.2f}", f"{mean(part, 'nll'):.4f}"
+        table.append((name, *figures, f"{mean(part, 'auroc'):.4f}"))
+    return table
+
+
+def crossed(
+    claims: Rows, study: str, setting: Callable[[Row], str], title: str
+) -> list[Sequence[str]]:
+    """ECE of each method in each setting."""
+    rows = [row for row in claims if row["study"] == study]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    table: list[Sequence[str]] = [(title, *methods)]
+    for name, part in grouped(rows, setting).items():
+        found = grouped(part, lambda row: row["method"])
+        table.append((name, *(f"{100 * mean(found[method], 'ece'):.2f}" for method in methods)))
+    return table
+
+
+def severity(row: Row) -> str:
+    return row["setting"].rpartition("_")[2]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

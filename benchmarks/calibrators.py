@@ -83,25 +83,10 @@ def peers(logits: torch.Tensor, labels: torch.Tensor, one_pass: float) -> None:
 
 
 def sklearn_fit(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.calibration import CalibratedClassifierCV
-    from sklearn.frozen import FrozenEstimator
+    # the solver that CalibratedClassifierCV(method="temperature") calls, without its wrapping
+    from sklearn.calibration import _TemperatureScaling
 
-    class Logits(ClassifierMixin, BaseEstimator):
-        """A classifier whose scores are its inputs."""
-
-        def fit(self, X, y):
-            self.classes_ = np.arange(X.shape[1])
-            return self
-
-        def decision_function(self, X):
-            return X
-
-    X, y = logits.numpy(), labels.numpy()
-    y[: X.shape[1]] = np.arange(X.shape[1])  # it refuses data in which a class is missing
-    frozen = FrozenEstimator(Logits().fit(X, y))
-    found = CalibratedClassifierCV(frozen, method="temperature").fit(X, y)
-    return 1 / float(found.calibrated_classifiers_[0].calibrators[0].beta_)
+    return 1 / float(_TemperatureScaling().fit(logits.numpy(), labels.numpy()).beta_)
 
 
 def probmetrics_fit(logits: torch.Tensor, labels: torch.Tensor) -> float:

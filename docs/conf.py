@@ -76,7 +76,8 @@ def _draw_figures(app):
     fitted = {
         name: kind().fit(val.read("logits"), val.read("labels")) for name, kind in kinds.items()
     }
-    temperatures = cal.margin_temperature(fitted["smart"], logits)
+    by_margin = plots.temperature_plot(cal.margin_temperature(fitted["smart"], logits))
+    by_margin.legend(loc="lower left", edgecolor="none")  # clear of the line
     changes = {name: cal.margin_change(calibrator, logits) for name, calibrator in fitted.items()}
     drawn = {
         "reliability": plots.reliability_diagram(cal.reliability(*pairs)).figure,
@@ -84,7 +85,7 @@ def _draw_figures(app):
         "histogram": plots.confidence_histogram(cal.histogram(*pairs)).figure,
         "margins": plots.margin_diagrams(cal.margin_groups(logits, labels)),
         "risk": plots.risk_coverage_plot(cal.risk_coverage(*pairs)).figure,
-        "temperature": plots.temperature_plot(temperatures, label="SMART").figure,
+        "temperature": by_margin.figure,
         "adjustment": plots.adjustment_plot(changes).figure,
     }
     for name, figure in drawn.items():

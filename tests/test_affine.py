@@ -3,12 +3,13 @@
 import itertools
 import warnings
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 import calibrant as cal
 from calibrant._solve import minimise, time_limit
@@ -19,7 +20,7 @@ from calibrant.calibrators.classwise import ClassTemperatures
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.simulate import drawn
 
-GIVEN = {"off_diagonal": 2.0, "intercept": 0.5}
+GIVEN: dict[str, Any] = {"off_diagonal": 2.0, "intercept": 0.5}
 METHODS = {
     "vector": VectorScaling,
     "matrix": partial(MatrixScaling, **GIVEN),
@@ -61,8 +62,7 @@ def slow_optimum(score, labels, start, weight=None):
         each = -logits.log_softmax(-1)[torch.arange(len(labels)), torch.from_numpy(labels)]
         share = torch.ones_like(each) if weight is None else torch.from_numpy(weight)
         value = (share * each).sum() / share.sum() + penalty
-        value.backward()
-        return value.item(), parameters.grad.numpy()
+        return value.item(), torch.autograd.grad(value, parameters)[0].numpy()
 
     return optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-9}).x
 
@@ -124,6 +124,18 @@ def test_gradient_of_the_loss_equals_that_of_the_normalised_penalty(rng, method,
     np.testing.assert_allclose(error.mean(0), -2 * 0.2 / classes * fitted.bias_.numpy(), atol=1e-5)
 
 
+def error_of(fitted):
+    assert fitted.solution_ is not None
+    return fitted.solution_.value
+
+
+def skewed(rng, n, temperatures, scale=2.0):
+    """Logits, and labels drawn after each class was divided by a temperature of its own."""
+    logits, _ = drawn(rng, n, len(temperatures), scale=scale)
+    truth = centred(logits) / temperatures
+    return logits, (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+
+
 def greedy(logits, labels, weight, passes):
     """Class temperatures by definition: the whole softmax for every temperature that is tried."""
     z = centred(logits)
@@ -153,12 +165,12 @@ def greedy(logits, labels, weight, passes):
 @pytest.mark.parametrize("seed", range(6))
 def test_class_temperatures_are_those_of_the_slow_search(seed):
     rng = np.random.default_rng(seed)
-    logits, labels = drawn(rng, 150, 4, np.array([1.0, 3.0, 0.7, 1.5]), scale=3)
+    logits, labels = skewed(rng, 150, [1.0, 3.0, 0.7, 1.5], scale=3)
     weight = rng.uniform(0.5, 2, 150) if seed % 2 else None
     fitted = ClassTemperatures(passes=2).fit(logits, labels, sample_weight=weight)
     expected, error = greedy(logits, labels, weight, 2)
     np.testing.assert_allclose(fitted.temperatures_, expected, rtol=1e-5)
-    assert fitted.solution_.value == pytest.approx(error, abs=1e-6)
+    assert error_of(fitted) == pytest.approx(error, abs=1e-6)
     assert len(set(expected)) > 1
 
 
@@ -169,11 +181,11 @@ def test_class_temperatures_hold_with_confident_rows(rng):
     fitted = ClassTemperatures(passes=1).fit(logits, labels)
     expected, error = greedy(logits, labels, None, 1)
     np.testing.assert_allclose(fitted.temperatures_, expected, rtol=1e-5)
-    assert fitted.solution_.value == pytest.approx(error, abs=1e-6)
+    assert error_of(fitted) == pytest.approx(error, abs=1e-6)
 
 
 def test_class_temperatures_never_raise_the_error_or_lower_the_accuracy(rng):
-    logits, labels = drawn(rng, 2000, 10, rng.uniform(0.5, 3, 10))
+    logits, labels = skewed(rng, 2000, rng.uniform(0.5, 3, 10))
     common = TemperatureScaling().fit(logits, labels)
     fitted = ClassTemperatures().fit(logits, labels)
     before, after = (
@@ -181,7 +193,7 @@ def test_class_temperatures_never_raise_the_error_or_lower_the_accuracy(rng):
     )
     assert after["ece"].value < before["ece"].value
     assert after["accuracy"].value >= before["accuracy"].value
-    assert fitted.solution_.value == pytest.approx(after["ece"].value, abs=1e-5)
+    assert error_of(fitted) == pytest.approx(after["ece"].value, abs=1e-5)
 
 
 # ------------------------------------------------------------------------------- cross-validation
@@ -275,6 +287,7 @@ def test_seed_decides_the_folds(rng):
     assert torch.equal(once.weight_, again.weight_)
 
 
+@pytest.mark.filterwarnings("ignore:.*parameters for")
 def test_one_group_or_one_sample_takes_the_strongest_penalty(rng):
     logits, labels = drawn(rng, 200, 3, 2.0)
     fitted = MatrixScaling().fit(logits, labels, groups=np.zeros(200))
@@ -285,14 +298,6 @@ def test_one_group_or_one_sample_takes_the_strongest_penalty(rng):
     with pytest.warns(UserWarning, match="2 of 3 classes have no sample"):
         alone = MatrixScaling().fit(logits[:1], labels[:1])
     assert torch.isfinite(alone.weight_).all()
-
-
-def test_groups_of_another_length_are_refused(rng):
-    logits, labels = drawn(rng, 200, 3)
-    with pytest.raises(
-        ValueError, match="groups must have one value for each label, got 3 for 200"
-    ):
-        MatrixScaling().fit(logits, labels, groups=[1, 2, 3])
 
 
 # ------------------------------------------------------------------------------- what all promise
@@ -434,7 +439,7 @@ def test_missing_classes_are_named_once_and_bounded(rng, method):
 
 
 def test_absent_class_keeps_the_common_temperature(rng):
-    logits, labels = drawn(rng, 800, 4, np.array([1.0, 2.0, 3.0, 1.0]))
+    logits, labels = skewed(rng, 800, [1.0, 2.0, 3.0, 1.0])
     labels[labels == 1] = 2
     with pytest.warns(UserWarning, match="keep the temperature"):
         fitted = ClassTemperatures().fit(logits, labels)
@@ -460,7 +465,7 @@ def test_separable_data_stay_bounded(rng, method, scale, turn):
 
 def test_separable_data_are_said_to_be(rng):
     logits = rng.normal(size=(300, 3))
-    with pytest.warns(UserWarning, match="all of the 300 samples right"):
+    with pytest.warns(UserWarning, match="tell the 300 samples apart"):
         VectorScaling().fit(logits, logits.argmax(-1))
     with pytest.warns(UserWarning, match="went to its bound"):
         ClassTemperatures().fit(logits, logits.argmax(-1))
@@ -534,12 +539,12 @@ def test_wrong_passes_are_refused():
 # ------------------------------------------------------------------------------------ many classes
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchFunctionMode):
     """Remember the number of elements of the largest tensor that any operation returns."""
 
     size = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for each in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(each, torch.Tensor):
@@ -547,11 +552,16 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def in_turn(task, *arguments, always=False):
+    return [task(*each) for each in zip(*arguments, strict=True)]
+
+
 @pytest.mark.filterwarnings("ignore:.*parameters for")
 @pytest.mark.parametrize("method", ODIR)
 def test_no_tensor_of_samples_by_classes_squared(rng, method, monkeypatch):
     logits, labels = drawn(rng, 1500, 150, 2.0)
     monkeypatch.setattr(affine, "minimise", partial(minimise, steps=3))
+    monkeypatch.setattr(affine, "on_threads", in_turn)  # what is seen is seen in this thread
     with Largest() as seen, pytest.warns(UserWarning, match="stopped early"):
         method(off_diagonal=1e4, intercept=1.0).fit(logits, labels)
     assert 150 * 150 <= seen.size <= logits.size

@@ -242,7 +242,7 @@ def test_no_other_line_is_better(data, objective, weigh):
 def test_a_distortion_of_the_odds_is_undone(rng):
     logits = rng.normal(size=(12_000, 4)) * 2
     logits[np.arange(12_000), rng.integers(0, 4, 12_000)] += rng.gamma(2, 2, 12_000)
-    truth = line_at(odds_of(logits), [1.0, 0.2, 2.0], 0.0, [0.5, 3.0])
+    truth = line_at(odds_of(logits), [1.5, 0.1, 2.0], 0.3, [0.2, 1.4])
     gaps = torch.from_numpy(logits - logits.max(-1, keepdims=True))
     probs = with_log_odds(gaps, torch.from_numpy(truth[:, None])).softmax(-1).numpy()
     labels = drawn_from(rng, probs)
@@ -254,8 +254,8 @@ def test_a_distortion_of_the_odds_is_undone(rng):
         errors.append(np.abs(calibrator.predict_proba(fresh[0]).max(-1) - known).mean())
         out = calibrator(torch.from_numpy(fresh[0])).numpy()
         eces.append(cal.ece(*cal.top_label(out, fresh[1])))
-    assert errors[1] < min(0.02, errors[0] / 3), errors
-    assert eces[1] < min(0.02, eces[0] / 2.5), eces
+    assert errors[1] < min(0.016, errors[0] / 2.2), errors
+    assert eces[1] < min(0.02, eces[0] / 2), eces
 
 
 def test_a_distortion_of_two_classes_is_undone_exactly(rng):

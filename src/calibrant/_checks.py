@@ -8,6 +8,8 @@ that it computes anyway and calls :func:`bad_row` for the message.
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -111,6 +113,14 @@ def check_some(count: int) -> None:
             f"nothing to measure: the arrays are empty, or every label is {IGNORED} (ignored) or "
             "every weight 0"
         )
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside this package that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "calibrant":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:

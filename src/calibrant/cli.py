@@ -406,8 +406,9 @@ def _print_evaluation(found: Evaluation, title: str) -> None:
 
 def _learned(calibrator: Calibrator) -> dict[str, Any]:
     """Learned values that are few enough to be read, by name."""
-    values = {name.split(".")[-1].rstrip("_"): v for name, v in calibrator.named_buffers()}
-    return {name: v.tolist() for name, v in values.items() if name != "classes" and v.numel() <= 5}
+    values = {name.rstrip("_"): v for name, v in calibrator.named_buffers()}
+    few = {name: v.tolist() for name, v in values.items() if v.numel() <= 5}
+    return {name: v for name, v in few.items() if not name.endswith("classes")}
 
 
 def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
@@ -442,18 +443,16 @@ def _print_fit(found: Fit | CrossFit, title: str, folds: int | None) -> None:
 
 def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
     """What was learned, in words."""
-    explain: Callable[[], str] | None = getattr(calibrator, "explain", None)
-    if explain is not None:
-        yield explain()
+    if reasons := getattr(calibrator, "reasons", ""):
+        yield reasons
     size = calibrator.size(effect.before.classes)
     counted = f"{size:,} parameter{'' if size == 1 else 's'}"
     yield f"{effect.before.n:,} examples, {effect.before.classes} classes; {counted}"
-    learned = _learned(calibrator)
-    if effect.temperatures is not None and "temperature" not in learned:
-        yield "temperatures from {:.4g} to {:.4g}".format(*effect.temperatures)
-    for name, value in learned.items():
-        numbers = value if isinstance(value, list) else [value]
-        yield f"{name} {', '.join(f'{number:.4g}' for number in numbers)}"
+    if "temperature_" in dict(calibrator.named_buffers()):
+        yield f"temperature {float(calibrator.temperature_):.4g}"  # type: ignore[arg-type]
+    elif effect.temperatures is not None:
+        low, high = (f"{temperature:.4g}" for temperature in effect.temperatures)
+        yield f"temperatures from {low} to {high}"
     if effect.argmax_changed:
         yield f"the predicted class of {effect.argmax_changed:,} examples changes"
 

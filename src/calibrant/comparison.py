@@ -129,27 +129,24 @@ class Comparison:
         return [method for method in order if sign * found[method].value <= limit]
 
     def choice(self) -> str | None:
-        """The method with the lowest ECE among those with an NLL as good as the best.
+        """The method with the least sum of NLL and ECE, by which ``auto`` chooses as well.
 
-        ECE alone can be had by giving up what the logits know; NLL does not allow that. Without
-        intervals nobody can tell which NLL are as good, and there is no choice.
+        ECE alone can be had by giving up what the logits know; NLL does not allow that.
         """
-        good = [] if self.level is None else self.best("nll")
-        return min(good, key=lambda method: self.measured[method]["ece"].value, default=None)
+        figures = {m: e for m, e in self.measured.items() if {"nll", "ece"} <= set(e)}
+        sums = {m: e["nll"].value + e["ece"].value for m, e in figures.items()}
+        return min(sums, key=lambda method: sums[method], default=None)
 
     def advice(self) -> str:
         """What to use, in words."""
         choice = self.choice()
-        if not self.measured:
-            return "No method could be fitted and measured."
         if choice is None:
-            return "Without intervals (level, --level) there is no advice."
-        equals = [m for m in self.best("ece") if m in self.best("nll")]
-        if choice == "none" or "none" in equals:
+            return "No method could be fitted and measured."
+        if choice == "none" or all("none" in self.best(metric) for metric in ("ece", "nll")):
             return "No method is clearly better than none here: leave the logits as they are."
-        others = [method for method in equals if method != choice]
-        said = f"Use {choice}: the lowest ECE among the methods whose NLL is as good as the best."
-        return f"{said} Not clearly worse: {', '.join(others)}." if others else said
+        said = f"Use {choice}: the least NLL + ECE of all."
+        changed = self[choice].argmax_changed
+        return f"{said} It changes {changed:,} predictions." if changed else said
 
     def describe(self) -> str:
         """One line that says what was done."""

@@ -158,7 +158,7 @@ def temperature_plot(
     axes.plot(curve.margin, curve.temperature, color=RIGHT, lw=2, label=label)
     axes.axhline(1, color=_ink(), lw=1, ls="--", label="unchanged")
     axes.set(xlabel="margin of the top two logits", ylabel="temperature")
-    _legend(axes)
+    axes.legend(framealpha=0.8, edgecolor="none")  # the line may go anywhere
     return axes
 
 

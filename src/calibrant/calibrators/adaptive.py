@@ -7,7 +7,6 @@ step costs the same whatever the number of classes.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -19,7 +18,7 @@ from scipy.special import expit
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant._checks import FloatArray, Values, as_values
+from calibrant._checks import FloatArray, Values, as_values, warn
 from calibrant._partition import TOP, Records, tabulate
 from calibrant._solve import Objective, adam
 from calibrant._walk import Examples, blocks
@@ -327,11 +326,10 @@ class SMART(NetworkTemperature):
 
     def _objective(self) -> objectives.Objective:
         if self.objective == "pointwise":
-            warnings.warn(
+            warn(
                 'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 wherever '
                 "more than half of the answers are right: it does not calibrate, use "
-                '"charbonnier"',
-                stacklevel=6,
+                '"charbonnier"'
             )
         soft = {
             "charbonnier": partial(objectives.soft_ece, sigma=self.sigma, delta=self.delta),

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import contextvars
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._checks import IGNORED, FloatArray, IntArray, Values, check_some
+from calibrant._checks import IGNORED, FloatArray, IntArray, Values, check_some, warn
 from calibrant._partition import tabulate
 from calibrant._solve import Objective, Solution, check_time, minimise
 from calibrant._walk import BLOCK, Block, Examples, blocks, explained, on_threads
@@ -41,19 +41,21 @@ noise of a million samples, and is enough to hold one that they do not define.""
 WIDEST = 200
 """Number of classes up to which a matrix is fitted."""
 FOLDS = 5
-GRID = 10.0 ** np.arange(1, -5.25, -0.5)
+GRID = 10.0 ** np.arange(2, -5.25, -0.5)
 """Penalties that cross-validation tries, from strong to weak: of each entry off the diagonal,
 when logits are divided by their best temperature."""
 ON_DIAGONAL, OF_INTERCEPT = 0.1, 0.01
 """Penalties of a diagonal entry and of an intercept, relative to those of :data:`GRID`."""
-PATIENCE, RISE = 3, 0.01
+PATIENCE, RISE = 6, 0.01
 """Penalties in a row that may be worse than the best before cross-validation stops, and how much
-worse the last may be, as a part of the loss."""
+worse the last may be, as a part of the loss. Strong penalties are fast and may differ by chance,
+weak ones are slow and over-fit quickly."""
 
 FADE = "the fit makes them improbable, as far as its penalties let it"
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Runs: TypeAlias = Sequence[tuple[int, int]]
+T = TypeVar("T")
 
 
 # ------------------------------------------------------------------------------- the calibrators
@@ -104,7 +106,7 @@ class Affine(FiniteCalibrator):
         if self.solution_ is not None and not self.solution_.converged:
             notes = [*notes, f"the search stopped early, after {self.solution_.steps} steps"]
         if notes:
-            warnings.warn(f"{type(self).__name__}: {'; '.join(notes)}", stacklevel=4)
+            warn(f"{type(self).__name__}: {'; '.join(notes)}")
 
 
 class VectorScaling(Affine):
@@ -138,13 +140,14 @@ class VectorScaling(Affine):
 
     def _fit(self, given: Examples, context: Context) -> None:
         held = gather(given, self._inputs)
-        found = solve(held, np.full(self.size(given.classes), RIDGE))
+        found = solve_all(held, np.full(self.size(given.classes), RIDGE))
         self._keep(found, given.classes)
         notes = missing(given, FADE)
-        if all_right(held, found.x):
+        away = found.x - tempered(given.classes, held.sharpness, found.x.size)
+        if RIDGE * float(away @ away) > 0.1 * found.value:
             notes.append(
-                f"it gets all of the {len(held.labels):,} samples right, so only a ridge bounds "
-                "its parameters: fit it on more samples"
+                f"it can tell the {len(held.labels):,} samples apart almost without error, so "
+                "that only a ridge bounds its parameters: fit it on more samples"
             )
         self._warn(notes)
 
@@ -191,7 +194,7 @@ class Regularised(Affine):
         vectors = [penalty_vector(given.classes, each) for each in candidates]
         best = cross_validated(held, vectors)
         self._used(candidates[best])
-        self._keep(solve(held, vectors[best]), given.classes)
+        self._keep(solve_all(held, vectors[best]), given.classes)
         self._warn(_narrowed(given.classes) + missing(given, FADE))
 
     def _used(self, penalties: Penalties) -> None:
@@ -456,11 +459,6 @@ def missing(given: Examples, then: str) -> list[str]:
 def dealt(given: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
     """Fold of each labelled example, ``(n,)``: every class spread evenly, or groups together."""
     kept = given.labels != IGNORED
-    if groups is not None and groups.shape != given.labels.shape:
-        raise ValueError(
-            f"groups must have one value for each label, got {groups.size:,} for "
-            f"{given.labels.size:,} labels"
-        )
     together = None if groups is None else groups[kept]
     fold = np.empty(int(kept.sum()), dtype=np.int64)
     for number, part in enumerate(folds(given.labels[kept], FOLDS, groups=together, seed=seed)):
@@ -502,11 +500,16 @@ def solve(
     return found._replace(x=start + scale * found.x)
 
 
+def solve_all(held: Held, penalty: FloatArray) -> Solution:
+    """Minimise the penalised loss of all rows."""
+    task = partial(solve, held, penalty)
+    return task() if cores(held, penalty.size) > 1 else apart([task])[0]
+
+
 def cross_validated(held: Held, penalties: Sequence[FloatArray]) -> int:
     """Number of the penalty with the lowest held-out loss; they come from strong to weak.
 
-    Each search starts where the one before it ended. Weak penalties take the longest to fit
-    and rarely win, so the walk stops soon after the loss has begun to rise.
+    Each search starts where the one before it ended, and the walk stops when the loss rises.
     """
     count = len(held.cuts) - 1
     if len(penalties) == 1 or count == 1:
@@ -515,13 +518,13 @@ def cross_validated(held: Held, penalties: Sequence[FloatArray]) -> int:
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
 
-    def one_fold(known: contextvars.Context, penalty: FloatArray, fold: int) -> float:
-        return known.run(_held_out, held, penalty, fold, at, curvature)
+    parts = np.array_split(np.arange(count), min(cores(held, penalties[0].size), count))
+
+    def some(penalty: FloatArray, part: IntArray) -> float:
+        return sum(_held_out(held, penalty, fold, at, curvature) for fold in part.tolist())
 
     for penalty in penalties:
-        # one thread per fold; a copy of the context for each takes the time limit along
-        known = [contextvars.copy_context() for _ in range(count)]
-        losses.append(sum(on_threads(one_fold, known, [penalty] * count, range(count))))
+        losses.append(sum(apart([partial(some, penalty, part) for part in parts])))
         if len(losses) - np.argmin(losses) > PATIENCE or losses[-1] > (1 + RISE) * min(losses):
             break
     return int(np.argmin(losses))
@@ -538,6 +541,18 @@ def _held_out(
     x = solve(held, penalty, without=fold, start=at[fold], curvature=curvature, tolerance=1e-4).x
     at[fold], run = x, held.runs()[fold]
     return mean_nll(held, [run])(x)[0] * float(held.weight[slice(*run)].sum())
+
+
+def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Run tasks on threads of their own, with one core and the caller's time limit for each."""
+    contexts = [contextvars.copy_context() for _ in tasks]
+    return on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
+
+
+def cores(held: Held, size: int) -> int:
+    """How many cores a search over ``size`` parameters is worth; small steps share none well."""
+    on_cpu = held.inputs.device.type == "cpu"
+    return torch.get_num_threads() if on_cpu and len(held.labels) * size >= 1 << 23 else 1
 
 
 def mean_nll(held: Held, runs: Runs) -> Objective:
@@ -575,15 +590,6 @@ def diagonal_curvature(held: Held, size: int) -> FloatArray:
 def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
     """Sum over rows of the products of columns: all pairs ``(classes, classes)``, or equal ones."""
     return (left * right).sum(0) if dimensions == 1 else left.T @ right
-
-
-def all_right(held: Held, x: FloatArray) -> bool:
-    """Whether the map gives every row its label."""
-    weight, bias = unpacked(x, held.classes, held.inputs.device)
-    return all(
-        bool((applied(inputs, weight, bias).argmax(-1, keepdim=True) == labels).all())
-        for inputs, labels, _ in pieces(held, held.runs())
-    )
 
 
 def pieces(held: Held, runs: Runs) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._checks import FloatArray, IntArray
+from calibrant._checks import FloatArray, IntArray, warn
 from calibrant._partition import Records
 from calibrant.calibrators.base import Calibrator, Claims, RecordsCalibrator
 from calibrant.calibrators.folds import folds
@@ -131,11 +131,10 @@ class Auto(RecordsCalibrator):
     def _choose(self, records: Records, groups: NDArray[Any] | None) -> str:
         self.candidates_ = []
         if len(records) < FEWEST or records.correct.all() or not records.correct.any():
-            warnings.warn(
+            warn(
                 f"too little to calibrate on: {len(records):,} samples, "
                 f"{int(records.correct.sum()):,} of them right; at least {FEWEST} with both right "
-                "and wrong answers are wanted. The predictions are left as they are",
-                stacklevel=6,
+                "and wrong answers are wanted. The predictions are left as they are"
             )
             return "none"
         rng = np.random.default_rng(self.seed)
@@ -144,7 +143,7 @@ class Auto(RecordsCalibrator):
             records, groups = records.take(some), None if groups is None else groups[some]
         parts = folds(records.labels, self.folds, groups=groups, seed=self.seed)
         claims = {name: _out_of_fold(name, records, parts) for name in self.candidates}
-        self.candidates_ = _judged(claims, records, rng)
+        self.candidates_ = _judged(claims, records, parts, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
 
     def claims(self, records: Records) -> Claims:
@@ -180,13 +179,16 @@ def _out_of_fold(name: str, records: Records, parts: Sequence[IntArray]) -> Clai
 
 
 def _judged(
-    claims: dict[str, Claims], records: Records, rng: np.random.Generator
+    claims: dict[str, Claims],
+    records: Records,
+    parts: Sequence[IntArray],
+    rng: np.random.Generator,
 ) -> list[Candidate]:
     """Score of each candidate, and of each again under samples drawn anew."""
     draws = rng.exponential(size=(len(records), REPLICATES)) * records.weight[:, None]
     shares = np.concatenate([records.weight[:, None], draws], axis=1)
     shares /= shares.sum(0)
-    figures = {name: _scores(found, records, shares) for name, found in claims.items()}
+    figures = {name: _scores(found, records, parts, shares) for name, found in claims.items()}
     totals = {name: nll + ece for name, (nll, ece) in figures.items()}
     best = min(totals, key=lambda name: totals[name][0])
     judged = []
@@ -201,8 +203,15 @@ def _judged(
     return judged
 
 
-def _scores(claims: Claims, records: Records, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (draws,)``."""
+def _scores(
+    claims: Claims, records: Records, parts: Sequence[IntArray], shares: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (draws,)``.
+
+    The error is that of each fold, averaged: pooled over folds, the errors of their fits would
+    cancel, the more the more a method follows its data.
+    """
     gap = (claims.confidence - records.correct)[:, None] * shares
-    binned = memberships(claims.confidence, sigma=0.05) @ gap
-    return claims.nll @ shares, np.abs(binned).sum(0)
+    part = memberships(claims.confidence, sigma=0.05)
+    errors = [np.abs(part[:, held] @ gap[held]).sum(0) for held in parts]
+    return claims.nll @ shares, np.sum(errors, axis=0)

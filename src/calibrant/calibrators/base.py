@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
@@ -21,6 +20,7 @@ from calibrant._checks import (
     as_scores,
     bad_row,
     spread,
+    warn,
 )
 from calibrant._partition import Records, tabulate
 from calibrant._solve import Solution
@@ -194,7 +194,8 @@ class Calibrator(nn.Module):
         """The arguments that differ from their defaults, and whether it is fitted."""
         defaults = inspect.signature(type(self)).parameters
         config = {k: v for k, v in self.config().items() if not isinstance(v, nn.Module)}
-        said = [f"{k}={v!r}" for k, v in config.items() if v != defaults[k].default]
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+        said = [f"{k}={v!r}" for k, v in plain.items() if v != defaults[k].default]
         state = [f"classes={self._classes}"] if self._classes else ["not fitted"]
         return ", ".join([*said, *state])
 
@@ -260,10 +261,9 @@ class Calibrator(nn.Module):
         size = self.size(classes)
         if samples < ENOUGH * size:
             remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} has {size:,} parameter{'s' * (size > 1)} for {samples:,} "
-                f"samples: it may fit their noise{remedy}",
-                stacklevel=3,
+                f"samples: it may fit their noise{remedy}"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from calibrant._binning import bin_index, uniform_edges
-from calibrant._checks import BoolArray, FloatArray, IntArray
+from calibrant._checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._solve import Solution, check_time
 from calibrant._walk import Examples
 from calibrant.calibrators.affine import FiniteCalibrator, Held, centred, gather, missing
@@ -87,7 +86,7 @@ class ClassTemperatures(FiniteCalibrator):
                 "are all samples right, or worse than chance?"
             )
         if notes:
-            warnings.warn(f"{type(self).__name__}: {'; '.join(notes)}", stacklevel=3)
+            warn(f"{type(self).__name__}: {'; '.join(notes)}")
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         return centred(logits) / self.temperatures_.to(logits.dtype)

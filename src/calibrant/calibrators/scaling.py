@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Literal, get_args
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._checks import FloatArray
+from calibrant._checks import FloatArray, warn
 from calibrant._partition import Records
 from calibrant._solve import Solution, minimise_convex, minimise_scalar, minimise_within
 from calibrant.calibrators.base import (
@@ -214,11 +213,10 @@ def _mixture_brier(
 
 def warn_of_bound(temperature: float, samples: int) -> None:
     """Say that the data have no best temperature."""
-    warnings.warn(
+    warn(
         f"no temperature between {BOUNDS[0]:g} and {BOUNDS[1]:g} is best for these "
         f"{samples:,} samples: it went to {temperature:g}; are all of them right, or worse "
-        "than chance?",
-        stacklevel=6,
+        "than chance?"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 
-from calibrant._checks import BoolArray, FloatArray
+from calibrant._checks import BoolArray, FloatArray, warn
 from calibrant._partition import LARGEST_GAP, Records
 from calibrant._solve import Objective, minimise_within
 from calibrant.calibrators.adaptive import SMART
@@ -178,10 +178,9 @@ class OddsScaling(OddsCalibrator):
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
         if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} found no optimum for these {len(records):,} samples and "
-                "stopped at its bounds; are all of them right, or all wrong?",
-                stacklevel=6,
+                "stopped at its bounds; are all of them right, or all wrong?"
             )
         self._learned(line_=self.solution_.x)
 

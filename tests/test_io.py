@@ -3,9 +3,10 @@
 The folders ``tests/files/format1_*`` were written by ``save`` of the release that introduced
 format 1, and stay as they are: later releases must load them. Each has, besides, an
 ``expected.json`` with some ``logits`` and the ``probs`` that the saved calibrator gave for them
-(``predict_proba(logits).tolist()``), and ``features`` where the method needs them. format1_ts:
-``TemperatureScaling(objective="brier")``, fitted on
-``drawn(np.random.default_rng(1), 500, 3, temperature=2.0)``.
+(``predict_proba(logits).tolist()``), and ``features`` where the method needs them. All
+were fitted on ``drawn(np.random.default_rng(1), 500, 3, temperature=2.0)``, with default options
+but for format1_ts, ``TemperatureScaling(objective="brier")``, and format1_prior, a
+``PriorCorrection`` of vector scaling from (0.3, 0.3, 0.4) to (0.2, 0.5, 0.3).
 """
 
 import functools
@@ -225,8 +226,8 @@ def test_folders_of_earlier_releases_load(place):
     np.testing.assert_allclose(found, expected["probs"], rtol=1e-6)
 
 
-def test_there_are_folders_of_earlier_releases():
-    assert (FILES / "format1_ts").is_dir()
+def test_there_is_a_folder_of_every_kind():
+    assert {place.name for place in FILES.glob("format1_*")} == {f"format1_{k}" for k in io.kinds()}
 
 
 # ---------------------------------------------------------------------------- what is not loaded

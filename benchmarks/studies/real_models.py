@@ -66,16 +66,8 @@ def rows(path: str, split: int, methods: list[str]):
         found = cal.evaluate(probs=after, labels=test[1], metrics=FIGURES, level=None)
         changed = int((after.argmax(-1) != test[0].argmax(-1)).sum())
         figures = [f"{found[figure].value:.6f}" for figure in FIGURES]
-        yield (
-            name,
-            test[0].shape[1],
-            len(fit[1]),
-            split,
-            method,
-            *figures,
-            changed,
-            f"{seconds:.3f}",
-        )
+        about = (name, test[0].shape[1], len(fit[1]), len(test[1]), split, method)
+        yield (*about, *figures, changed, f"{seconds:.3f}")
 
 
 def parts(path: str, split: int):

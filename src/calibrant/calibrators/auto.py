@@ -47,8 +47,8 @@ class Candidate(NamedTuple):
 
     @property
     def allowed(self) -> float:
-        """Excess that counts as noise: two standard errors."""
-        return 2 * self.error
+        """Excess within which a simpler method is preferred: half a standard error."""
+        return self.error / 2
 
 
 class Auto(RecordsCalibrator):
@@ -61,7 +61,7 @@ class Auto(RecordsCalibrator):
     with soft bins. Likelihood alone lets confidence drift where bins would show it, calibration
     alone can be had by saying the accuracy for every sample: the sum asks for both. Samples are
     drawn anew to find the standard error of each difference, and the simplest method that is
-    within two of the best is taken. Doing nothing is among the candidates.
+    within half of one of the best is taken. Doing nothing is among the candidates.
 
     Parameters
     ----------

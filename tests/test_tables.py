@@ -1,0 +1,40 @@
+"""The tables of the documentation are those that the rows of the studies give."""
+
+import csv
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "docs" / "data"
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return runpy.run_path(str(ROOT / "benchmarks" / "studies" / "tables.py"))["tables"](DATA)
+
+
+def test_every_table_is_up_to_date(tables):
+    assert {path.stem for path in DATA.glob("table_*.csv")} == set(tables)
+    for name, rows in tables.items():
+        with (DATA / f"{name}.csv").open(newline="") as file:
+            assert [tuple(row) for row in csv.reader(file)] == [tuple(row) for row in rows]
+
+
+def test_auto_is_as_calibrated_as_smart_and_as_likely_as_temperature_scaling(tables):
+    headings, *rows = tables["table_methods"]
+    found = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+    for splits in ("", ", five splits"):
+        ece = {
+            method: float(row[f"ECE %{splits}"])
+            for method, row in found.items()
+            if row[f"ECE %{splits}"] != "-"
+        }
+        nll = {
+            method: float(row[f"NLL{splits}"])
+            for method, row in found.items()
+            if row[f"NLL{splits}"] != "-"
+        }
+        assert ece["auto"] <= ece["smart"] <= ece["ts"]
+        assert nll["auto"] <= nll["ts"]

@@ -8,15 +8,11 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
 
-import statistics
-import subprocess
-import sys
-import time
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from support import peak_beyond_logits, seconds
 
 import calibrant as cal
 from calibrant._partition import tabulate
@@ -45,7 +41,7 @@ def main() -> None:
     print(f"{'calibrant: temperature found':<44}{found:>14.5f}")
     print("\nafter the table, seconds at K=10000 over K=100 (the same samples count):")
     growth()
-    print(f"\npeak memory of a SMART fit beyond the logits: {peak_beyond_logits():.0%} of them")
+    print(f"\npeak memory of a SMART fit beyond the logits: {peak():.0%} of them")
 
 
 def predictions(samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,17 +50,6 @@ def predictions(samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]
     logits = 3 * rng.standard_normal((samples, classes), dtype=np.float32)
     labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
     return torch.from_numpy(logits), torch.from_numpy(labels)
-
-
-def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Median time of a call after one to warm up."""
-    work()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
 
 
 def line(name: str, taken: float, one_pass: float, temperature: float | None = None) -> None:
@@ -109,22 +94,9 @@ def growth() -> None:
         print(f"  {name:<8}{many / few:>6.2f}")
 
 
-def peak_beyond_logits() -> float:
-    """Peak memory of a fit beyond its input, as a share of it, in a process of its own."""
-    code = f"""
-import torch, calibrant as cal, warnings
-warnings.simplefilter("ignore")
-def memory(field):
-    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(field))
-cal.SMART(steps=3).fit(torch.randn(2000, 10), torch.randint(10, (2000,)))  # imports and pools
-logits, labels = torch.randn({SAMPLES}, {CLASSES}), torch.randint({CLASSES}, ({SAMPLES},))
-open("/proc/self/clear_refs", "w").write("5")  # Linux: forget the peak so far
-before = memory("VmRSS")
-cal.SMART(steps=20).fit(logits, labels)
-print((memory("VmHWM") - before) * 1024 / (logits.numel() * 4))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+def peak() -> float:
+    small = "cal.SMART(steps=3).fit(torch.randn(2000, 10), torch.randint(10, (2000,)))"
+    return peak_beyond_logits(small, "cal.SMART(steps=20).fit(logits, labels)", SAMPLES, CLASSES)
 
 
 if __name__ == "__main__":

@@ -7,29 +7,14 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
 
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from support import peak_beyond_logits, seconds
 
 import calibrant as cal
 
 SAMPLES, CLASSES = 20_000, 1000
-
-
-def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Median time of a call after one to warm up."""
-    work()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
 
 
 def predictions(samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,22 +28,9 @@ def predictions(samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]
     return logits, labels
 
 
-def peak_beyond_logits() -> float:
-    """Peak memory of ``evaluate`` beyond its input, as a share of it, in a process of its own."""
-    code = f"""
-import torch, calibrant as cal
-def memory(field):
-    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(field))
-small = torch.randn(2000, 10), torch.zeros(2000, dtype=torch.long)
-cal.evaluate(*small, level=None)  # imports and thread pools are not what is measured
-logits, labels = torch.randn({SAMPLES}, {CLASSES}), torch.randint({CLASSES}, ({SAMPLES},))
-open("/proc/self/clear_refs", "w").write("5")  # Linux: forget the peak so far
-before = memory("VmRSS")
-cal.evaluate(logits, labels, level=None)
-print((memory("VmHWM") - before) * 1024 / (logits.numel() * 4))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+def peak() -> float:
+    small = "cal.evaluate(torch.randn(2000, 10), torch.zeros(2000, dtype=torch.long), level=None)"
+    return peak_beyond_logits(small, "cal.evaluate(logits, labels, level=None)", SAMPLES, CLASSES)
 
 
 def against_torchmetrics(logits: torch.Tensor, labels: torch.Tensor) -> float | None:
@@ -76,7 +48,7 @@ def main() -> None:
     whole = seconds(lambda: cal.evaluate(logits, labels, level=None))
     print(f"{SAMPLES} x {CLASSES} float32; one pass of logsumexp {1000 * one_pass:.0f} ms")
     print(f"evaluate without intervals        {whole / one_pass:6.2f} passes")
-    print(f"memory beyond the logits          {100 * peak_beyond_logits():6.2f} % of them")
+    print(f"memory beyond the logits          {100 * peak():6.2f} % of them")
     ratio = against_torchmetrics(logits, labels)
     if ratio is not None:
         print(f"ECE, torchmetrics over calibrant  {ratio:6.2f} times as long")

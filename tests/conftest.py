@@ -1,6 +1,11 @@
+import sys
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
+
+from calibrant import _walk, cli
 
 settings.register_profile("calibrant", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("calibrant")
@@ -9,3 +14,31 @@ settings.load_profile("calibrant")
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20260101)
+
+
+@pytest.fixture
+def threads():
+    """Set the number of torch threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a dozen numbers: a few rows each, and every input is worth several threads."""
+    monkeypatch.setitem(_walk.BLOCK, "cpu", 12)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command in this process; returns exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["calibrant", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capsys.readouterr()
+
+    return call

@@ -50,20 +50,6 @@ def path(tmp_path, arrays, monkeypatch):
     return "p.npz"
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["calibrant", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capsys.readouterr()
-
-    return call
-
-
 def in_shell(*arguments, **options):
     """Run the command as a process of its own."""
     command = [sys.executable, "-m", "calibrant", *map(str, arguments)]

@@ -21,20 +21,6 @@ from tests.test_files import predictions
 from tests.test_fit_files import PerRow, Shift, splits
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["calibrant", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capsys.readouterr()
-
-    return call
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """Work in a folder with a file of two splits, p.npz, and one without val set, test.npz."""

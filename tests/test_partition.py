@@ -84,20 +84,6 @@ def assert_same(found, expected, atol=0.0):
             np.testing.assert_allclose(one, other, rtol=0, atol=atol, err_msg=field.name)
 
 
-@pytest.fixture
-def threads():
-    """Set the number of torch threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of a few rows, and every input is worth several threads."""
-    monkeypatch.setitem(_walk.BLOCK, "cpu", 12)
-
-
 # Accuracy between the nodes
 
 

@@ -17,20 +17,6 @@ INF = math.inf
 
 
 @pytest.fixture
-def threads():
-    """Set the number of torch threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of a dozen numbers: a few rows each, and every input is worth several threads."""
-    monkeypatch.setitem(_walk.BLOCK, "cpu", 12)
-
-
-@pytest.fixture
 def masked(rng):
     """Logits with -inf at some classes, never all and never the label."""
     logits, labels = drawn(rng, 300, 6)

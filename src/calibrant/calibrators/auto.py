@@ -142,6 +142,8 @@ class Auto(RecordsCalibrator):
             some = np.sort(rng.permutation(len(records))[:MOST])
             records, groups = records.take(some), None if groups is None else groups[some]
         parts = folds(records.labels, self.folds, groups=groups, seed=self.seed)
+        if len(parts) < 2:
+            raise ValueError("groups must have two values or more to be judged by, got one")
         claims = {name: _out_of_fold(name, records, parts) for name in self.candidates}
         self.candidates_ = _judged(claims, records, parts, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)

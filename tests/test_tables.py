@@ -29,12 +29,12 @@ def test_auto_is_as_calibrated_as_smart_and_as_likely_as_temperature_scaling(tab
         ece = {
             method: float(row[f"ECE %{splits}"])
             for method, row in found.items()
-            if row[f"ECE %{splits}"] != "-"
+            if row[f"ECE %{splits}"] != "\N{EN DASH}"
         }
         nll = {
             method: float(row[f"NLL{splits}"])
             for method, row in found.items()
-            if row[f"NLL{splits}"] != "-"
+            if row[f"NLL{splits}"] != "\N{EN DASH}"
         }
         assert ece["auto"] <= ece["smart"] <= ece["ts"]
         assert nll["auto"] <= nll["ts"]

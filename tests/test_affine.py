@@ -471,10 +471,19 @@ def test_separable_data_are_said_to_be(rng):
         ClassTemperatures().fit(logits, logits.argmax(-1))
 
 
+def hasty(most):
+    """The solver with a limit of its own on the number of steps."""
+
+    def search(function, start, *, steps, tolerance):
+        return minimise(function, start, steps=min(steps, most), tolerance=tolerance)
+
+    return search
+
+
 @every_affine
 def test_search_that_stops_early_is_said_to(rng, method, monkeypatch):
     logits, labels, _ = confused(rng)
-    monkeypatch.setattr(affine, "minimise", partial(minimise, steps=1))
+    monkeypatch.setattr(affine, "minimise", hasty(1))
     with pytest.warns(UserWarning, match="stopped early, after 1 steps"):
         fitted = method().fit(logits, labels)
     assert not fitted.solution_.converged
@@ -560,7 +569,7 @@ def in_turn(task, *arguments, always=False):
 @pytest.mark.parametrize("method", ODIR)
 def test_no_tensor_of_samples_by_classes_squared(rng, method, monkeypatch):
     logits, labels = drawn(rng, 1500, 150, 2.0)
-    monkeypatch.setattr(affine, "minimise", partial(minimise, steps=3))
+    monkeypatch.setattr(affine, "minimise", hasty(3))
     monkeypatch.setattr(affine, "on_threads", in_turn)  # what is seen is seen in this thread
     with Largest() as seen, pytest.warns(UserWarning, match="stopped early"):
         method(off_diagonal=1e4, intercept=1.0).fit(logits, labels)

@@ -156,7 +156,7 @@ def judged():
     logits, labels = margin_dependent(rng, 500)
     hidden = rng.random(logits.shape) < 0.1
     hidden[np.arange(500), labels] = False
-    logits, weight = np.where(hidden, -np.inf, logits), rng.exponential(size=500)
+    logits, weight = np.where(hidden, -np.inf, logits), rng.exponential(size=500) ** 2
     fitted = Auto(folds=4, seed=9).fit(logits, labels, sample_weight=weight)
     claims = {}
     for name, kind in CANDIDATES.items():
@@ -373,8 +373,8 @@ def test_a_choice_is_made_on_some_and_fitted_on_all(rng, monkeypatch):
     assert name_of(fitted) == "ts"
     assert isinstance(fitted.chosen, Calibrator)
     np.testing.assert_array_equal(fitted.predict_proba(logits), alone.predict_proba(logits))
-    once = Auto(candidates=SIMPLE, seed=1).fit(logits, labels)
-    assert once.candidates_[0].score != fitted.candidates_[0].score
+    Auto(candidates=SIMPLE, seed=1).fit(logits, labels)
+    assert not np.array_equal(calls[1][0], used)  # the seed draws others
 
 
 def test_all_are_used_where_there_are_not_too_many(rng, monkeypatch):
@@ -402,7 +402,6 @@ def test_a_refit_replaces_the_choice(rng):
     assert fitted.candidates_ == []
 
 
-@pytest.mark.xfail(reason="warns of the size of what was chosen before", raises=UserWarning)
 def test_a_refit_does_not_warn_of_the_choice_before(rng):
     fitted = Auto().fit(*margin_dependent(rng, 2000))
     assert name_of(fitted) not in SIMPLE
@@ -420,7 +419,6 @@ def test_the_chosen_is_a_part_of_the_module(rng):
     assert fitted.config()["reasons"] == fitted.reasons
 
 
-@pytest.mark.xfail(reason="what was chosen takes two logits then", raises=ValueError)
 def test_the_chosen_of_log_odds_takes_log_odds(rng):
     logits, labels = drawn(rng, 300, 2, 3.0)
     odds = logits[:, 1] - logits[:, 0]

@@ -120,7 +120,6 @@ def test_temperatures_of_log_odds(rng):
     np.testing.assert_allclose(found.margin, [part.mean() for part in order])
 
 
-@pytest.mark.xfail(reason="takes the softmax over the examples", raises=IndexError)
 def test_changes_of_log_odds(rng):
     odds = 3 * rng.normal(size=300)
     labels = (rng.random(300) < expit(odds / 2)).astype(int)
@@ -132,7 +131,6 @@ def test_changes_of_log_odds(rng):
     np.testing.assert_allclose(found.change, expected, atol=1e-6)
 
 
-@pytest.mark.xfail(reason="number sections must be larger than 0", raises=ValueError)
 @pytest.mark.parametrize("curve", [margin_temperature, margin_change])
 def test_rows_without_a_margin_have_no_groups(smart, data, curve):
     found = curve(smart, data[0][::40], groups=3)

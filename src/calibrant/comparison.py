@@ -129,13 +129,19 @@ class Comparison:
         return [method for method in order if sign * found[method].value <= limit]
 
     def choice(self) -> str | None:
-        """The method with the least sum of NLL and ECE, by which ``auto`` chooses as well.
+        """The method with the least sum of NLL and ECE among those that keep the predictions.
 
-        ECE alone can be had by giving up what the logits know; NLL does not allow that.
+        ECE alone can be had by giving up what the logits know; NLL does not allow that. Methods
+        whose fit warned, or that change predictions, are chosen where there are no others.
         """
+        sums = self._sums()
+        safe = {row.method for row in self.rows if not row.argmax_changed and not row.notes}
+        return min([m for m in sums if m in safe] or sums, key=lambda m: sums[m], default=None)
+
+    def _sums(self) -> dict[str, float]:
+        """NLL + ECE, by which ``auto`` chooses as well."""
         figures = {m: e for m, e in self.measured.items() if {"nll", "ece"} <= set(e)}
-        sums = {m: e["nll"].value + e["ece"].value for m, e in figures.items()}
-        return min(sums, key=lambda method: sums[method], default=None)
+        return {m: e["nll"].value + e["ece"].value for m, e in figures.items()}
 
     def advice(self) -> str:
         """What to use, in words."""
@@ -144,9 +150,14 @@ class Comparison:
             return "No method could be fitted and measured."
         if choice == "none" or all("none" in self.best(metric) for metric in ("ece", "nll")):
             return "No method is clearly better than none here: leave the logits as they are."
-        said = f"Use {choice}: the least NLL + ECE of all."
-        changed = self[choice].argmax_changed
-        return f"{said} It changes {changed:,} predictions." if changed else said
+        sums = self._sums()
+        lowest = min(sums, key=lambda method: sums[method])
+        said = f"Use {choice}: the least NLL + ECE"
+        if lowest == choice:
+            return f"{said} of all."
+        changed = self[lowest].argmax_changed
+        why = f"but changes {changed:,} predictions" if changed else "but its fit warned"
+        return f"{said} of those that keep the predictions; {lowest} has less, {why}."
 
     def describe(self) -> str:
         """One line that says what was done."""

@@ -23,8 +23,8 @@ from calibrant._partition import TOP, Records, tabulate
 from calibrant._solve import Objective, adam
 from calibrant._walk import Examples, blocks
 from calibrant.calibrators import objectives
-from calibrant.calibrators.base import Context, TemperatureCalibrator, check_choice
-from calibrant.calibrators.scaling import best_sharpness
+from calibrant.calibrators.base import Context, TemperatureCalibrator, check_choice, check_whole
+from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
 
 FLOOR = 0.1
 """Least temperature of a network: T = softplus(...) + 0.1."""
@@ -98,7 +98,9 @@ class NetworkTemperature(TemperatureCalibrator):
     seed: int
 
     def _declare(self, width: int) -> None:
-        """Name the learned values, before any fit."""
+        """Check the options of the search and name the learned values, before any fit."""
+        check_whole("steps", self.steps)
+        check_whole("patience", self.patience)
         self._learned(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
         self._learned(deviation_=torch.ones(width))
         self._store(_initial(self._widths(width), 1.0, self.seed), width)
@@ -115,7 +117,10 @@ class NetworkTemperature(TemperatureCalibrator):
     ) -> None:
         """Fit the network of inputs ``(n, width)`` to the records."""
         standard = self._standardise(inputs, records.weight)
-        sharpness = best_sharpness(records).x[0] if self.start == "ts" else 0.0
+        tempered = best_sharpness(records)
+        if not tempered.converged:
+            warn_of_bound(float(np.exp(-tempered.x[0])), len(records))
+        sharpness = tempered.x[0] if self.start == "ts" else 0.0
         widths = self._widths(inputs.shape[1])
         self.solution_ = adam(
             _network_objective(standard, widths, partial(objective, records)),
@@ -160,6 +165,14 @@ class NetworkTemperature(TemperatureCalibrator):
             x = x @ weight.to(x.dtype) + bias.to(x.dtype)
             x = x.relu() if i < last else x
         return F.softplus(x) + FLOOR
+
+
+def _as_widths(hidden: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+        raise TypeError(f"hidden must be a list of widths, [16] for one layer, got {hidden!r}")
+    for width in hidden:
+        check_whole("each width in hidden", width)
+    return tuple(hidden)
 
 
 def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
@@ -289,7 +302,7 @@ class SMART(NetworkTemperature):
         check_choice("start", start, ("ts", "identity"))
         self.objective = objective
         self.indicator = indicator
-        self.hidden = tuple(hidden)
+        self.hidden = _as_widths(hidden)
         self.sigma = sigma
         self.delta = delta
         self.likelihood = likelihood
@@ -317,11 +330,11 @@ class SMART(NetworkTemperature):
             self._fit_inputs(tabulate(given), _all_logits(given), self._objective())
 
     def _fit_records(self, records: Records) -> None:
-        if not self.fits_records:
-            raise ValueError('indicator "all" needs the logits: use fit(logits, labels)')
         self._fit_inputs(records, self._inputs(records), self._objective())
 
     def _inputs(self, records: Records) -> FloatArray:
+        if not self.fits_records:
+            raise ValueError('indicator "all" needs the logits: use fit(logits, labels)')
         return INDICATORS[self.indicator].of_records(records)
 
     def _objective(self) -> objectives.Objective:
@@ -386,7 +399,7 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
         super().__init__()
         check_choice("objective", objective, ("brier", "nll"))
         self.objective = objective
-        self.hidden = tuple(hidden)
+        self.hidden = _as_widths(hidden)
         self.steps = steps
         self.patience = patience
         self.rate = rate
@@ -461,6 +474,7 @@ def margin_bounds(margin: Values, confidence: Values, classes: int) -> Temperatu
             f"{float(wanted.max()):g}: no temperature gives the top class less or more"
         )
     odds = 1 / wanted - 1
-    with np.errstate(divide="ignore"):
-        high = np.where(odds < 1, gaps / np.maximum(-np.log(odds), 0), np.inf)
+    bounded = odds < 1
+    high = np.full(gaps.shape, np.inf)
+    np.divide(gaps, -np.log(odds), out=high, where=bounded)
     return TemperatureBounds(gaps / np.log((classes - 1) / odds), high)

@@ -121,6 +121,14 @@ class Auto(RecordsCalibrator):
         """Parameters of the chosen method; none before a fit."""
         return 0 if self.chosen is None else self.chosen.size(classes)
 
+    def _warn_of_size(self, samples: int, classes: int) -> None:
+        """Leave the warning to what is chosen."""
+
+    def _fitted(self, classes: int) -> None:
+        super()._fitted(classes)
+        if self.chosen is not None:
+            self.chosen._fitted(classes)
+
     def _fit_grouped(self, records: Records, groups: NDArray[Any] | None) -> None:
         name = self._choose(records, groups)
         self.chosen = CANDIDATES[name]()

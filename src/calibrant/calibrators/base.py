@@ -49,6 +49,12 @@ class Context(NamedTuple):
     groups: NDArray[Any] | None = None
 
 
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raise unless an option is a whole number."""
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
+
+
 def _members(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
     """Groups as a flat array; one value per row of labels serves all of the row."""
     given = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from calibrant._checks import FloatArray, IntArray, Values, as_scores
 from calibrant._walk import as_tensor
@@ -64,10 +65,18 @@ def margin_change(calibrator: Calibrator, logits: Values, *, groups: int = 30) -
     margin, parts = _by_margin(logits, groups)
     scores = as_scores(logits)
     rows = as_tensor(scores)
-    before = rows.double().softmax(-1).amax(-1)
-    after = calibrator.predict_proba(rows).double().amax(-1)
+    before, after = (
+        torch.maximum(p, 1 - p) if rows.ndim == 1 else p.amax(-1)
+        for p in (_softmax(rows), calibrator.predict_proba(rows).double())
+    )
     change = (after - before).cpu().numpy().reshape(-1)
     return MarginChange(*(np.array([x[p].mean() for p in parts]) for x in (margin, change)))
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Probabilities; of class 1 for log-odds ``(n,)``."""
+    wide = logits.double()
+    return wide.sigmoid() if wide.ndim == 1 else wide.softmax(-1)
 
 
 def _by_margin(logits: Values, groups: int) -> tuple[FloatArray, list[IntArray]]:
@@ -76,4 +85,4 @@ def _by_margin(logits: Values, groups: int) -> tuple[FloatArray, list[IntArray]]
         raise ValueError(f"groups must be at least 1, got {groups}")
     margin = margins(logits).reshape(-1)
     order = np.argsort(margin, kind="stable")[: int(np.isfinite(margin).sum())]
-    return margin, np.array_split(order, min(groups, order.size))
+    return margin, np.array_split(order, min(groups, order.size)) if order.size else []

@@ -221,9 +221,16 @@ def warn_of_bound(temperature: float, samples: int) -> None:
 
 
 def best_sharpness(records: Records, objective: str = "nll") -> Solution:
-    """The log-sharpness ``log b = -log T`` that minimises an objective over the records."""
+    """The log-sharpness ``log b = -log T`` that minimises an objective over the records.
+
+    It is 0, and not converged, where no temperature makes a difference: all classes level in
+    every row, or no doubt in any.
+    """
+    measure = {"nll": nll, "brier": brier, "ece": ece, "soft_ece": soft_ece}[objective]
     low, high = -np.log(BOUNDS[1]), -np.log(BOUNDS[0])
+    values = [measure(records, u).value for u in (low, 0.0, high)]
+    if max(values) - min(values) < 1e-6:  # the rounding of the table
+        return Solution(np.zeros(1), values[1], 3, False)
     if objective == "nll":
         return minimise_convex(lambda u: float(nll(records, u).gradient.sum()), low, high)
-    measure = {"brier": brier, "ece": ece, "soft_ece": soft_ece}[objective]
     return minimise_scalar(lambda u: measure(records, u).value, low, high)

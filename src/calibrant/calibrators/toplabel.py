@@ -85,14 +85,18 @@ class OddsCalibrator(RecordsCalibrator):
         self._fit_odds(records)
 
     def claims(self, records: Records) -> Claims:
-        """Confidence and negative log-likelihood of each sample after calibration."""
+        """Confidence and negative log-likelihood of each sample after calibration.
+
+        Exact where no more than nine classes would have to be held below the top one.
+        """
         b, odds = 1 / float(self.temperature_), self._record_odds(records)
         rest = records.log_rest(b).value
         # logits of the runners-up and of the label, before the argmax is seen to
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
-        next_best = -b * gaps - (rest + odds)[:, None]
-        own = np.where(records.correct, 0.0, np.minimum(-b * records.own_gap - rest - odds, 0))
-        lifted = np.expm1(np.clip(next_best, 0, CERTAIN)).sum(1)
+        next_best = np.minimum(-b * gaps - (rest + odds)[:, None], CERTAIN)
+        own = np.minimum(-b * records.own_gap - rest - odds, 0)
+        own = np.where(records.own_gap == 0, 0.0, own)  # what ties with the top stays level
+        lifted = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
         total = np.log1p(np.maximum(np.exp(-odds) - lifted, 0))
         return Claims(np.exp(-total), total - own)
 

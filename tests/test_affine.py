@@ -184,6 +184,26 @@ def test_class_temperatures_hold_with_confident_rows(rng):
     assert error_of(fitted) == pytest.approx(error, abs=1e-6)
 
 
+def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
+    """Rounded logits have ties, and some changes are large enough to bring up any class."""
+    logits = np.round(drawn(rng, 300, 5, scale=2)[0])
+    labels = rng.integers(0, 5, 300)
+    held = affine.gather(examples(logits, labels), affine.centred)
+    rows = classwise.Scaled(held)
+    for k, temperature in zip(rng.permutation(20) % 5, rng.choice([0.3, 1, 2, 5], 20), strict=True):
+        others = rows.without(k)
+        expected = rows.quality_with(k, temperature, others)
+        rows.change(k, temperature, others)
+        scaled = centred(logits) / rows.temperatures
+        order = np.argsort(-scaled, axis=-1, kind="stable")[:, :2]
+        np.testing.assert_array_equal(rows.leader, order)
+        np.testing.assert_allclose(rows.best, np.take_along_axis(scaled, order, -1))
+        probs = torch.from_numpy(scaled).softmax(-1).numpy()
+        right = order[:, 0] == labels
+        assert rows.quality() == pytest.approx((cal.ece(probs.max(-1), right), right.mean()))
+        assert expected == pytest.approx(rows.quality())
+
+
 def test_class_temperatures_never_raise_the_error_or_lower_the_accuracy(rng):
     logits, labels = skewed(rng, 2000, rng.uniform(0.5, 3, 10))
     common = TemperatureScaling().fit(logits, labels)
@@ -281,10 +301,26 @@ def test_weights_enter_cross_validation(rng):
     )
 
 
+def test_held_out_loss_counts_the_weight_of_a_fold(rng):
+    logits, labels, _ = confused(rng, n=300)
+    weight = rng.uniform(0.5, 2, 300)
+    fold = np.where(np.arange(300) < 30, 1, 0)
+    held = affine.gather(examples(logits, labels, weight), affine.centred, fold)
+    penalty = affine.penalty_vector(4, affine.Penalties(1.0, 1.0, 1.0))
+    at: list[Any] = [None, None]
+    found = affine._held_out(held, penalty, 1, at, np.ones(20))
+    scores = centred(logits[:30]) @ at[1][:16].reshape(4, 4).T + at[1][16:]
+    expected = -log_softmax(scores)[np.arange(30), labels[:30]] @ weight[:30]
+    assert found == pytest.approx(expected)
+
+
 def test_seed_decides_the_folds(rng):
     logits, labels, _ = confused(rng, n=300)
     once, again = (MatrixScaling(seed=3).fit(logits, labels) for _ in range(2))
     assert torch.equal(once.weight_, again.weight_)
+    given = examples(logits, labels)
+    assert (affine.dealt(given, None, 3) == affine.dealt(given, None, 3)).all()
+    assert (affine.dealt(given, None, 3) != affine.dealt(given, None, 4)).any()
 
 
 @pytest.mark.filterwarnings("ignore:.*parameters for")
@@ -441,6 +477,7 @@ def test_missing_classes_are_named_once_and_bounded(rng, method):
 def test_absent_class_keeps_the_common_temperature(rng):
     logits, labels = skewed(rng, 800, [1.0, 2.0, 3.0, 1.0])
     labels[labels == 1] = 2
+    logits[:, 1] += 2  # another temperature for class 1 would help
     with pytest.warns(UserWarning, match="keep the temperature"):
         fitted = ClassTemperatures().fit(logits, labels)
     common = TemperatureScaling().fit(logits, labels).temperature_
@@ -530,6 +567,8 @@ def test_time_limit_reaches_the_folds(rng, monkeypatch):
     monkeypatch.setattr(affine, "diagonal_curvature", lambda held, size: np.ones(size))
     with time_limit(0), pytest.raises(TimeoutError):
         affine.cross_validated(given, vectors)
+    with time_limit(0), pytest.raises(TimeoutError):
+        classwise.search(given, 1)
 
 
 @pytest.mark.parametrize("value", [-1.0, np.inf, np.nan])
@@ -594,7 +633,7 @@ def test_many_classes_fall_back_to_a_diagonal(rng, method):
 
 @pytest.mark.filterwarnings("ignore:.*parameters for", "ignore:.*201 classes are too many")
 def test_diagonal_is_vector_scaling_where_penalties_are_weak(rng):
-    logits, labels = drawn(rng, 6000, 201, 2.0, scale=4)
+    logits, labels = drawn(rng, 3000, 201, 2.0, scale=4)
     labels[:201] = np.arange(201)
     plain = VectorScaling().fit(logits, labels)
     fitted = MatrixScaling(off_diagonal=1.0, intercept=0.0).fit(logits, labels)

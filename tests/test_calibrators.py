@@ -204,7 +204,10 @@ def test_size_counts_what_is_learned_and_warns(name, data):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         calibrator.fit(data[0][:few], data[1][:few])
-    assert any(f"has {size:,} parameters for {few:,} samples" in str(w.message) for w in caught)
+    assert any(
+        f"has {size:,} parameter{'s' * (size > 1)} for {few:,} samples" in str(w.message)
+        for w in caught
+    )
 
 
 # Promises that only some make

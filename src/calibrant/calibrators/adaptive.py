@@ -28,6 +28,8 @@ from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
 
 FLOOR = 0.1
 """Least temperature of a network: T = softplus(...) + 0.1."""
+ROWS = 4096
+"""Samples that go through the network at a time: their layers fit the cache."""
 
 
 class Indicator(NamedTuple):
@@ -209,23 +211,39 @@ def _network_objective(
     measure: Callable[[FloatArray], objectives.Measured],
 ) -> Objective:
     """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
+    runs = [slice(i, i + ROWS) for i in range(0, len(inputs), ROWS)]
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)
-        values = [inputs]
-        for weight, bias in layers[:-1]:
-            values.append(np.maximum(values[-1] @ weight + bias, 0))
-        raw = (values[-1] @ layers[-1][0] + layers[-1][1])[:, 0]
+        raw = np.concatenate([_activations(layers, inputs[run])[-1][:, 0] for run in runs])
         temperature = np.logaddexp(0, raw) + FLOOR
         value, by_log_sharpness = measure(-np.log(temperature))
-        back = (-by_log_sharpness * expit(raw) / temperature)[:, None]
-        gradients = []
-        for (weight, _), below in zip(layers[::-1], values[::-1], strict=True):
-            gradients += [back.sum(0), (below.T @ back).ravel()]
-            back = (back @ weight.T) * (below > 0)
-        return value, np.concatenate(gradients[::-1])
+        back = -by_log_sharpness * expit(raw) / temperature
+        parts = [_back(layers, inputs[run], back[run, None]) for run in runs]
+        return value, np.sum(parts, axis=0)
 
     return value_and_gradient
+
+
+Layers = list[tuple[FloatArray, FloatArray]]
+
+
+def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
+    """Inputs of each layer ``(rows, in)``, then the output ``(rows, 1)``."""
+    values = [inputs]
+    for weight, bias in layers[:-1]:
+        values.append(np.maximum(values[-1] @ weight + bias, 0))
+    return [*values, values[-1] @ layers[-1][0] + layers[-1][1]]
+
+
+def _back(layers: Layers, inputs: FloatArray, back: FloatArray) -> FloatArray:
+    """Gradient by the parameters, from that by the output ``(rows, 1)``."""
+    gradients = []
+    values = _activations(layers, inputs)[:-1]
+    for (weight, _), below in zip(layers[::-1], values[::-1], strict=True):
+        gradients += [back.sum(0), (below.T @ back).ravel()]
+        back = (back @ weight.T) * (below > 0)
+    return np.concatenate(gradients[::-1])
 
 
 SmartObjective = Literal["charbonnier", "soft_ece", "nll", "brier", "mse", "ls", "pointwise"]

@@ -51,7 +51,7 @@ class Context(NamedTuple):
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise unless an option is a whole number."""
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
 
 

@@ -168,9 +168,14 @@ def _pointwise(
 
 def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each sample in each bin, ``(bins, n)``, with sum one over the bins."""
-    distance = (confidence - CENTRES[:, None]) ** 2 / (2 * sigma**2)
-    kernel = np.exp(distance.min(0) - distance)  # however narrow, the nearest bin stays
-    return np.asarray(kernel / kernel.sum(0))
+    # in place: these are the largest arrays of a fit
+    kernel = confidence - CENTRES[:, None]
+    kernel *= kernel
+    kernel /= -2 * sigma**2
+    kernel -= kernel.max(0)  # however narrow, the nearest bin stays
+    np.exp(kernel, out=kernel)
+    kernel /= kernel.sum(0)
+    return kernel
 
 
 PROPER: dict[str, Objective] = {

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy.special import log_softmax, softmax
 import calibrant as cal
 from calibrant._partition import tabulate
 from calibrant._walk import examples
+from calibrant.calibrators import scaling
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.scaling import (
     EnsembleTemperatureScaling,
@@ -399,3 +401,43 @@ def test_an_unlikely_class_keeps_its_logarithm(rng):
     fitted._learned(weights_=torch.tensor([1.0, 0.0, 0.0]), temperature_=1.0)
     out = fitted(torch.tensor([[0.0, -300.0, -torch.inf]]))
     np.testing.assert_array_equal(out, [[0.0, -300.0, -np.inf]])
+
+
+# Newton steps over large logits
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked", "weighted", "half", "tokens"])
+def test_newton_steps_over_the_logits_find_the_optimum_of_the_table(rng, kind, monkeypatch):
+    logits, labels = drawn(rng, 3000, 20, 2.5)
+    options = {}
+    if kind == "masked":
+        hidden = rng.random(logits.shape) < 0.3
+        hidden[np.arange(3000), labels] = False
+        logits = np.where(hidden, -np.inf, logits)
+    if kind == "weighted":
+        options = {"sample_weight": rng.integers(0, 3, 3000).astype(float)}
+        labels[::7] = -100
+    if kind == "half":
+        logits = logits.astype(np.float16)
+    if kind == "tokens":
+        logits, labels = logits.reshape(30, 100, 20), labels.reshape(30, 100)
+    expected = TemperatureScaling().fit(logits, labels, **options)
+    monkeypatch.setattr(scaling, "LARGE", 1)
+    monkeypatch.setattr(scaling, "tabulate", spy := mock.Mock(side_effect=tabulate))
+    found = TemperatureScaling().fit(logits, labels, **options)
+    assert found.solution_ is not None
+    assert found.solution_.steps <= 4
+    assert (spy.call_args.args[0].labels >= 0).sum() < 2000  # the sample only
+    assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
+
+
+def test_newton_steps_give_way_to_the_table_where_there_is_no_optimum(rng, monkeypatch):
+    logits = rng.normal(size=(2000, 5))
+    monkeypatch.setattr(scaling, "LARGE", 1)
+    with pytest.warns(UserWarning, match="no temperature between"):
+        fitted = TemperatureScaling().fit(logits, logits.argmax(-1))
+    assert float(fitted.temperature_) == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="row 1500 has NaN"):
+        TemperatureScaling().fit(
+            np.where(np.arange(2000)[:, None] == 1500, np.nan, logits), [0] * 2000
+        )

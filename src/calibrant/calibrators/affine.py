@@ -232,7 +232,7 @@ class MatrixScaling(Regularised):
     When :math:`\lambda` is chosen by cross-validation, so is a third penalty,
     :math:`\frac{\delta}{K} \sum_k (W_{kk} - 1/T)^2` with the temperature :math:`T` that is best
     for all: strong penalties then end in temperature scaling, and a fit that has nothing to gain
-    loses nothing. ODIR leaves the diagonal free, which over-fits where samples per class are few.
+    loses little. ODIR leaves the diagonal free, which over-fits where samples per class are few.
 
     Parameters
     ----------
@@ -521,7 +521,6 @@ def cross_validated(held: Held, penalties: Sequence[FloatArray]) -> int:
     curvature = diagonal_curvature(held, penalties[0].size)
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
-
     parts = np.array_split(np.arange(count), min(cores(held, penalties[0].size), count))
 
     def some(penalty: FloatArray, part: IntArray) -> float:

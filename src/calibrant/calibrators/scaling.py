@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Literal, get_args
 
@@ -9,17 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._checks import FloatArray, warn
-from calibrant._partition import Records
-from calibrant._solve import Solution, minimise_convex, minimise_scalar, minimise_within
+from calibrant._checks import IGNORED, FloatArray, check_some, warn
+from calibrant._partition import LARGEST_GAP, Records, tabulate
+from calibrant._solve import Solution, check_time, minimise_convex, minimise_scalar, minimise_within
+from calibrant._walk import Examples, blocks, explained, on_threads, strips, top_class
 from calibrant.calibrators.base import (
     BOUNDS,
     Claims,
+    Context,
     RecordsCalibrator,
     TemperatureCalibrator,
     check_choice,
 )
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
+
+LARGE = 1 << 23
+"""Numbers in the logits from which on Newton steps over them beat the table."""
+SAMPLE = 1000
+"""Rows that they are started on."""
 
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
@@ -84,6 +92,15 @@ class TemperatureScaling(TemperatureCalibrator):
     def size(self, classes: int) -> int:
         """One parameter."""
         return 1
+
+    def _fit(self, given: Examples, context: Context) -> None:
+        large = given.classes * given.labels.size >= LARGE
+        solution = newton_sharpness(given) if large and self.objective == "nll" else None
+        if solution is None:
+            super()._fit(given, context)
+        else:
+            self.solution_ = solution
+            self._learned(temperature_=np.exp(-solution.x[0]))
 
     def _fit_records(self, records: Records) -> None:
         self.solution_ = best_sharpness(records, self.objective)
@@ -234,3 +251,59 @@ def best_sharpness(records: Records, objective: str = "nll") -> Solution:
     if objective == "nll":
         return minimise_convex(lambda u: float(nll(records, u).gradient.sum()), low, high)
     return minimise_scalar(lambda u: measure(records, u).value, low, high)
+
+
+def newton_sharpness(given: Examples) -> Solution | None:
+    """The log-sharpness with the least NLL, by a few Newton steps over the logits themselves.
+
+    They start at the optimum of a sample of the rows, so two or three steps, each a pass over the
+    logits, reach rounding error: less work than the table. None where they do not.
+    """
+    rows = np.flatnonzero(given.labels != IGNORED)
+    check_some(len(rows))
+    chosen = np.full(given.labels.size, IGNORED)
+    some = rows[:: max(1, len(rows) // SAMPLE)]
+    chosen[some] = given.labels[some]
+    start = best_sharpness(tabulate(given._replace(labels=chosen)))
+    if not start.converged:
+        return None
+    u = float(start.x[0])
+    for step in range(1, 6):
+        check_time()
+        slope, curvature = np.sum(
+            on_threads(partial(_derivatives, given, math.exp(u)), strips(given)), axis=0
+        )
+        move = slope / max(curvature, 1e-12)
+        u -= move
+        if abs(move) > 1 or not BOUNDS[0] < math.exp(-u) < BOUNDS[1]:
+            return None  # far from where a parabola fits, or from any optimum
+        if abs(move) < 1e-4:  # the next step would be the square of this one
+            return Solution(np.array([u]), math.nan, step, True)
+    return None
+
+
+def _derivatives(given: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
+    """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
+    total = np.zeros(2)
+    buffers = torch.empty(2, 0)
+    for block in blocks(given, *strip):
+        size, device = block.logits.numel(), block.logits.device
+        if buffers.shape[1] < size or buffers.device != device:
+            buffers = torch.empty(2, size, device=device)
+        gaps, powers = (buffer[:size].view_as(block.logits) for buffer in buffers)
+        best = block.logits.gather(-1, top_class(block.logits)[:, None])
+        own = (best - block.logits.gather(-1, block.labels[:, None]))[:, 0].double()
+        if not torch.isfinite(own).all():
+            raise explained(given, int(block.number[~torch.isfinite(own).cpu().numpy()][0]))
+        torch.sub(best, block.logits, out=gaps).clamp_(max=LARGEST_GAP)
+        torch.mul(gaps, -b, out=powers).exp_()
+        sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
+        gaps.mul_(gaps).clamp_(max=LARGEST_GAP)
+        sums.append(torch.linalg.vecdot(powers, gaps))
+        mass, first, second = (part.double() for part in sums)
+        mean = first / mass
+        slope = b * (own - mean)
+        bend = slope + b**2 * (second / mass - mean**2)
+        weight = 1.0 if block.weight is None else block.weight.to(device)
+        total += [float((weight * slope).sum()), float((weight * bend).sum())]
+    return total

@@ -7,6 +7,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 
 # Waiting OpenMP threads that spin starve the working ones when cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
+# The same for BLAS, whose threads wake up for every small product.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: demo test check lint types docs bench clean
 .DELETE_ON_ERROR:

@@ -16,7 +16,7 @@ once over the logits; after that a fit costs the same whatever the number of cla
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -280,30 +280,45 @@ def _fill(given: Examples, strip: tuple[int, int], columns: tuple[NDArray[Any], 
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
     density, done = nodes_per_octave(given.classes), 0
+    for found in gap_blocks(given, strip):
+        for column, values in zip(columns, _record(found, density), strict=True):
+            column[done : done + len(values)] = values.cpu().numpy()
+        done += len(found.own_gap)
+
+
+class Gaps(NamedTuple):
+    """The gaps of a block of rows; the buffers are overwritten by the next block."""
+
+    block: Block
+    top: Tensor  # (rows,) class of the largest logit
+    best: Tensor  # (rows, 1) that logit
+    own_gap: Tensor  # (rows,) of the label, float64
+    gaps: Tensor  # (rows, classes) float32
+    scratch: Tensor  # (rows, classes) float32, to compute in
+
+
+def gap_blocks(given: Examples, strip: tuple[int, int]) -> Iterator[Gaps]:
+    """Yield the gaps of every block of a run of rows; a row that has no softmax is refused."""
     # one pair of buffers for all blocks: fresh memory of this size costs more than the sums
     buffers = torch.empty(2, 0)
     for block in blocks(given, *strip):
         size, device = block.logits.numel(), block.logits.device
         if buffers.shape[1] < size or buffers.device != device:
             buffers = torch.empty(2, size, device=device)
-        gaps, powers = (buffer[:size].view_as(block.logits) for buffer in buffers)
-        found = _record(block, given, density, gaps, powers)
-        for column, values in zip(columns, found, strict=True):
-            column[done : done + len(values)] = values.cpu().numpy()
-        done += len(block.labels)
+        gaps, scratch = (buffer[:size].view_as(block.logits) for buffer in buffers)
+        top = top_class(block.logits)
+        best = block.logits.gather(-1, top[:, None])
+        own_gap = (best - block.logits.gather(-1, block.labels[:, None]))[:, 0].double()
+        if not torch.isfinite(own_gap).all():
+            raise explained(given, int(block.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
+        torch.sub(best, block.logits, out=gaps)
+        gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
+        yield Gaps(block, top, best, own_gap, gaps, scratch)
 
 
-def _record(
-    block: Block, given: Examples, density: int, gaps: Tensor, powers: Tensor
-) -> tuple[Tensor, ...]:
+def _record(found: Gaps, density: int) -> tuple[Tensor, ...]:
     """Columns of one block, in the order of :class:`Records`; the buffers are overwritten."""
-    top = top_class(block.logits)
-    best = block.logits.gather(-1, top[:, None])
-    own_gap = (best - block.logits.gather(-1, block.labels[:, None]))[:, 0].double()
-    if not torch.isfinite(own_gap).all():
-        raise explained(given, int(block.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
-    torch.sub(best, block.logits, out=gaps)
-    gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
+    block, top, best, own_gap, gaps, powers = found
     mean_gap, possible = _mean_and_count(gaps, block.logits)
     leading = _smallest(gaps, TOP)
     gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest

@@ -156,10 +156,13 @@ def blocks(given: Examples, start: int, stop: int) -> Iterator[Block]:
     width = 1 if given.one_logit else given.classes
     for first, values in slices(given.logits, width, start, stop):
         number = np.arange(first, first + len(values))
-        block = as_tensor(values)
         kept = given.labels[first : first + len(values)] != IGNORED
-        if not kept.all():
-            number, block = number[kept], block[torch.from_numpy(kept).to(block.device)]
+        if not kept.all():  # before anything is copied
+            number = number[kept]
+            values = values[
+                torch.from_numpy(kept).to(values.device) if isinstance(values, Tensor) else kept
+            ]
+        block = as_tensor(values)
         if given.one_logit:
             block = torch.cat([torch.zeros_like(block), block], dim=-1)
         yield Block(

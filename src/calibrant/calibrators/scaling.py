@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from calibrant._checks import IGNORED, FloatArray, check_some, warn
-from calibrant._partition import LARGEST_GAP, Records, tabulate
+from calibrant._partition import LARGEST_GAP, Records, gap_blocks, tabulate
 from calibrant._solve import Solution, check_time, minimise_convex, minimise_scalar, minimise_within
-from calibrant._walk import Examples, blocks, explained, on_threads, strips, top_class
+from calibrant._walk import Examples, on_threads, strips
 from calibrant.calibrators.base import (
     BOUNDS,
     Claims,
@@ -285,25 +285,15 @@ def newton_sharpness(given: Examples) -> Solution | None:
 def _derivatives(given: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
     """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
     total = np.zeros(2)
-    buffers = torch.empty(2, 0)
-    for block in blocks(given, *strip):
-        size, device = block.logits.numel(), block.logits.device
-        if buffers.shape[1] < size or buffers.device != device:
-            buffers = torch.empty(2, size, device=device)
-        gaps, powers = (buffer[:size].view_as(block.logits) for buffer in buffers)
-        best = block.logits.gather(-1, top_class(block.logits)[:, None])
-        own = (best - block.logits.gather(-1, block.labels[:, None]))[:, 0].double()
-        if not torch.isfinite(own).all():
-            raise explained(given, int(block.number[~torch.isfinite(own).cpu().numpy()][0]))
-        torch.sub(best, block.logits, out=gaps).clamp_(max=LARGEST_GAP)
+    for block, _, _, own_gap, gaps, powers in gap_blocks(given, strip):
         torch.mul(gaps, -b, out=powers).exp_()
         sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
         gaps.mul_(gaps).clamp_(max=LARGEST_GAP)
         sums.append(torch.linalg.vecdot(powers, gaps))
         mass, first, second = (part.double() for part in sums)
         mean = first / mass
-        slope = b * (own - mean)
+        slope = b * (own_gap - mean)
         bend = slope + b**2 * (second / mass - mean**2)
-        weight = 1.0 if block.weight is None else block.weight.to(device)
+        weight = 1.0 if block.weight is None else block.weight.to(mean.device)
         total += [float((weight * slope).sum()), float((weight * bend).sum())]
     return total

@@ -36,6 +36,7 @@ from calibrant._walk import (
     blocks,
     explained,
     on_threads,
+    runs,
     strips,
     top_class,
 )
@@ -113,15 +114,15 @@ class Records:
     @property
     def density(self) -> int:
         """Nodes per octave."""
-        return int(self.table.shape[1] - 1) // OCTAVES
+        return self._last // OCTAVES
 
     @property
     def margin(self) -> FloatArray:
         """Largest logit minus the second, inf where only one class is possible."""
         return self.gaps[:, 1].astype(np.float64)
 
-    def take(self, which: IntArray | BoolArray) -> Records:
-        """The samples of an index or a mask."""
+    def take(self, which: IntArray | BoolArray | slice) -> Records:
+        """The samples of an index, a mask or a slice."""
         columns: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "classes"}
         return replace(self, **{name: values[which] for name, values in columns.items()})
 
@@ -138,13 +139,27 @@ class Records:
         them only the ten leading classes count.
         """
         b = np.broadcast_to(np.asarray(sharpness, dtype=np.float64), (len(self),))
-        last = self.table.shape[1] - 1
+        if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
+            return self._at_one(float(self._position(b[0])))
+        found = np.empty((2, len(self)))
+        for run in runs(len(self)):
+            found[:, run] = self.take(run)._at_each(b[run])
+        return Curve(*found)
+
+    @property
+    def _last(self) -> int:
+        """Number of the last node."""
+        return int(self.table.shape[1] - 1)
+
+    def _position(self, b: Any) -> Any:
+        """Where sharpness lies among the numbers of the nodes."""
         with np.errstate(divide="ignore"):
-            position = np.log2(b / LOWEST) * self.density
-        if np.ndim(sharpness) == 0 and len(self) and 0 <= position[0] <= last:
-            return self._at_one(float(position[0]))
-        value, slope = self._between(np.clip(position, 0, last))
-        for beyond, rule in ((position < 0, _blunt), (position > last, _sharp)):
+            return np.log2(b / LOWEST) * self.density
+
+    def _at_each(self, b: FloatArray) -> Curve:
+        position = self._position(b)
+        value, slope = self._between(np.clip(position, 0, self._last))
+        for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
             if beyond.any():
                 value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])
         return Curve(value, slope)
@@ -159,6 +174,7 @@ class Records:
         return Curve(value, slope * self.density / math.log(2))
 
     def _between(self, position: FloatArray) -> Curve:
+        """The interpolants, one for each sample at its own position."""
         first = self._first(position)
         flat = self.table.reshape(len(self), 2 * self.table.shape[1])
         windows = sliding_window_view(flat, 2 * WINDOW, axis=1)

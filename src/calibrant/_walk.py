@@ -42,6 +42,8 @@ Estimand = Literal["top_label", "binary", "multilabel"]
 
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 23}
 """Elements of logits in a block: two megabytes of float64 stay in a core's cache."""
+RUN = 4096
+"""Samples in a run, where each has some tens of numbers."""
 
 
 class Examples(NamedTuple):
@@ -172,6 +174,11 @@ def blocks(given: Examples, start: int, stop: int) -> Iterator[Block]:
             torch.from_numpy(number % given.columns) if given.estimand == "multilabel" else None,
             number,
         )
+
+
+def runs(count: int) -> list[slice]:
+    """Cut samples into runs whose few numbers each stay in a core's cache."""
+    return [slice(i, i + RUN) for i in range(0, count, RUN)]
 
 
 def slices(

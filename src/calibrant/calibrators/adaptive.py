@@ -21,15 +21,13 @@ from torch.nn import functional as F
 from calibrant._checks import FloatArray, Values, as_values, warn
 from calibrant._partition import TOP, Records, tabulate
 from calibrant._solve import Objective, adam
-from calibrant._walk import Examples, blocks
+from calibrant._walk import Examples, blocks, runs
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context, TemperatureCalibrator, check_choice, check_whole
 from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
 
 FLOOR = 0.1
 """Least temperature of a network: T = softplus(...) + 0.1."""
-ROWS = 4096
-"""Samples that go through the network at a time: their layers fit the cache."""
 
 
 class Indicator(NamedTuple):
@@ -211,15 +209,15 @@ def _network_objective(
     measure: Callable[[FloatArray], objectives.Measured],
 ) -> Objective:
     """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
-    runs = [slice(i, i + ROWS) for i in range(0, len(inputs), ROWS)]
+    pieces = runs(len(inputs))
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)
-        raw = np.concatenate([_activations(layers, inputs[run])[-1][:, 0] for run in runs])
+        raw = np.concatenate([_activations(layers, inputs[run])[-1][:, 0] for run in pieces])
         temperature = np.logaddexp(0, raw) + FLOOR
         value, by_log_sharpness = measure(-np.log(temperature))
         back = -by_log_sharpness * expit(raw) / temperature
-        parts = [_back(layers, inputs[run], back[run, None]) for run in runs]
+        parts = [_back(layers, inputs[run], back[run, None]) for run in pieces]
         return value, np.sum(parts, axis=0)
 
     return value_and_gradient

@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrant._checks import BoolArray, FloatArray
 from calibrant._partition import Curve, Records
+from calibrant._walk import runs
 from calibrant.metrics.binned import ece as binned_ece
 
 LogSharpness: TypeAlias = float | FloatArray
@@ -140,18 +141,23 @@ def binned_gaps(
     confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
 ) -> tuple[float, FloatArray]:
     """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
-    part = memberships(confidence, sigma)
     gap = confidence - outcome
-    mass, total = part @ share, part @ (share * gap)
+    parts = [memberships(confidence[run], sigma) for run in runs(len(confidence))]
+    together = list(zip(runs(len(confidence)), parts, strict=True))
+    weighed = np.stack([share, share * gap], axis=1)
+    mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
     mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
     root = np.sqrt(mean**2 + delta**2)
     pull = np.divide(mean, root, out=np.zeros(BINS), where=root > 0)
     rest = root - delta - mean * pull
     # d part / d confidence = part * (centre - mean centre of the sample) / sigma^2
-    sums = np.stack([CENTRES, rest, CENTRES * rest, pull, CENTRES * pull]) @ part
-    own, at_rest, far_rest, at_pull, far_pull = sums
-    moved = far_rest - own * at_rest + gap * (far_pull - own * at_pull)
-    return float(mass @ (root - delta)), share * (moved / sigma**2 + at_pull)
+    factors = np.stack([CENTRES, rest, CENTRES * rest, pull, CENTRES * pull])
+    gradient = np.empty(len(confidence))
+    for run, part in together:
+        own, at_rest, far_rest, at_pull, far_pull = factors @ part
+        moved = far_rest - own * at_rest + gap[run] * (far_pull - own * at_pull)
+        gradient[run] = share[run] * (moved / sigma**2 + at_pull)
+    return float(mass @ (root - delta)), gradient
 
 
 def _pointwise(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -80,8 +80,8 @@ class Calibrator(nn.Module):
         How the search of the last fit ended.
     """
 
-    keeps_argmax: ClassVar[bool] = False
-    monotone: ClassVar[bool] = False
+    keeps_argmax: bool = False
+    monotone: bool = False
     needs_features: bool = False
 
     classes_: Tensor

@@ -66,6 +66,8 @@ class OddsCalibrator(RecordsCalibrator):
     Subclasses write ``_fit_odds``, ``_odds`` and ``_record_odds``.
     """
 
+    tempered: bool = True
+    """Whether the logits are divided by the best single temperature first."""
     temperature_: Tensor
 
     def _fit_odds(self, records: Records) -> None:
@@ -81,7 +83,8 @@ class OddsCalibrator(RecordsCalibrator):
         raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
-        self._learned(temperature_=np.exp(-best_sharpness(records).x[0]))
+        sharpness = best_sharpness(records).x[0] if self.tempered else 0.0
+        self._learned(temperature_=np.exp(-sharpness))
         self._fit_odds(records)
 
     def claims(self, records: Records) -> Claims:
@@ -94,11 +97,16 @@ class OddsCalibrator(RecordsCalibrator):
         # logits of the runners-up and of the label, before the argmax is seen to
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
         next_best = np.minimum(-b * gaps - (rest + odds)[:, None], CERTAIN)
-        own = np.minimum(-b * records.own_gap - rest - odds, 0)
+        own = -b * records.own_gap - rest - odds
         own = np.where(records.own_gap == 0, 0.0, own)  # what ties with the top stays level
+        if not self.keeps_argmax:
+            return Claims(expit(odds), np.logaddexp(0, -odds) - own)
         lifted = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
+        # no class can have more than the top one, those beyond the ninth runner-up included
+        others = np.exp(-odds) - np.exp(next_best).sum(1)
+        lifted += np.maximum(others - np.maximum(records.possible - 1 - gaps.shape[1], 0), 0)
         total = np.log1p(np.maximum(np.exp(-odds) - lifted, 0))
-        return Claims(np.exp(-total), total - own)
+        return Claims(np.exp(-total), total - np.minimum(own, 0))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
@@ -115,7 +123,41 @@ def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
     return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
 
 
-class OddsScaling(OddsCalibrator):
+class TopLabelMap(OddsCalibrator):
+    """New log-odds for the top class as a function of the old ones alone.
+
+    Subclasses write ``_fit_map`` and ``_map``. Log-odds stand for confidences, which they are in
+    one-to-one relation with: near 1 a confidence has no digits left to tell samples apart.
+    """
+
+    def __init__(self, *, keep_argmax: bool = True) -> None:
+        super().__init__()
+        self.keep_argmax = keep_argmax
+        self.keeps_argmax = self.monotone = keep_argmax
+        self._learned(temperature_=1.0)
+
+    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+        """Learn from log-odds of the top class, outcomes and weights, each ``(n,)``."""
+        raise NotImplementedError
+
+    def _map(self, odds: Tensor) -> Tensor:
+        """New log-odds of the same shape."""
+        raise NotImplementedError
+
+    def _fit_odds(self, records: Records) -> None:
+        odds = record_odds(records, 1 / float(self.temperature_))
+        self._fit_map(odds, records.correct, records.weight)
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        before = record_odds(records, 1 / float(self.temperature_))
+        found = self._map(torch.from_numpy(before).to(self.temperature_.device))
+        return np.asarray(found.cpu().numpy())
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        return self._map(top_odds(logits / self.temperature_.to(logits.dtype)))
+
+
+class OddsScaling(TopLabelMap):
     r"""A temperature, then a rising broken line for the log-odds of the top class.
 
     .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
@@ -161,7 +203,7 @@ class OddsScaling(OddsCalibrator):
             raise ValueError(f"knots must be at least 1, got {knots}")
         self.objective = objective
         self.knots = knots
-        self._learned(temperature_=1.0, knots_=torch.zeros(knots), line_=self._straight())
+        self._learned(knots_=torch.zeros(knots), line_=self._straight())
 
     def _straight(self) -> FloatArray:
         """The line that changes nothing."""
@@ -171,19 +213,18 @@ class OddsScaling(OddsCalibrator):
         """Slopes, offset and the temperature."""
         return self.knots + 3
 
-    def _fit_odds(self, records: Records) -> None:
-        odds = record_odds(records, 1 / float(self.temperature_))
-        share = records.weight / records.weight.sum()
+    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+        share = weight / weight.sum()
         self._learned(knots_=self._place(odds, share))
-        weight = float(self.objective == "both")
+        calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
-            _confidence_objective(self._inputs(odds), records.correct, share, weight),
+            _confidence_objective(self._inputs(odds), correct, share, calibration),
             self._straight(),
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
         if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
             warn(
-                f"{type(self).__name__} found no optimum for these {len(records):,} samples and "
+                f"{type(self).__name__} found no optimum for these {len(odds):,} samples and "
                 "stopped at its bounds; are all of them right, or all wrong?"
             )
         self._learned(line_=self.solution_.x)
@@ -208,14 +249,9 @@ class OddsScaling(OddsCalibrator):
         basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device))
         return np.concatenate([basis.cpu().numpy(), np.ones((len(odds), 1))], axis=1)
 
-    def _record_odds(self, records: Records) -> FloatArray:
-        before = record_odds(records, 1 / float(self.temperature_))
-        return np.asarray(self._inputs(before) @ self.line_.double().cpu().numpy())
-
-    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
-        before = top_odds(logits / self.temperature_.to(logits.dtype))
-        line = self.line_.to(logits.dtype)
-        return (self._basis(before) @ line[:-1] + line[-1])[..., None]
+    def _map(self, odds: Tensor) -> Tensor:
+        line = self.line_.to(odds.dtype)
+        return self._basis(odds[..., None]) @ line[:-1] + line[-1]
 
 
 class Blend(OddsCalibrator):

@@ -1,0 +1,81 @@
+"""Piecewise maps: where a value lies among sorted edges, and the line between two of them.
+
+Written with operations that every export format has; ``torch.searchsorted`` is not among them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BEYOND = 3e38
+"""Stands for infinity in rows of edges that are filled up: learned values are kept finite."""
+
+
+def place(values: Tensor, edges: Tensor) -> Tensor:
+    """Number of edges below each value: the place of its bin ``(low, high]``.
+
+    Parameters
+    ----------
+    values : (...), or (..., classes) where every class has edges of its own
+    edges : (m,) or (classes, m)
+        Sorted; short rows are filled up with ``BEYOND``.
+
+    Examples
+    --------
+    >>> place(torch.tensor([0.1, 0.5, 0.7]), torch.tensor([0.2, 0.5]))
+    tensor([0, 1, 2])
+    """
+    width, flat = edges.shape[-1], edges.to(values.dtype).reshape(-1)
+    below = torch.zeros_like(values, dtype=torch.int64)
+    step = 1 << width.bit_length() >> 1
+    while step:
+        ahead = below + step
+        edge = flat[_row(edges) + ahead.clamp(max=width) - 1]
+        below = torch.where((ahead <= width) & (edge < values), ahead, below)
+        step >>= 1
+    return below
+
+
+def at_place(table: Tensor, index: Tensor) -> Tensor:
+    """Entry of a table ``(m,)``, or of the row of each class ``(classes, m)``.
+
+    >>> at_place(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1], [1, 1]]))
+    tensor([[1., 4.],
+            [2., 4.]])
+    """
+    return table.reshape(-1)[_row(table) + index]
+
+
+def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The broken line through points, level beyond the first and the last of them.
+
+    Parameters
+    ----------
+    values : (...), or (..., classes)
+    x, y : (m,) or (classes, m)
+        Points, ``x`` sorted. Short rows repeat their last point.
+
+    Examples
+    --------
+    >>> x, y = torch.tensor([[0.0, 1.0], [2.0, 4.0]])
+    >>> interpolate(torch.tensor([-1.0, 0.5, 9.0]), x, y)
+    tensor([2., 3., 4.])
+    """
+    x, y = x.to(values.dtype), y.to(values.dtype)
+    last = x.shape[-1] - 1
+    after = place(values, x).clamp(min(1, last), last)
+    before = (after - 1).clamp(min=0)
+    low, high = at_place(x, before), at_place(x, after)
+    width = high - low
+    share = ((values - low) / torch.where(width > 0, width, 1)).clamp(0, 1)
+    # where two points share their x, values beyond take the later one
+    share = torch.where(width > 0, share, (values > low).to(values.dtype))
+    return torch.lerp(at_place(y, before), at_place(y, after), share)
+
+
+def _row(table: Tensor) -> Tensor | int:
+    """Where the row of each class begins in the flat table."""
+    if table.ndim == 1:
+        return 0
+    return torch.arange(table.shape[0], device=table.device) * table.shape[1]

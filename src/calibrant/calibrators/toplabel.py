@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from scipy.special import expit
+from scipy.special import expit, ndtr
 from torch import Tensor
 
 from calibrant._checks import BoolArray, FloatArray, warn
-from calibrant._partition import LARGEST_GAP, Records
+from calibrant._partition import LARGEST_GAP, LEAST_REST, TOP, Records
 from calibrant._solve import Objective, minimise_within
 from calibrant.calibrators.adaptive import SMART
 from calibrant.calibrators.base import Claims, RecordsCalibrator, check_choice
@@ -90,27 +90,46 @@ class OddsCalibrator(RecordsCalibrator):
     def claims(self, records: Records) -> Claims:
         """Confidence and negative log-likelihood of each sample after calibration.
 
-        Exact where no more than nine classes would have to be held below the top one.
+        Exact where no more than nine classes would have to be held below the top one, and close
+        to it elsewhere.
         """
         b, odds = 1 / float(self.temperature_), self._record_odds(records)
-        rest = records.log_rest(b).value
-        # logits of the runners-up and of the label, before the argmax is seen to
-        gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
-        next_best = np.minimum(-b * gaps - (rest + odds)[:, None], CERTAIN)
-        own = -b * records.own_gap - rest - odds
-        own = np.where(records.own_gap == 0, 0.0, own)  # what ties with the top stays level
+        rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
+        own = np.where(records.own_gap == 0, 0.0, rise - b * records.own_gap)  # ties stay level
         if not self.keeps_argmax:
             return Claims(expit(odds), np.logaddexp(0, -odds) - own)
-        lifted = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
-        # no class can have more than the top one, those beyond the ninth runner-up included
-        others = np.exp(-odds) - np.exp(next_best).sum(1)
-        lifted += np.maximum(others - np.maximum(records.possible - 1 - gaps.shape[1], 0), 0)
-        total = np.log1p(np.maximum(np.exp(-odds) - lifted, 0))
+        gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
+        next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
+        above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
+        mass = np.exp(-odds) - above
+        deep = next_best[:, -1] > 0  # even the last runner-up that is known is above the top
+        if deep.any():
+            rest = _held_rest(records.take(deep), b, rise[deep])
+            mass[deep] = np.minimum(np.exp(next_best[deep]), 1).sum(1) + rest
+        total = np.log1p(np.maximum(mass, 0))
         return Claims(np.exp(-total), total - np.minimum(own, 0))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
         return with_log_odds(tempered, self._odds(logits, top))
+
+
+def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
+    r"""Sum of :math:`\min(e^{r - b d_k}, 1)` over the classes beyond the leading ten, ``(n,)``.
+
+    Their gaps :math:`d_k` are taken for normal with the mean and the mean of :math:`e^{-b d_k}`
+    that they have: rows in which so many classes are close are those of a model that knows
+    nothing.
+    """
+    gaps = np.minimum(records.gaps.astype(np.float64), LARGEST_GAP)
+    count = np.maximum(records.possible - TOP, 1)
+    gap = (records.mean_gap * records.possible - gaps.sum(1)) / count
+    known = np.exp(-b * gaps).sum(1)
+    mass = np.maximum(np.exp(records.log_partition(b).value) - known, LEAST_REST) / count
+    spread = np.sqrt(np.maximum(2 * (np.log(mass) + b * gap), 1e-12))
+    middle = rise - b * gap
+    below = mass * np.exp(rise) * ndtr(-middle / spread - spread)
+    return np.where(records.possible > TOP, count * (below + ndtr(middle / spread)), 0.0)
 
 
 def top_odds(logits: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Train by the papers' recipes and tabulate what comes out."""

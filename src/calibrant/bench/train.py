@@ -1,0 +1,365 @@
+"""Train image networks by the recipe of the papers, and write what they predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calibrant.bench.images import Part, Parts
+from calibrant.bench.networks import NETWORKS, Network
+from calibrant.data import save_predictions
+from calibrant.losses import LOSSES
+from calibrant.losses.fedlas import FeDLaS
+from calibrant.losses.focal import AdaFocal
+
+Told = Callable[[int, int], object]
+"""Told (epochs done, epochs in all)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained; the defaults are those of the papers.
+
+    Attributes
+    ----------
+    network, loss : str
+        Names from ``NETWORKS`` and ``LOSSES``.
+    loss_options : dict
+    epochs : int
+    milestones : tuple of float
+        Shares of the epochs after which the learning rate is divided by ten.
+    batch : int
+    rate, momentum, decay : float
+        Of stochastic gradient descent.
+    clip : float
+        Largest norm of the gradient of the network.
+    augment : bool
+        Shift by up to four pixels and mirror.
+    seed : int
+    half : bool
+        Compute in bfloat16 where that keeps precision.
+    compiled : bool
+        Compile the network first.
+    """
+
+    network: str = "resnet18"
+    loss: str = "ce"
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 350
+    milestones: tuple[float, ...] = (150 / 350, 250 / 350)
+    batch: int = 128
+    rate: float = 0.1
+    momentum: float = 0.9
+    decay: float = 5e-4
+    clip: float = 2.0
+    augment: bool = True
+    seed: int = 0
+    half: bool = False
+    compiled: bool = False
+
+    def rate_at(self, epoch: int) -> float:
+        """Learning rate of an epoch, counted from 0."""
+        passed = sum(epoch >= round(share * self.epochs) for share in self.milestones)
+        return self.rate * 0.1**passed
+
+
+class Outputs(NamedTuple):
+    """What a network says about images, on the CPU in float32."""
+
+    logits: Tensor
+    features: Tensor
+    labels: Tensor
+
+
+class _Both(nn.Module):
+    """Logits and features in one call, which wrappers for speed and for several ranks want."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.network.features(images)
+        return self.network.last(features), features
+
+
+class Trainer:
+    """One network, one loss, one set of images; can stop after any epoch and go on later.
+
+    Parameters
+    ----------
+    parts : Parts
+    classes : int
+    recipe : Recipe
+    folder : path
+        Holds the checkpoint, the log and, at the end, the predictions.
+    device : str, optional
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        classes: int,
+        recipe: Recipe,
+        folder: str | os.PathLike[str],
+        device: str | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.folder = Path(folder)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.manual_seed(recipe.seed)
+        channels = parts.train.images.shape[1]
+        network = NETWORKS[recipe.network](classes=classes, channels=channels)
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs miss it
+        self.loss = make_loss(recipe, classes, len(parts.train.labels)).to(self.device)
+        self.parts = {name: _on_device(part, self.device) for name, part in parts._asdict().items()}
+        pixels = parts.train.images.astype(np.float32) / 255
+        shape = (1, channels, 1, 1)
+        self.mean = torch.tensor(pixels.mean((0, 2, 3))).reshape(shape).to(self.device)
+        self.deviation = torch.tensor(pixels.std((0, 2, 3))).reshape(shape).to(self.device)
+        self.optimiser = torch.optim.SGD(
+            [*self.network.parameters(), *self.loss.parameters()],
+            lr=recipe.rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.decay,
+        )
+        both = _Both(self.network)
+        self.both = torch.compile(both) if recipe.compiled else both
+        self.epoch = 0
+        self.best = -1.0
+        self.signs: Tensor | None = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.checkpoint.exists():
+            self._resume()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where a run that was stopped goes on from."""
+        return self.folder / "checkpoint.pt"
+
+    def run(self, progress: Told | None = None) -> None:
+        """Train to the end; every epoch is logged and kept."""
+        while self.epoch < self.recipe.epochs:
+            start = time.perf_counter()
+            found = self._train_epoch()
+            val = self.outputs("val")
+            found["val_accuracy"] = _accuracy(val)
+            if isinstance(self.loss, AdaFocal):
+                self.loss.observe(val.logits.to(self.device), val.labels.to(self.device))
+            self.epoch += 1
+            if found["val_accuracy"] > self.best:
+                self.best = found["val_accuracy"]
+                _write(self.folder / "best.pt", self.network.state_dict())
+            self._log({"epoch": self.epoch, **found, "seconds": time.perf_counter() - start})
+            self._save()
+            if progress is not None:
+                progress(self.epoch, self.recipe.epochs)
+
+    def _train_epoch(self) -> dict[str, float]:
+        recipe, train = self.recipe, self.parts["train"]
+        # of the epoch alone, so that a run that goes on later takes the same steps
+        random = torch.Generator().manual_seed(1_000_003 * recipe.seed + self.epoch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = recipe.rate_at(self.epoch)
+        self.network.train()
+        self.loss.train()
+        total, gate = torch.zeros((), device=self.device), _Gate(self.loss, len(train.labels))
+        order = torch.randperm(len(train.labels), generator=random).to(self.device)
+        for index in order.split(recipe.batch):
+            images = self._scaled(train.images[index])
+            if recipe.augment:
+                images = augmented(images, random)
+            with self._precision():
+                logits, features = self.both(images)
+            loss = self.loss(logits, train.labels[index], features, index)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
+            self.optimiser.step()
+            total += loss.detach() * len(index)
+            gate.see(index)
+        value = float(total) / len(order)
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the loss became {value} in epoch {self.epoch + 1}")
+        figures = gate.figures(self.signs)
+        self.signs = gate.signs
+        return {"loss": value, "rate": recipe.rate_at(self.epoch), **figures}
+
+    @torch.no_grad()
+    def outputs(self, name: str | Part, size: int = 1000) -> Outputs:
+        """Logits and features of a part, or of other images of the same shape."""
+        part = self.parts[name] if isinstance(name, str) else _on_device(name, self.device)
+        self.network.eval()
+        logits, features = [], []
+        for start in range(0, len(part.labels), size):
+            with self._precision():
+                found = _Both(self.network)(self._scaled(part.images[start : start + size]))
+            logits.append(found[0].float().cpu())
+            features.append(found[1].float().cpu())
+        return Outputs(torch.cat(logits), torch.cat(features), part.labels.cpu())
+
+    def use_best(self) -> None:
+        """Take the weights with the best validation accuracy."""
+        state = torch.load(self.folder / "best.pt", map_location=self.device, weights_only=True)
+        self.network.load_state_dict(state)
+
+    def predictions(self, others: Mapping[str, Part] | None = None) -> dict[str, Any]:
+        """Arrays of a prediction file: val, test and other splits, and the last layer."""
+        arrays: dict[str, Any] = {}
+        wanted: dict[str, str | Part] = {"val": "val", "test": "test", **(others or {})}
+        for name, part in wanted.items():
+            found = self.outputs(part)
+            arrays[f"{name}_logits"] = found.logits.numpy()
+            arrays[f"{name}_labels"] = found.labels.numpy()
+            arrays[f"{name}_features"] = found.features.half().numpy()
+        arrays["weight"] = self.network.last.weight.detach().cpu().numpy()
+        arrays["bias"] = self.network.last.bias.detach().cpu().numpy()
+        return arrays
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if not self.recipe.half:
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def _scaled(self, images: Tensor) -> Tensor:
+        scaled = (images.float() / 255 - self.mean) / self.deviation
+        return scaled.contiguous(memory_format=torch.channels_last)
+
+    def _log(self, row: dict[str, float]) -> None:
+        path = self.folder / "log.csv"
+        fresh = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            if fresh:
+                writer.writeheader()
+            writer.writerow({k: f"{v:.6g}" for k, v in row.items()})
+
+    def _save(self) -> None:
+        state = {
+            "epoch": self.epoch,
+            "best": self.best,
+            "network": self.network.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "signs": self.signs,
+        }
+        _write(self.checkpoint, state)
+
+    def _resume(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        self.network.load_state_dict(state["network"])
+        self.loss.load_state_dict(state["loss"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.epoch, self.best, self.signs = state["epoch"], state["best"], state["signs"]
+
+
+class _Tensors(NamedTuple):
+    images: Tensor
+    labels: Tensor
+
+
+def _on_device(part: Part, device: torch.device) -> _Tensors:
+    return _Tensors(*(torch.as_tensor(values).to(device) for values in part))
+
+
+def _write(path: Path, state: Any) -> None:
+    """Write to a temporary name first: a kill leaves the old file or the new one."""
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
+
+
+def _accuracy(found: Outputs) -> float:
+    return float((found.logits.argmax(-1) == found.labels).double().mean())
+
+
+def make_loss(recipe: Recipe, classes: int, samples: int) -> nn.Module:
+    """The loss of a recipe; some need to know the number of classes or of examples."""
+    needed = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
+    needed["crl"] = {"samples": samples}
+    return LOSSES[recipe.loss](**{**needed.get(recipe.loss, {}), **recipe.loss_options})
+
+
+def augmented(images: Tensor, random: torch.Generator, shift: int = 4) -> Tensor:
+    """Shift every image by up to ``shift`` pixels and mirror half of them, ``(n, c, h, w)``."""
+    count, _, height, width = images.shape
+    down, right = (
+        torch.randint(0, 2 * shift + 1, (count, 1), generator=random).to(images.device)
+        for _ in range(2)
+    )
+    mirrored = (torch.rand((count, 1), generator=random) < 0.5).to(images.device)
+    rows = down + torch.arange(height, device=images.device)
+    columns = torch.arange(width, device=images.device).expand(count, width)
+    columns = right + torch.where(mirrored, columns.flip(-1), columns)
+    padded = F.pad(images, (shift,) * 4)
+    which = torch.arange(count, device=images.device)[:, None, None]
+    found = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]
+    return found.permute(0, 3, 1, 2)
+
+
+class _Gate:
+    """What the gate of FeDLaS does in an epoch; nothing for other losses."""
+
+    def __init__(self, loss: nn.Module, samples: int) -> None:
+        self.loss = loss if isinstance(loss, FeDLaS) else None
+        self.signs: Tensor | None = None
+        if self.loss is not None:
+            device = self.loss.mean_.device
+            self.signs = torch.zeros(samples, dtype=torch.int8, device=device)
+            self.lowered = torch.zeros((), device=device)
+            self.ratio = torch.zeros((), device=device)
+
+    def see(self, index: Tensor) -> None:
+        """Note the gate's answers about the last batch."""
+        if self.loss is None or self.signs is None:
+            return
+        signs, weights = self.loss.last
+        self.signs[index] = signs.to(torch.int8)
+        self.lowered += (weights < self.loss.alpha).sum()
+        self.ratio += weights.sum() / self.loss.alpha
+
+    def figures(self, before: Tensor | None) -> dict[str, float]:
+        """Shares of the samples, and how many changed their sign since the last epoch."""
+        if self.loss is None or self.signs is None:
+            return {}
+        count = len(self.signs)
+        flips = math.nan if before is None else float((self.signs != before).float().mean())
+        return {
+            "gate_positive": float((self.signs > 0).float().mean()),
+            "gate_flips": flips,
+            "smoothing_lowered": float(self.lowered) / count,
+            "smoothing_ratio": float(self.ratio) / count,
+        }
+
+
+def train(
+    parts: Parts,
+    classes: int,
+    recipe: Recipe,
+    folder: str | os.PathLike[str],
+    *,
+    others: Mapping[str, Part] | None = None,
+    device: str | None = None,
+    progress: Told | None = None,
+) -> Path:
+    """Train to the end and write ``predictions.npz`` and ``recipe.json`` into the folder."""
+    trainer = Trainer(parts, classes, recipe, folder, device)
+    trainer.run(progress)
+    trainer.use_best()
+    target = Path(folder) / "predictions.npz"
+    save_predictions(target, trainer.predictions(others))
+    (Path(folder) / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
+    return target

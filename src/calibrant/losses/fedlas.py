@@ -1,0 +1,180 @@
+r"""FeDLaS: label smoothing whose weight follows the norm of each example's features."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.losses.base import batch_of
+from calibrant.losses.smoothing import beyond_margin, mixed, towards_uniform
+
+
+class FeDLaS(nn.Module):
+    r"""Feature-norm driven label smoothing with a learned two-way gate.
+
+    The :math:`L_1` norm :math:`n_i` of the features before the last layer says how sure the
+    network is of an example; standardised by moving figures of the batches it is
+
+    .. math:: \gamma_i = \frac{n_i - \mu}{\sigma + 10^{-3}}, \qquad
+        \mu \leftarrow \theta \hat m + (1 - \theta) \mu, \quad
+        \sigma \leftarrow \theta \hat s + (1 - \theta) \sigma .
+
+    A gate, a small network of the logits, gives a sign :math:`\psi_i`, and each example is
+    smoothed by
+
+    .. math:: \alpha_i = 2 \alpha\,\mathrm{sigmoid}(\beta \psi_i \gamma_i) \in (0, 2 \alpha), \qquad
+        L = \operatorname{mean}_i \bigl[(1 - \alpha_i) \mathrm{CE}_i + \alpha_i R_i\bigr],
+
+    where :math:`R` is the cross-entropy of the uniform distribution (``base="ls"``) or the excess
+    over a margin (``base="mbls"``, mean over classes). Norms and logits enter detached: the
+    backbone gets no gradient through the weight. The sign passes the gradient on unchanged, so
+    the gate learns; put its parameters into the same optimiser. It is not needed at inference.
+
+    What the gate learns: its gradient asks for less smoothing of an example wherever
+    :math:`R_i > \mathrm{CE}_i`, which holds for nearly every example once the network fits. It is a
+    learned reducer of smoothing, not a detector of over-confidence.
+
+    Parameters
+    ----------
+    classes : int
+    base : {"ls", "mbls"}
+    alpha : float, optional
+        Mean strength; 0.05 for ``ls`` and 0.1 for ``mbls`` by default.
+    beta : float, optional
+        How much the norm matters; 4 for ``ls`` and 0.5 for ``mbls`` by default. 0 gives plain
+        smoothing.
+    theta : float
+        Weight of the current batch in the moving figures.
+    margin : float
+        Of ``mbls``.
+
+    Attributes
+    ----------
+    mean_, deviation_ : scalar Tensors
+        Moving figures of the norm. The first batch sets them; they are the same on all ranks.
+    last : pair of Tensors
+        Signs and weights of the last batch, each ``(n,)``.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> loss = FeDLaS(classes=3)
+    >>> logits, features = torch.randn(8, 3), torch.randn(8, 16)
+    >>> loss(logits, torch.zeros(8, dtype=torch.long), features).shape
+    torch.Size([])
+    """
+
+    needs_features = True
+
+    mean_: Tensor
+    deviation_: Tensor
+    started_: Tensor
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        base: Literal["ls", "mbls"] = "ls",
+        alpha: float | None = None,
+        beta: float | None = None,
+        theta: float = 0.5,
+        margin: float = 6.0,
+    ) -> None:
+        super().__init__()
+        if base not in ("ls", "mbls"):
+            raise ValueError(f"base must be ls or mbls, got {base!r}")
+        if not 0 < theta <= 1:
+            raise ValueError(f"theta must be above 0 and at most 1, got {theta}")
+        if classes < 2:
+            raise ValueError(f"classes must be at least 2, got {classes}")
+        usual = {"ls": (0.05, 4.0), "mbls": (0.1, 0.5)}[base]
+        self.base = base
+        self.alpha = usual[0] if alpha is None else alpha
+        self.beta = usual[1] if beta is None else beta
+        self.theta = theta
+        self.margin = margin
+        hidden = max(classes // 2, 1)
+        self.gate = nn.Sequential(
+            nn.Linear(classes, hidden), nn.LeakyReLU(0.01), nn.Linear(hidden, 2)
+        )
+        self.last = (torch.zeros(0), torch.zeros(0))
+        for name, value in (("mean_", 0.0), ("deviation_", 1.0), ("started_", 0.0)):
+            self.register_buffer(name, torch.tensor(value))
+
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss of a batch.
+
+        Parameters
+        ----------
+        logits : (..., classes)
+        labels : (...) integers, -100 ignored
+        features : (..., width)
+            Inputs of the last layer.
+        """
+        batch = batch_of(logits, labels)
+        weight = self.weights(logits, self._checked(features, batch.logits, labels), batch.mask)
+        penalty = towards_uniform(batch) if self.base == "ls" else beyond_margin(batch, self.margin)
+        return batch.mean(mixed(-batch.own, penalty, weight))
+
+    def weights(self, logits: Tensor, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        r"""Smoothing :math:`\alpha_i` of each example, flat ``(n,)``.
+
+        In training mode the moving figures take in this batch first.
+        """
+        norm = features.detach().reshape(-1, features.shape[-1]).float().abs().sum(-1)
+        if self.training:
+            self._take_in(norm, torch.ones_like(norm) if mask is None else mask.to(norm))
+        surprise = (norm - self.mean_) / (self.deviation_ + 1e-3)
+        signs = self.signs(logits)
+        weights = 2 * self.alpha * (self.beta * signs * surprise).sigmoid()
+        self.last = (signs.detach(), weights.detach())
+        return weights
+
+    def signs(self, logits: Tensor) -> Tensor:
+        r"""The gate's :math:`\psi_i`, flat ``(n,)``: a sign whose gradient is the identity."""
+        rows = logits.detach().reshape(-1, logits.shape[-1]).to(next(self.gate.parameters()).dtype)
+        with torch.autocast(rows.device.type, enabled=False):
+            first, second = self.gate(rows).softmax(-1).unbind(-1)
+        lead = second - first
+        passed: Tensor = lead + (lead.sign() - lead).detach()
+        return passed
+
+    @torch.no_grad()
+    def _take_in(self, norm: Tensor, mask: Tensor) -> None:
+        sums = torch.stack([mask.sum(), (mask * norm).sum(), (mask * norm.square()).sum()])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+        count, total, squares = sums.double()
+        mean = total / count.clamp(min=1)
+        # a batch of one example has no deviation of its own
+        spread = (squares - count * mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
+        share = torch.where(self.started_ > 0, self.theta, 1.0) * (count > 0)
+        self.mean_.lerp_(mean.float(), share)
+        self.deviation_.lerp_(spread.sqrt().float(), share * (count > 1))
+        self.started_.copy_(torch.maximum(self.started_, (count > 0).float()))
+
+    def _checked(self, features: Tensor | None, logits: Tensor, labels: Tensor) -> Tensor:
+        if features is None:
+            raise ValueError(
+                "FeDLaS needs features: call loss(logits, labels, features) with the inputs of "
+                "the last layer, one row for each row of logits"
+            )
+        if features.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"features must be (..., width) beside labels {tuple(labels.shape)}, got "
+                f"{tuple(features.shape)}"
+            )
+        wanted = self.gate[0].in_features
+        if logits.shape[-1] != wanted:
+            raise ValueError(
+                f"this FeDLaS was made for {wanted} classes, got logits of {logits.shape[-1]}"
+            )
+        return features

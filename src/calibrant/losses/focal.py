@@ -1,0 +1,165 @@
+r"""Losses that weigh examples by how sure the model is of the label."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from calibrant._checks import Values
+from calibrant.losses.base import Batch, at, batch_of, log_others, shaped
+
+
+def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0) -> Tensor:
+    r"""Focal loss of each example, :math:`-(1 - p_y)^\gamma \log p_y` (Mukhoti et al. 2020).
+
+    The power is taken of :math:`\log(1 - p_y)` over the other classes, so that gradients are
+    finite for every ``gamma`` and every logit. ``gamma=0`` is cross-entropy.
+
+    Parameters
+    ----------
+    logits : (..., classes)
+    labels : (...) integers, -100 ignored
+    gamma : float, at least 0
+
+    Returns
+    -------
+    (...)
+
+    Examples
+    --------
+    >>> focal(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), gamma=1.0)
+    tensor([0.3466])
+    """
+    _check_gamma(gamma)
+    batch = batch_of(logits, labels)
+    return shaped(_focal(batch, gamma), batch, labels)
+
+
+def flsd(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Focal loss with :math:`\gamma = 5` where :math:`p_y < 0.2` and 3 elsewhere (FLSD-53).
+
+    Examples
+    --------
+    >>> flsd(torch.tensor([[0.0, 3.0], [0.0, 0.0]]), torch.tensor([0, 0]))
+    tensor([2.3911, 0.0866])
+    """
+    batch = batch_of(logits, labels)
+    gamma = torch.where(batch.own.detach().exp() < 0.2, 5.0, 3.0)
+    return shaped(_focal(batch, gamma), batch, labels)
+
+
+def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
+    r"""Dual focal loss, :math:`-(1 - p_y + p_j)^\gamma \log p_y` (Tao et al. 2023).
+
+    :math:`p_j` is the largest probability that is below :math:`p_y`, 0 where there is none;
+    gradients go through it.
+
+    Examples
+    --------
+    >>> dual_focal(torch.tensor([[0.0, 0.0, -1.0]]), torch.tensor([0]), gamma=1.0)
+    tensor([0.6319])
+    """
+    _check_gamma(gamma)
+    batch = batch_of(logits, labels)
+    log_probs, own = batch.log_probs, batch.own
+    lower = log_probs < own[:, None]
+    below = log_probs.masked_fill(~lower, -torch.inf)
+    # for a label that is the least likely nothing is below; any finite stand-in will do there
+    some = lower.any(-1)
+    runner_up = at(log_probs, torch.where(some, below.argmax(-1), batch.labels))
+    others = log_others(log_probs, batch.labels)
+    base = torch.where(some, torch.logaddexp(others, runner_up), others)
+    return shaped(-(gamma * base).exp() * own, batch, labels)
+
+
+def _focal(batch: Batch, gamma: float | Tensor) -> Tensor:
+    return -(gamma * log_others(batch.log_probs, batch.labels)).exp() * batch.own
+
+
+def _check_gamma(gamma: float) -> None:
+    if gamma < 0:
+        raise ValueError(f"gamma must be at least 0, got {gamma}")
+
+
+class AdaFocal(nn.Module):
+    r"""Focal loss whose exponents follow the calibration of a validation set (Ghosh et al. 2022).
+
+    Bins of equal mass hold the validation confidences; call :meth:`observe` with validation
+    logits after each epoch. With the gap of confidence over accuracy :math:`e_b` of a bin
+
+    .. math:: \gamma_b \leftarrow \gamma_b\, e^{\lambda e_b} \quad (\gamma_b > 0), \qquad
+        \gamma_b \leftarrow \gamma_b\, e^{-\lambda e_b} \quad (\gamma_b < 0),
+
+    a bin whose :math:`|\gamma|` falls below 0.2 changes sign, and the loss of an example whose
+    true-class probability lies in the bin is :math:`-(1 - p_y)^{\gamma} \log p_y`, or with
+    :math:`(1 + p_y)^{|\gamma|}` where :math:`\gamma < 0`. The validation set takes part in
+    training: measure on another one.
+
+    Parameters
+    ----------
+    bins : int
+    rate : float
+        :math:`\lambda`.
+    start : float
+        :math:`\gamma` of all bins at first.
+
+    Examples
+    --------
+    >>> loss = AdaFocal(bins=2)
+    >>> logits, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    >>> loss(logits, labels)
+    tensor(0.4876)
+    >>> loss.observe(logits, labels)
+    >>> loss.gamma_
+    tensor([2.0773, 0.8876])
+    """
+
+    LIMITS = (-2.0, 20.0)
+    LEAST = 0.2
+
+    edges_: Tensor
+    gamma_: Tensor
+
+    def __init__(self, *, bins: int = 15, rate: float = 1.0, start: float = 1.0) -> None:
+        super().__init__()
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
+        self.rate = rate
+        self.register_buffer("edges_", torch.linspace(0, 1, bins + 1)[1:-1])
+        self.register_buffer("gamma_", torch.full((bins,), float(start)))
+
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss of a batch; features and indices are not used."""
+        batch = batch_of(logits, labels)
+        gamma = self.gamma_[torch.bucketize(batch.own.detach().exp(), self.edges_)]
+        sharper = _focal(batch, gamma.clamp(min=0))
+        softer = -(-gamma.clamp(max=0) * batch.own.exp().log1p()).exp() * batch.own
+        return batch.mean(torch.where(gamma >= 0, sharper, softer))
+
+    @torch.no_grad()
+    def observe(self, logits: Values, labels: Values) -> None:
+        """Update bins and exponents from validation logits ``(n, classes)``."""
+        batch = batch_of(torch.as_tensor(logits), torch.as_tensor(labels))
+        kept = batch.mask.bool()
+        confidence, correct = (v[kept].double().cpu() for v in (batch.confidence, batch.correct))
+        order = torch.argsort(confidence)
+        groups = torch.tensor_split(order, len(self.gamma_))
+        ends = [float(confidence[group].max()) for group in groups[:-1] if len(group)]
+        ends += [1.0] * (len(self.edges_) - len(ends))
+        gap = torch.tensor(
+            [float((confidence - correct)[g].mean()) if len(g) else 0.0 for g in groups]
+        )
+        self.edges_.copy_(torch.tensor(np.maximum.accumulate(ends)))
+        self.gamma_.copy_(self._moved(self.gamma_, gap.to(self.gamma_)))
+
+    def _moved(self, gamma: Tensor, gap: Tensor) -> Tensor:
+        moved = gamma * torch.where(gamma > 0, self.rate * gap, -self.rate * gap).exp()
+        flipped = torch.where(moved > 0, -self.LEAST, self.LEAST)
+        return torch.where(moved.abs() < self.LEAST, flipped, moved).clamp(*self.LIMITS)

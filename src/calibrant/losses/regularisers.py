@@ -1,0 +1,184 @@
+r"""Statistics of a batch that are 0 for a calibrated model, to be added to a loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calibrant.losses.base import Batch, batch_of
+from calibrant.losses.smoothing import entropy
+
+
+def mmce(logits: Tensor, labels: Tensor, *, width: float = 0.4, weighted: bool = True) -> Tensor:
+    r"""Maximum mean calibration error of a batch (Kumar et al. 2018).
+
+    .. math:: \text{MMCE}^2 = \frac{1}{n^2} \sum_{ij} (c_i - a_i)(c_j - a_j)\, k(c_i, c_j), \qquad
+        k = e^{-|c_i - c_j| / w}
+
+    ``weighted`` gives right and wrong answers equal say: with :math:`c_i - 1` of the :math:`m`
+    right ones divided by :math:`m` and :math:`c_i` of the :math:`n - m` wrong ones by
+    :math:`n - m`; it is 0 where one kind is missing. Published code divides once more by these
+    numbers, which makes the term vanish in large batches.
+
+    Returns
+    -------
+    ()
+
+    Examples
+    --------
+    >>> mmce(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]), weighted=False)
+    tensor(1.0000e-05)
+    """
+    batch = batch_of(logits, labels)
+    right = batch.correct * batch.mask
+    wrong = batch.mask - right
+    confidence = batch.confidence
+    kernel = (-(confidence[:, None] - confidence).abs() / width).exp()
+    if weighted:
+        share = right / right.sum().clamp(min=1) + wrong / wrong.sum().clamp(min=1)
+        both = (right.sum() > 0) & (wrong.sum() > 0)
+    else:
+        share = batch.mask / batch.mask.sum().clamp(min=1)
+        both = batch.mask.sum() > 0
+    gap = share * (confidence - right)
+    found = (gap @ kernel @ gap).clamp(min=0).add(1e-10).sqrt()
+    return torch.where(both, found, found * 0)
+
+
+def mdca(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Difference of confidence and accuracy of every class (Hebbalaguppe et al. 2022).
+
+    .. math:: \frac1K \sum_k \Bigl| \frac1n \sum_i p_{ik} - \frac1n \sum_i [y_i = k] \Bigr|
+
+    Examples
+    --------
+    >>> mdca(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
+    tensor(0.5000)
+    """
+    batch = batch_of(logits, labels)
+    share = batch.mask / batch.mask.sum().clamp(min=1)
+    target = F.one_hot(batch.labels, batch.logits.shape[-1])
+    return (share @ (batch.log_probs.exp() - target)).abs().mean()
+
+
+def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0.05) -> Tensor:
+    r"""Soft-binned ECE (Karandikar et al. 2021), with squares of the gaps.
+
+    .. math:: \sqrt{\sum_b \frac{n_b}{n} (C_b - A_b)^2}, \qquad
+        w_{ib} \propto e^{-(c_i - \bar c_b)^2 / 2\sigma^2}
+
+    with the mean confidence :math:`C_b` and accuracy :math:`A_b` under the memberships
+    :math:`w_{ib}` of the soft bins.
+
+    Examples
+    --------
+    >>> soft_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
+    tensor(0.4999)
+    """
+    batch = batch_of(logits, labels)
+    confidence = batch.confidence
+    centres = (torch.arange(bins, device=logits.device, dtype=confidence.dtype) + 0.5) / bins
+    part = (-(confidence[:, None] - centres).square() / (2 * sigma**2)).softmax(-1)
+    share = part * (batch.mask / batch.mask.sum().clamp(min=1))[:, None]
+    mass = share.sum(0)
+    gap = ((confidence - batch.correct)[:, None] * share).sum(0)
+    return (gap.square() / mass.clamp(min=1e-6)).sum().add(1e-12).sqrt()
+
+
+def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
+    r"""Accuracy versus uncertainty (Krishnan and Tickoo 2020).
+
+    With the entropy :math:`u` and confidence :math:`c` of an example,
+
+    .. math:: \log\Bigl(1 + \frac{n_{AU} + n_{IC}}{n_{AC} + n_{IU}}\Bigr)
+
+    where accurate and inaccurate, certain (:math:`u` up to the threshold) and uncertain examples
+    add :math:`c\,(1 - \tanh u)`, :math:`c \tanh u`, :math:`(1 - c)(1 - \tanh u)` and
+    :math:`(1 - c) \tanh u` to their cell. A usual threshold is the mean of the mean entropies of
+    right and of wrong validation examples.
+
+    Examples
+    --------
+    >>> avuc(torch.tensor([[9.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0]))
+    tensor(0.0001)
+    """
+    batch = batch_of(logits, labels)
+    doubt = entropy(batch.log_probs)
+    certain, sure = (doubt.detach() <= threshold).to(doubt.dtype), 1 - doubt.tanh()
+    confidence, right = batch.confidence, batch.correct
+    good = right * certain * confidence * sure + (1 - right) * (1 - certain) * (1 - confidence) * (
+        1 - sure
+    )
+    bad = (
+        right * (1 - certain) * confidence * (1 - sure)
+        + (1 - right) * certain * (1 - confidence) * sure
+    )
+    return (bad * batch.mask).sum().div((good * batch.mask).sum().clamp(min=1e-12)).log1p()
+
+
+class CRL(nn.Module):
+    r"""Correctness ranking loss (Moon et al. 2020): who was right more often is more confident.
+
+    .. math:: -\log p_y + \lambda \operatorname{mean}_i
+        \max\bigl(0,\ |k_i - k_j| - \operatorname{sign}(k_i - k_j)(c_i - c_j)\bigr)
+
+    over neighbours :math:`j` of the batch, where :math:`k` is the share of past epochs in which
+    the model was right about a training example. The loss keeps that history: give the numbers
+    of the examples as ``indices``, from 0 to ``samples - 1``.
+
+    Parameters
+    ----------
+    samples : int
+        Size of the training set.
+    weight : float
+        :math:`\lambda`.
+
+    Examples
+    --------
+    >>> loss = CRL(samples=100)
+    >>> logits, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    >>> loss(logits, labels, indices=torch.tensor([5, 7]))
+    tensor(0.7201)
+    """
+
+    right_: Tensor
+    seen_: Tensor
+
+    def __init__(self, samples: int, *, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = weight
+        self.register_buffer("right_", torch.zeros(samples))
+        self.register_buffer("seen_", torch.zeros(samples))
+
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss of a batch ``(n, classes)``; in training mode its outcome is remembered."""
+        if indices is None:
+            raise ValueError("CRL needs indices=, the number of each example in the training set")
+        batch = batch_of(logits, labels)
+        past = self._past(indices)
+        confidence = batch.confidence
+        rank = (past - past.roll(-1)).sign() * (confidence - confidence.roll(-1))
+        penalty = ((past - past.roll(-1)).abs() - rank).clamp(min=0)
+        pairs = batch.mask * batch.mask.roll(-1)
+        loss = batch.mean(-batch.own) + self.weight * (penalty * pairs).sum() / pairs.sum().clamp(1)
+        if self.training:
+            self._remember(indices, batch)
+        return loss
+
+    @torch.no_grad()
+    def _past(self, indices: Tensor) -> Tensor:
+        """Share of right answers so far, stretched over the range that it has in the data."""
+        low, high = self.right_.min(), self.seen_.max()
+        return (self.right_[indices] - low) / (high - low).clamp(min=1)
+
+    @torch.no_grad()
+    def _remember(self, indices: Tensor, batch: Batch) -> None:
+        self.right_.index_add_(0, indices, batch.correct.float() * batch.mask.float())
+        self.seen_.index_add_(0, indices, batch.mask.float())

@@ -1,0 +1,138 @@
+r"""Losses that keep logits or probabilities from running apart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from calibrant.losses.base import Batch, at, batch_of, shaped
+
+
+def ls(logits: Tensor, labels: Tensor, *, alpha: float = 0.05) -> Tensor:
+    r"""Label smoothing, :math:`-(1 - \alpha) \log p_y - \frac{\alpha}{K} \sum_k \log p_k`.
+
+    Parameters
+    ----------
+    logits : (..., classes)
+    labels : (...) integers, -100 ignored
+    alpha : float
+        0 is cross-entropy.
+
+    Returns
+    -------
+    (...)
+
+    Examples
+    --------
+    >>> ls(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), alpha=0.1)
+    tensor([0.2269])
+    """
+    batch = batch_of(logits, labels)
+    return shaped(mixed(-batch.own, towards_uniform(batch), alpha), batch, labels)
+
+
+def mbls(logits: Tensor, labels: Tensor, *, margin: float = 6.0, weight: float = 0.1) -> Tensor:
+    r"""Margin-based label smoothing (Liu et al. 2022).
+
+    .. math:: -\log p_y + \lambda \frac1K \sum_k \max(\max_l z_l - z_k - m,\, 0)
+
+    Gradients go through the largest logit. A margin that no logit reaches gives cross-entropy.
+
+    Examples
+    --------
+    >>> mbls(torch.tensor([[8.0, 0.0]]), torch.tensor([0]))
+    tensor([0.1003])
+    """
+    batch = batch_of(logits, labels)
+    return shaped(-batch.own + weight * beyond_margin(batch, margin), batch, labels)
+
+
+def acls(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 6.0,
+    weight: float = 0.1,
+    top: float = 1.0,
+    others: float = 0.1,
+) -> Tensor:
+    r"""Adaptive and conditional label smoothing (Park et al. 2023), as its authors' code has it.
+
+    .. math:: -\log p_y + \lambda \Bigl[\lambda_1 \max(z_j - m, 0)^2 + \lambda_2
+        \frac{1}{K - 1} \sum_{k \ne j} \max(\mathrm{sg}[z_j] - z_k - m, 0)^2\Bigr]
+
+    with the largest logit :math:`z_j`, from which the second term takes no gradient. The first
+    term looks at that logit itself: a constant added to all logits changes the loss.
+
+    Examples
+    --------
+    >>> acls(torch.tensor([[8.0, 0.0]]), torch.tensor([0]))
+    tensor([0.4403])
+    """
+    batch = batch_of(logits, labels)
+    best, chosen = batch.logits.max(-1)
+    down = (best - margin).clamp(min=0).square()
+    gap = (best.detach()[:, None] - batch.logits - margin).clamp(min=0).square()
+    rest = (gap.sum(-1) - at(gap, chosen)) / max(batch.logits.shape[-1] - 1, 1)
+    return shaped(-batch.own + weight * (top * down + others * rest), batch, labels)
+
+
+def ecp(logits: Tensor, labels: Tensor, *, weight: float = 0.1) -> Tensor:
+    r"""Confidence penalty, :math:`-\log p_y - \lambda H(p)` (Pereyra et al. 2017).
+
+    Examples
+    --------
+    >>> ecp(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), weight=1.0)
+    tensor([0.])
+    """
+    batch = batch_of(logits, labels)
+    return shaped(-batch.own - weight * entropy(batch.log_probs), batch, labels)
+
+
+def cpc(
+    logits: Tensor, labels: Tensor, *, discrimination: float = 1.0, exclusion: float = 1.0
+) -> Tensor:
+    r"""Calibration by pairwise constraints (Cheng and Vasconcelos 2022).
+
+    .. math:: -\log p_y - \frac{\lambda_1}{K - 1} \sum_{j \ne y} \log \sigma(z_y - z_j)
+        - \frac{\lambda_2}{2 (K - 1)(K - 2)} \sum_{i \ne j;\ i, j \ne y} \log \sigma(z_i - z_j)
+
+    The label wins against every other class, and no other class wins against another. With two
+    classes there are no others to compare. The pairs take memory for the square of the classes.
+
+    Examples
+    --------
+    >>> cpc(torch.zeros(1, 3), torch.tensor([0]))
+    tensor([2.1383])
+    """
+    batch = batch_of(logits, labels)
+    classes = batch.logits.shape[-1]
+    apart = F.softplus(batch.logits - at(batch.logits, batch.labels)[:, None])
+    pairs = F.softplus(batch.logits[:, None, :] - batch.logits[:, :, None])
+    other = 1 - F.one_hot(batch.labels, classes).to(pairs.dtype)
+    both = other[:, :, None] * other[:, None, :] * (1 - torch.eye(classes).to(pairs))
+    first = (apart * other).sum(-1) / max(classes - 1, 1)
+    second = (pairs * both).sum((-1, -2)) / (2 * max((classes - 1) * (classes - 2), 1))
+    return shaped(-batch.own + discrimination * first + exclusion * second, batch, labels)
+
+
+def mixed(cross_entropy: Tensor, penalty: Tensor, alpha: float | Tensor) -> Tensor:
+    """Cross-entropy and a penalty, the second with the share ``alpha``."""
+    return (1 - alpha) * cross_entropy + alpha * penalty
+
+
+def towards_uniform(batch: Batch) -> Tensor:
+    """Cross-entropy of the uniform distribution ``(n,)``."""
+    return -batch.log_probs.mean(-1)
+
+
+def beyond_margin(batch: Batch, margin: float) -> Tensor:
+    """Mean excess over the margin of the distance to the largest logit, ``(n,)``."""
+    gap = batch.logits.amax(-1, keepdim=True) - batch.logits
+    return (gap - margin).clamp(min=0).mean(-1)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Entropy of each row in nats, ``(n,)``."""
+    return -(log_probs.exp() * log_probs).sum(-1)

@@ -17,7 +17,7 @@ from calibrant.losses.regularisers import CRL, avuc, mdca, mmce, soft_ece
 from calibrant.losses.smoothing import acls, cpc, ecp, ls, mbls
 
 
-def gradient(tensor) -> torch.Tensor:
+def gradient(tensor: torch.Tensor) -> torch.Tensor:
     assert tensor.grad is not None
     return tensor.grad
 

@@ -4,6 +4,7 @@ Numbers of the rule (standard errors, candidates, sample sizes) are taken from t
 """
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,14 @@ from calibrant._walk import examples
 from calibrant.calibrators import auto
 from calibrant.calibrators.auto import CANDIDATES, FEWEST, Auto, Candidate
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.features import GroupCalibration
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from tests.simulate import drawn
 
 SIMPLE = ("none", "ts")
+TABLED = [name for name, kind in CANDIDATES.items() if not kind.needs_features]
+"""Candidates that a fit without features has."""
 
 
 def name_of(fitted):
@@ -159,7 +163,8 @@ def judged():
     logits, weight = np.where(hidden, -np.inf, logits), rng.exponential(size=500) ** 2
     fitted = Auto(folds=4, seed=9).fit(logits, labels, sample_weight=weight)
     claims = {}
-    for name, kind in CANDIDATES.items():
+    for name in TABLED:
+        kind: Any = CANDIDATES[name]
         confidence, nll = np.full(500, np.nan), np.full(500, np.nan)
         for held in folds(labels, 4, seed=9):
             seen = np.array([i for i in range(500) if i not in set(held)])
@@ -183,7 +188,7 @@ def judged():
 
 def test_figures_are_those_of_fits_that_did_not_see_the_sample(judged):
     fitted, figures, share, _ = judged
-    assert [c.name for c in fitted.candidates_] == list(CANDIDATES)
+    assert [c.name for c in fitted.candidates_] == TABLED
     for c in fitted.candidates_:
         assert (c.nll, c.ece) == pytest.approx(figures(c.name, share), abs=2e-4)
         assert c.score == pytest.approx(c.nll + c.ece, abs=1e-12)
@@ -217,15 +222,15 @@ def test_flat_rows_of_many_classes_are_judged_by_what_the_map_does():
     labels = np.where(sure & (rng.random(3000) < 0.9), 0, rng.integers(1, 1000, 3000))
     fresh, answers = logits[2000:], labels[2000:]
     records = tabulate(examples(fresh, answers))
-    for kind in CANDIDATES.values():
-        fitted = kind().fit(logits[:2000], labels[:2000])
+    for name in TABLED:
+        fitted: Any = CANDIDATES[name]().fit(logits[:2000], labels[:2000])
         actual = cal.nll(fitted(torch.from_numpy(fresh)).numpy(), answers)
         assert fitted.claims(records).nll.mean() == pytest.approx(actual, abs=5e-3)
 
 
 def test_the_chosen_is_fitted_on_all(judged):
     fitted, _, share, (logits, labels) = judged
-    alone = CANDIDATES[name_of(fitted)]().fit(logits, labels, sample_weight=share)
+    alone: Any = CANDIDATES[name_of(fitted)]().fit(logits, labels, sample_weight=share)
     np.testing.assert_allclose(
         fitted.predict_proba(logits), alone.predict_proba(logits), rtol=1e-3, atol=1e-5
     )
@@ -240,7 +245,7 @@ def test_reasons_name_the_chosen_and_the_figures_of_all(judged):
     fitted = judged[0]
     first, *lines = fitted.reasons.splitlines()
     assert first.startswith(f"chose {name_of(fitted)}:")
-    assert len(lines) == len(CANDIDATES)
+    assert len(lines) == len(TABLED)
     for line, c in zip(lines, fitted.candidates_, strict=True):
         assert line.split()[0] == c.name
         assert f"{c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}" in line
@@ -257,6 +262,55 @@ def test_the_seed_is_that_of_the_folds_and_draws(rng):
     assert one[1].score != other[1].score
     assert one[0].nll == pytest.approx(other[0].nll, rel=1e-12)  # nothing is fitted
     assert one[0].error != other[0].error
+
+
+# Features
+
+
+def by_feature(rng, n):
+    """The sign of a feature says whether the logits are honest or three times too large."""
+    features = rng.normal(size=(n, 4))
+    honest = 2 * rng.normal(size=(n, 5))
+    labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
+    logits = np.where(features[:, :1] > 0, 3.0, 1.0) * honest
+    return logits, labels, features
+
+
+def test_features_are_considered_where_they_are_given(rng):
+    logits, labels, features = by_feature(rng, 3000)
+    plain = Auto().fit(logits, labels)
+    assert [c.name for c in plain.candidates_] == TABLED
+    assert not plain.needs_features
+    fitted = Auto(candidates=("none", "ts", "gc")).fit(logits, labels, features=features)
+    assert name_of(fitted) == "gc"
+    assert fitted.needs_features
+    fresh = by_feature(rng, 3000)
+    better = cal.evaluate(probs=fitted.predict_proba(fresh[0], fresh[2]), labels=fresh[1])
+    worse = cal.evaluate(probs=plain.predict_proba(fresh[0]), labels=fresh[1])
+    assert better["nll"].value < worse["nll"].value - 0.05
+    with pytest.raises(ValueError, match="needs features"):
+        fitted.predict_proba(fresh[0])
+    again = fitted.fit(logits, labels)  # forgets that it had features
+    assert not again.needs_features
+
+
+def test_figures_with_features_are_those_of_fits_that_did_not_see_the_sample(rng):
+    logits, labels, features = by_feature(rng, 400)
+    labels[:30] = -100
+    fitted = Auto(candidates=("none", "gc"), folds=3, seed=4)
+    fitted.fit(logits, labels, features=features)
+    kept = np.arange(30, 400)
+    total = 0.0
+    for held in folds(labels[kept], 3, seed=4):
+        seen = np.setdiff1d(np.arange(370), held)
+        masked = np.full(400, -100)
+        masked[kept[seen]] = labels[kept[seen]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one = GroupCalibration().fit(logits, masked, features=features)
+        probs = one.predict_proba(logits[kept[held]], features[kept[held]])
+        total -= np.log(probs[np.arange(len(held)), labels[kept[held]]]).sum()
+    assert fitted.candidates_[1].nll == pytest.approx(total / 370, rel=1e-5)
 
 
 # The rule
@@ -312,9 +366,9 @@ def test_one_candidate_is_chosen(rng):
     assert [(c.excess, c.error) for c in fitted.candidates_] == [(0, 0)]
 
 
-def test_candidates_go_from_simple_to_complex_and_keep_the_prediction():
+def test_candidates_start_simple_and_keep_the_prediction():
     sizes = [kind().size(1000) for kind in CANDIDATES.values()]
-    assert sizes == sorted(sizes)
+    assert sizes[:2] == sorted(sizes)[:2]
     assert all(kind().keeps_argmax for kind in CANDIDATES.values())
     assert next(iter(CANDIDATES)) == "none"
 
@@ -361,7 +415,7 @@ def test_groups_change_the_figures_where_samples_repeat(rng):
     """Copies of a sample on both sides of a fold flatter the method."""
     logits, labels = drawn(rng, 60, 3, 1.0)
     twice, again, groups = np.tile(logits, (20, 1)), np.tile(labels, 20), np.tile(np.arange(60), 20)
-    last = [*CANDIDATES][-1]
+    last = "blend"
     loose = Auto(candidates=("none", last)).fit(twice, again)
     tight = Auto(candidates=("none", last)).fit(twice, again, groups=groups)
     assert loose.candidates_[0].nll == pytest.approx(tight.candidates_[0].nll, abs=1e-9)

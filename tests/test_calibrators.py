@@ -20,17 +20,56 @@ TABLED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, Records
 TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
 SIZES = {
     **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
-    **{"pts": 91, "smart": 49, "odds": 5, "blend": 54, "auto": 0},
+    **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0},
+    **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
+    **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
+    **{"gc": 40, "procal": 5, "fc": 2},
 }
 """Parameters of each method for six classes; those of ``auto`` are known when it has chosen."""
 MASKABLE = TABLED  # methods that scale classes one by one refuse masked ones
+
+
+def features_of(logits) -> torch.Tensor:
+    """Features whose last layer is the identity: centred logits, or halves of log-odds."""
+    scores = torch.as_tensor(logits)
+    scores = scores if scores.is_floating_point() else scores.double()
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def beside(calibrator, logits) -> dict[str, Any]:
+    """What a fit wants besides logits and labels."""
+    if not calibrator.needs_features:
+        return {}
+    scores = torch.as_tensor(logits)
+    if scores.ndim == 1:
+        scores = torch.stack([torch.zeros_like(scores), scores], -1)
+    width = scores.shape[-1]
+    return {"features": features_of(scores), "head": (np.eye(width), np.zeros(width))}
 
 
 def fitted(name, logits, labels, **options) -> Any:
     """A calibrator of that name; what it says about small samples is tested elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return CALIBRATORS[name]().fit(logits, labels, **options)
+        calibrator = CALIBRATORS[name]()
+        return calibrator.fit(logits, labels, **beside(calibrator, logits), **options)
+
+
+def inputs(calibrator, logits):
+    if not calibrator.needs_features:
+        return None
+    one = calibrator._classes == 1
+    scores = torch.as_tensor(logits)
+    return features_of(torch.stack([torch.zeros_like(scores), scores], -1) if one else scores)
+
+
+def predicted(calibrator, logits):
+    features = inputs(calibrator, logits)
+    return calibrator.predict_proba(logits, features)
+
+
+def applied(calibrator, logits):
+    return calibrator(logits, inputs(calibrator, logits))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +91,7 @@ def calibrator(name, data):
 
 
 def test_probabilities_sum_to_one_and_numpy_in_gives_numpy_out(calibrator, data):
-    probs = calibrator.predict_proba(data[0])
+    probs = predicted(calibrator, data[0])
     assert isinstance(probs, np.ndarray)
     assert probs.shape == data[0].shape
     assert probs.min() >= 0
@@ -61,47 +100,48 @@ def test_probabilities_sum_to_one_and_numpy_in_gives_numpy_out(calibrator, data)
 
 def test_forward_has_its_top_at_zero_and_is_the_logarithm_of_the_probabilities(calibrator, data):
     logits = torch.from_numpy(data[0]).float()
-    out = calibrator(logits)
+    out = applied(calibrator, logits)
     assert out.dtype == torch.float32
     assert (out.amax(-1) == 0).all()
-    torch.testing.assert_close(out.softmax(-1), calibrator.predict_proba(logits))
+    torch.testing.assert_close(out.softmax(-1), predicted(calibrator, logits))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_comes_out_wider(calibrator, data, dtype):
-    assert calibrator(torch.from_numpy(data[0]).to(dtype)).dtype == torch.float32
+    assert applied(calibrator, torch.from_numpy(data[0]).to(dtype)).dtype == torch.float32
 
 
 def test_it_improves_the_likelihood_of_what_it_was_fitted_on(name, calibrator, data):
     logits, labels = data
     before = cal.nll(logits, labels)
-    after = cal.nll(np.asarray(calibrator(torch.from_numpy(logits))), labels)
+    after = cal.nll(np.asarray(applied(calibrator, torch.from_numpy(logits))), labels)
     assert after <= before + 1e-6 if name == "none" else after < before - 0.02
 
 
 def test_it_calibrates_fresh_data(name, calibrator):
     logits, labels = drawn(np.random.default_rng(8), 20_000, 6, temperature=1.8, scale=2.5)
-    error = cal.evaluate(np.asarray(calibrator(torch.from_numpy(logits))), labels, level=None)
-    assert error["ece"].value < 0.03 if name != "none" else error["ece"].value > 0.05
+    error = cal.evaluate(
+        np.asarray(applied(calibrator, torch.from_numpy(logits))), labels, level=None
+    )
+    if name == "none":
+        assert error["ece"].value > 0.05
+    else:  # six curves from 1500 samples fit some of their noise
+        assert error["ece"].value < (0.04 if name == "isotonic_ovr" else 0.03)
 
 
 def test_a_constant_added_to_a_row_changes_nothing(name, calibrator, data):
     logits, labels = data
     shifted = log_softmax(logits, -1) + 3.0
     again = fitted(name, shifted, labels)
-    np.testing.assert_allclose(
-        again.predict_proba(shifted), calibrator.predict_proba(logits), atol=2e-4
-    )
+    np.testing.assert_allclose(predicted(again, shifted), predicted(calibrator, logits), atol=2e-4)
 
 
 def test_order_of_the_examples_does_not_matter(name, calibrator, data, rng):
-    if name == "auto":
+    if name in ("auto", "gc"):
         pytest.skip("its folds depend on the order")
     order = rng.permutation(len(data[0]))
     again = fitted(name, data[0][order], data[1][order])
-    np.testing.assert_allclose(
-        again.predict_proba(data[0]), calibrator.predict_proba(data[0]), atol=5e-3
-    )
+    np.testing.assert_allclose(predicted(again, data[0]), predicted(calibrator, data[0]), atol=5e-3)
 
 
 def test_ignored_labels_and_zero_weights_are_rows_left_out(name, calibrator, data):
@@ -110,32 +150,39 @@ def test_ignored_labels_and_zero_weights_are_rows_left_out(name, calibrator, dat
     ignored[-100:] = -100
     weight = np.ones(len(labels))
     weight[-100:] = 0
-    expected = calibrator.predict_proba(data[0])
+    expected = predicted(calibrator, data[0])
     for again in (
         fitted(name, logits, ignored),
         fitted(name, logits, labels, sample_weight=weight),
     ):
-        np.testing.assert_array_equal(again.predict_proba(data[0]), expected)
+        np.testing.assert_array_equal(predicted(again, data[0]), expected)
 
 
 def test_weight_two_is_a_row_twice(name, data):
-    if name in ("auto", "matrix", "dirichlet"):
+    if name in ("auto", "matrix", "dirichlet", "gc"):
         pytest.skip("its folds differ")
+    if name == "procal":
+        pytest.skip("a row twice has a neighbour at no distance")
     logits, labels = (x[:400] for x in data)
     weight = np.where(np.arange(400) < 150, 2.0, 1.0)
     twice = fitted(name, np.concatenate([logits, logits[:150]]), np.append(labels, labels[:150]))
     weighted = fitted(name, logits, labels, sample_weight=weight)
-    np.testing.assert_allclose(
-        weighted.predict_proba(logits), twice.predict_proba(logits), atol=5e-3
-    )
+    np.testing.assert_allclose(predicted(weighted, logits), predicted(twice, logits), atol=5e-3)
 
 
 def test_tokens_are_rows(name, calibrator, data):
     logits, labels = data[0].reshape(50, 30, 6), data[1].reshape(50, 30)
     again = fitted(name, logits, labels)
-    probs = again.predict_proba(logits)
+    probs = predicted(again, logits)
     assert probs.shape == (50, 30, 6)
-    np.testing.assert_array_equal(probs.reshape(-1, 6), calibrator.predict_proba(data[0]))
+    np.testing.assert_array_equal(probs.reshape(-1, 6), predicted(calibrator, data[0]))
+
+
+def test_many_rows_are_predicted_as_a_few_are(name, calibrator, data, small_blocks):
+    logits = data[0][:300].reshape(10, 30, 6)
+    probs = predicted(calibrator, logits)
+    for few, rows in zip(probs, logits, strict=True):
+        np.testing.assert_allclose(few, predicted(calibrator, rows), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +193,7 @@ def test_every_precision_gives_nearly_the_same_fit(name, calibrator, data, dtype
     if name == "auto" and tolerance > 0.001:
         pytest.skip("may choose another method")
     again = fitted(name, torch.from_numpy(data[0]).to(dtype), torch.from_numpy(data[1]))
-    difference = again.predict_proba(data[0]) - calibrator.predict_proba(data[0])
+    difference = predicted(again, data[0]) - predicted(calibrator, data[0])
     assert np.abs(difference).mean() < tolerance
 
 
@@ -154,18 +201,18 @@ def test_a_refit_forgets_and_the_same_data_give_the_same_fit(name, calibrator, d
     again = fitted(name, *drawn(rng, 500, 3, temperature=0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        again.fit(*data)
-    np.testing.assert_array_equal(again.predict_proba(data[0]), calibrator.predict_proba(data[0]))
+        again.fit(*data, **beside(again, data[0]))
+    np.testing.assert_array_equal(predicted(again, data[0]), predicted(calibrator, data[0]))
 
 
 def test_log_odds_are_two_classes(name, rng):
     odds, labels = drawn(rng, 800, 2, temperature=2.0)
     one = fitted(name, odds[:, 1] - odds[:, 0], labels)
     two = fitted(name, odds, labels)
-    probs = one.predict_proba(odds[:, 1] - odds[:, 0])
+    probs = predicted(one, odds[:, 1] - odds[:, 0])
     assert probs.shape == (800,)
-    np.testing.assert_allclose(probs, two.predict_proba(odds)[:, 1], atol=1e-3)
-    tags = one(torch.zeros(4, 5))  # any shape: each number is a problem of its own
+    np.testing.assert_allclose(probs, predicted(two, odds)[:, 1], atol=1e-3)
+    tags = applied(one, torch.zeros(4, 5))  # any shape: each number is a problem of its own
     assert tags.shape == (4, 5)
 
 
@@ -174,18 +221,18 @@ def test_state_dict_carries_the_fit(name, calibrator, data):
         warnings.simplefilter("ignore")
         other = CALIBRATORS[name](**calibrator.config())
     other.load_state_dict(calibrator.state_dict())
-    np.testing.assert_array_equal(other.predict_proba(data[0]), calibrator.predict_proba(data[0]))
+    np.testing.assert_array_equal(predicted(other, data[0]), predicted(calibrator, data[0]))
 
 
 def test_unfitted_and_wrong_inputs_are_refused(name, calibrator):
     with pytest.raises(RuntimeError, match="is not fitted"):
         CALIBRATORS[name]()(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"logits must be \(..., 6\), as in fit, got \(2, 5\)"):
-        calibrator.predict_proba(np.zeros((2, 5)))
+        predicted(calibrator, np.zeros((2, 5)))
     with pytest.raises(ValueError, match="row 1 has NaN"):
-        calibrator.predict_proba(np.array([[0.0] * 6, [np.nan] * 6]))
+        predicted(calibrator, np.array([[0.0] * 6, [np.nan] * 6]))
     with pytest.raises(TypeError, match="logits must be floating point"):
-        calibrator.predict_proba(np.zeros((2, 6), dtype=int))
+        predicted(calibrator, np.zeros((2, 6), dtype=int))
 
 
 def test_the_config_rebuilds_it(name):
@@ -203,7 +250,7 @@ def test_size_counts_what_is_learned_and_warns(name, data):
         return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        calibrator.fit(data[0][:few], data[1][:few])
+        calibrator.fit(data[0][:few], data[1][:few], **beside(calibrator, data[0][:few]))
     assert any(
         f"has {size:,} parameter{'s' * (size > 1)} for {few:,} samples" in str(w.message)
         for w in caught
@@ -234,7 +281,7 @@ def test_a_million_predictions_are_kept_near_ties_included(keeper, dtype, data, 
     calibrator = fitted(keeper, *data)
     logits = near_ties(rng, 1_000_000 // 3, 6, dtype)
     expected = logits.argmax(-1)
-    out = calibrator(logits)
+    out = applied(calibrator, logits)
     assert (out.argmax(-1) == expected).all()
     assert (out.softmax(-1).argmax(-1) == expected).all()
     ties = (logits == logits.amax(-1, keepdim=True)).sum(-1)
@@ -244,7 +291,7 @@ def test_a_million_predictions_are_kept_near_ties_included(keeper, dtype, data, 
 @pytest.mark.parametrize("tabled", TABLED)
 def test_the_order_of_all_classes_is_kept(tabled, data):
     logits = data[0][:500]
-    out = np.asarray(fitted(tabled, *data)(torch.from_numpy(logits)))
+    out = np.asarray(applied(fitted(tabled, *data), torch.from_numpy(logits)))
     order = logits.argsort(-1)
     assert (np.diff(np.take_along_axis(out, order, -1), axis=-1) >= 0).all()
 
@@ -253,7 +300,7 @@ def test_the_order_of_all_classes_is_kept(tabled, data):
 def test_claims_from_the_table_are_those_of_the_exact_softmax(tabled, data):
     calibrator = fitted(tabled, *data)
     claims = calibrator.claims(tabulate(examples(*data)))
-    out = calibrator.predict_proba(data[0])
+    out = predicted(calibrator, data[0])
     np.testing.assert_allclose(claims.confidence, out.max(-1), atol=1e-4)
     true = out[np.arange(len(out)), data[1]]
     np.testing.assert_allclose(claims.nll, -np.log(true), atol=2e-3)
@@ -264,11 +311,11 @@ def test_masked_classes_stay_impossible_and_count_for_nothing(maskable, data):
     logits, labels = data
     masked = np.concatenate([logits, np.full((len(logits), 2), -np.inf)], axis=1)
     wide, narrow = fitted(maskable, masked, labels), fitted(maskable, logits, labels)
-    probs = wide.predict_proba(masked)
+    probs = predicted(wide, masked)
     assert (probs[:, 6:] == 0).all()
-    np.testing.assert_allclose(probs[:, :6], narrow.predict_proba(logits), atol=5e-3)
+    np.testing.assert_allclose(probs[:, :6], predicted(narrow, logits), atol=5e-3)
     alone = np.array([[0.0] + [-np.inf] * 7])
-    np.testing.assert_array_equal(wide.predict_proba(alone), [[1.0] + [0.0] * 7])
+    np.testing.assert_array_equal(predicted(wide, alone), [[1.0] + [0.0] * 7])
 
 
 @pytest.mark.parametrize("maskable", MASKABLE)
@@ -277,7 +324,7 @@ def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, data):
     sure = np.full((30, 6), -np.inf)
     sure[:, 0] = 1.0
     mixed = fitted(maskable, np.concatenate([logits, sure]), np.append(labels, np.zeros(30, int)))
-    assert np.isfinite(mixed.predict_proba(logits)).all()
+    assert np.isfinite(predicted(mixed, logits)).all()
 
 
 @pytest.mark.parametrize("tempered", TEMPERED)
@@ -289,7 +336,7 @@ def test_temperature_divides_the_logits(tempered, data):
     assert temperature.shape == (50,)
     assert (temperature > 0).all()
     np.testing.assert_allclose(
-        calibrator.predict_proba(logits), softmax(logits / temperature[:, None], -1), atol=1e-6
+        predicted(calibrator, logits), softmax(logits / temperature[:, None], -1), atol=1e-6
     )
     assert calibrator.temperature(torch.from_numpy(logits)).shape == (50,)
 
@@ -299,12 +346,12 @@ def test_data_without_an_optimum_end_within_bounds(name, answers, rng):
     logits = rng.normal(size=(300, 4)) * 3
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     calibrator = fitted(name, logits, labels)
-    assert np.isfinite(calibrator.predict_proba(logits)).all()
+    assert np.isfinite(predicted(calibrator, logits)).all()
     assert all(torch.isfinite(v).all() for v in calibrator.state_dict().values())
 
 
 def test_a_fit_on_one_example_or_none(name):
     calibrator = fitted(name, np.array([[2.0, 1.0, 0.0]]), [0])
-    assert np.isfinite(calibrator.predict_proba([[0.5, 0.25, 0.0]])).all()
+    assert np.isfinite(predicted(calibrator, [[0.5, 0.25, 0.0]])).all()
     with pytest.raises(ValueError, match="nothing to measure"):
         fitted(name, np.zeros((3, 4)), [-100, -100, -100])

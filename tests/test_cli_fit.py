@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import calibrant
-from calibrant import cli, io
+from calibrant import io
 from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.files import apply_file, fit_file
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.cli.fit import fit
+from calibrant.cli.shared import method_options
 from calibrant.comparison import compare
 from tests.test_files import predictions
 from tests.test_fit_files import PerRow, Shift, splits
@@ -153,7 +155,7 @@ def test_cross_fit_in_json_with_groups_and_seed(run):
     [("a=1", 1), ("a=nll", "nll"), ("a=[1, 2]", [1, 2]), ("a=true", True), ("a=x=y", "x=y")],
 )
 def test_values_of_options(text, value):
-    assert cli._options((text, "b=0.5")) == {"a": value, "b": 0.5}
+    assert method_options((text, "b=0.5")) == {"a": value, "b": 0.5}
 
 
 def failing(name):
@@ -202,7 +204,7 @@ def test_fit_needs_a_place_to_save(run):
 
 
 def test_auto_is_the_default():
-    given = {parameter.name: parameter.default for parameter in cli.fit.params}
+    given = {parameter.name: parameter.default for parameter in fit.params}
     assert given["method"] == "auto"
 
 

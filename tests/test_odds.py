@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from scipy.special import expit, logit, logsumexp, softmax
+from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 
 import calibrant as cal
 from calibrant._partition import tabulate
@@ -19,9 +19,10 @@ from calibrant.calibrators.toplabel import (
     CERTAIN,
     Blend,
     OddsScaling,
-    _confidence_objective,
+    confidence_objective,
     log_rest,
     record_odds,
+    rest_sharpness,
     top_odds,
     with_log_odds,
 )
@@ -149,7 +150,8 @@ def test_the_line_is_applied_as_it_is_defined(data, knots, objective):
     fitted.fit(logits, labels, sample_weight=weight)
     tempered = logits / float(fitted.temperature_)
     wanted = line_of(fitted, np.clip(odds_of(tempered), -CERTAIN, CERTAIN))
-    rest = softmax(np.where(logits == logits.max(-1, keepdims=True), -np.inf, tempered), -1)
+    others = logits / float(fitted.rest_temperature_)
+    rest = softmax(np.where(logits == logits.max(-1, keepdims=True), -np.inf, others), -1)
     free = rest.max(-1) * expit(-wanted) < expit(wanted)  # the top stays the top
     found = fitted.predict_proba(logits)
     assert 0.5 < free.mean() <= 1
@@ -189,7 +191,7 @@ def test_knots_cut_the_doubt_into_equal_parts(data, knots, weigh):
             expected.append(odds[i])
     np.testing.assert_allclose(fitted.knots_, expected, atol=0.02)
     assert (np.diff(fitted.knots_.numpy()) > 0).all()
-    assert fitted.size(8) == knots + 3 == fitted.knots_.numel() + len(fitted.line_) - knots + 1
+    assert fitted.size(8) == knots + 4 == len(fitted.line_) + 2
 
 
 @pytest.mark.parametrize("weigh", [False, True])
@@ -205,7 +207,7 @@ def test_the_temperature_is_the_best_single_one(data, weigh):
 def test_value_and_gradient_of_the_fit_are_those_of_differences(rng, weight):
     inputs = np.concatenate([rng.normal(size=(60, 3)), np.ones((60, 1))], axis=1)
     correct, share = rng.random(60) < 0.6, rng.dirichlet(np.ones(60))
-    function = _confidence_objective(inputs, correct, share, weight)
+    function = confidence_objective(inputs, correct, share, weight)
     parameters = rng.normal(size=4)
     value, gradient = function(parameters)
     confidence = expit(inputs @ parameters)
@@ -324,8 +326,37 @@ def test_the_likelihood_falls_apart_into_right_or_not_and_the_rest(data):
     out = fitted.predict_proba(logits)
     free = np.diff(np.sort(out, -1)[:, -2:], axis=-1)[:, 0] > 1e-4
     change = (binary(fitted) - binary(one))[free]
+
+    def among_the_rest(temperature):
+        rest = np.where(np.eye(8)[logits.argmax(-1)] > 0, -np.inf, logits / float(temperature))
+        own = -log_softmax(rest, -1)[np.arange(len(labels)), labels]
+        return np.where(right, 0, own)
+
+    change += (among_the_rest(fitted.rest_temperature_) - among_the_rest(one.temperature_))[free]
     np.testing.assert_allclose((found - before)[free], change, atol=1e-5)
     assert np.abs(change).max() > 0.1
+
+
+def test_the_temperature_of_the_rest_is_the_best_for_wrong_answers(rng):
+    """The top class is drawn at one temperature, the others at another."""
+    logits = 3 * rng.normal(size=(20_000, 6))
+    top = logits.argmax(-1)
+    others = np.where(np.eye(6)[top] > 0, -np.inf, logits / 2.5)
+    runner_up = (others + rng.gumbel(size=logits.shape)).argmax(-1)
+    labels = np.where(rng.random(20_000) < 0.6, top, runner_up)
+    fitted = OddsScaling().fit(logits, labels)
+    assert float(fitted.rest_temperature_) == pytest.approx(2.5, rel=0.03)
+    assert float(fitted.temperature_) != pytest.approx(2.5, rel=0.1)
+    wrong = np.flatnonzero(labels != top)
+    few = np.append(wrong[:3], np.flatnonzero(labels == top)[:10])
+    records = tabulate(examples(logits[few], labels[few]))
+    assert rest_sharpness(records, 0.0) == pytest.approx(0, abs=0.3)
+
+
+def test_two_classes_leave_nothing_to_say_about_the_rest(rng):
+    logits, labels = drawn(rng, 500, 2, 2.0)
+    fitted = OddsScaling().fit(logits, labels)
+    assert float(fitted.rest_temperature_) == pytest.approx(float(fitted.temperature_), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [OddsScaling, Blend])
@@ -408,8 +439,8 @@ def test_the_blend_is_the_mean_of_both_log_odds(data):
     # neither the mean of the probabilities nor either of both
     for other in ((expit(by_margin) + expit(by_line)) / 2, expit(by_margin), expit(by_line)):
         assert np.abs(found.max(-1) - other)[free].max() > 1e-3
-    # the others keep their proportions at one temperature
-    at_one = one.predict_proba(logits)
+    # the others keep their proportions at a temperature of their own
+    at_one = softmax(logits / float(line.rest_temperature_), -1)
     for i in np.flatnonzero(free)[:100]:
         rest = np.delete(at_one[i], logits[i].argmax())
         mine = np.delete(found[i], logits[i].argmax())

@@ -12,12 +12,12 @@ import pytest
 
 import calibrant
 
-DATA = {"CALIBRATORS", "METRICS"}
+DATA = {"CALIBRATORS", "LOSSES", "METRICS"}
 """Public names that are tables and not functions or classes."""
 
 RECORDS = {
     *("Bins", "CalibrationTest", "Comparison", "ConformalSets", "Estimate", "Evaluation", "Metric"),
-    *("CrossFit", "Effect", "Pairs", "Threshold"),
+    *("CrossFit", "Effect", "MonitorReport", "Pairs", "Threshold"),
     "Calibrator",  # a base class
 }
 """What functions return; the examples are those of the functions."""

@@ -25,11 +25,22 @@ if TYPE_CHECKING:
     )
     from calibrant.calibrators.auto import Auto as Auto
     from calibrant.calibrators.base import Calibrator as Calibrator
+    from calibrant.calibrators.binning import (
+        BBQ as BBQ,
+        HistogramBinning as HistogramBinning,
+        HistogramOneVsRest as HistogramOneVsRest,
+        ScalingBinning as ScalingBinning,
+    )
     from calibrant.calibrators.classwise import ClassTemperatures as ClassTemperatures
     from calibrant.calibrators.crossfit import CrossFit as CrossFit, cross_fit as cross_fit
     from calibrant.calibrators.curves import (
         margin_change as margin_change,
         margin_temperature as margin_temperature,
+    )
+    from calibrant.calibrators.features import (
+        FeatureClipping as FeatureClipping,
+        GroupCalibration as GroupCalibration,
+        ProCal as ProCal,
     )
     from calibrant.calibrators.files import (
         Effect as Effect,
@@ -37,10 +48,19 @@ if TYPE_CHECKING:
         effect_file as effect_file,
         fit_file as fit_file,
     )
+    from calibrant.calibrators.isotonic import (
+        IsotonicCalibration as IsotonicCalibration,
+        IsotonicOneVsRest as IsotonicOneVsRest,
+    )
     from calibrant.calibrators.scaling import (
         EnsembleTemperatureScaling as EnsembleTemperatureScaling,
         Identity as Identity,
         TemperatureScaling as TemperatureScaling,
+    )
+    from calibrant.calibrators.smooth_maps import (
+        BetaCalibration as BetaCalibration,
+        SigmoidScaling as SigmoidScaling,
+        SplineCalibration as SplineCalibration,
     )
     from calibrant.calibrators.toplabel import Blend as Blend, OddsScaling as OddsScaling
     from calibrant.comparison import Comparison as Comparison, compare as compare
@@ -59,7 +79,16 @@ if TYPE_CHECKING:
         shift_prior as shift_prior,
         threshold as threshold,
     )
+    from calibrant.deploy import (
+        CalibratedModel as CalibratedModel,
+        calibrated as calibrated,
+        collect as collect,
+        fold as fold,
+    )
+    from calibrant.export import export_onnx as export_onnx, export_program as export_program
     from calibrant.io import load as load, save as save
+    from calibrant.losses import LOSSES as LOSSES, Loss as Loss
+    from calibrant.losses.fedlas import FeDLaS as FeDLaS
     from calibrant.metrics.binned import (
         ada_ece as ada_ece,
         classwise_ece as classwise_ece,
@@ -102,6 +131,7 @@ if TYPE_CHECKING:
     from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
     from calibrant.metrics.stream import Accumulator as Accumulator, evaluate as evaluate
     from calibrant.metrics.table import METRICS as METRICS, Metric as Metric
+    from calibrant.monitor import Monitor as Monitor, MonitorReport as MonitorReport
 
 _WHERE = {
     "_binning": ["Bins"],
@@ -110,11 +140,15 @@ _WHERE = {
     "calibrators.affine": ["DirichletCalibration", "MatrixScaling", "VectorScaling"],
     "calibrators.auto": ["Auto"],
     "calibrators.base": ["Calibrator"],
+    "calibrators.binning": ["BBQ", "HistogramBinning", "HistogramOneVsRest", "ScalingBinning"],
     "calibrators.classwise": ["ClassTemperatures"],
     "calibrators.crossfit": ["CrossFit", "cross_fit"],
     "calibrators.curves": ["margin_change", "margin_temperature"],
+    "calibrators.features": ["FeatureClipping", "GroupCalibration", "ProCal"],
     "calibrators.files": ["Effect", "apply_file", "effect_file", "fit_file"],
+    "calibrators.isotonic": ["IsotonicCalibration", "IsotonicOneVsRest"],
     "calibrators.scaling": ["EnsembleTemperatureScaling", "Identity", "TemperatureScaling"],
+    "calibrators.smooth_maps": ["BetaCalibration", "SigmoidScaling", "SplineCalibration"],
     "calibrators.toplabel": ["Blend", "OddsScaling"],
     "comparison": ["Comparison", "compare"],
     "data": ["open_predictions", "sample_path", "save_predictions"],
@@ -128,7 +162,11 @@ _WHERE = {
         "shift_prior",
         "threshold",
     ],
+    "deploy": ["CalibratedModel", "calibrated", "collect", "fold"],
+    "export": ["export_onnx", "export_program"],
     "io": ["load", "save"],
+    "losses": ["LOSSES", "Loss"],
+    "losses.fedlas": ["FeDLaS"],
     "metrics.binned": [
         "ada_ece",
         "classwise_ece",
@@ -149,8 +187,9 @@ _WHERE = {
     "metrics.smooth": ["ks", "smce", "smooth_ece"],
     "metrics.stream": ["Accumulator", "evaluate"],
     "metrics.table": ["METRICS", "Metric"],
+    "monitor": ["Monitor", "MonitorReport"],
 }
-_SUBMODULES = ("calibrators", "data", "decide", "metrics", "plots")
+_SUBMODULES = ("calibrators", "data", "decide", "losses", "metrics", "monitor", "plots", "sklearn")
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = sorted(_MODULE)

@@ -19,7 +19,13 @@ from calibrant._solve import time_limit as limited
 from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.crossfit import row_folds
-from calibrant.calibrators.files import Meter, fit_table, fit_whole, make_calibrator
+from calibrant.calibrators.files import (
+    Meter,
+    fit_table,
+    fit_whole,
+    fits_from_table,
+    make_calibrator,
+)
 from calibrant.calibrators.scaling import Identity
 from calibrant.calibrators.source import Block, Data, Progress, Source, opened, warn_of_zeros
 from calibrant.data import PredictionFile
@@ -260,7 +266,8 @@ def compare(
     """
     file = opened(data)
     sources, names = _sources(file, fit_split, test_split, weight, groups, seed)
-    calibrators = _chosen(methods, all(source.has_features for source in sources))
+    features = all(source.has_features for source in sources)
+    calibrators = _chosen(methods, features, sources[0].has_head)
     stream = Accumulator(bins=bins, pairs=True, level=level, seed=seed)
     bench = _Bench(*sources, stream, time_limit)
     n_test, classes = bench.prepare(list(calibrators.values()))
@@ -329,13 +336,17 @@ def _halves(source: Source, seed: int) -> tuple[Source, Source]:
 
 
 def _chosen(
-    methods: str | Sequence[str] | Mapping[str, Calibrator] | None, features: bool
+    methods: str | Sequence[str] | Mapping[str, Calibrator] | None, features: bool, head: bool
 ) -> dict[str, Calibrator]:
     if isinstance(methods, Mapping):
         return {name: make_calibrator(calibrator) for name, calibrator in methods.items()}
     if methods is None:
         usual = {name: make_calibrator(name) for name in CALIBRATORS}
-        return {name: c for name, c in usual.items() if features or not c.needs_features}
+        return {
+            name: c
+            for name, c in usual.items()
+            if c.needs_features <= features and c.needs_head <= head
+        }
     names = [methods] if isinstance(methods, str) else methods
     if not names:
         raise ValueError(f"methods must name at least one of {listed(CALIBRATORS)}")
@@ -372,10 +383,13 @@ class _Bench:
                 _counted(self.fit_on)
             if not all(map(self._from_table, calibrators)):
                 _ = self.fit_on.logits, self.fit_on.group_values
+            wanted = any(c.needs_features or c.uses_features for c in calibrators)
+            if wanted and self.fit_on.has_features:
+                _ = self.fit_on.features
             return _counted(self.measure_on)
 
     def _from_table(self, calibrator: Calibrator) -> bool:
-        return self.fit_on.groups is None and calibrator.fits_records
+        return fits_from_table(calibrator, self.fit_on)
 
     def row(self, name: str, calibrator: Calibrator) -> Row:
         """Fit and measure one method; whatever goes wrong is written down."""

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._checks import FloatArray, IntArray, warn
-from calibrant._partition import Records
-from calibrant.calibrators.base import Calibrator, Claims, RecordsCalibrator
+from calibrant._checks import IGNORED, FloatArray, IntArray, Logits, warn
+from calibrant._partition import Records, tabulate
+from calibrant._walk import Examples, as_tensor, blocks
+from calibrant.calibrators.base import Calibrator, Claims, Context, RecordsCalibrator
+from calibrant.calibrators.features import GroupCalibration, ProCal
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.calibrators.smooth_maps import BetaCalibration, SplineCalibration
 from calibrant.calibrators.toplabel import Blend
 
-CANDIDATES: dict[str, Callable[[], RecordsCalibrator]] = {
+CANDIDATES: dict[str, type[Calibrator]] = {
     "none": Identity,
     "ts": TemperatureScaling,
     "blend": Blend,
+    "spline": SplineCalibration,
+    "beta": BetaCalibration,
+    "gc": GroupCalibration,
+    "procal": ProCal,
 }
-"""What may be chosen, from simple to complex. All of them keep the predicted class."""
+"""What may be chosen, in order of preference: the simplest first, then by what real models gained.
+All of them keep the predicted class."""
 FEWEST = 50
 """Samples below which a choice would be a guess."""
 MOST = 20_000
@@ -60,13 +68,15 @@ class Auto(RecordsCalibrator):
 
     with soft bins. Likelihood alone lets confidence drift where bins would show it, calibration
     alone can be had by saying the accuracy for every sample: the sum asks for both. Samples are
-    drawn anew to find the standard error of each difference, and the simplest method that is
-    within half of one of the best is taken. Doing nothing is among the candidates.
+    drawn anew to find the standard error of each difference, and the first method that is within
+    half of one of the best is taken. Doing nothing is among the candidates. Methods that
+    need features are among them where a fit is given some; one that is chosen will want them
+    for every prediction.
 
     Parameters
     ----------
     candidates : sequence of str
-        Names, from simple to complex.
+        Names in order of preference: from simple to complex.
     folds : int
     seed : int
         Of the folds and the draws.
@@ -93,6 +103,8 @@ class Auto(RecordsCalibrator):
     'TemperatureScaling'
     """
 
+    uses_features = True
+
     chosen: Calibrator | None
 
     def __init__(
@@ -114,6 +126,7 @@ class Auto(RecordsCalibrator):
         self.folds = folds
         self.seed = seed
         self.chosen = chosen
+        self.needs_features = chosen is not None and chosen.needs_features
         self.reasons = reasons
         self.candidates_: list[Candidate] = []
 
@@ -124,19 +137,34 @@ class Auto(RecordsCalibrator):
     def _warn_of_size(self, samples: int, classes: int) -> None:
         """Leave the warning to what is chosen."""
 
+    def _check_features(
+        self, features: Logits | None, rows: tuple[int, ...], width: int = 0
+    ) -> None:
+        """Let features be there or not: the chosen method has its own say."""
+        if features is not None:
+            self._check_rows(features, rows)
+
     def _fitted(self, classes: int) -> None:
         super()._fitted(classes)
         if self.chosen is not None:
             self.chosen._fitted(classes)
 
+    def _fit(self, given: Examples, context: Context) -> None:
+        groups = None if context.groups is None else context.groups[given.labels != IGNORED]
+        rows = None if context.features is None else _Rows(given, context)
+        self._decide(tabulate(given), groups, rows)
+
     def _fit_grouped(self, records: Records, groups: NDArray[Any] | None) -> None:
-        name = self._choose(records, groups)
-        self.chosen = CANDIDATES[name]()
-        self.chosen.fit_records(records)
+        self._decide(records, groups, None)
+
+    def _decide(self, records: Records, groups: NDArray[Any] | None, rows: _Rows | None) -> None:
+        name = self._choose(records, groups, rows)
+        self.chosen = _fitted(name, records, rows)
+        self.needs_features = self.chosen.needs_features
         self.reasons = _explained(name, self.candidates_)
         self.solution_ = self.chosen.solution_
 
-    def _choose(self, records: Records, groups: NDArray[Any] | None) -> str:
+    def _choose(self, records: Records, groups: NDArray[Any] | None, rows: _Rows | None) -> str:
         self.candidates_ = []
         if len(records) < FEWEST or records.correct.all() or not records.correct.any():
             warn(
@@ -149,42 +177,96 @@ class Auto(RecordsCalibrator):
         if len(records) > MOST:
             some = np.sort(rng.permutation(len(records))[:MOST])
             records, groups = records.take(some), None if groups is None else groups[some]
+            rows = None if rows is None else rows.take(some)
         parts = folds(records.labels, self.folds, groups=groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
-        claims = {name: _out_of_fold(name, records, parts) for name in self.candidates}
+        usable = [name for name in self.candidates if rows or not CANDIDATES[name].needs_features]
+        claims = {name: _out_of_fold(name, records, rows, parts) for name in usable}
         self.candidates_ = _judged(claims, records, parts, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """What the chosen method gives."""
+        self._check_input(logits)
+        found: Tensor = self.chosen(logits, features)  # type: ignore[misc]  # fitted, so there
+        return found
 
     def claims(self, records: Records) -> Claims:
         """Confidence and negative log-likelihood of each sample after calibration."""
         assert isinstance(self.chosen, RecordsCalibrator)
         return self.chosen.claims(records)
 
-    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        assert self.chosen is not None
-        return self.chosen._transform(logits, top, features)
+
+class _Rows(NamedTuple):
+    """The rows behind the records, for methods that need more of them than a table."""
+
+    given: Examples
+    context: Context
+
+    def take(self, which: IntArray) -> _Rows:
+        """Leave out all but some of the labelled rows."""
+        rows = np.flatnonzero(self.given.labels != IGNORED)[which]
+        labels = np.full_like(self.given.labels, IGNORED)
+        labels[rows] = self.given.labels[rows]
+        return _Rows(self.given._replace(labels=labels), self.context)
+
+    def claims(self, calibrator: Calibrator) -> Claims:
+        """Confidence and negative log-likelihood of each labelled row."""
+        features = self.context.features
+        assert features is not None
+        flat = features.reshape(-1, features.shape[-1])
+        confidence, nll = [], []
+        for block in blocks(self.given, 0, self.given.labels.size):
+            found = calibrator(block.logits, _some(flat, block.number, block.logits))
+            log_probs = found.double().log_softmax(-1)
+            confidence.append(log_probs.amax(-1).exp().cpu().numpy())
+            nll.append(-log_probs.gather(-1, block.labels[:, None])[:, 0].cpu().numpy())
+        return Claims(np.concatenate(confidence), np.concatenate(nll))
+
+
+def _some(values: Logits, rows: IntArray, like: Tensor) -> Tensor:
+    return as_tensor(values[rows]).to(like.device).float()
+
+
+def _fitted(name: str, records: Records, rows: _Rows | None) -> Calibrator:
+    """A candidate, fitted on records or, where they do not suffice, on the rows behind them."""
+    calibrator = CANDIDATES[name]()
+    if isinstance(calibrator, RecordsCalibrator):
+        return calibrator.fit_records(records)
+    assert rows is not None
+    calibrator._warn_of_size(len(records), records.classes)
+    calibrator._fit(rows.given, rows.context)
+    calibrator._fitted(records.classes)
+    return calibrator
 
 
 def _explained(name: str, candidates: Sequence[Candidate]) -> str:
     if not candidates:
         return "left as it is: too little data to choose a method"
-    lines = [f"chose {name}: the simplest within noise of the best score, NLL + ECE"]
+    lines = [f"chose {name}: the first within noise of the best score, NLL + ECE"]
     for c in candidates:
         behind = f"{c.excess:.4f} +- {c.error:.4f} above the best" if c.excess else "the best"
-        lines.append(f"  {c.name:<5} {c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}, {behind}")
+        lines.append(f"  {c.name:<6} {c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}, {behind}")
     return "\n".join(lines)
 
 
-def _out_of_fold(name: str, records: Records, parts: Sequence[IntArray]) -> Claims:
+def _out_of_fold(
+    name: str, records: Records, rows: _Rows | None, parts: Sequence[IntArray]
+) -> Claims:
     """Claims about each sample by a fit that did not see it."""
     confidence, nll = np.empty(len(records)), np.empty(len(records))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of small folds; the final fit has its own say
         for held in parts:
             seen = np.setdiff1d(np.arange(len(records)), held)
-            fitted = CANDIDATES[name]().fit_records(records.take(seen))
-            confidence[held], nll[held] = fitted.claims(records.take(held))
+            fitted = _fitted(name, records.take(seen), rows and rows.take(seen))
+            if isinstance(fitted, RecordsCalibrator):
+                found = fitted.claims(records.take(held))
+            else:
+                assert rows is not None
+                found = rows.take(held).claims(fitted)
+            confidence[held], nll[held] = found
     return Claims(confidence, nll)
 
 

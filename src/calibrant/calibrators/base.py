@@ -14,17 +14,19 @@ from torch import Tensor, nn
 from calibrant._checks import (
     IGNORED,
     FloatArray,
+    IntArray,
     Logits,
     Values,
     as_labels,
     as_scores,
     bad_row,
+    check_some,
     spread,
     warn,
 )
 from calibrant._partition import Records, tabulate
 from calibrant._solve import Solution
-from calibrant._walk import Examples, as_tensor, examples
+from calibrant._walk import BLOCK, Examples, as_tensor, examples
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,6 +63,17 @@ def _members(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
     return spread(given, shape, "groups").reshape(-1)
 
 
+def _check_finite(features: Tensor, numbers: IntArray | None = None) -> None:
+    """Raise unless rows ``(n, width)`` are finite; ``numbers`` are those of the caller's rows."""
+    bad = ~torch.isfinite(features).all(-1)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        raise ValueError(
+            f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
+            "infinity: find the layer or the sample that overflowed"
+        )
+
+
 class Calibrator(nn.Module):
     """A map from logits to calibrated logits that is learned from held-out predictions.
 
@@ -76,6 +89,10 @@ class Calibrator(nn.Module):
         The order of all classes of a row is kept.
     needs_features : bool
         ``fit`` and ``forward`` want the features before the last layer.
+    uses_features : bool
+        ``fit`` looks at features where there are any.
+    needs_head : bool
+        ``fit`` wants the last layer too.
     solution_ : Solution or None
         How the search of the last fit ended.
     """
@@ -83,14 +100,20 @@ class Calibrator(nn.Module):
     keeps_argmax: bool = False
     monotone: bool = False
     needs_features: bool = False
+    uses_features: bool = False
+    needs_head: bool = False
 
     classes_: Tensor
+    width_: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.solution_: Solution | None = None
         self._learned(classes_=torch.tensor(0))
-        self._classes = 0  # as a Python number, so that an exported graph does not depend on it
+        if self.needs_features:
+            self._learned(width_=torch.tensor(0))
+        # as Python numbers, so that an exported graph does not depend on them
+        self._classes = self._width = 0
 
     # ------------------------------------------------------------------ what a subclass writes
 
@@ -146,13 +169,15 @@ class Calibrator(nn.Module):
         self
         """
         given = examples(logits, labels, sample_weight)
-        if self.needs_features and features is None:
+        rows = as_labels(labels).shape
+        inputs = None if features is None else as_scores(features, "features")
+        self._check_features(inputs, rows)
+        if self.needs_head and head is None:
             raise ValueError(
-                f"{type(self).__name__} needs features: pass features=, the inputs of the last "
-                "layer, one row for each row of logits"
+                f"{type(self).__name__} needs the last layer: pass head=(weight, bias), of shapes "
+                "(classes, width) and (classes,); a prediction file has them under these names"
             )
-        kept = None if groups is None else _members(groups, as_labels(labels).shape)
-        context = Context(None if features is None else as_scores(features, "features"), head, kept)
+        context = Context(inputs, head, None if groups is None else _members(groups, rows))
         self._warn_of_size(int((given.labels >= 0).sum()), given.classes)
         self._fit(given, context)
         self._fitted(1 if given.logits.ndim == 1 else given.classes)
@@ -161,6 +186,9 @@ class Calibrator(nn.Module):
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
         self._check_input(logits)
+        self._check_features(
+            features, logits.shape if self._classes == 1 else logits.shape[:-1], self._width
+        )
         wide = self._wide(logits)
         top = wide.amax(-1, keepdim=True)
         found = self._transform(wide - top, top, features)
@@ -185,11 +213,28 @@ class Calibrator(nn.Module):
         NumPy in gives NumPy out, a tensor in gives a tensor out.
         """
         scores = self._scores(logits)
-        inputs = None if features is None else self._tensor(features, scores.device)
         with torch.no_grad():
-            found = self(scores, inputs)
-            probs = torch.sigmoid(found) if self._classes == 1 else torch.softmax(found, -1)
+            probs = self._probs(scores, self._inputs_beside(scores, features))
         return probs if isinstance(logits, Tensor) else probs.cpu().numpy()
+
+    def _probs(self, scores: Tensor, features: Tensor | None) -> Tensor:
+        """Probabilities of checked logits, some rows at a time, so that little is held besides."""
+        one = self._classes == 1
+        rows = scores.reshape(-1) if one else scores.reshape(-1, self._classes)
+        step = max(1, BLOCK.get(scores.device.type, BLOCK["cpu"]) // self._classes)
+        if len(rows) <= step:
+            return self._block(scores, features)
+        self._check_features(features, scores.shape if one else scores.shape[:-1], self._width)
+        beside = None if features is None else features.reshape(-1, features.shape[-1])
+        found = torch.empty_like(rows, dtype=torch.promote_types(scores.dtype, torch.float32))
+        for start in range(0, len(rows), step):
+            run = slice(start, start + step)
+            found[run] = self._block(rows[run], None if beside is None else beside[run])
+        return found.reshape(scores.shape)
+
+    def _block(self, scores: Tensor, features: Tensor | None) -> Tensor:
+        found = self(scores, features)
+        return torch.sigmoid(found) if self._classes == 1 else torch.softmax(found, -1)
 
     def config(self) -> dict[str, Any]:
         """The arguments of the constructor, as they can be written to JSON."""
@@ -229,6 +274,28 @@ class Calibrator(nn.Module):
                 self._learned(**{name: torch.empty_like(state_dict[prefix + name])})
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
         self._classes = int(self.classes_)
+        self._width = int(self.width_) if "width_" in self._buffers else 0
+
+    def _labelled_features(self, given: Examples, context: Context) -> Tensor:
+        """Features of the labelled rows of a fit, ``(n, width)`` float32; learns the width."""
+        assert context.features is not None
+        kept = np.flatnonzero(given.labels != IGNORED)
+        check_some(len(kept))
+        self._width = int(context.features.shape[-1])
+        self._learned(width_=torch.tensor(self._width))
+        rows = context.features.reshape(-1, self._width)
+        chosen = as_tensor(rows[kept]).float()
+        _check_finite(chosen, kept)
+        return chosen
+
+    def _inputs_beside(self, scores: Tensor, features: Values | None) -> Tensor | None:
+        """Features as a finite tensor, for methods that need them."""
+        if features is None or not self.needs_features:
+            return None
+        inputs = self._tensor(as_scores(features, "features"), scores.device)
+        if inputs.ndim:
+            _check_finite(inputs.reshape(-1, inputs.shape[-1]))
+        return inputs
 
     def _scores(self, logits: Values) -> Tensor:
         """Logits as a tensor in which every row has a softmax."""
@@ -261,6 +328,30 @@ class Calibrator(nn.Module):
         if self._classes > 1 and (logits.ndim == 0 or logits.shape[-1] != self._classes):
             raise ValueError(
                 f"logits must be (..., {self._classes}), as in fit, got {tuple(logits.shape)}"
+            )
+
+    def _check_features(
+        self, features: Logits | None, rows: tuple[int, ...], width: int = 0
+    ) -> None:
+        """Raise unless there are features for rows of a shape, where they are needed."""
+        if not self.needs_features:
+            return
+        if features is None:
+            raise ValueError(
+                f"{type(self).__name__} needs features: pass features=, the inputs of the last "
+                "layer, one row for each row of logits"
+            )
+        self._check_rows(features, rows, width)
+
+    @staticmethod
+    def _check_rows(features: Logits, rows: tuple[int, ...], width: int = 0) -> None:
+        """Raise unless features have one row for each row of logits."""
+        shape = tuple(features.shape)
+        if not shape or shape[:-1] != tuple(rows) or shape[-1] != (width or max(shape[-1], 1)):
+            wanted = f"(..., {width}), as in fit," if width else "(..., width)"
+            raise ValueError(
+                f"features must be {wanted} with one row for each row of logits, got {shape} for "
+                f"rows of shape {tuple(rows)}"
             )
 
     def _warn_of_size(self, samples: int, classes: int) -> None:

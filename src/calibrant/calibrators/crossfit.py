@@ -11,7 +11,14 @@ import numpy as np
 
 from calibrant._checks import IGNORED, IntArray, spread
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.files import Effect, fit_table, fit_whole, make_calibrator, measured
+from calibrant.calibrators.files import (
+    Effect,
+    fit_table,
+    fit_whole,
+    fits_from_table,
+    make_calibrator,
+    measured,
+)
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.source import Data, Progress, Source, opened
 from calibrant.metrics.stream import Accumulator
@@ -111,8 +118,8 @@ def _fit_folds(
 ) -> list[Calibrator]:
     """Fit the calibrator on everything; return copies of it, each fitted without one fold."""
     places = spread(fold, source.labels.shape, "fold")
-    whole = source.groups is not None or not calibrator.fits_records
-    records = None if whole else source.records(progress=progress)
+    tabled = fits_from_table(calibrator, source)
+    records = source.records(progress=progress) if tabled else None
     of_record = places[source.labels != IGNORED]
 
     def fit_without(one: Calibrator, left_out: int) -> Calibrator:

@@ -87,9 +87,8 @@ def calibrated(calibrator: Calibrator, logits: Values, features: Values | None =
     tensor([[ 0., -2.]], dtype=torch.float64)
     """
     scores = calibrator._scores(logits)
-    inputs = None if features is None else calibrator._tensor(features, scores.device)
     with torch.no_grad():
-        return torch.as_tensor(calibrator(scores, inputs))
+        return torch.as_tensor(calibrator(scores, calibrator._inputs_beside(scores, features)))
 
 
 # Fit.
@@ -208,10 +207,16 @@ def fit_on(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Calibrator:
-    """Fit on the rows of a source, from the table where that suffices; it knows no groups."""
-    if source.groups is not None or not calibrator.fits_records:
+    """Fit on the rows of a source, from the table where that suffices."""
+    if not fits_from_table(calibrator, source):
         return fit_whole(calibrator, source)
     return fit_table(calibrator, source, source.records(executor, progress))
+
+
+def fits_from_table(calibrator: Calibrator, source: Source) -> bool:
+    """Whether the table of a source has all that a fit looks at: no groups, no features."""
+    features = calibrator.uses_features and source.has_features
+    return calibrator.fits_records and source.groups is None and not features
 
 
 def fit_table(calibrator: Calibrator, source: Source, records: Records) -> Calibrator:
@@ -224,9 +229,10 @@ def fit_whole(calibrator: Calibrator, source: Source, labels: IntArray | None = 
     """Fit on the arrays of a source; other labels may leave out some of its rows."""
     logits, targets = source.logits, source.labels if labels is None else labels
     given: dict[str, Any] = {}
-    if calibrator.needs_features:
+    if source.has_features if calibrator.uses_features else calibrator.needs_features:
         _check_features(calibrator, source)
-        given = {"features": source.features, "head": source.file.last_layer()}
+        head = source.file.last_layer() if source.has_head else None
+        given = {"features": source.features, "head": head}
     if source.weight is not None:
         given["sample_weight"] = source.split.read(source.weight)
     if source.group_values is not None:
@@ -484,10 +490,13 @@ def _check_target(file: PredictionFile, target: Path) -> None:
 
 def _check_fits(calibrator: Calibrator, source: Source) -> None:
     """Refuse what a walk would find out too late, or not at all."""
-    if calibrator.needs_features:
-        _check_features(calibrator, source)
     shape = source.split.shape
     calibrator._check_input(torch.zeros(1, *shape))
+    if calibrator.needs_features:
+        _check_features(calibrator, source)
+        widths = source.split.parts[0].stored("features").shape[1:]
+        with placed(source.file.path):
+            calibrator._check_features(torch.empty(1, *widths), (1, *shape[:-1]), calibrator._width)
     if calibrator._classes == 1 and shape:
         raise ValueError(
             f"{source.file.path} has {math.prod(shape)} scores per row, but this "

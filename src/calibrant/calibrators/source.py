@@ -161,6 +161,12 @@ class Source:
         """Whether every shard has features."""
         return "features" in self.split.keys
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the file has the last linear layer; a column of that name is none."""
+        found = next((shard["weight"] for shard in self.file.shards if "weight" in shard), None)
+        return found is not None and len(found.shape) == 2
+
     def with_column(self, name: str, values: Array) -> Source:
         """The same rows with a column added, or another in its place."""
         ends = np.cumsum([part.rows for part in self.split.parts])

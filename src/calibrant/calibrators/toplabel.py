@@ -2,6 +2,7 @@ r"""Maps of the top class's confidence, and how the rest of the row moves with i
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import ClassVar, Literal
 
@@ -12,14 +13,16 @@ from torch import Tensor
 
 from calibrant._checks import BoolArray, FloatArray, warn
 from calibrant._partition import LARGEST_GAP, LEAST_REST, TOP, Records
-from calibrant._solve import Objective, minimise_within
+from calibrant._solve import Objective, minimise_convex, minimise_within
 from calibrant.calibrators.adaptive import SMART
-from calibrant.calibrators.base import Claims, RecordsCalibrator, check_choice
+from calibrant.calibrators.base import BOUNDS, Claims, RecordsCalibrator, check_choice
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 
 CERTAIN = 30.0
 """Log-odds beyond which float32 cannot tell a confidence from 0 or 1."""
+PRIOR = 10.0
+"""Samples that the best single temperature is worth as a guess for that of the rest."""
 
 
 def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
@@ -57,18 +60,25 @@ def _without_top(logits: Tensor, values: Tensor, at_top: float) -> Tensor:
 
 
 class OddsCalibrator(RecordsCalibrator):
-    r"""A temperature, then new log-odds for the top class.
+    r"""New log-odds for the top class, and a temperature for the others.
 
-    The other classes keep their proportions (:func:`with_log_odds`). The negative log-likelihood
-    then falls apart into that of "is the top class right?" and that of the rest, so that
-    calibrating the first does not cost the second, as it does under a temperature.
+    The negative log-likelihood falls apart into that of "is the top class right?" and that of the
+    rest (:func:`with_log_odds`), so that calibrating the first does not cost the second, as it
+    does under one temperature for all. The log-odds are learned from logits divided by the best
+    single temperature; the proportions of the other classes are those under the temperature that
+    is best for the examples whose top class is wrong.
 
     Subclasses write ``_fit_odds``, ``_odds`` and ``_record_odds``.
     """
 
     tempered: bool = True
-    """Whether the logits are divided by the best single temperature first."""
+    """Whether there are temperatures other than 1."""
     temperature_: Tensor
+    rest_temperature_: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._learned(temperature_=1.0, rest_temperature_=1.0)
 
     def _fit_odds(self, records: Records) -> None:
         """Learn the new log-odds; the temperature is there already."""
@@ -83,8 +93,9 @@ class OddsCalibrator(RecordsCalibrator):
         raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
-        sharpness = best_sharpness(records).x[0] if self.tempered else 0.0
-        self._learned(temperature_=np.exp(-sharpness))
+        best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
+        rest = rest_sharpness(records, best) if self.tempered else 0.0
+        self._learned(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
         self._fit_odds(records)
 
     def claims(self, records: Records) -> Claims:
@@ -93,7 +104,7 @@ class OddsCalibrator(RecordsCalibrator):
         Exact where no more than nine classes would have to be held below the top one, and close
         to it elsewhere.
         """
-        b, odds = 1 / float(self.temperature_), self._record_odds(records)
+        b, odds = 1 / float(self.rest_temperature_), self._record_odds(records)
         rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
         own = np.where(records.own_gap == 0, 0.0, rise - b * records.own_gap)  # ties stay level
         if not self.keeps_argmax:
@@ -102,16 +113,35 @@ class OddsCalibrator(RecordsCalibrator):
         next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
         above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
         mass = np.exp(-odds) - above
-        deep = next_best[:, -1] > 0  # even the last runner-up that is known is above the top
+        # where all classes are known, or even the last runner-up that is known is above the top
+        deep = (records.possible <= TOP) | (next_best[:, -1] > 0)
         if deep.any():
             rest = _held_rest(records.take(deep), b, rise[deep])
-            mass[deep] = np.minimum(np.exp(next_best[deep]), 1).sum(1) + rest
+            level = np.where(gaps[deep] == 0, 0, np.minimum(next_best[deep], 0))
+            mass[deep] = np.exp(level).sum(1) + rest
         total = np.log1p(np.maximum(mass, 0))
         return Claims(np.exp(-total), total - np.minimum(own, 0))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        tempered = logits / self.temperature_.to(logits.dtype)
-        return with_log_odds(tempered, self._odds(logits, top))
+        rest = logits / self.rest_temperature_.to(logits.dtype)
+        return with_log_odds(rest, self._odds(logits, top))
+
+
+def rest_sharpness(records: Records, prior: float) -> float:
+    r"""Log-sharpness under which wrong top classes leave the label likeliest.
+
+    It minimises the sum of :math:`b d_y + R(b)` over the wrong samples, which is
+    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten samples
+    more, so that few wrong samples say little.
+    """
+    wrong = records.take(records.own_gap > 0)
+
+    def slope(u: float) -> float:
+        b = math.exp(u)
+        pull = wrong.weight @ (b * wrong.own_gap + wrong.log_rest(b).slope)
+        return float(pull + PRIOR * (u - prior))
+
+    return float(minimise_convex(slope, -math.log(BOUNDS[1]), -math.log(BOUNDS[0])).x[0])
 
 
 def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
@@ -153,7 +183,6 @@ class TopLabelMap(OddsCalibrator):
         super().__init__()
         self.keep_argmax = keep_argmax
         self.keeps_argmax = self.monotone = keep_argmax
-        self._learned(temperature_=1.0)
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         """Learn from log-odds of the top class, outcomes and weights, each ``(n,)``."""
@@ -177,7 +206,7 @@ class TopLabelMap(OddsCalibrator):
 
 
 class OddsScaling(TopLabelMap):
-    r"""A temperature, then a rising broken line for the log-odds of the top class.
+    r"""A rising broken line for the log-odds of the top class, and a temperature for the rest.
 
     .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
         + \theta_0
@@ -195,7 +224,8 @@ class OddsScaling(TopLabelMap):
 
     Attributes
     ----------
-    temperature_ : scalar Tensor
+    temperature_, rest_temperature_ : scalar Tensor
+        The best one for all, under which log-odds are taken, and the one of the other classes.
     knots_ : (knots,) Tensor
     line_ : (knots + 2,) Tensor
         Slopes, then the offset.
@@ -229,15 +259,15 @@ class OddsScaling(TopLabelMap):
         return np.array([1.0] * (self.knots + 1) + [0.0])
 
     def size(self, classes: int) -> int:
-        """Slopes, offset and the temperature."""
-        return self.knots + 3
+        """Slopes, offset and the temperatures."""
+        return self.knots + 4
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
         self._learned(knots_=self._place(odds, share))
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
-            _confidence_objective(self._inputs(odds), correct, share, calibration),
+            confidence_objective(self._inputs(odds), correct, share, calibration),
             self._straight(),
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
@@ -278,9 +308,9 @@ class Blend(OddsCalibrator):
 
     .. math:: s' = \tfrac12 (s_\text{SMART} + s_\text{odds})
 
-    in log-odds; the other classes keep their proportions at the best single temperature. One
-    looks at the margin, the other at the confidence, and their errors partly cancel. This is
-    calibrant's own method, and what ``auto`` takes where one temperature is not enough.
+    in log-odds; the other classes have a temperature of their own. One looks at the margin, the
+    other at the confidence, and their errors partly cancel. This is calibrant's own method, and
+    what ``auto`` takes where one temperature is not enough.
 
     Parameters
     ----------
@@ -306,10 +336,9 @@ class Blend(OddsCalibrator):
         self.seed = seed
         self.smart = SMART(seed=seed)
         self.odds = OddsScaling()
-        self._learned(temperature_=1.0)
 
     def size(self, classes: int) -> int:
-        """Those of both, with one temperature."""
+        """Those of both."""
         return self.smart.size(classes) + self.odds.size(classes)
 
     def _fit_odds(self, records: Records) -> None:
@@ -328,7 +357,7 @@ class Blend(OddsCalibrator):
         return (by_margin + self.odds._odds(logits, top)) / 2
 
 
-def _confidence_objective(
+def confidence_objective(
     inputs: FloatArray, correct: BoolArray, share: FloatArray, weight: float
 ) -> Objective:
     """Likelihood of being right under log-odds linear in the inputs, plus weighted soft ECE."""

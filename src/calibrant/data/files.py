@@ -309,10 +309,10 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 def _prediction_files(pattern: str) -> list[Path]:
     found = (Path(name) for name in glob.glob(pattern, recursive=True))
     files = [path for path in found if path.suffix in FORMATS and path.is_file()]
-    return sorted(files, key=_natural)
+    return sorted(files, key=natural_order)
 
 
-def _natural(path: Path) -> tuple[list[str | int], str]:
+def natural_order(path: Path) -> tuple[list[str | int], str]:
     """Sort key in which 2 comes before 10; the name itself decides between 1 and 01."""
     # A pattern with a group splits into text and digits in turn: like is compared with like.
     pieces = re.split(r"(\d+)", str(path))

@@ -1,0 +1,340 @@
+"""How often a monitor raises a false alarm, and how soon it notices a drift.
+
+    python benchmarks/studies/monitor.py DATA... > docs/data/monitor.csv
+    python benchmarks/studies/monitor.py --tables docs/data/monitor.csv
+
+DATA are folders with ``predictions.npz`` (val and test) and ``shift.npz`` (the test images under
+corruptions); without them only the simulations run. The second form prints the tables of
+``docs/monitor.md``. ``--streams`` and ``--only`` make it shorter; whole, it takes half an hour.
+
+Simulated confidences are those of a classifier of moderate skill, 84 % on average. A row says, in
+percent of the streams, how many raised an alarm before there was a drift (``false``) and how many
+after it (``found``), and the median and 90 % quantile of the labelled examples that this took;
+streams without an alarm count as infinitely late.
+"""
+
+import argparse
+import csv
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit, logsumexp
+
+import calibrant as cal
+from calibrant.calibrators.files import calibrated
+from calibrant.monitor import Monitor
+from calibrant.monitor.evidence import bin_runs
+
+Array = NDArray[np.float64]
+Truth = Callable[[Array, int], Array]
+"""Probability of being right, given the confidence and the number of the window."""
+Row = dict[str, object]
+
+COLUMNS = (
+    *("study", "data", "setting", "tolerance", "window", "streams"),
+    *("false", "found", "delay", "delay_90"),
+)
+WINDOW, WINDOWS = 500, 100
+
+CALIBRATED: dict[str, tuple[float, Truth]] = {
+    "calibrated": (0.0, lambda c, k: c),
+    "calibrated, tolerance": (0.02, lambda c, k: c),
+    "2 points over": (0.02, lambda c, k: c - 0.02),
+    "2 points under": (0.02, lambda c, k: c + 0.02),
+    "2 points over or under by turns": (0.02, lambda c, k: c + 0.02 * (-1) ** k),
+    "2 points over above 80 %, under below": (
+        0.02,
+        lambda c, k: c + np.where(c > 0.8, -0.02, 0.02),
+    ),
+}
+DRIFTS: dict[str, Callable[[Array], Array]] = {
+    "3 points over": lambda c: c - 0.03,
+    "5 points over": lambda c: c - 0.05,
+    "10 points over": lambda c: c - 0.1,
+    "5 points under": lambda c: c + 0.05,
+    "temperature 1.25": lambda c: expit(logit(c) / 1.25),
+    "temperature 1.5": lambda c: expit(logit(c) / 1.5),
+    "temperature 0.7": lambda c: expit(logit(c) / 0.7),
+    "8 points over above 90 %": lambda c: np.where(c > 0.9, c - 0.08, c),
+    "10 points over below 70 %": lambda c: np.where(c < 0.7, c - 0.1, c),
+    "5 points over above 80 %, 8 under below": lambda c: np.where(c > 0.8, c - 0.05, c + 0.08),
+}
+"""What the accuracy becomes at each confidence."""
+
+
+def claims(rng: np.random.Generator, n: int) -> Array:
+    return np.minimum(expit(rng.gamma(2.0, 1.6, n) - 0.5), 1 - 1e-9)
+
+
+def right(rng: np.random.Generator, truth: Array) -> NDArray[np.bool_]:
+    return rng.random(truth.size) < truth
+
+
+def stream(watch: Monitor, rng: np.random.Generator, truth: Truth, windows: int) -> float:
+    """Examples until the alarm; inf without one."""
+    for k in range(windows):
+        confidence = claims(rng, watch.window)
+        watch.observe(confidence, right(rng, truth(confidence, k)))
+        if watch.alarm:
+            return watch.alarm.examples
+    return math.inf
+
+
+def row(study: str, data: str, setting: str, watch: Monitor, taken: list[float], start: int) -> Row:
+    """Shares of false and right alarms, and delays counted from the start of the drift."""
+    late = np.array(taken) - start
+    true = late[late > 0]
+    median, most = np.quantile(true, [0.5, 0.9], method="higher") if true.size else [np.inf] * 2
+    return {
+        **{"study": study, "data": data, "setting": setting, "tolerance": watch.tolerance},
+        **{"window": watch.window, "streams": late.size, "false": percent(late <= 0)},
+        "found": percent(np.isfinite(true)) if start < math.inf else "",
+        "delay": shown(median),
+        "delay_90": shown(most),
+    }
+
+
+def percent(hits: NDArray[np.bool_]) -> str:
+    return f"{100 * hits.mean():.1f}" if hits.size else ""
+
+
+def shown(delay: float) -> str:
+    return f"{delay:.0f}" if math.isfinite(delay) else ""
+
+
+def false_alarms(streams: int) -> Iterator[Row]:
+    """Streams without drift: every alarm is a false one."""
+    for name, (tolerance, truth) in CALIBRATED.items():
+        taken = []
+        for seed in range(streams):
+            watch = Monitor(window=WINDOW, tolerance=tolerance)
+            taken.append(stream(watch, np.random.default_rng([1, seed]), truth, WINDOWS))
+        yield null_row("false alarms", name, watch, taken)
+    yield from with_reference(streams)
+    yield every_window(max(1, streams // 10))
+
+
+def null_row(study: str, name: str, watch: Monitor, taken: list[float]) -> Row:
+    found = row(study, "simulated", name, watch, taken, 0)
+    return {**found, "false": percent(np.isfinite(taken)), "found": "", "delay": "", "delay_90": ""}
+
+
+def with_reference(streams: int) -> Iterator[Row]:
+    """A model that was never calibrated and does not change, with a reference of 5000 examples."""
+
+    def tempered(c: Array) -> Array:
+        return expit(logit(c) / 1.5)
+
+    def lower(c: Array) -> Array:
+        return c - 0.07
+
+    cases = {
+        "temperature 1.5 since ever, reference": (0.02, tempered, 0.0),
+        "7 points over since ever, reference": (0.0, lower, 0.0),
+        "7 points over since ever, 2 more, reference": (0.02, lower, 0.02),
+    }
+    for name, (tolerance, curve, more) in cases.items():
+        taken = []
+        for seed in range(streams):
+            rng = np.random.default_rng([2, seed])
+            confidence = claims(rng, 5000)
+            known = confidence, right(rng, curve(confidence))
+            watch = Monitor(window=WINDOW, tolerance=tolerance, reference=known)
+            truth = lambda c, k, curve=curve, more=more: curve(c) - more  # noqa: E731
+            taken.append(stream(watch, rng, truth, WINDOWS))
+        yield null_row("false alarms", name, watch, taken)
+
+
+def every_window(streams: int) -> Row:
+    """What is done without a monitor: a test at 5 % in each window."""
+    taken = []
+    for seed in range(streams):
+        rng = np.random.default_rng([1, seed])
+        hits = math.inf
+        for k in range(WINDOWS):
+            confidence = claims(rng, WINDOW)
+            if cal.calibration_test(confidence, right(rng, confidence)).p_value < 0.05:
+                hits = (k + 1) * WINDOW
+                break
+        taken.append(hits)
+    name = "calibrated, a test at 5 % in every window"
+    return null_row("false alarms", name, Monitor(window=WINDOW, tolerance=0.0), taken)
+
+
+def delays(streams: int) -> Iterator[Row]:
+    """A drift that begins at once, or after 25,000 examples."""
+    for name, drift in DRIFTS.items():
+        for begins in (0, WINDOWS // 2):
+            yield delay_row(name, drift, begins, WINDOW, streams)
+    for window in (100, 2500):
+        begins = WINDOWS // 2 * WINDOW // window
+        yield delay_row("5 points over", DRIFTS["5 points over"], begins, window, streams)
+    for name in ("5 points over", "temperature 1.5"):
+        yield one_beginning(name, DRIFTS[name], WINDOWS // 2, streams)
+
+
+def delay_row(
+    name: str, drift: Callable[[Array], Array], begins: int, window: int, streams: int
+) -> Row:
+    def truth(c: Array, k: int) -> Array:
+        return c if k < begins else drift(c)
+
+    taken = []
+    for seed in range(streams):
+        watch = Monitor(window=window)
+        rng = np.random.default_rng([3, seed])
+        taken.append(stream(watch, rng, truth, begins + WINDOWS * WINDOW // window))
+    return row(
+        "delay", "simulated", f"{name}, after {begins * window}", watch, taken, begins * window
+    )
+
+
+def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, streams: int) -> Row:
+    """The same bets with all of the stake on a drift from the first window on."""
+    taken = []
+    for seed in range(streams):
+        watch, rng = Monitor(window=WINDOW), np.random.default_rng([3, seed])
+        empty, runs = watch.like()._empty(0, ""), bin_runs(watch.bins)
+        sums, hit = np.zeros_like(empty.cumulant), math.inf
+        for k in range(begins + WINDOWS):
+            c = claims(rng, WINDOW)
+            pairs = cal.Pairs(c, right(rng, c if k < begins else drift(c)))
+            sums += watch._sums(pairs, k, "").log_bets()
+            ends = np.cumsum(np.pad(sums, ((0, 0), (1, 0))), axis=1)
+            money = ends[:, runs.end] - ends[:, runs.first] + runs.log_weight
+            if logsumexp(money) >= math.log(20):
+                hit = (k + 1) * WINDOW
+                break
+        taken.append(hit)
+    start = begins * WINDOW
+    return row("delay", "simulated", f"{name}, after {start}, one beginning", watch, taken, start)
+
+
+def real(folder: str, orders: int) -> Iterator[Row]:
+    """Clean test images, then other images of the test set corrupted, in random order."""
+    clean, shifted = (cal.open_predictions(Path(folder) / f) for f in FILES)
+    fit, test = ([clean.split(s).read(k) for k in ("logits", "labels")] for s in ("val", "test"))
+    for method in ("ts", "smart", "none"):
+        fitted = cal.CALIBRATORS[method]().fit(*fit)
+        known = cal.top_label(*fit) if method == "none" else None
+        title = f"{method}, reference" if known else method
+        before = cal.top_label(calibrated(fitted, test[0]), test[1])
+        name = Path(folder).name
+        for tolerance in (0.0, 0.01, 0.02):
+            make = lambda t=tolerance: Monitor(window=250, tolerance=t, reference=known)  # noqa: B023, E731
+            yield clean_row(name, title, make, before, orders)
+        for split in shifted.splits:
+            logits, labels = (shifted.split(split).read(k) for k in ("logits", "labels"))
+            after = cal.top_label(calibrated(fitted, logits), labels)
+            setting = f"{title}; {split}; ECE {100 * cal.ece(*after):.1f}"
+            yield shift_row(name, setting, known, before, after, orders)
+
+
+FILES = ("predictions.npz", "shift.npz")
+
+
+def clean_row(
+    name: str, title: str, make: Callable[[], Monitor], before: cal.Pairs, orders: int
+) -> Row:
+    taken = []
+    for seed in range(orders):
+        order = np.random.default_rng([4, seed]).permutation(before.outcome.size)
+        watch = make().observe(before.confidence[order], before.outcome[order])
+        taken.append(watch.alarm.examples if watch.alarm else math.inf)
+    return {**null_row("real", f"{title}; clean", watch, taken), "data": name}
+
+
+def shift_row(
+    name: str,
+    setting: str,
+    known: cal.Pairs | None,
+    before: cal.Pairs,
+    after: cal.Pairs,
+    orders: int,
+) -> Row:
+    taken, half = [], before.outcome.size // 2
+    for seed in range(orders):
+        order = np.random.default_rng([4, seed]).permutation(before.outcome.size)
+        watch = Monitor(window=250, reference=known)
+        for pairs, part in ((before, order[:half]), (after, order[half:])):
+            watch.observe(pairs.confidence[part], pairs.outcome[part])
+        taken.append(watch.alarm.examples if watch.alarm else math.inf)
+    return row("real", name, setting, watch, taken, half)
+
+
+def tables(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    """Lines of the tables of the documentation."""
+    return {
+        "false alarms": [
+            f"| {r['setting']} | {100 * float(r['tolerance']):g} | {r['false']} |"
+            for r in rows
+            if r["study"] == "false alarms"
+        ],
+        "delay": [
+            f"| {r['setting']} | {r['window']} | {r['false']} | {r['found']} "
+            f"| {dash(r['delay'])} | {dash(r['delay_90'])} |"
+            for r in rows
+            if r["study"] == "delay"
+        ],
+        "clean": [
+            f"| {r['data'].replace('_', ' ')} | {r['setting'].removesuffix('; clean')} "
+            f"| {100 * float(r['tolerance']):g} | {r['false']} |"
+            for r in rows
+            if r["study"] == "real" and r["setting"].endswith("clean")
+        ],
+        "real": list(shifts(rows)),
+    }
+
+
+def shifts(rows: list[dict[str, str]]) -> Iterator[str]:
+    """A line for each corruption: ECE and delay of each method."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for r in rows:
+        if r["study"] == "real" and not r["setting"].endswith("clean"):
+            title, split, error = r["setting"].split("; ")
+            cell = f"{error.removeprefix('ECE ')} | {dash(r['delay'])} ({r['found']} %)"
+            found.setdefault((r["data"], split), {})[title] = cell
+    for (data, split), cells in found.items():
+        names = f"{data} | {split}".replace("_", " ")
+        yield f"| {names} | {' | '.join(cells.values())} |"
+
+
+def dash(delay: str) -> str:
+    return delay or "\N{EN DASH}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", nargs="*")
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--only", nargs="+", choices=("false", "delay", "real"))
+    parser.add_argument("--tables", metavar="CSV")
+    given = parser.parse_args()
+    if given.tables:
+        with open(given.tables, newline="") as file:
+            for name, lines in tables(list(csv.DictReader(file))).items():
+                print(name, *lines, sep="\n")
+        return
+    out = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    out.writeheader()
+    parts = {
+        "false": [false_alarms(given.streams)],
+        "delay": [delays(max(1, given.streams // 5))],
+        "real": [real(folder, max(1, given.streams // 25)) for folder in given.data],
+    }
+    for part in given.only or parts:
+        for found in chain(*parts[part]):
+            out.writerow(found)
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

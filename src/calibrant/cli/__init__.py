@@ -1,0 +1,67 @@
+"""The command line: one verb, one call into the library.
+
+Data go to stdout, talk and progress to stderr. Exit codes: 0 done, 1 a limit was exceeded, 2
+could not run. Nothing heavy is imported before a verb runs, so ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from importlib import import_module
+from typing import Any
+
+import click
+
+from calibrant.cli.shared import say
+
+EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
+"""Failures that are explained in a line; anything else is a bug and shows its traceback."""
+
+VERBS = {
+    "compare": ["compare", "demo"],
+    "evaluate": ["evaluate"],
+    "export": ["export"],
+    "fit": ["apply", "fit"],
+    "monitor": ["monitor"],
+}
+"""Modules of this package, and the verbs that each defines under their names."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    warnings.showwarning = _show_warning
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as problem:
+        problem.show()
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        say("stopped")
+        code = 2
+    except SystemExit as stopped:  # click's own, a closed pipe for instance
+        code = 2 if stopped.code else 0
+    except EXPECTED as problem:
+        say(f"error: {problem}")
+        code = 2
+    except Exception:
+        traceback.print_exc()
+        say("this is a bug in calibrant: please report it with the lines above")
+        code = 2
+    sys.exit(code or 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="calibrant")
+def cli() -> None:
+    """Make classifiers say how sure they are, and mean it."""
+
+
+for module, verbs in VERBS.items():
+    for verb in verbs:
+        cli.add_command(getattr(import_module(f"calibrant.cli.{module}"), verb))
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    say(f"warning: {message}")

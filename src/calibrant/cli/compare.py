@@ -1,0 +1,189 @@
+"""The verbs compare and demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from calibrant.cli.evaluate import print_evaluation
+from calibrant.cli.shared import (
+    AS_JSON,
+    BINS,
+    LEVEL,
+    TOGETHER,
+    WEIGHT,
+    names_in,
+    new_console,
+    progress_bar,
+    until_closed,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from calibrant.comparison import Comparison
+    from calibrant.metrics.evaluation import Evaluation
+
+
+@click.command()
+@click.argument("pred")
+@click.option("--methods", metavar="NAMES", help="With commas between.  [default: all]")
+@click.option(
+    "--time-limit",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="For the fit of each method; 0: none.",
+)
+@click.option(
+    "--fit-split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
+)
+@click.option(
+    "--test-split",
+    metavar="NAME",
+    help="Split to measure on.  [default: test, else the plain arrays]",
+)
+@WEIGHT
+@TOGETHER
+@BINS
+@LEVEL
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    help="Of the halves, and of the draws behind the intervals.",
+)
+@AS_JSON
+def compare(
+    pred: str,
+    methods: str | None,
+    time_limit: float,
+    fit_split: str | None,
+    test_split: str | None,
+    weight_by: str | None,
+    group_by: str | None,
+    bins: int,
+    level: float,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Fit all methods and measure them side by side.
+
+    Methods are fitted on the val split and measured on the test split. A file with only one set
+    of examples is cut at random into two halves, each with its share of every class.
+
+    \b
+    Examples:
+      calibrant compare predictions.npz
+      calibrant compare predictions.npz --methods none,ts,smart --json
+    """  # noqa: D301
+    from calibrant.comparison import compare as compared
+
+    with progress_bar("methods") as progress:
+        found = compared(
+            pred,
+            names_in(methods),
+            time_limit=time_limit or None,
+            fit_split=fit_split,
+            test_split=test_split,
+            weight=weight_by,
+            groups=group_by,
+            bins=bins,
+            level=level or None,
+            seed=seed,
+            progress=progress,
+        )
+    with until_closed():
+        if as_json:
+            click.echo(json.dumps(found.to_dict(), indent=2))
+        else:
+            _print_comparison(found, pred)
+    return 0 if found.measured else 2
+
+
+@click.command()
+def demo() -> None:
+    """Measure and calibrate a real classifier that comes with the package.
+
+    The predictions are those of a ResNet-50 trained on CIFAR-10. It is measured on 10,000 test
+    images; methods are fitted on 5,000 others and compared on the test images.
+    """
+    from calibrant.comparison import compare as compared
+    from calibrant.data import sample_path
+    from calibrant.metrics.files import evaluate_file
+
+    path, console = sample_path(), new_console()
+    found = evaluate_file(path, split="test")
+    with until_closed():
+        print_evaluation(found, "ResNet-50 on CIFAR-10, 10,000 test images")
+        console.print()
+        console.print(_diagram(found, *("■│" if console.encoding.startswith("utf") else "#|")))
+        console.print()
+        sys.stdout.flush()  # there is something to read while the methods are fitted
+        with progress_bar("methods") as progress:
+            methods = compared(path, ["none", "ts", "smart", "auto"], progress=progress)
+        _print_comparison(methods, "Calibrated by three methods")
+        console.print()
+        console.print(STEPS)
+        console.print(f"The file measured here: {path}", soft_wrap=True)
+
+
+STEPS = """The same for a file of yours:
+  calibrant evaluate predictions.npz
+  calibrant compare predictions.npz
+  calibrant fit predictions.npz -o calibrator
+  calibrant apply calibrator predictions.npz -o calibrated.npz"""
+"""What the demo did, and what comes after it, as commands."""
+
+
+def _print_comparison(found: Comparison, title: str) -> None:
+    console = new_console()
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(found.describe(), style="dim", soft_wrap=True)
+    console.print(_comparison_table(found))
+    within = "" if found.level is None else ", or within the interval of the best"
+    console.print(f"* best{within}", style="dim")
+    for remark in found.remarks():
+        console.print(remark, soft_wrap=True)
+    console.print(found.advice(), style="bold")
+
+
+def _comparison_table(found: Comparison) -> Table:
+    from rich.table import Table
+
+    headings, *rows = found.table()
+    table = Table(box=None, pad_edge=False)
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells, style="bold" if cells[0] == found.choice() else "")
+    return table
+
+
+def _diagram(found: Evaluation, block: str, line: str) -> Table:
+    """Reliability as bars: accuracy per bin, with a mark where the confidence is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    width, bins = 40, found.bins
+    table = Table(box=None, pad_edge=False)
+    for heading in ("confidence", "examples", "accuracy"):
+        table.add_column(heading, justify="right")
+    table.add_column(f"accuracy {block} and claimed confidence {line}")
+    for low, high, count, claimed, right in zip(
+        bins.edges, bins.edges[1:], bins.count, bins.confidence, bins.accuracy, strict=False
+    ):
+        if count == 0:
+            continue
+        filled, mark = round(right * width), min(round(claimed * width), width - 1)
+        bar = Text(block * filled + " " * (width - filled), style="cyan")
+        bar = bar[:mark] + Text(line, style="bold red") + bar[mark + 1 :]
+        table.add_row(
+            f"{100 * low:.0f} to {100 * high:.0f} %", f"{count:,}", f"{100 * right:.1f} %", bar
+        )
+    return table

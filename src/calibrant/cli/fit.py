@@ -1,0 +1,193 @@
+"""The verbs fit and apply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrant.cli.shared import (
+    AS_JSON,
+    SET,
+    TOGETHER,
+    WEIGHT,
+    interval_heading,
+    method_options,
+    new_console,
+    progress_bar,
+    say,
+    until_closed,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from calibrant.calibrators.base import Calibrator
+    from calibrant.calibrators.crossfit import CrossFit
+    from calibrant.calibrators.files import Effect, Fit
+
+
+@click.command()
+@click.argument("pred")
+@click.option("--method", default="auto", show_default=True, metavar="NAME", help="What to fit.")
+@click.option(
+    "--split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
+)
+@SET
+@click.option(
+    "--cross-fit",
+    "folds",
+    type=click.IntRange(2),
+    is_flag=False,
+    flag_value=5,
+    metavar="[K]",
+    help="Fit on all examples of a file without a val set, and measure out of K folds.  [K: 5]",
+)
+@WEIGHT
+@TOGETHER
+@click.option("--seed", default=0, show_default=True, help="Of the folds.")
+@AS_JSON
+@click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
+def fit(
+    pred: str,
+    method: str,
+    split: str | None,
+    options: tuple[str, ...],
+    folds: int | None,
+    weight_by: str | None,
+    group_by: str | None,
+    seed: int,
+    as_json: bool,
+    out: str,
+) -> None:
+    """Fit a calibrator on a prediction file and save it in a folder.
+
+    PRED is a file as for "calibrant evaluate". The fit uses its val split or, where there is
+    none, the arrays without a name in front; never the test split, unless you name it.
+
+    \b
+    Examples:
+      calibrant fit predictions.npz -o calibrator
+      calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
+      calibrant fit test_only.npz --method ts --cross-fit 10 -o calibrator
+    """  # noqa: D301
+    from calibrant.calibrators.crossfit import cross_fit
+    from calibrant.calibrators.files import fit_and_measure
+    from calibrant.io import save
+
+    chosen = method_options(options)
+    given: dict[str, Any] = {"options": chosen, "weight": weight_by, "groups": group_by}
+    if folds:
+        given |= {"folds": folds, "seed": seed}
+    with progress_bar() as progress:
+        found = (cross_fit if folds else fit_and_measure)(
+            pred,
+            method,
+            split=split,
+            metrics=["accuracy", "ece", "nll", "brier"],
+            progress=progress,
+            **given,
+        )
+    save(found.calibrator, out)
+    with until_closed():
+        if as_json:
+            about = {"method": method, "options": chosen, "folds": folds, "saved": out}
+            click.echo(json.dumps({**about, **_fit_dict(found)}, indent=2))
+        else:
+            _print_fit(found, f"{method} on {pred}", folds)
+    say(f"saved in {out}; to use it: calibrant apply {out} {pred} -o OUT")
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.argument("pred")
+@click.option(
+    "-o", "--out", required=True, metavar="OUT", help="File to write, as the suffix says."
+)
+def apply(folder: str, pred: str, out: str) -> None:
+    """Calibrate a prediction file with a saved calibrator.
+
+    Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
+    .safetensors or .parquet file, also for a folder or glob of shards.
+
+    \b
+    Examples:
+      calibrant apply calibrator predictions.npz -o calibrated.npz
+      calibrant apply calibrator 'shards/*.npz' -o calibrated.safetensors
+    """  # noqa: D301
+    from calibrant.calibrators.files import apply_file
+    from calibrant.io import load
+
+    with progress_bar() as progress:
+        apply_file(load(folder), pred, out, progress=progress)
+    say(f"wrote {out}; to measure it: calibrant evaluate {out}")
+
+
+def _learned(calibrator: Calibrator) -> dict[str, Any]:
+    """Learned values that are few enough to be read, by name."""
+    values = {name.rstrip("_"): v for name, v in calibrator.named_buffers()}
+    few = {name: v.tolist() for name, v in values.items() if v.numel() <= 5}
+    return {name: v for name, v in few.items() if not name.endswith("classes")}
+
+
+def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
+    calibrator, effect = found.calibrator, found.effect
+    low, high = effect.temperatures or (None, None)
+    return {
+        "split": found.split or None,
+        "n": effect.before.n,
+        "classes": effect.before.classes,
+        "parameters": calibrator.size(effect.before.classes),
+        "learned": _learned(calibrator),
+        "temperature": {"low": low, "high": high},
+        "argmax_changed": effect.argmax_changed,
+        "before": effect.before.to_dict()["metrics"],
+        "after": effect.after.to_dict()["metrics"],
+    }
+
+
+def _print_fit(found: Fit | CrossFit, title: str, folds: int | None) -> None:
+    console = new_console()
+    where = f", {found.split} split" if found.split else ""
+    console.print(title + where, style="bold", soft_wrap=True)
+    for line in _fit_lines(found.calibrator, found.effect):
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(_effect_table(found.effect, folds))
+    if folds:
+        console.print(f"Each example was calibrated by a fit on the other {folds - 1} folds.")
+    else:
+        console.print("The fit has seen these examples: expect slightly worse figures on others.")
+
+
+def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
+    """What was learned, in words."""
+    if reasons := getattr(calibrator, "reasons", ""):
+        yield reasons
+    size = calibrator.size(effect.before.classes)
+    counted = f"{size:,} parameter{'' if size == 1 else 's'}"
+    yield f"{effect.before.n:,} examples, {effect.before.classes} classes; {counted}"
+    if "temperature_" in dict(calibrator.named_buffers()):
+        yield f"temperature {float(calibrator.temperature_):.4g}"  # type: ignore[arg-type]
+    elif effect.temperatures is not None:
+        low, high = (f"{temperature:.4g}" for temperature in effect.temperatures)
+        yield f"temperatures from {low} to {high}"
+    if effect.argmax_changed:
+        yield f"the predicted class of {effect.argmax_changed:,} examples changes"
+
+
+def _effect_table(effect: Effect, folds: int | None) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"out of {folds} folds" if folds else "on the data of the fit")
+    for heading in ("before", "after"):
+        table.add_column(heading, justify="right", style="bold" if heading == "after" else "")
+        if folds:
+            table.add_column(interval_heading(effect.before), justify="right")
+    for before, after in zip(effect.before.table(), effect.after.table(), strict=True):
+        cells = (*before[1:], *after[1:]) if folds else (before[1], after[1])
+        table.add_row(before[0], *cells)
+    return table

@@ -1,0 +1,108 @@
+"""What several verbs have in common: options, tables, and how they talk."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from calibrant.metrics.evaluation import Evaluation
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
+BINS = click.option("--bins", default=15, show_default=True, help="Number of bins.")
+LEVEL = click.option(
+    "--level",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="FRACTION",
+    help="Coverage of the intervals; 0: none.",
+)
+SET = click.option(
+    "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
+)
+WEIGHT = click.option("--weight-by", metavar="KEY", help="Weigh the examples by this array.")
+TOGETHER = click.option(
+    "--group-by", metavar="KEY", help="Keep rows with one value of this array in one fold or half."
+)
+
+
+def names_in(text: str | None) -> list[str] | None:
+    """Names with commas or spaces between; None where nothing was given."""
+    return text.replace(",", " ").split() if text else None
+
+
+def method_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Options of a method: values are JSON, or else text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set wants KEY=VALUE, got {text}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def interval_heading(found: Evaluation) -> str:
+    """Heading of a column of intervals."""
+    return "" if found.level is None else f"{100 * found.level:g} % interval"
+
+
+@contextmanager
+def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that shows a bar on stderr once the work has taken a second."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    started, task = time.monotonic(), bar.add_task("", total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        if time.monotonic() - started > 1 and sys.stderr.isatty():
+            bar.start()
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:  # stopping one that never started would print an empty line
+            bar.stop()
+
+
+@contextmanager
+def until_closed() -> Iterator[None]:
+    """Let the reader of a pipe leave early, as ``head`` does: the exit code still counts."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich turns the one into the other
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def new_console() -> Console:
+    """Console that writes to stdout."""
+    from rich.console import Console
+
+    # Names of files and groups are printed as they are, whatever brackets and colons they have.
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def say(text: str) -> None:
+    """Write a line to stderr."""
+    click.echo(text, err=True)

@@ -16,8 +16,9 @@ export OPENBLAS_NUM_THREADS ?= 1
 demo: .venv/.installed
 	$(BIN)/calibrant demo
 
+# Whole files go to one of two processes, so that what a file shares is made once.
 test: check
-	$(BIN)/python -m pytest --cov
+	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
 
 check: lint types
 

@@ -122,7 +122,9 @@ def test_onnx_gives_what_the_calibrator_gives(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize(
+    "name", ["ts", "matrix", "smart", "histogram_ovr", "isotonic", "gc", "blend"]
+)
 def test_onnx_of_tokens_gives_what_the_calibrator_gives(name, tmp_path):
     path = tmp_path / "calibrator.onnx"
     assert export_onnx(fitted(name), path, tokens=True) <= 1e-5

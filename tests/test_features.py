@@ -893,6 +893,8 @@ def test_the_accuracy_that_is_kept_is_the_weighted_one(rng):
         )
         return after / before
 
+    tried = make()._judged(clip, tabulate(examples(clipped, labels, weight)))
+    assert tried.accuracy == pytest.approx(np.average(clipped.argmax(-1) == labels, weights=weight))
     assert kept(clip) < 0.9
     assert kept(float(fitted(make(), *data, sample_weight=weight).clip_)) >= 0.95 - 1e-9
 

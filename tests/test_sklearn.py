@@ -28,6 +28,7 @@ from sklearn.ensemble import (  # noqa: E402
     RandomForestClassifier,
 )
 from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.feature_extraction.text import CountVectorizer  # noqa: E402
 from sklearn.frozen import FrozenEstimator  # noqa: E402
 from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier  # noqa: E402
 from sklearn.metrics import log_loss  # noqa: E402
@@ -241,6 +242,22 @@ def test_nothing_of_an_earlier_fit_is_left(three):
     one.fit(X[:, :5], y)
     assert one.n_features_in_ == 5
     assert not hasattr(one, "feature_names_in_")
+
+
+def test_a_fit_that_fails_changes_nothing(three):
+    X, y = three
+    one = CalibratedClassifier(Sayer(), method="ts")
+    with pytest.raises(ValueError, match="probs must be"):
+        one.fit(X, y)
+    with pytest.raises(NotFittedError):
+        one.predict(X)
+    one.set_params(estimator=GaussianNB()).fit(X, y)
+    before = one.predict_proba(X)
+    with pytest.raises(ValueError, match="weight must be 0"):
+        one.fit(X, y, sample_weight=-np.ones(600))
+    with pytest.raises(ValueError, match="must not be zero for every row"):
+        one.fit(X, y, sample_weight=np.zeros(600))
+    np.testing.assert_array_equal(one.predict_proba(X), before)
 
 
 def test_the_features_are_those_of_the_estimator():
@@ -464,18 +481,19 @@ def test_a_class_of_one_row_is_masked_where_it_was_not_seen(rare, method):
 
 def test_the_temperature_with_a_rare_class_is_that_of_the_classes_each_fold_knew(rare):
     X, y = rare
+    votes = KNeighborsClassifier(10)
     with pytest.warns(UserWarning, match="1 of 500 rows"):
-        model = CalibratedClassifier(GaussianNB(), method="ts").fit(X, y)
+        model = CalibratedClassifier(votes, method="ts").fit(X, y)
     logits = np.full((500, 4), -1e4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the rare class, by StratifiedKFold
         parts = list(FOLDS.split(X, y))
     for train, test in parts:
-        one = GaussianNB().fit(X[train], y[train])
-        logs = one.predict_log_proba(X[test])
-        logits[np.ix_(test, one.classes_)] = np.maximum(logs, np.log(1e-30))
-    expected = best_temperature(logits[1:], y[1:])
-    assert temperature(model) == pytest.approx(expected, rel=1e-3)
+        one = clone(votes).fit(X[train], y[train])
+        logs = np.log(np.maximum(one.predict_proba(X[test]), 0.05))  # a vote of ten, halved
+        logits[np.ix_(test, one.classes_)] = logs
+    assert model.floor_ == pytest.approx(np.log(0.05))
+    assert temperature(model) == pytest.approx(best_temperature(logits[1:], y[1:]), rel=1e-4)
 
 
 def test_methods_without_masks_leave_out_the_folds_that_lack_a_class(rare):
@@ -513,11 +531,12 @@ def test_a_fold_fitted_on_one_class_tells_nothing(two):
     np.testing.assert_allclose(model.predict_proba(X), alone.fit(X, y).predict_proba(X), atol=1e-6)
 
 
-@pytest.mark.parametrize("estimator", [DecisionTreeClassifier(), LogisticRegression()])
-def test_one_class_is_not_enough(two, estimator):
-    X, y = two
-    with pytest.raises(ValueError, match="class"):
-        CalibratedClassifier(estimator).fit(X, np.zeros_like(y))
+@pytest.mark.parametrize("cv", [5, "prefit"])
+def test_one_class_is_not_enough(two, cv):
+    X, y = two[0], np.full(600, "only")
+    model = CalibratedClassifier(DecisionTreeClassifier().fit(X, y), cv=cv)
+    with pytest.raises(ValueError, match="two classes or more, got one class, 'only'"):
+        model.fit(X, y)
 
 
 # ----------------------------------------------------------------------------------- the scores
@@ -707,6 +726,16 @@ def test_data_frames_reach_the_estimator(three):
     np.testing.assert_allclose(model.predict_proba(frame), plain.predict_proba(X))
 
 
+def test_texts_reach_the_estimator(rng):
+    topics = rng.integers(3, size=300)
+    texts = [" ".join(rng.choice(list("abcdefgh")[k : k + 5], size=6)) for k in topics]
+    words = CountVectorizer(analyzer="char")
+    model = CalibratedClassifier(make_pipeline(words, MultinomialNB()), method="ts")
+    model.fit(texts, topics)
+    assert model.score(texts, topics) > 0.5
+    assert model.predict_proba(texts[:2]).shape == (2, 3)
+
+
 def test_missing_values_are_left_to_the_estimator(three):
     X, y = three[0].copy(), three[1]
     X[::3, 0] = np.nan
@@ -840,6 +869,18 @@ def test_metadata_are_routed(three, rng, recorder):
     weighed = CalibratedClassifier(method="ts").fit(X, y, sample_weight=weight)
     plain = CalibratedClassifier(method="ts").fit(X, y)
     assert np.abs(weighed.estimator_.coef_ - plain.estimator_.coef_).max() > 1e-3
+
+
+@pytest.mark.usefixtures("routing")
+@pytest.mark.parametrize("cv", [5, "prefit", [(np.arange(300), np.arange(300, 600))]])
+def test_groups_and_weights_need_no_route_to_the_calibrator(three, rng, cv):
+    X, y = three
+    base = LogisticRegression().set_fit_request(sample_weight=False).fit(X, y)
+    weight = rng.uniform(0.2, 3, size=600)
+    model = CalibratedClassifier(base, method="ts", cv=cv)
+    plain = temperature(clone(model).set_params(estimator=base).fit(X, y))
+    weighed = model.fit(X, y, sample_weight=weight, groups=np.arange(600) // 7)
+    assert temperature(weighed) != plain
 
 
 @pytest.mark.usefixtures("routing")

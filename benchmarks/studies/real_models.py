@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -54,44 +55,63 @@ def main() -> None:
                 sys.stdout.flush()
 
 
+class Part(NamedTuple):
+    """Examples to fit on or to measure; features where the file has them."""
+
+    logits: np.ndarray
+    labels: np.ndarray
+    features: np.ndarray | None
+
+
 def rows(path: str, split: int, methods: list[str]):
-    fit, test = parts(path, split)
+    fit, test, head = parts(path, split)
     name = Path(path).parent.name if Path(path).stem == "predictions" else Path(path).stem
     for method in methods:
-        print(name, split, method, file=sys.stderr)
-        calibrator, seconds = fitted(method, *fit)
-        if calibrator is None:
+        calibrator = cal.CALIBRATORS[method]()
+        if calibrator.needs_features and fit.features is None:
             continue
-        after = np.asarray(calibrator.predict_proba(test[0].astype(np.float32)))
-        found = cal.evaluate(probs=after, labels=test[1], metrics=FIGURES, level=None)
-        changed = int((after.argmax(-1) != test[0].argmax(-1)).sum())
+        print(name, split, method, file=sys.stderr)
+        seconds = fitted(calibrator, fit, head)
+        if seconds is None:
+            continue
+        after = calibrator.predict_proba(test.logits.astype(np.float32), test.features)
+        found = cal.evaluate(probs=after, labels=test.labels, metrics=FIGURES, level=None)
+        changed = int((after.argmax(-1) != test.logits.argmax(-1)).sum())
         figures = [f"{found[figure].value:.6f}" for figure in FIGURES]
-        about = (name, test[0].shape[1], len(fit[1]), len(test[1]), split, method)
+        about = (name, test.logits.shape[1], len(fit.labels), len(test.labels), split, method)
         yield (*about, *figures, changed, f"{seconds:.3f}")
 
 
-def parts(path: str, split: int):
+def parts(path: str, split: int) -> tuple[Part, Part, tuple[np.ndarray, np.ndarray] | None]:
     file = cal.open_predictions(path)
-    logits, labels = (
-        [file.split(name).read(column) for name in ("val", "test")]
-        for column in ("logits", "labels")
-    )
-    if split == 0:
-        return (logits[0], labels[0]), (logits[1], labels[1])
-    order = np.random.default_rng(split).permutation(sum(map(len, labels)))
-    whole, names = np.concatenate(logits), np.concatenate(labels)
-    cut = len(labels[0])
-    return tuple((whole[rows], names[rows]) for rows in (order[:cut], order[cut:]))
+    own = [file.split(name) for name in ("val", "test")]
+    known = all("features" in one.keys for one in own)
+    columns = ("logits", "labels", "features") if known else ("logits", "labels")
+    read = [[one.read(column) for one in own] for column in columns]
+    cut, total = len(read[1][0]), sum(map(len, read[1]))
+    order = np.arange(total)
+    if split:
+        order = np.random.default_rng(split).permutation(total)
+    whole = [np.concatenate(values) for values in read] + ([] if known else [None])
+    taken = [
+        Part(*(None if values is None else values[which] for values in whole))
+        for which in (order[:cut], order[cut:])
+    ]
+    return taken[0], taken[1], file.last_layer() if known else None
 
 
-def fitted(method: str, logits, labels):
+def fitted(calibrator: cal.Calibrator, fit: Part, head: tuple | None) -> float | None:
+    """Seconds that the fit took; None if they were too many."""
     start = time.perf_counter()
+    uses = calibrator.needs_features
+    given = {"features": fit.features, "head": head} if uses else {}
     try:
         with warnings.catch_warnings(), time_limit(LIMIT):
             warnings.simplefilter("ignore")
-            return cal.CALIBRATORS[method]().fit(logits, labels), time.perf_counter() - start
+            calibrator.fit(fit.logits, fit.labels, **given)
+            return time.perf_counter() - start
     except TimeoutError:
-        return None, LIMIT
+        return None
 
 
 if __name__ == "__main__":

@@ -502,6 +502,7 @@ class PriorCorrection(Calibrator):
         super().__init__()
         self.calibrator = calibrator
         self.needs_features = calibrator.needs_features
+        self.needs_head = calibrator.needs_head
         self._learned(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
         self.to(calibrator.classes_.device)
 

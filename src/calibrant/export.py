@@ -34,7 +34,7 @@ LARGEST = 1_900_000_000
 TRIED = 1 << 22
 """Numbers in the largest batch that a file is tried with."""
 MASKED = "masked classes"
-NUDGES, NUDGE = 8, 4 * torch.finfo(torch.float32).eps
+NUDGES, NUDGE = 16, 4 * torch.finfo(torch.float32).eps
 """How often, and by how much of their size, logits are moved to see if a step is near."""
 
 
@@ -505,7 +505,8 @@ def _around(graph: _Graph, logits: Tensor, features: Tensor | None) -> tuple[Ten
     random = torch.Generator().manual_seed(0)
     finite = torch.where(logits.isfinite(), logits, 0).abs()
     one = graph.calibrator._classes == 1
-    step = NUDGE * (finite if one else finite.amax(-1, keepdim=True)).clamp(min=1)
+    # small logits as well have classes whose log-odds are several units, with the rounding of these
+    step = NUDGE * (finite if one else finite.amax(-1, keepdim=True)).clamp(min=8)
     near = [logits, (logits / step).round() * step]
     for _ in range(NUDGES):
         near.append(logits + step * (2 * torch.rand(logits.shape, generator=random) - 1))

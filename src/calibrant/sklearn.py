@@ -18,7 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._checks import BoolArray, FloatArray, IntArray, logits_from_probs, warn
+from calibrant._checks import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    as_weight,
+    logits_from_probs,
+    warn,
+)
 from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.affine import FiniteCalibrator
 from calibrant.calibrators.base import BOUNDS, Calibrator
@@ -40,7 +47,6 @@ try:
     from sklearn.utils.parallel import Parallel, delayed
     from sklearn.utils.validation import (
         _check_method_params,
-        _check_sample_weight,
         assert_all_finite,
         check_consistent_length,
         check_is_fitted,
@@ -183,7 +189,9 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         y = _targets(y)
         check_consistent_length(X, y, sample_weight, groups)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64)
+            sample_weight = as_weight(sample_weight, y.shape)
+            if not sample_weight.any():
+                raise ValueError("sample_weight must not be zero for every row: give some weight")
         groups = None if groups is None else np.asarray(groups)
         calibrator, estimator = self._calibrator(), self._estimator()
         if self._prefit(estimator):
@@ -198,17 +206,18 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             if groups is None and len(np.unique(scored.rows)) < len(scored.rows):
                 groups = np.arange(len(y))  # what was scored more than once stays together
         weight = None if sample_weight is None else sample_weight[scored.rows]
-        self.floor_ = _floor(scored.logits, weight) if _says_probs(estimator) else None
-        logits = _floored(scored.logits, scored.known, self.floor_)
+        floor = _floor(scored.logits, weight) if _says_probs(estimator) else None
+        logits = _floored(scored.logits, scored.known, floor)
         as_is = isinstance(calibrator, Identity)
-        self.scale_ = 1.0 if as_is else _scale(logits, scored.labels, weight)
-        self.calibrator_ = calibrator.fit(
-            _given(logits) / self.scale_,
+        scale = 1.0 if as_is else _scale(logits, scored.labels, weight)
+        calibrator.fit(
+            _given(logits) / scale,
             scored.labels,
             sample_weight=weight,
             groups=None if groups is None else groups[scored.rows],
         )
-        self.estimator_, self.classes_ = estimator, scored.classes
+        self.estimator_, self.classes_, self.calibrator_ = estimator, scored.classes, calibrator
+        self.floor_, self.scale_ = floor, scale
         return self
 
     def _calibrator(self) -> Calibrator:
@@ -541,7 +550,7 @@ def _classes(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
     """Return the classes of a fitted estimator, in the order of its scores."""
     classes = np.asarray(getattr(estimator, "classes_", np.unique(y)))
     if len(classes) < 2:
-        raise ValueError(f"y must have two classes or more, got one class, {classes[0]!r}")
+        raise ValueError(f"y must have two classes or more, got one class, {str(classes[0])!r}")
     return classes
 
 

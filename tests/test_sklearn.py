@@ -76,7 +76,7 @@ class Boastful(ClassifierMixin, BaseEstimator):
 class Sayer(ClassifierMixin, BaseEstimator):
     """Says the features as probabilities."""
 
-    def fit(self, X, y):
+    def fit(self, X, y, sample_weight=None):
         self.classes_ = np.unique(y)
         return self
 
@@ -362,7 +362,7 @@ def test_the_ece_on_digits_is_lower_than_that_of_scikit_learns_ensemble(digits):
 
 
 def frozen(estimator):
-    return CalibratedClassifier(FrozenEstimator(estimator), method="ts")
+    return CalibratedClassifier(FrozenEstimator(estimator), method="ts", cv=10_000)  # no folds
 
 
 def prefit(estimator):
@@ -617,6 +617,14 @@ def test_a_probability_of_zero_is_half_of_the_smallest(rng):
         model.predict_proba(probs), softmax(logits / temperature(model), axis=-1), atol=1e-6
     )
     assert np.abs(model.predict_proba(probs) - softmax(honest, axis=-1)).mean() < 0.03
+
+
+def test_a_row_of_weight_zero_does_not_say_what_the_smallest_probability_is():
+    probs = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.0, 0.4, 0.6], [0.999, 0.001, 0.0]] * 20)
+    labels = np.arange(80) // 4 % 3
+    weight = np.tile([1.0, 1.0, 1.0, 0.0], 20)
+    model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels, sample_weight=weight)
+    assert model.floor_ == pytest.approx(np.log(0.05))
 
 
 def test_a_probability_below_all_reason_is_raised(rng):

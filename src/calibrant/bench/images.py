@@ -88,7 +88,7 @@ def read_images(path: str | Path | None = None) -> ImageSet:
     --------
     >>> digits = read_images()
     >>> digits.train.images.shape, digits.classes
-    ((1438, 1, 8, 8), 10)
+    ((1437, 1, 8, 8), 10)
     """
     if path is None:
         return _digits()

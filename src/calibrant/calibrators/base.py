@@ -316,9 +316,13 @@ class Calibrator(nn.Module):
         return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
 
     def _tensor(self, values: Values, device: Any = None) -> Tensor:
+        """Values as a tensor; plain arrays are not copied, since nothing is written to them."""
         if isinstance(values, Tensor):
             return values.detach()
-        return as_tensor(np.asarray(values)).to(device or self.classes_.device)
+        array = np.asarray(values)
+        plain = array.dtype in (np.float32, np.float64) and array.flags.carray
+        tensor = torch.from_numpy(array) if plain else as_tensor(array)
+        return tensor.to(device or self.classes_.device)
 
     def _check_input(self, logits: Tensor) -> None:
         if self._classes == 0:

@@ -118,9 +118,9 @@ class BBQ(StepMap):
     r"""An average over many histograms: Bayesian binning into quantiles (Naeini et al. 2015).
 
     Binnings :math:`M` of equal mass have from :math:`B = \lfloor n^{1/3}/10 \rfloor` to
-    :math:`\lceil 10\, n^{1/3} \rceil` bins, at least 1 and at most :math:`\lceil n/5 \rceil` or as many as there are
-    distinct confidences; those that come out the same count once. Each is weighted by the
-    likelihood of its outcomes under a Beta prior in each bin,
+    :math:`\lceil 10\, n^{1/3} \rceil` bins, at least 1 and at most :math:`\lceil n/5 \rceil` or as
+    many as there are distinct confidences; those that come out the same count once. Each is
+    weighted by the likelihood of its outcomes under a Beta prior in each bin,
 
     .. math:: \prod_b \frac{\Gamma(N'/B)}{\Gamma(n_b + N'/B)}
         \frac{\Gamma(m_b + \alpha_b)}{\Gamma(\alpha_b)}

@@ -23,7 +23,7 @@ SIZES = {
     **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0},
     **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
     **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
-    **{"gc": 40, "procal": 5, "fc": 2},
+    **{"gc": 40, "procal": 21, "fc": 2},
 }
 """Parameters of each method for six classes; those of ``auto`` are known when it has chosen."""
 MASKABLE = TABLED  # methods that scale classes one by one refuse masked ones

@@ -34,8 +34,8 @@ from tests.simulate import drawn
 
 METHODS: dict[str, Any] = {
     "gc": partial(GroupCalibration, partitions=4),
-    "density_ratio": ProCal,
-    "bin_mean_shift": partial(ProCal, method="bin_mean_shift"),
+    "density_ratio": partial(ProCal, method="density_ratio"),
+    "bin_mean_shift": ProCal,
     "fc": FeatureClipping,
 }
 every = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -235,7 +235,7 @@ def test_a_refit_forgets(method, rng):
         (lambda: GroupCalibration(group_count=0), "group_count must be a whole number"),
         (lambda: GroupCalibration(partitions=1.5), "partitions must be a whole number"),  # type: ignore[arg-type]
         (lambda: GroupCalibration(regularisation=-1), "regularisation must be at least 0"),
-        (lambda: ProCal(method="kde"), "method must be one of density_ratio"),  # type: ignore[arg-type]
+        (lambda: ProCal(method="kde"), "method must be one of bin_mean_shift"),  # type: ignore[arg-type]
         (lambda: ProCal(neighbours=0), "neighbours must be a whole number"),
         (lambda: ProCal(bins=0), "bins must be a whole number"),
         (lambda: FeatureClipping(objective="mse"), "objective must be one of nll, ece"),  # type: ignore[arg-type]
@@ -579,7 +579,9 @@ def test_confidence_far_from_others_comes_close_to_the_truth(method, rng):
 
 def test_density_ratio_is_that_of_direct_sums_over_the_samples(rng):
     logits, labels, features, _ = near_and_far(rng, 1500)
-    module = ProCal(keep_argmax=False).fit(logits, labels, features=features)
+    module = ProCal(method="density_ratio", keep_argmax=False).fit(
+        logits, labels, features=features
+    )
     fresh, _, beside, _ = near_and_far(rng, 800)
     temperature = float(TemperatureScaling().fit(logits, labels).temperature_)
     assert float(module.temperature_) == pytest.approx(temperature, rel=1e-4)
@@ -607,7 +609,7 @@ def test_density_ratio_is_that_of_direct_sums_over_the_samples(rng):
 
 def test_lines_are_the_best_of_their_bins_which_hold_equally_many(rng):
     logits, labels, features, _ = near_and_far(rng, 1200)
-    module = ProCal(method="bin_mean_shift", bins=4).fit(logits, labels, features=features)
+    module = ProCal(bins=4).fit(logits, labels, features=features)
     inside = cdist(features, features)
     np.fill_diagonal(inside, np.inf)
     distance = np.sort(inside, axis=1)[:, :10].mean(-1)
@@ -645,9 +647,7 @@ def test_bins_hold_equal_weight(rng):
     np.fill_diagonal(inside, np.inf)
     distance = np.sort(np.repeat(np.sort(inside, axis=1)[:, :10].mean(-1), weight))
     last = np.ceil(weight.sum() * np.arange(1, 5) / 5).astype(int) - 1
-    module = fitted(
-        ProCal(method="bin_mean_shift", bins=5), logits, labels, features, sample_weight=weight
-    )
+    module = fitted(ProCal(bins=5), logits, labels, features, sample_weight=weight)
     np.testing.assert_allclose(module.edges_, distance[last], rtol=1e-4)
 
 

@@ -1,6 +1,8 @@
 """The optimisers find minima that are known, say whether they did, and keep to their time."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -356,3 +358,18 @@ def test_real_seconds_count():
 
     with time_limit(0.01), pytest.raises(TimeoutError):
         waits()
+
+
+def test_what_a_slope_refers_to_is_freed_without_the_garbage_collector():
+    class Data:
+        centre = 3.0
+
+    data = Data()
+    gone = weakref.ref(data)
+    gc.disable()
+    try:
+        minimise_convex(lambda x, data=data: x - data.centre, 0, 10)
+        del data
+        assert gone() is None
+    finally:
+        gc.enable()

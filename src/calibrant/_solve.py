@@ -81,7 +81,11 @@ def minimise_convex(
     for end, falls_beyond in ((low, slope(low) >= 0), (high, slope(high) <= 0)):
         if falls_beyond:
             return Solution(np.array([end], dtype=np.float64), math.nan, 2, False)
-    root, found = optimize.brentq(slope, low, high, xtol=tolerance, full_output=True)
+    # SciPy wraps what it is given in a function that refers to itself: were it the slope, the data
+    # behind it would stay in memory until the garbage collector comes by.
+    held = [slope]
+    root, found = optimize.brentq(lambda x: held[0](x), low, high, xtol=tolerance, full_output=True)
+    held.clear()
     return Solution(np.array([root]), math.nan, found.function_calls, found.converged)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ FEWEST = 50
 MOST = 20_000
 """Samples that a choice is made on; the chosen method is fitted on all."""
 REPLICATES = 200
+TOGETHER = 20
+"""Replicates that are held in memory at a time."""
 
 
 class Candidate(NamedTuple):
@@ -277,10 +279,12 @@ def _judged(
     rng: np.random.Generator,
 ) -> list[Candidate]:
     """Score of each candidate, and of each again under samples drawn anew."""
-    draws = rng.exponential(size=(len(records), REPLICATES)) * records.weight[:, None]
-    shares = np.concatenate([records.weight[:, None], draws], axis=1)
-    shares /= shares.sum(0)
-    figures = {name: _scores(found, records, parts, shares) for name, found in claims.items()}
+    scores: dict[str, list[FloatArray]] = {name: [] for name in claims}
+    for weight in _weights(records.weight[:, None], rng):
+        shares = weight / weight.sum(0)
+        for name, found in claims.items():
+            scores[name].append(_scores(found, records, parts, shares))
+    figures = {name: np.concatenate(found, 1) for name, found in scores.items()}
     totals = {name: nll + ece for name, (nll, ece) in figures.items()}
     best = min(totals, key=lambda name: totals[name][0])
     judged = []
@@ -295,10 +299,17 @@ def _judged(
     return judged
 
 
+def _weights(weight: FloatArray, rng: np.random.Generator) -> Iterator[FloatArray]:
+    """Yield the weights ``(n, 1)``, then those of a Bayesian bootstrap, some draws at a time."""
+    yield weight
+    for _ in range(REPLICATES // TOGETHER):
+        yield weight * rng.exponential(size=(len(weight), TOGETHER))
+
+
 def _scores(
     claims: Claims, records: Records, parts: Sequence[IntArray], shares: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (draws,)``.
+) -> FloatArray:
+    """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (2, draws)``.
 
     The error is that of each fold, averaged: pooled over folds, the errors of their fits would
     cancel, the more the more a method follows its data.
@@ -306,4 +317,4 @@ def _scores(
     gap = (claims.confidence - records.correct)[:, None] * shares
     part = memberships(claims.confidence, sigma=0.05)
     errors = [np.abs(part[:, held] @ gap[held]).sum(0) for held in parts]
-    return claims.nll @ shares, np.sum(errors, axis=0)
+    return np.stack([claims.nll @ shares, np.sum(errors, axis=0)])

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import calibrant as cal
-from calibrant._checks import as_labels, as_pairs, as_scores, as_values, as_weight
+from calibrant import _checks
+from calibrant._checks import (
+    as_float64,
+    as_labels,
+    as_pairs,
+    as_scores,
+    as_values,
+    as_weight,
+    look_like_probs,
+)
 from tests.simulate import drawn
 
 INF = math.inf
@@ -561,3 +570,97 @@ def test_values_and_weights_are_flat_float64():
     for found in (as_weight(torch.ones(2, 3), (2, 3)), as_values([[1, 2, 3], [4, 5, 6]], "inside")):
         assert found.dtype == np.float64
         assert found.shape == (6,)
+
+
+# Logits that are probabilities
+
+
+KINDS: dict[str, Any] = {
+    "float64": lambda p: p,
+    "float16": lambda p: p.astype(np.float16),
+    "bfloat16": lambda p: torch.tensor(p).bfloat16(),
+    "float32 tensor": lambda p: torch.tensor(p).float(),
+    "tokens": lambda p: p.reshape(30, 40, -1),
+    "every second column": lambda p: np.repeat(p, 2, axis=-1)[:, ::2],
+    "one-hot": lambda p: np.eye(p.shape[-1])[p.argmax(-1)],
+    "rounded to three digits": lambda p: np.round(p[:, :2] / p[:, :2].sum(-1, keepdims=True), 3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probabilities_among_the_logits_are_recognised(rng, kind):
+    probs = rng.dirichlet(np.ones(5), 1200)
+    assert look_like_probs(KINDS[kind](probs))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(np.log, lambda p: p + np.eye(5)[0] - np.eye(5)[1], lambda p: 1.01 * p, lambda p: p[:, 0]),
+        *(lambda p: p[:9], lambda p: p[:0], lambda p: np.where(p == p[40], math.nan, p)),
+    ],
+    ids=["logarithms", "negative", "sum", "one logit", "few", "none", "NaN"],
+)
+def test_other_logits_are_not_taken_for_probabilities(rng, change):
+    assert not look_like_probs(change(rng.dirichlet(np.ones(5), 1200)))
+
+
+@pytest.mark.parametrize("shape", [(1200, 5), (30, 40, 5)])
+@pytest.mark.parametrize(("row", "told"), [(999, False), (1000, True)])
+def test_a_thousand_rows_tell(rng, shape, row, told):
+    probs = rng.dirichlet(np.ones(5), 1200)
+    probs[row] -= 1
+    assert look_like_probs(probs.reshape(shape)) == told
+
+
+def test_the_look_at_logits_costs_little(rng, monkeypatch):
+    read = []
+
+    def spy(values):
+        read.append(math.prod(values.shape))
+        return as_float64(values)
+
+    monkeypatch.setattr(_checks, "as_float64", spy)
+    probs = rng.dirichlet(np.ones(3), 40_000)
+    for shape in ((40_000, 3), (400, 100, 3), (2, 20_000, 3)):
+        assert look_like_probs(probs.reshape(shape))
+        assert look_like_probs(torch.tensor(probs.reshape(shape)))
+    assert read == [3000] * 6
+
+
+@pytest.mark.parametrize("method", ["ts", "vector", "auto", "blend", "isotonic"])
+def test_a_fit_on_probabilities_warns_once_at_the_line_of_the_caller(rng, method):
+    truth = rng.dirichlet(np.ones(3), 300)
+    labels = (np.log(truth) + rng.gumbel(size=truth.shape)).argmax(-1)
+    calibrator = cal.CALIBRATORS[method]()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        calibrator.fit(truth, labels)
+        found = [w for w in told if "look like probabilities" in str(w.message)]
+        calibrator.fit(np.log(truth), labels)
+        later = [w for w in told if "look like probabilities" in str(w.message)]
+    assert len(found) == len(later) == 1
+    assert found[0].category is UserWarning
+    assert found[0].filename == __file__
+    assert "fit on their logarithm" in str(found[0].message)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 3)), torch.zeros(4, 2, 3), np.zeros(3)])
+def test_logits_of_other_classes_than_the_fit_are_refused_with_both_numbers(rng, wrong):
+    fitted = cal.TemperatureScaling().fit(rng.normal(size=(50, 5)), rng.integers(5, size=50))
+    for use in (fitted.predict_proba, fitted.temperature):
+        with pytest.raises(ValueError, match=r"^fitted for 5 classes, got 3: logits must be "):
+            use(wrong)
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(300) % 3])
+def test_measuring_probabilities_as_logits_warns_once(rng, groups):
+    probs, labels = rng.dirichlet(np.ones(3), 300), rng.integers(3, size=300)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        cal.evaluate(probs, labels, groups=groups)
+        cal.evaluate(np.log(probs), labels, groups=groups)
+        cal.evaluate(probs=probs, labels=labels, groups=groups)
+        cal.evaluate(probs, np.eye(3, dtype=int)[labels], estimand="multilabel")
+    assert [(w.category, w.filename) for w in told] == [(UserWarning, __file__)]
+    assert "pass them as probs=" in str(told[0].message)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant import export
 from calibrant.cli import compare
 from calibrant.data import sample_path, save_predictions
 from calibrant.metrics import files
@@ -256,7 +257,7 @@ def test_binary(run, tmp_path, one_logit):
     assert json.loads(out)["estimand"] == "top_label"
 
 
-@pytest.mark.parametrize("given", ["nll,ece", "nll, ece", "nll,ece,"])
+@pytest.mark.parametrize("given", ["nll,ece", "nll, ece", "nll,ece,", "NLL,Ece"])
 def test_choice_of_metrics(run, path, given):
     _, out, _ = run("evaluate", path, "--json", "--metrics", given)
     assert list(json.loads(out)["metrics"]) == ["nll", "ece"]
@@ -462,6 +463,26 @@ def test_demo_in_ascii():
     done = in_shell("demo", env={"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"97\.1 % +#+\|", done.stdout)
+
+
+def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, arrays):
+    def written(calibrator, out, **options):
+        Path(out).write_text("a graph")
+        return 1e-8
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(export.EXPORTS, ".onnx", written)
+    fitted = calibrant.TemperatureScaling().fit(arrays["logits"], arrays["labels"])
+    calibrant.save(fitted, "saved")
+    for start in ("wrote", "replaced"):
+        _, _, err = run("export", "saved", "-o", "out.onnx")
+        assert err.startswith(f"{start} out.onnx; its probabilities differ")
+
+
+def test_a_missing_split_of_a_reference_names_its_option(run, splits):
+    code, _, err = run("monitor", splits, "--reference", splits, "--reference-split", "dev")
+    assert code == 2
+    assert re.search("has no split 'dev': name one of .*'test'.* with --reference-split$", err)
 
 
 def test_version(run, monkeypatch):

@@ -112,6 +112,133 @@ def test_explanation_of_a_method_is_shown(run, monkeypatch):
     assert out.splitlines()[1:3] == ["chose it:", "  why"]
 
 
+def honest(rows=2000, seed=9):
+    """Logits that the labels are drawn from: there is nothing to calibrate."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(rows, 5))
+    return {"logits": logits, "labels": (logits + rng.gumbel(size=logits.shape)).argmax(-1)}
+
+
+def test_auto_tells_what_its_choice_would_tell(run):
+    data = honest()
+    np.savez("sure.npz", logits=3 * data["logits"], labels=data["labels"])
+    _, alone, _ = run("fit", "sure.npz", "--method", "ts", "-o", "saved")
+    _, chosen, _ = run("fit", "sure.npz", "-o", "saved")
+    assert "chose ts:" in chosen
+    assert alone.splitlines()[1:] == chosen.splitlines()[-len(alone.splitlines()) + 1 :]
+    assert re.search(r"^temperature [23]\.\d+$", chosen, re.M)
+    alone, chosen = (
+        json.loads(run("fit", "sure.npz", *more, "-o", "saved", "--json")[1])
+        for more in (["--method", "ts"], [])
+    )
+    assert alone.pop("method") == "ts"
+    assert chosen.pop("method") == "auto"
+    assert alone == chosen
+
+
+@pytest.mark.parametrize(
+    ("method", "folds"), [("auto", []), ("none", []), ("ts", []), ("none", ["--cross-fit", "3"])]
+)
+def test_a_fit_that_changes_nothing_says_so_in_a_sentence(run, method, folds):
+    data = honest()
+    best: Any = TemperatureScaling().fit(**data)
+    if method == "ts":  # of these the best temperature is 1
+        data["logits"] = data["logits"] / float(best.temperature_)
+    np.savez("honest.npz", **data)
+    before = calibrant.evaluate(**data, level=None)
+    accuracy, ece, nll, brier = (before[n].value for n in ("accuracy", "ece", "nll", "brier"))
+    code, out, _ = run("fit", "honest.npz", "--method", method, *folds, "-o", "saved")
+    start = "Out of 3 folds nothing" if folds else "Nothing"
+    figures = f"accuracy {100 * accuracy:.2f} %, ECE {100 * ece:.2f} %, NLL {nll:.4f}, "
+    figures += f"Brier {brier:.4f}"
+    assert code == 0
+    assert out.splitlines()[-1] == f"{start} changes: {figures} before and after."
+    assert not re.search("on the data of the fit|^ECE|The fit has seen|Each example", out, re.M)
+
+
+def test_figures_that_stay_are_a_table_if_predictions_change(run, monkeypatch):
+    class Swap(Shift):
+        """Exchanges two classes that are never the answer."""
+
+        def _transform(self, logits, top, features):
+            return torch.cat([logits[..., :-2], logits[..., -2:].flip(-1)], -1)
+
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(50, 4)) + 9 * np.eye(4)[2]
+    np.savez("wrong.npz", logits=logits, labels=np.arange(50) % 2)
+    monkeypatch.setitem(CALIBRATORS, "swap", Swap)
+    monkeypatch.setattr(io, "save", lambda *_: None)
+    _, out, _ = run("fit", "wrong.npz", "--method", "swap", "-o", "saved")
+    rows = re.findall(r"^(?:accuracy|ECE|NLL|Brier) +([\d.]+(?: %)?) +([\d.]+(?: %)?)$", out, re.M)
+    assert len(rows) == 4
+    assert all(before == after for before, after in rows)
+    assert "the predicted class of 50 examples changes" in out
+
+
+def test_a_method_may_be_named_in_capitals(run):
+    code, out, _ = run("fit", "p.npz", "--method", "TS", "-o", "saved", "--json")
+    assert (code, json.loads(out)["method"]) == (0, "ts")
+
+
+def test_a_calibrator_that_is_replaced_is_told(run):
+    os.mkdir("saved")  # an empty folder is none
+    for start in ("saved in saved", "replaced saved", "replaced saved"):
+        _, _, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
+        assert err == f"{start}; to use it: calibrant apply saved p.npz -o OUT\n"
+
+
+def boasts(**names):
+    """Predictions whose probabilities are stored, under the names of logits by split."""
+    data = honest(600)
+    probs = np.exp(data["logits"]) / np.exp(data["logits"]).sum(-1, keepdims=True)
+    stored = {"probs": probs, "logs": np.log(probs)}
+    return {
+        f"{split}_{key}": values
+        for split, what in names.items()
+        for key, values in {"logits": stored[what], "labels": data["labels"]}.items()
+    }
+
+
+PROBABLY = "look like probabilities: every row is nonnegative and sums to one; if they are, save"
+
+
+@pytest.mark.parametrize(
+    ("verb", "told"),
+    [
+        (["fit", "--method", "ts", "-o", "saved"], ["val"]),
+        (["fit", "--method", "vector", "-o", "saved", "--json"], ["val"]),
+        (["fit", "--method", "vector", "-o", "saved", "--cross-fit", "2"], ["val"]),
+        (["fit", "--method", "ts", "--split", "dev", "-o", "saved"], []),
+        (["evaluate"], ["test"]),
+        (["evaluate", "--split", "val", "--json"], ["val"]),
+        (["evaluate", "--split", "dev"], []),
+        (["compare", "--methods", "none,vector", "--level", "0"], ["val", "test"]),
+        (["compare", "--methods", "none,vector", "--level", "0", "--fit-split", "dev"], ["test"]),
+    ],
+)
+def test_probabilities_stored_as_logits_are_told_once(run, verb, told):
+    np.savez("b.npz", **boasts(val="probs", test="probs", dev="logs"))
+    code, out, err = run(verb[0], "b.npz", *verb[1:])
+    assert code == 0
+    assert "look like" not in out
+    found = [line for line in err.splitlines() if "look like" in line]
+    assert found == [f"warning: {s}_logits of b.npz {PROBABLY} them as {s}_probs" for s in told]
+
+
+def test_stored_tokens_and_tags_that_sum_to_one(run):
+    data = boasts(test="probs")
+    logits, labels = data["test_logits"], data["test_labels"]
+    np.savez("tokens.npz", logits=logits.reshape(60, 10, 5), labels=labels.reshape(60, 10))
+    _, _, err = run("evaluate", "tokens.npz", "--metrics", "ece", "--level", "0")
+    assert err == f"warning: logits of tokens.npz {PROBABLY} them as probs\n"
+    np.savez("tags.npz", logits=logits, labels=np.eye(5, dtype=int)[labels])
+    _, _, err = run("evaluate", "tags.npz", "--multilabel", "--metrics", "ece", "--level", "0")
+    assert err == ""
+    np.savez("probs.npz", probs=logits, labels=labels)
+    _, _, err = run("evaluate", "probs.npz", "--metrics", "ece", "--level", "0")
+    assert err == ""
+
+
 @pytest.mark.parametrize(
     ("options", "n"),
     [(["plain.npz"], 564), (["p.npz", "--split", "test"], 470), (["test.npz", "--cross-fit"], 564)],
@@ -222,6 +349,9 @@ def test_apply_writes_the_calibrated_file(run):
     for key in expected:
         np.testing.assert_array_equal(found[key], expected[key])
     assert run("evaluate", "out.npz", "--metrics", "ece", "--level", "0")[0] == 0
+    _, _, err = run("apply", "saved", "test.npz", "-o", "out.npz")
+    assert err == "replaced out.npz; to measure it: calibrant evaluate out.npz\n"
+    assert list(np.load("out.npz")) == list(np.load("test.npz"))
 
 
 @pytest.mark.parametrize(
@@ -231,10 +361,12 @@ def test_apply_writes_the_calibrated_file(run):
         (("saved", "p.npz", "-o", "out.csv"), r"error: cannot write out\.csv: the suffix"),
         (("saved", "gone.npz", "-o", "out.npz"), r"error: gone\.npz does not exist"),
         (("gone", "p.npz", "-o", "out.npz"), "error: .*folder gone"),
+        (("saved", "wide.npz", "-o", "out.npz"), "error: fitted for 5 classes, got 7: "),
         (("saved", "p.npz"), "Error: Missing option '-o'"),
     ],
 )
 def test_failed_apply(run, arguments, message):
+    np.savez("wide.npz", logits=np.zeros((20, 7)), labels=np.zeros(20, int))
     run("fit", "p.npz", "--method", "ts", "-o", "saved")
     before = sorted(os.listdir())
     code, out, err = run("apply", *arguments)
@@ -292,16 +424,18 @@ def test_options_reach_the_comparison(run, monkeypatch):
 
     monkeypatch.setattr("calibrant.comparison.compare", spy)
     run(
-        *("compare", "x.npz", "--time-limit", "5", "--fit-split", "a", "--test-split", "b"),
+        *("compare", "p.npz", "--time-limit", "5", "--fit-split", "test", "--test-split", "val"),
         *("--weight-by", "w", "--group-by", "g", "--bins", "7", "--level", "0.5", "--seed", "3"),
     )
     asked.pop("progress")
     assert asked == {
-        **{"pred": "x.npz", "methods": None, "time_limit": 5, "fit_split": "a", "test_split": "b"},
+        **{"pred": "p.npz", "methods": None, "time_limit": 5},
+        **{"fit_split": "test", "test_split": "val"},
         **{"weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
     }
-    run("compare", "x.npz", "--time-limit", "0", "--level", "0")
+    run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, None)
+    assert asked["methods"] == ["ts", "none"]  # any case will do
 
 
 def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):
@@ -327,7 +461,18 @@ def test_half_of_plain_arrays(run):
     [
         (["p.npz", "--methods", "smrt,ts"], "error: unknown method 'smrt'"),
         (["gone.npz"], r"error: gone\.npz does not exist"),
-        (["p.npz", "--fit-split", "dev"], r"error: p\.npz has no split 'dev'"),
+        (
+            ["p.npz", "--fit-split", "dev"],
+            r"error: p\.npz has no split 'dev': name one of 'val', 'test' with --fit-split$",
+        ),
+        (
+            ["test.npz", "--test-split", "val"],
+            r"error: test\.npz has no split 'val': name one of 'test' with --test-split$",
+        ),
+        (
+            ["plain.npz", "--fit-split", "val"],
+            r"error: plain\.npz has no split 'val': it has plain arrays only, leave out --fit-s",
+        ),
         (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
     ],
 )

@@ -266,6 +266,26 @@ def test_the_features_are_those_of_the_estimator():
     assert not hasattr(fitted, "n_features_in_")  # since it does not say
 
 
+def test_the_estimator_that_is_given_stays_unfitted(three):
+    base = LogisticRegression()
+    CalibratedClassifier(base, method="ts").fit(*three)
+    assert not hasattr(base, "coef_")
+
+
+class OfTwo(Boastful):
+    """Tells two classes apart and no more."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
+@pytest.mark.parametrize(("base", "several"), [(OfTwo(), False), (Boastful(), True)])
+def test_it_tells_several_classes_apart_where_the_estimator_does(base, several):
+    assert CalibratedClassifier(base).__sklearn_tags__().classifier_tags.multi_class == several
+
+
 def test_scikit_learn_is_asked_for_where_it_is_missing(monkeypatch):
     file = sys.modules["calibrant.sklearn"].__file__
     assert file is not None
@@ -460,6 +480,21 @@ def test_the_order_of_classes_is_that_of_the_estimator(rng):
         turned.predict_proba(honest)[:, ::-1], straight.predict_proba(honest), atol=1e-6
     )
     np.testing.assert_array_equal(turned.predict(honest), straight.predict(honest))
+
+
+@pytest.mark.parametrize("fitted_before", [False, True])
+def test_a_method_with_a_parameter_for_each_class_follows_the_order_of_the_estimator(
+    rng, fitted_before
+):
+    honest, labels = drawn(rng, 2000, 4)
+    tilted = honest + np.array([0.0, 2.0, -2.0, 1.0])  # one temperature cannot put this right
+    for kind in (Boastful, Unsorted):
+        base = kind(factor=1.0)
+        given = FrozenEstimator(base.fit(tilted, labels)) if fitted_before else base
+        model = CalibratedClassifier(given, method="vector").fit(tilted, labels)
+        columns = [list(model.classes_).index(label) for label in range(4)]
+        probs = model.predict_proba(tilted)[:, columns]
+        assert np.abs(probs - softmax(honest, axis=-1)).mean() < 0.02
 
 
 @pytest.fixture

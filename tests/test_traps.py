@@ -361,7 +361,8 @@ def test_probabilities_come_in_by_name_only(rng):
     labels = rng.integers(0, 4, 300)
     as_probs = cal.evaluate(probs=probs, labels=labels, level=None)
     as_logs = cal.evaluate(np.log(probs), labels, level=None)
-    as_logits = cal.evaluate(probs, labels, level=None)
+    with pytest.warns(UserWarning, match="look like probabilities"):  # told, not guessed
+        as_logits = cal.evaluate(probs, labels, level=None)
     for name in as_probs:
         assert as_probs[name].value == pytest.approx(as_logs[name].value, abs=1e-9), name
     assert as_probs["nll"].value == pytest.approx(-np.log(probs[np.arange(300), labels]).mean())

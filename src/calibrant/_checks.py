@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,11 @@ from torch import Tensor
 
 IGNORED = -100
 """Label of an example that does not count, as in ``torch.nn.functional.cross_entropy``."""
+FEW = 10
+"""Rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do."""
+LOOKED_AT = 1000
+"""Rows that tell whether logits look like probabilities."""
+SUMS_TO_ONE = "every row is nonnegative and sums to one"
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -118,9 +124,44 @@ def check_some(count: int) -> None:
 def warn(message: str) -> None:
     """Warn at the line outside this package that led here."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "calibrant":
+    while frame.f_back and _is_ours(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def look_like_probs(logits: Logits) -> bool:
+    """Whether each of the first rows ``(..., classes)`` is nonnegative and sums to one.
+
+    Log-probabilities and usual logits have negative values. Fewer than 10 rows tell nothing, and
+    at most 1,000 are looked at.
+
+    >>> probs = np.linspace([0.1, 0.9], [0.9, 0.1], 20)
+    >>> look_like_probs(probs), look_like_probs(np.log(probs))
+    (True, False)
+    """
+    if logits.ndim < 2 or math.prod(logits.shape[:-1]) < FEW:
+        return False
+    each = math.prod(logits.shape[1:-1])  # tokens or pixels of one example
+    first = logits[: -(-LOOKED_AT // each)].reshape(-1, logits.shape[-1])[:LOOKED_AT]
+    eps = torch.finfo(first.dtype).eps if isinstance(first, Tensor) else np.finfo(first.dtype).eps
+    rows = as_float64(first)
+    # entries of bfloat16 are off by more than a thousandth
+    off = np.abs(rows.sum(-1) - 1)
+    return bool((rows >= 0).all() and (off <= max(1e-3, float(eps))).all())
+
+
+def warn_of_probs(logits: Logits, remedy: str) -> None:
+    """Warn whoever called the function that calls this of logits that look like probabilities.
+
+    Calls from within this package are not looked at. What it fits on the way to a result would
+    repeat the warning, and scores of other libraries need not be logits.
+    """
+    if not _is_ours(sys._getframe(2)) and look_like_probs(logits):
+        warn(f"logits look like probabilities: {SUMS_TO_ONE}; {remedy}")
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "calibrant"
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:

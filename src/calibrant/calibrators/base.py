@@ -23,6 +23,7 @@ from calibrant._checks import (
     check_some,
     spread,
     warn,
+    warn_of_probs,
 )
 from calibrant._partition import Records, tabulate
 from calibrant._solve import Solution
@@ -169,6 +170,7 @@ class Calibrator(nn.Module):
         self
         """
         given = examples(logits, labels, sample_weight)
+        warn_of_probs(given.logits, "if they are, fit on their logarithm")
         rows = as_labels(labels).shape
         inputs = None if features is None else as_scores(features, "features")
         self._check_features(inputs, rows)
@@ -330,8 +332,10 @@ class Calibrator(nn.Module):
                 f"this {type(self).__name__} is not fitted: call fit(logits, labels) first"
             )
         if self._classes > 1 and (logits.ndim == 0 or logits.shape[-1] != self._classes):
+            came = logits.shape[-1] if logits.ndim else 1
             raise ValueError(
-                f"logits must be (..., {self._classes}), as in fit, got {tuple(logits.shape)}"
+                f"fitted for {self._classes} classes, got {came}: logits must be "
+                f"(..., {self._classes}), as in fit, got {tuple(logits.shape)}"
             )
 
     def _check_features(

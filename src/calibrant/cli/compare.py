@@ -15,10 +15,12 @@ from calibrant.cli.shared import (
     LEVEL,
     TOGETHER,
     WEIGHT,
+    check_split,
     names_in,
     new_console,
     progress_bar,
     until_closed,
+    warn_of_stored_probs,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +84,10 @@ def compare(
       calibrant compare predictions.npz --methods none,ts,smart --json
     """  # noqa: D301
     from calibrant.comparison import compare as compared
+    from calibrant.data import open_predictions
 
+    check_split(pred, fit_split, "--fit-split")
+    check_split(pred, test_split, "--test-split")
     with progress_bar("methods") as progress:
         found = compared(
             pred,
@@ -97,6 +102,8 @@ def compare(
             seed=seed,
             progress=progress,
         )
+    usual = {fit_split or "val", test_split or "test", ""}
+    warn_of_stored_probs(pred, *(name for name in open_predictions(pred).splits if name in usual))
     with until_closed():
         if as_json:
             click.echo(json.dumps(found.to_dict(), indent=2))

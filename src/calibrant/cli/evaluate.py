@@ -18,6 +18,7 @@ from calibrant.cli.shared import (
     progress_bar,
     say,
     until_closed,
+    warn_of_stored_probs,
 )
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def evaluate(
             progress=progress,
         )
     name = open_predictions(pred).split(split, ("test", "")).name
+    if estimand != "multilabel":  # there every column is a question of its own
+        warn_of_stored_probs(pred, name)
     with until_closed():
         if as_json:
             click.echo(json.dumps({"split": name or None, **found.to_dict()}, indent=2))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from calibrant.cli.shared import say
+from calibrant.cli.shared import how_written, say
 
 
 @click.command()
@@ -41,5 +41,6 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
         if suffix != ".onnx":
             raise click.UsageError(f"--opset is for .onnx files, got {out}")
         options["opset"] = opset
+    written = how_written(out)
     difference = EXPORTS[suffix](load(folder), out, **options)
-    say(f"wrote {out}; its probabilities differ from the calibrator's by {difference:.0e} at most")
+    say(f"{written}; its probabilities differ from the calibrator's by {difference:.0e} at most")

@@ -13,12 +13,14 @@ from calibrant.cli.shared import (
     SET,
     TOGETHER,
     WEIGHT,
+    how_written,
     interval_heading,
     method_options,
     new_console,
     progress_bar,
     say,
     until_closed,
+    warn_of_stored_probs,
 )
 
 if TYPE_CHECKING:
@@ -71,13 +73,13 @@ def fit(
     Examples:
       calibrant fit predictions.npz -o calibrator
       calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
-      calibrant fit test_only.npz --method ts --cross-fit 10 -o calibrator
+      calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
     """  # noqa: D301
     from calibrant.calibrators.crossfit import cross_fit
     from calibrant.calibrators.files import fit_and_measure
     from calibrant.io import save
 
-    chosen = method_options(options)
+    method, chosen = method.lower(), method_options(options)
     given: dict[str, Any] = {"options": chosen, "weight": weight_by, "groups": group_by}
     if folds:
         given |= {"folds": folds, "seed": seed}
@@ -90,6 +92,8 @@ def fit(
             progress=progress,
             **given,
         )
+    warn_of_stored_probs(pred, found.split)
+    written = how_written(out, "saved in")
     save(found.calibrator, out)
     with until_closed():
         if as_json:
@@ -97,7 +101,7 @@ def fit(
             click.echo(json.dumps({**about, **_fit_dict(found)}, indent=2))
         else:
             _print_fit(found, f"{method} on {pred}", folds)
-    say(f"saved in {out}; to use it: calibrant apply {out} {pred} -o OUT")
+    say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
 
 
 @click.command()
@@ -120,9 +124,26 @@ def apply(folder: str, pred: str, out: str) -> None:
     from calibrant.calibrators.files import apply_file
     from calibrant.io import load
 
+    written = how_written(out)
     with progress_bar() as progress:
         apply_file(load(folder), pred, out, progress=progress)
-    say(f"wrote {out}; to measure it: calibrant evaluate {out}")
+    say(f"{written}; to measure it: calibrant evaluate {out}")
+
+
+def _in_use(calibrator: Calibrator) -> Calibrator:
+    """The method itself where another one chose it."""
+    chosen: Calibrator | None = getattr(calibrator, "chosen", None)
+    return calibrator if chosen is None else chosen
+
+
+def _temperatures(calibrator: Calibrator, effect: Effect) -> tuple[float, float] | None:
+    """The lowest and the highest temperature of an example; None for methods without."""
+    from calibrant.calibrators.scaling import TemperatureScaling
+
+    if effect.temperatures is None and isinstance(calibrator, TemperatureScaling):
+        one = float(calibrator.temperature_)  # chosen by auto, which as such has none
+        return one, one
+    return effect.temperatures
 
 
 def _learned(calibrator: Calibrator) -> dict[str, Any]:
@@ -133,8 +154,8 @@ def _learned(calibrator: Calibrator) -> dict[str, Any]:
 
 
 def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
-    calibrator, effect = found.calibrator, found.effect
-    low, high = effect.temperatures or (None, None)
+    calibrator, effect = _in_use(found.calibrator), found.effect
+    low, high = _temperatures(calibrator, effect) or (None, None)
     return {
         "split": found.split or None,
         "n": effect.before.n,
@@ -155,6 +176,9 @@ def _print_fit(found: Fit | CrossFit, title: str, folds: int | None) -> None:
     for line in _fit_lines(found.calibrator, found.effect):
         console.print(line, soft_wrap=True)
     console.print()
+    if _unchanged(found.effect):
+        console.print(_unchanged_line(found.effect, folds), soft_wrap=True)
+        return
     console.print(_effect_table(found.effect, folds))
     if folds:
         console.print(f"Each example was calibrated by a fit on the other {folds - 1} folds.")
@@ -169,13 +193,25 @@ def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
     size = calibrator.size(effect.before.classes)
     counted = f"{size:,} parameter{'' if size == 1 else 's'}"
     yield f"{effect.before.n:,} examples, {effect.before.classes} classes; {counted}"
-    if "temperature_" in dict(calibrator.named_buffers()):
-        yield f"temperature {float(calibrator.temperature_):.4g}"  # type: ignore[arg-type]
+    temperature = dict(_in_use(calibrator).named_buffers()).get("temperature_")
+    if temperature is not None:
+        yield f"temperature {float(temperature):.4g}"
     elif effect.temperatures is not None:
-        low, high = (f"{temperature:.4g}" for temperature in effect.temperatures)
+        low, high = (f"{one:.4g}" for one in effect.temperatures)
         yield f"temperatures from {low} to {high}"
     if effect.argmax_changed:
         yield f"the predicted class of {effect.argmax_changed:,} examples changes"
+
+
+def _unchanged(effect: Effect) -> bool:
+    """Whether a table would show the same figures twice."""
+    return effect.before.table() == effect.after.table() and not effect.argmax_changed
+
+
+def _unchanged_line(effect: Effect, folds: int | None) -> str:
+    figures = ", ".join(f"{title} {value}" for title, value, _ in effect.before.table())
+    where = f"Out of {folds} folds n" if folds else "N"
+    return f"{where}othing changes: {figures} before and after."
 
 
 def _effect_table(effect: Effect, folds: int | None) -> Table:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import AS_JSON, new_console, progress_bar, say, until_closed
+from calibrant.cli.shared import AS_JSON, check_split, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,6 +147,7 @@ def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs
     from calibrant.data import open_predictions
     from calibrant.metrics.rows import top_label
 
+    check_split(path, split, "--reference-split")
     chosen = open_predictions(path).split(split, ("test", ""))
     if chosen.domain != "logits":
         raise ValueError(f"{path} has probs; a reference wants logits")

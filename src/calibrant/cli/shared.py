@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -40,8 +41,8 @@ TOGETHER = click.option(
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Names with commas or spaces between; None where nothing was given."""
-    return text.replace(",", " ").split() if text else None
+    """Names with commas or spaces between, in any case; None where nothing was given."""
+    return text.lower().replace(",", " ").split() if text else None
 
 
 def method_options(given: tuple[str, ...]) -> dict[str, Any]:
@@ -101,6 +102,45 @@ def new_console() -> Console:
 
     # Names of files and groups are printed as they are, whatever brackets and colons they have.
     return Console(markup=False, emoji=False, highlight=False)
+
+
+def check_split(pred: str, name: str | None, option: str) -> None:
+    """Raise unless a file has the split that an option names."""
+    from calibrant.data import open_predictions
+    from calibrant.data.formats import listed
+
+    splits = open_predictions(pred).splits
+    if name is None or name in splits or not splits:
+        return
+    named = [f"'{split}'" for split in splits if split]
+    remedy = f"name one of {listed(named)}" if named else "it has plain arrays only"
+    remedy += f" with {option}" if named else f", leave out {option}"
+    raise ValueError(f"{pred} has no split '{name}': {remedy}")
+
+
+def warn_of_stored_probs(pred: str, *splits: str) -> None:
+    """Say which of the splits have logits that look like probabilities."""
+    from calibrant._checks import LOOKED_AT, SUMS_TO_ONE, look_like_probs
+    from calibrant.data import open_predictions
+
+    file = open_predictions(pred)
+    for split in map(file.split, splits):
+        if split.parts[0].domain != "logits":
+            continue
+        rows = -(-LOOKED_AT // max(1, math.prod(split.shape[:-1])))
+        (first,) = next(split.parts[0].blocks(rows, ["logits"]))
+        if look_like_probs(first):
+            front = f"{split.name}_" if split.name else ""
+            say(
+                f"warning: {front}logits of {pred} look like probabilities: {SUMS_TO_ONE}; if "
+                f"they are, save them as {front}probs"
+            )
+
+
+def how_written(out: str, anew: str = "wrote") -> str:
+    """How to say that ``out`` was written; to be asked before."""
+    there = os.listdir(out) if os.path.isdir(out) else os.path.exists(out)
+    return f"{'replaced' if there else anew} {out}"
 
 
 def say(text: str) -> None:

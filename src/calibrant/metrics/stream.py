@@ -22,6 +22,7 @@ from calibrant._checks import (
     check_level,
     check_some,
     logits_from_probs,
+    warn_of_probs,
 )
 from calibrant._walk import Estimand, examples
 from calibrant.metrics import intervals
@@ -347,6 +348,8 @@ def evaluate(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
+    if logits is not None and estimand != "multilabel":  # tags may add up to anything
+        warn_of_probs(as_scores(logits), "if they are, pass them as probs=")
     return stream.update(logits, labels, probs=probs, weight=weight, groups=groups).result()
 
 

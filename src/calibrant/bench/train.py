@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,13 +19,17 @@ from torch.nn import functional as F
 
 from calibrant.bench.images import Part, Parts
 from calibrant.bench.networks import NETWORKS, Network
-from calibrant.data import save_predictions
+from calibrant.bench.ranks import average_gradients, default_device, ranks, spread_buffers
+from calibrant.data.formats import replacing
 from calibrant.losses import LOSSES
+from calibrant.losses.base import IGNORED, summed_over_ranks
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
 
 Told = Callable[[int, int], object]
-"""Told (epochs done, epochs in all)."""
+"""Told (steps done, steps in all)."""
+PAPERS: dict[str, dict[str, Any]] = {"fedlas_ls": {"theta": 0.95}, "fedlas_mbls": {"theta": 0.95}}
+"""Options of losses where the papers' for CIFAR-10 differ from our defaults."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Recipe:
     ----------
     network, loss : str
         Names from ``NETWORKS`` and ``LOSSES``.
-    loss_options : dict
+    loss_options : dict, optional
+        Those of the papers by default.
     epochs : int
     milestones : tuple of float
         Shares of the epochs after which the learning rate is divided by ten.
@@ -57,7 +61,7 @@ class Recipe:
 
     network: str = "resnet18"
     loss: str = "ce"
-    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    loss_options: dict[str, Any] = field(default_factory=dict)
     epochs: int = 350
     milestones: tuple[float, ...] = (150 / 350, 250 / 350)
     batch: int = 128
@@ -69,6 +73,21 @@ class Recipe:
     seed: int = 0
     half: bool = False
     compiled: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the names and numbers, and fill in the options of the papers."""
+        for kind, name, known in (
+            ("network", self.network, NETWORKS),
+            ("loss", self.loss, LOSSES),
+        ):
+            if name not in known:
+                raise ValueError(f"unknown {kind} {name!r}: choose from {', '.join(known)}")
+        for name, value in (("epochs", self.epochs), ("batch", self.batch)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        options = {**PAPERS.get(self.loss, {}), **self.loss_options}
+        object.__setattr__(self, "loss_options", options)  # the class is frozen
+        object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def rate_at(self, epoch: int) -> float:
         """Learning rate of an epoch, counted from 0."""
@@ -99,14 +118,29 @@ class _Both(nn.Module):
 class Trainer:
     """One network, one loss, one set of images; can stop after any epoch and go on later.
 
+    Under ``torchrun`` (see :func:`calibrant.bench.ranks.joining`) every process takes its share
+    of each batch, gradients are averaged, and the first process writes the files. Moving figures
+    of batch normalisation are those of the first process, as usual.
+
     Parameters
     ----------
     parts : Parts
     classes : int
     recipe : Recipe
     folder : path
-        Holds the checkpoint, the log and, at the end, the predictions.
+        Holds the checkpoint and the log; a run that was stopped in it goes on.
     device : str, optional
+    tensorboard : bool
+        Write the log for TensorBoard as well.
+
+    Attributes
+    ----------
+    network : Network
+    loss : nn.Module
+    epoch : int
+        Epochs that are done.
+    log : list of dict
+        Figures of each of them.
     """
 
     def __init__(
@@ -115,35 +149,46 @@ class Trainer:
         classes: int,
         recipe: Recipe,
         folder: str | os.PathLike[str],
+        *,
         device: str | None = None,
+        tensorboard: bool = False,
     ) -> None:
+        _check_parts(parts, classes)
         self.recipe = recipe
         self.folder = Path(folder)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = torch.device(device) if device else default_device()
+        self.ranks = ranks()
         torch.manual_seed(recipe.seed)
         channels = parts.train.images.shape[1]
         network = NETWORKS[recipe.network](classes=classes, channels=channels)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs miss it
         self.loss = make_loss(recipe, classes, len(parts.train.labels)).to(self.device)
         self.parts = {name: _on_device(part, self.device) for name, part in parts._asdict().items()}
-        pixels = parts.train.images.astype(np.float32) / 255
-        shape = (1, channels, 1, 1)
-        self.mean = torch.tensor(pixels.mean((0, 2, 3))).reshape(shape).to(self.device)
-        self.deviation = torch.tensor(pixels.std((0, 2, 3))).reshape(shape).to(self.device)
+        self.mean, self.deviation = (x.to(self.device) for x in channel_figures(parts.train.images))
         self.optimiser = torch.optim.SGD(
             [*self.network.parameters(), *self.loss.parameters()],
             lr=recipe.rate,
             momentum=recipe.momentum,
             weight_decay=recipe.decay,
         )
-        both = _Both(self.network)
-        self.both = torch.compile(both) if recipe.compiled else both
+        self.both: Any = _Both(self.network)
+        if self.ranks.size > 1:
+            self.both = nn.parallel.DistributedDataParallel(self.both)
+        if recipe.compiled:
+            self.both = torch.compile(self.both)
         self.epoch = 0
         self.best = -1.0
         self.signs: Tensor | None = None
+        self.log: list[dict[str, float]] = []
+        self.board = _board(self.folder) if tensorboard and self.first else None
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.checkpoint.exists():
             self._resume()
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.ranks.rank == 0
 
     @property
     def checkpoint(self) -> Path:
@@ -154,31 +199,43 @@ class Trainer:
         """Train to the end; every epoch is logged and kept."""
         while self.epoch < self.recipe.epochs:
             start = time.perf_counter()
-            found = self._train_epoch()
+            found = self._train_epoch(progress)
+            spread_buffers(self.network)
             val = self.outputs("val")
             found["val_accuracy"] = _accuracy(val)
             if isinstance(self.loss, AdaFocal):
                 self.loss.observe(val.logits.to(self.device), val.labels.to(self.device))
             self.epoch += 1
-            if found["val_accuracy"] > self.best:
-                self.best = found["val_accuracy"]
-                _write(self.folder / "best.pt", self.network.state_dict())
-            self._log({"epoch": self.epoch, **found, "seconds": time.perf_counter() - start})
-            self._save()
-            if progress is not None:
-                progress(self.epoch, self.recipe.epochs)
+            self.log.append({"epoch": self.epoch, **found, "seconds": time.perf_counter() - start})
+            if self.first:
+                self._keep(found["val_accuracy"])
 
-    def _train_epoch(self) -> dict[str, float]:
+    def _keep(self, accuracy: float) -> None:
+        if accuracy > self.best:
+            self.best = accuracy
+            _write(self.folder / "best.pt", self.network.state_dict())
+        self._save()
+        with replacing(self.folder / "log.csv") as path, open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(self.log[-1]), lineterminator="\n")
+            writer.writeheader()
+            for row in self.log:
+                writer.writerow({k: f"{v:.6g}" for k, v in row.items()})
+        if self.board is not None:
+            for name, value in self.log[-1].items():
+                self.board.add_scalar(name, value, self.epoch)
+            self.board.flush()
+
+    def _train_epoch(self, progress: Told | None) -> dict[str, float]:
         recipe, train = self.recipe, self.parts["train"]
-        # of the epoch alone, so that a run that goes on later takes the same steps
-        random = torch.Generator().manual_seed(1_000_003 * recipe.seed + self.epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.rate_at(self.epoch)
         self.network.train()
         self.loss.train()
         total, gate = torch.zeros((), device=self.device), _Gate(self.loss, len(train.labels))
-        order = torch.randperm(len(train.labels), generator=random).to(self.device)
-        for index in order.split(recipe.batch):
+        steps = math.ceil(len(train.labels) / recipe.batch)
+        # of the epoch alone, so that a run that goes on later takes the same steps
+        random = torch.Generator().manual_seed(1_000_003 * recipe.seed + self.epoch)
+        for step, (index, share) in enumerate(self._batches(random)):
             images = self._scaled(train.images[index])
             if recipe.augment:
                 images = augmented(images, random)
@@ -186,17 +243,33 @@ class Trainer:
                 logits, features = self.both(images)
             loss = self.loss(logits, train.labels[index], features, index)
             self.optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            (loss * share).backward()
+            average_gradients(self.loss.parameters())
             nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
             self.optimiser.step()
             total += loss.detach() * len(index)
             gate.see(index)
-        value = float(total) / len(order)
+            if progress is not None:
+                progress(self.epoch * steps + step + 1, recipe.epochs * steps)
+        value = float(summed_over_ranks(total)) / len(train.labels)
         if not math.isfinite(value):
-            raise FloatingPointError(f"the loss became {value} in epoch {self.epoch + 1}")
+            raise FloatingPointError(
+                f"the loss became {value} in epoch {self.epoch + 1}: a lower rate may help"
+            )
         figures = gate.figures(self.signs)
         self.signs = gate.signs
         return {"loss": value, "rate": recipe.rate_at(self.epoch), **figures}
+
+    def _batches(self, random: torch.Generator) -> Iterator[tuple[Tensor, float]]:
+        """Yield indices of this process, and what their mean counts beside those of the others."""
+        rank, size = self.ranks
+        order = torch.randperm(len(self.parts["train"].labels), generator=random)
+        if size > 1:
+            random.manual_seed(random.initial_seed() + 1_000_000_007 * (rank + 1))
+        for batch in order.to(self.device).split(self.recipe.batch):
+            if len(batch) >= size:  # a last one that is too small for all is left out
+                index = batch[rank::size]
+                yield index, len(index) * size / len(batch)
 
     @torch.no_grad()
     def outputs(self, name: str | Part, size: int = 1000) -> Outputs:
@@ -238,19 +311,12 @@ class Trainer:
         scaled = (images.float() / 255 - self.mean) / self.deviation
         return scaled.contiguous(memory_format=torch.channels_last)
 
-    def _log(self, row: dict[str, float]) -> None:
-        path = self.folder / "log.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
-            if fresh:
-                writer.writeheader()
-            writer.writerow({k: f"{v:.6g}" for k, v in row.items()})
-
     def _save(self) -> None:
         state = {
+            "recipe": asdict(self.recipe),
             "epoch": self.epoch,
             "best": self.best,
+            "log": self.log,
             "network": self.network.state_dict(),
             "loss": self.loss.state_dict(),
             "optimiser": self.optimiser.state_dict(),
@@ -260,10 +326,54 @@ class Trainer:
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        ours = asdict(self.recipe)
+        changed = [name for name, value in state["recipe"].items() if ours.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"{self.folder} holds a run with another {' and '.join(changed)} "
+                f"({', '.join(repr(state['recipe'][name]) for name in changed)}): name another "
+                "folder, or remove that one"
+            )
         self.network.load_state_dict(state["network"])
         self.loss.load_state_dict(state["loss"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.epoch, self.best, self.signs = state["epoch"], state["best"], state["signs"]
+        self.epoch, self.best, self.log = state["epoch"], state["best"], state["log"]
+        self.signs = state["signs"]
+
+
+def _check_parts(parts: Parts, classes: int) -> None:
+    for name, part in parts._asdict().items():
+        if len(part.labels) == 0:
+            raise ValueError(f"the {name} part must have images, got none")
+        labels = part.labels[part.labels != IGNORED]
+        if labels.size and labels.max() >= classes:
+            raise ValueError(
+                f"labels of the {name} part must be below classes={classes}, got {labels.max()}"
+            )
+
+
+def channel_figures(images: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, both ``(1, channels, 1, 1)``, of values from 0 to 1."""
+    planes = images.swapaxes(0, 1).reshape(images.shape[1], -1)
+    # counts of the 256 values: as exact as it gets, and without a copy in floating point
+    counts = np.stack([np.bincount(plane, minlength=256) for plane in planes]) / planes.shape[1]
+    values = np.arange(256) / 255
+    mean = counts @ values
+    deviation = np.sqrt(np.maximum(counts @ values**2 - mean**2, 0))
+    deviation[deviation == 0] = 1.0  # a channel without contrast
+    return tuple(
+        torch.tensor(x, dtype=torch.float32).reshape(1, -1, 1, 1) for x in (mean, deviation)
+    )  # type: ignore[return-value]  # two of them
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            f"a log for TensorBoard needs it ({error}): pip install tensorboard"
+        ) from error
+    return SummaryWriter(str(folder))
 
 
 class _Tensors(NamedTuple):
@@ -277,9 +387,8 @@ def _on_device(part: Part, device: torch.device) -> _Tensors:
 
 def _write(path: Path, state: Any) -> None:
     """Write to a temporary name first: a kill leaves the old file or the new one."""
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        torch.save(state, temporary)
 
 
 def _accuracy(found: Outputs) -> float:
@@ -290,7 +399,10 @@ def make_loss(recipe: Recipe, classes: int, samples: int) -> nn.Module:
     """The loss of a recipe; some need to know the number of classes or of examples."""
     needed = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
     needed["crl"] = {"samples": samples}
-    return LOSSES[recipe.loss](**{**needed.get(recipe.loss, {}), **recipe.loss_options})
+    try:
+        return LOSSES[recipe.loss](**needed.get(recipe.loss, {}), **recipe.loss_options)
+    except TypeError as error:
+        raise ValueError(f"options of the loss {recipe.loss}: {error}") from error
 
 
 def augmented(images: Tensor, random: torch.Generator, shift: int = 4) -> Tensor:
@@ -335,6 +447,8 @@ class _Gate:
         """Shares of the samples, and how many changed their sign since the last epoch."""
         if self.loss is None or self.signs is None:
             return {}
+        for values in (self.signs, self.lowered, self.ratio):
+            summed_over_ranks(values)
         count = len(self.signs)
         flips = math.nan if before is None else float((self.signs != before).float().mean())
         return {
@@ -343,23 +457,3 @@ class _Gate:
             "smoothing_lowered": float(self.lowered) / count,
             "smoothing_ratio": float(self.ratio) / count,
         }
-
-
-def train(
-    parts: Parts,
-    classes: int,
-    recipe: Recipe,
-    folder: str | os.PathLike[str],
-    *,
-    others: Mapping[str, Part] | None = None,
-    device: str | None = None,
-    progress: Told | None = None,
-) -> Path:
-    """Train to the end and write ``predictions.npz`` and ``recipe.json`` into the folder."""
-    trainer = Trainer(parts, classes, recipe, folder, device)
-    trainer.run(progress)
-    trainer.use_best()
-    target = Path(folder) / "predictions.npz"
-    save_predictions(target, trainer.predictions(others))
-    (Path(folder) / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
-    return target

@@ -20,6 +20,7 @@ EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
 """Failures that are explained in a line; anything else is a bug and shows its traceback."""
 
 VERBS = {
+    "bench": ["bench"],
     "compare": ["compare", "demo"],
     "evaluate": ["evaluate"],
     "export": ["export"],

@@ -91,3 +91,10 @@ def log_others(log_probs: Tensor, labels: Tensor) -> Tensor:
 def shaped(values: Tensor, batch: Batch, labels: Tensor) -> Tensor:
     """Per-example values in the shape of the labels, 0 where they are ignored."""
     return (values * batch.mask).reshape(labels.shape)
+
+
+def summed_over_ranks(values: Tensor) -> Tensor:
+    """Sum over the processes that train together, in place; as it is where there is one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+    return values

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from calibrant.losses.base import batch_of
+from calibrant.losses.base import batch_of, summed_over_ranks
 from calibrant.losses.smoothing import beyond_margin, mixed, towards_uniform
 
 
@@ -150,9 +150,7 @@ class FeDLaS(nn.Module):
     @torch.no_grad()
     def _take_in(self, norm: Tensor, mask: Tensor) -> None:
         sums = torch.stack([mask.sum(), (mask * norm).sum(), (mask * norm.square()).sum()])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(sums)
-        count, total, squares = sums.double()
+        count, total, squares = summed_over_ranks(sums.double())
         mean = total / count.clamp(min=1)
         # a batch of one example has no deviation of its own
         spread = (squares - count * mean.square()).clamp(min=0) / (count - 1).clamp(min=1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calibrant.losses.base import Batch, batch_of
+from calibrant.losses.base import Batch, batch_of, summed_over_ranks
 from calibrant.losses.smoothing import entropy
 
 
@@ -180,5 +180,8 @@ class CRL(nn.Module):
 
     @torch.no_grad()
     def _remember(self, indices: Tensor, batch: Batch) -> None:
-        self.right_.index_add_(0, indices, batch.correct.float() * batch.mask.float())
-        self.seen_.index_add_(0, indices, batch.mask.float())
+        outcome = torch.stack([batch.correct * batch.mask, batch.mask]).float()
+        added = torch.stack([self.right_, self.seen_]).zero_().index_add_(1, indices, outcome)
+        right, seen = summed_over_ranks(added)
+        self.right_ += right
+        self.seen_ += seen

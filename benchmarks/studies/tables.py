@@ -2,18 +2,21 @@
 
     python benchmarks/studies/tables.py docs/data
 
-Reads ``real_models.csv`` and ``smart_claims.csv`` in a folder and writes the tables beside them.
+Reads the rows of the studies in a folder (``real_models.csv``, ``smart_claims.csv``,
+``training.csv``, ``gate.csv``) and writes the tables beside them.
 """
 
 import csv
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 Row = dict[str, str]
 Rows = list[Row]
+Key = TypeVar("Key", bound=Hashable)
 
 STUDENT = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}
 """95 % quantiles of Student's t by the number of splits: ends of a 90 % interval."""
@@ -39,8 +42,14 @@ def main(folder: str) -> None:
 
 
 def tables(folder: Path) -> dict[str, list[Sequence[str]]]:
-    models, claims = (read(folder / f"{name}.csv") for name in ("real_models", "smart_claims"))
+    names = ("real_models", "smart_claims", "training", "gate", "papers_training")
+    models, claims, training, gate, papers = (read(folder / f"{name}.csv") for name in names)
     return {
+        "table_training_resnet18": trained(training, "resnet18"),
+        "table_training_resnet50": trained(training, "resnet50"),
+        "table_training_after": trained_after(training),
+        "table_training_papers": beside_papers(training, papers),
+        "table_gate": by_epoch(gate),
         "table_paper": by_file(models, "ece", 100, 2, PAPER),
         "table_ece": by_file(models, "ece", 100, 2, KEEPING),
         "table_ece_maps": by_file(models, "ece", 100, 2, MAPS),
@@ -65,8 +74,8 @@ def read(path: Path) -> Rows:
         return list(csv.DictReader(file))
 
 
-def grouped(rows: Iterable[dict[str, str]], key: Callable[[Row], str]) -> dict[str, Rows]:
-    found: dict[str, Rows] = defaultdict(list)
+def grouped(rows: Iterable[dict[str, str]], key: Callable[[Row], Key]) -> dict[Key, Rows]:
+    found: dict[Key, Rows] = defaultdict(list)
     for row in rows:
         found[key(row)].append(row)
     return found
@@ -152,6 +161,90 @@ def crossed(
     for name, part in grouped(rows, setting).items():
         found = grouped(part, lambda row: row["method"])
         table.append((name, *(f"{100 * mean(found[method], 'ece'):.2f}" for method in methods)))
+    return table
+
+
+def spread(rows: Rows, figure: str, scale: float, digits: int) -> str:
+    """Mean over the seeds, and their standard deviation."""
+    values = [scale * float(row[figure]) for row in rows]
+    shown = f"{statistics.fmean(values):.{digits}f}"
+    return shown if len(values) < 2 else f"{shown}±{statistics.stdev(values):.{digits}f}"
+
+
+def trained(training: Rows, network: str) -> list[Sequence[str]]:
+    """Figures of each loss as it is, and of cross-entropy with a temperature after it."""
+    table: list[Sequence[str]] = [
+        ("loss", "seeds", "accuracy", "ECE", "AECE", "O-ECE", "U-ECE", "NLL", "OOD AUROC")
+    ]
+    rows = [row for row in training if row["network"] == network]
+    for loss, part in grouped(rows, lambda row: row["loss"]).items():
+        after = grouped(part, lambda row: row["after"])
+        shown = ("none", "ts") if loss == "ce" else ("none",)
+        for calibrator in shown:
+            found = after[calibrator]
+            name = loss if calibrator == "none" else f"{loss} + {calibrator}"
+            figures = ("accuracy", "ece", "ada_ece", "over_ece", "under_ece")
+            cells = [spread(found, figure, 100, 2) for figure in figures]
+            cells += [spread(found, "nll", 1, 3), spread(found, "ood_auroc", 100, 1)]
+            table.append((name, str(len(found)), *cells))
+    return table
+
+
+def trained_after(training: Rows) -> list[Sequence[str]]:
+    """ECE and NLL of each loss, and of calibrators after it."""
+    table: list[Sequence[str]] = [
+        ("network", "loss", "ECE", "+ ts", "+ smart", "NLL", "+ ts", "+ smart")
+    ]
+    for (network, loss), part in grouped(
+        training, lambda row: (row["network"], row["loss"])
+    ).items():
+        after = grouped(part, lambda row: row["after"])
+        eces = [spread(after[name], "ece", 100, 2) for name in ("none", "ts", "smart")]
+        nlls = [spread(after[name], "nll", 1, 3) for name in ("none", "ts", "smart")]
+        table.append((network, loss, *eces, *nlls))
+    return table
+
+
+def beside_papers(training: Rows, papers: Rows) -> list[Sequence[str]]:
+    """ECE here and in the papers, all on CIFAR-10; theirs with ResNet-50 and 350 epochs."""
+    table: list[Sequence[str]] = [
+        (
+            *("loss", "ResNet-18", "ResNet-50", "FeDLaS paper", "SMART paper"),
+            *("ResNet-18 + smart", "ResNet-50 + smart", "SMART paper + smart"),
+        )
+    ]
+    for paper in papers:
+
+        def ours(network: str, after: str, loss: str = paper["loss"]) -> str:
+            wanted = {"network": network, "loss": loss, "after": after}
+            found = [row for row in training if wanted.items() <= row.items()]
+            return spread(found, "ece", 100, 2) if found else MISSING
+
+        table.append(
+            (
+                paper["loss"],
+                *(ours(network, "none") for network in ("resnet18", "resnet50")),
+                *(paper[column] or MISSING for column in ("fedlas_ece", "smart_ece")),
+                *(ours(network, "smart") for network in ("resnet18", "resnet50")),
+                paper["smart_ece_after_smart"] or MISSING,
+            )
+        )
+    return table
+
+
+def by_epoch(gate: Rows) -> list[Sequence[str]]:
+    """What the gate of FeDLaS does in some epochs, means over the seeds."""
+    table: list[Sequence[str]] = [
+        ("network", "loss", "epoch", "gate +1, %", "flips, %", "smoothing lowered, %", "mean ratio")
+    ]
+    kept = [row for row in gate if row["epoch"] in ("1", "2", "10", "25", "30", "45", "60")]
+    for (network, loss, epoch), part in grouped(
+        kept, lambda row: (row["network"], row["loss"], row["epoch"])
+    ).items():
+        figures = ("gate_positive", "gate_flips", "smoothing_lowered")
+        shown = [f"{100 * mean(part, figure):.1f}" for figure in figures]
+        cells = [cell.replace("nan", MISSING) for cell in shown]
+        table.append((network, loss, epoch, *cells, f"{mean(part, 'smoothing_ratio'):.2f}"))
     return table
 
 

@@ -1,3 +1,4 @@
+import csv
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -87,10 +88,19 @@ def _draw_figures(app):
         "risk": plots.risk_coverage_plot(cal.risk_coverage(*pairs)).figure,
         "temperature": by_margin.figure,
         "adjustment": plots.adjustment_plot(changes).figure,
+        "gate_ls": plots.gate_plot(_gate_log(app, "fedlas_ls")).figure,
+        "gate_mbls": plots.gate_plot(_gate_log(app, "fedlas_mbls")).figure,
     }
     for name, figure in drawn.items():
         figure.savefig(folder / f"{name}.svg")
         plt.close(figure)
+
+
+def _gate_log(app, loss):
+    """Rows about the first seed with a loss."""
+    with (Path(app.srcdir) / "data" / "gate.csv").open(newline="") as file:
+        wanted = {"network": "resnet18", "loss": loss, "seed": "0"}
+        return [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
 
 
 def setup(app):

@@ -510,3 +510,41 @@ def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
         code, _, err = run(*example.replace("'", "").split())
         assert code == 2
         assert re.match(r"error: (\S+ does not exist|.*folder calibrator)", err)
+
+
+def test_maccal_learns_from_the_train_split_of_another_file(run):
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(3, 8)), np.zeros(3)
+
+    def split(n):
+        features = rng.normal(size=(n, 8))
+        logits = 3 * features @ weight.T
+        labels = (logits / 3 + rng.gumbel(size=logits.shape)).argmax(-1)
+        return {"features": features, "labels": labels, "logits": logits}
+
+    train = {f"train_{key}": values for key, values in split(600).items() if key != "logits"}
+    parts = {f"{name}_{key}": v for name in ("val", "test") for key, v in split(400).items()}
+    calibrant.save_predictions("train.npz", train)
+    calibrant.save_predictions("predictions.npz", {**parts, "weight": weight, "bias": bias})
+    command = ["fit", "predictions.npz", "--method", "maccal"]
+    options = ["--set", "epochs=4", "--set", "bottleneck=16", "--set", "step=0"]
+    out = ["-o", "head"]
+    code, said, err = run(*command, *options, "--train", "train.npz", *out)
+    assert code == 0, err
+    assert "maccal on predictions.npz, val split" in said
+    head = calibrant.load("head")
+    assert isinstance(head, calibrant.MaCCal)
+    assert len(head.history) == 4
+    code, _, err = run("apply", "head", "predictions.npz", "-o", "a.npz")
+    assert code == 0, err
+    probs = torch.tensor(np.load("a.npz")["test_logits"]).softmax(-1).numpy()
+    np.testing.assert_allclose(probs, head.predict_proba(parts["test_features"]), atol=1e-6)
+
+    for wrong, message in (
+        (command, "no train_features"),
+        ([*command, "--cross-fit", "5"], "leave out --cross-fit"),
+        (["fit", "predictions.npz", "--method", "ts", "--train", "x"], "for the method maccal"),
+    ):
+        code, _, err = run(*wrong, *out)
+        assert code == 2
+        assert message in err

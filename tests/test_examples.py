@@ -1,5 +1,6 @@
 """The scripts of examples/ run as they are, without a network, and do what they print."""
 
+import inspect
 import re
 import runpy
 import warnings
@@ -19,7 +20,7 @@ LIGHTNING = (  # of torch 2.13, used by lightning 2.6
 
 @pytest.fixture
 def example(capsys, monkeypatch, tmp_path):
-    """Run an example in this process; returns what it printed, and its figures."""
+    """Run an example in this process; returns what it printed, and what its ``main`` returns."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it: let it be undone
 
@@ -27,9 +28,10 @@ def example(capsys, monkeypatch, tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # while the libraries are imported
             script = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+        takes_folder = inspect.signature(script["main"]).parameters
         with torch.random.fork_rng():
-            before, after = script["main"](tmp_path)
-        return capsys.readouterr().out, before, after
+            found = script["main"](*[tmp_path][: len(takes_folder)])
+        return capsys.readouterr().out, *(found if isinstance(found, tuple) else [found])
 
     return run
 
@@ -77,3 +79,42 @@ def test_trainer_of_hugging_face(example, tmp_path):
     saved = {path.name for path in tmp_path.iterdir()}
     assert {"config.json", "model.safetensors", "calibrator", "README.md"} <= saved
     assert isinstance(cal.load(tmp_path / "calibrator"), cal.TemperatureScaling)
+
+
+def test_losses_in_a_plain_loop(example):
+    pytest.importorskip("sklearn")
+    said, found = example("losses_pytorch_example")
+    assert set(found) == {"ce", "crl", "adafocal", "fedlas_ls"}
+    assert all(figures["accuracy"].value > 0.75 for figures in found.values())
+    assert found["fedlas_ls"]["ece"].value < 0.6 * found["ce"]["ece"].value
+    assert f"ECE {found['crl']['ece'].value:.3f}" in said
+
+
+def check_gate(loss):
+    """It has seen batches, and its weights are in their range."""
+    assert float(loss.started_) == 1
+    assert float(loss.mean_) > 0
+    signs, weights = loss.last
+    assert set(signs.unique().tolist()) <= {-1.0, 1.0}
+    assert ((weights > 0) & (weights < 2 * loss.alpha)).all()
+
+
+@pytest.mark.filterwarnings(LIGHTNING)
+def test_losses_in_lightning(example):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("lightning", minversion="2.6", exc_type=ImportError)
+    said, found, classifier = example("losses_lightning_example")
+    assert found["accuracy"].value > 0.75
+    assert found["ece"].value < 0.05
+    check_gate(classifier.loss)
+    gates = [name for name in classifier.state_dict() if "gate" in name]
+    assert len(gates) == 4
+    assert "smoothing 0.0" in said
+
+
+def test_losses_in_the_trainer_of_hugging_face(example):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    _, found, loss = example("losses_trainer_example")
+    assert found["accuracy"].value > 0.5
+    check_gate(loss)

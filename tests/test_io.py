@@ -7,7 +7,7 @@ format 1, and stay as they are: later releases must load them. Each has, besides
 were fitted on ``drawn(np.random.default_rng(1), 500, 3, temperature=2.0)``, with default options
 but for format1_ts, ``TemperatureScaling(objective="brier")``, and format1_prior, a
 ``PriorCorrection`` of vector scaling from (0.3, 0.3, 0.4) to (0.2, 0.5, 0.3). Features are centred
-logits, for which the last layer is the identity.
+logits, for which the last layer is the identity; format1_maccal was fitted on them.
 """
 
 import functools

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 LAYERS: list[set[str]] = [
     {"sample"},  # data files, without code
     {"_checks"},
+    {"_models"},
     {"_walk"},
     {"_binning"},
     {"_solve"},

@@ -248,3 +248,18 @@ def test_a_diagram_can_be_saved(tmp_path, pairs):
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"diagram.{suffix}")
         assert (tmp_path / f"diagram.{suffix}").stat().st_size > 1000
+
+
+def test_the_gate_is_drawn_as_shares_of_the_examples_by_epoch():
+    log = [
+        {"epoch": 1, "gate_positive": 0.7, "gate_flips": float("nan"), "smoothing_lowered": 0.5},
+        {"epoch": 2, "gate_positive": 0.9, "gate_flips": 0.2, "smoothing_lowered": 0.75},
+    ]
+    axes: Any = plots.gate_plot(log)
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
+    assert drawn["gate at +1"] == pytest.approx([70, 90])
+    assert drawn["gate changed"][1] == pytest.approx(20)
+    assert drawn["smoothing lowered"] == pytest.approx([50, 75])
+    assert axes.lines[0].get_xdata().tolist() == [1, 2]
+    with pytest.raises(ValueError, match="must be of a training with FeDLaS"):
+        plots.gate_plot([{"epoch": 1, "loss": 0.5}])

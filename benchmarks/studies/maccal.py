@@ -361,27 +361,33 @@ def rivals(rows: Rows) -> list[tuple[str, ...]]:
 
 
 def swept(rows: Rows) -> list[tuple[str, ...]]:
-    """One option changed at a time; the rows without a setting have the defaults."""
+    """One option changed at a time."""
     rows = chosen(rows, inference="expected")
     table: list[tuple[str, ...]] = [
         ("option", "control", "value", "accuracy %", "ECE %", "NLL", "NLL, ts", "q")
     ]
-    done = {row["seed"] for row in rows if row["study"] not in ("rivals", "masks")}
-    defaults = [row for row in chosen(rows, study="rivals") if row["seed"] in done]
     changed = [row for row in rows if row["study"] not in ("rivals", "masks")]
-    for row in [*chosen(defaults, after="none"), *chosen(changed, after="none", seed="0")]:
-        if row["method"] not in ("maccal, held out", "maccal, training set"):
-            continue
-        same = {key: row[key] for key in ("study", "method", "setting")}
-        if row["study"] == "rivals" and row["seed"] != "0":
-            continue
-        found = chosen([*defaults, *changed], **same)
-        alone, ts = (chosen(found, after=after) for after in ("none", "ts"))
-        option = "(defaults)" if row["study"] == "rivals" else row["study"]
-        about = option, row["method"].removeprefix("maccal, "), row["setting"]
+    seeds = {row["seed"] for row in changed}
+    compared = {row["method"] for row in changed}
+    defaults = [row for row in chosen(rows, study="rivals") if row["seed"] in seeds]
+    defaults = [{**row, "study": "(defaults)"} for row in defaults if row["method"] in compared]
+    found = [*defaults, *changed]
+    for about in dict.fromkeys((row["study"], row["method"], row["setting"]) for row in found):
+        same = chosen(found, **dict(zip(("study", "method", "setting"), about, strict=True)))
+        alone, ts = (chosen(same, after=after) for after in ("none", "ts"))
+        option, method, value = about
         accuracy, nll = shown(alone, "accuracy", 100), figures(ts)[1]
-        table.append((*about, accuracy, *figures(alone), nll, shown(alone, "keep")))
-    return [table[0], *sorted(table[1:], key=lambda row: row[:2])]
+        told = option, method.removeprefix("maccal, "), value
+        table.append((*told, accuracy, *figures(alone), nll, shown(alone, "keep")))
+    return [table[0], *sorted(table[1:], key=lambda row: (row[:2], order(row[2])))]
+
+
+def order(value: str) -> tuple[float, str]:
+    """Numbers by their size, words after them."""
+    try:
+        return float(value), ""
+    except ValueError:
+        return float("inf"), value
 
 
 def masks(rows: Rows) -> list[tuple[str, ...]]:
@@ -397,7 +403,7 @@ def masks(rows: Rows) -> list[tuple[str, ...]]:
     ways = ("expected", "unscaled", "16 masks")
     table: list[tuple[str, ...]] = [
         (
-            *("q", "masks in", "q in the end", *(f"ECE %, {way}" for way in ways)),
+            *("control", "masks in", "q", *(f"ECE %, {way}" for way in ways)),
             *("NLL, expected", "NLL, expected, ts", "NLL, 16 masks, ts"),
         )
     ]
@@ -409,7 +415,7 @@ def masks(rows: Rows) -> list[tuple[str, ...]]:
             errors = (figures(alone[way])[0] for way in ways)
             nll = figures(alone["expected"])[1]
             after = (figures(ts[way])[1] for way in ("expected", "16 masks"))
-            table.append((method, setting, shown(same, "keep"), *errors, nll, *after))
+            table.append((method, setting, shown(alone["expected"], "keep"), *errors, nll, *after))
     return table
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from calibrant._binning import Bins as Bins
+    from calibrant._models import layer_inputs as layer_inputs
     from calibrant.calibrators import CALIBRATORS as CALIBRATORS
     from calibrant.calibrators.adaptive import (
         SMART as SMART,
@@ -86,6 +87,12 @@ if TYPE_CHECKING:
         fold as fold,
     )
     from calibrant.export import export_onnx as export_onnx, export_program as export_program
+    from calibrant.heads import (
+        MaCCal as MaCCal,
+        MaskedClassifier as MaskedClassifier,
+        replace_head as replace_head,
+        retrain_file as retrain_file,
+    )
     from calibrant.io import load as load, save as save
     from calibrant.losses import LOSSES as LOSSES, Loss as Loss
     from calibrant.losses.fedlas import FeDLaS as FeDLaS
@@ -135,6 +142,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "_binning": ["Bins"],
+    "_models": ["layer_inputs"],
     "calibrators": ["CALIBRATORS"],
     "calibrators.adaptive": ["ParametrizedTemperatureScaling", "SMART", "margin_bounds"],
     "calibrators.affine": ["DirichletCalibration", "MatrixScaling", "VectorScaling"],
@@ -164,6 +172,7 @@ _WHERE = {
     ],
     "deploy": ["CalibratedModel", "calibrated", "collect", "fold"],
     "export": ["export_onnx", "export_program"],
+    "heads": ["MaCCal", "MaskedClassifier", "replace_head", "retrain_file"],
     "io": ["load", "save"],
     "losses": ["LOSSES", "Loss"],
     "losses.fedlas": ["FeDLaS"],
@@ -189,7 +198,10 @@ _WHERE = {
     "metrics.table": ["METRICS", "Metric"],
     "monitor": ["Monitor", "MonitorReport"],
 }
-_SUBMODULES = ("calibrators", "data", "decide", "losses", "metrics", "monitor", "plots", "sklearn")
+_SUBMODULES = (
+    *("calibrators", "data", "decide", "heads", "losses"),
+    *("metrics", "monitor", "plots", "sklearn"),
+)
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = sorted(_MODULE)

@@ -6,10 +6,8 @@ import copy
 import dataclasses
 import json
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._checks import IGNORED
+from calibrant._models import evaluating, layer_inputs, logits_of, moved, name_of, taken_apart
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
@@ -112,7 +111,7 @@ class CalibratedModel(nn.Module):
         self.model = model
         self.calibrator = calibrator
         # by name, since a module that is held twice would be saved twice
-        self.last_layer = None if last_layer is None else _name_of(model, last_layer)
+        self.last_layer = None if last_layer is None else name_of(model, last_layer)
         self.training = model.training  # of the layers within, each keeps its own mode
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -125,7 +124,7 @@ class CalibratedModel(nn.Module):
         if not self.calibrator.needs_features:
             return self.model(*inputs, **named), None
         assert self.last_layer is not None
-        with listening(self.model, self.last_layer) as heard:
+        with layer_inputs(self.model, self.last_layer) as heard:
             return self.model(*inputs, **named), heard()
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
@@ -210,23 +209,6 @@ def check_fitted(calibrator: Calibrator) -> None:
 # ------------------------------------------------------------------- what models take and return
 
 
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned."""
-    found = output
-    if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
-    elif hasattr(output, "logits"):
-        found = output.logits
-    elif isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
-        raise TypeError(
-            "the model must return logits: a tensor, a tuple or list that begins with them, or a "
-            f"dictionary or dataclass that has them as logits; got {type(output).__name__}"
-        )
-    return found
-
-
 def with_logits(output: Any, logits: Tensor) -> Any:
     """What a model returned, with other logits."""
     if isinstance(output, Tensor):
@@ -241,40 +223,6 @@ def with_logits(output: Any, logits: Tensor) -> Any:
         name = "logits" if hasattr(output, "logits") else output._fields[0]
         return output._replace(**{name: logits})
     return type(output)([logits, *output[1:]])
-
-
-def _name_of(model: nn.Module, layer: nn.Module | str) -> str:
-    names = {name: module for name, module in model.named_modules() if name}
-    for name, module in names.items():
-        if layer is module or layer == name:
-            return str(name)
-    asked = repr(layer) if isinstance(layer, str) else f"this {type(layer).__name__}"
-    raise ValueError(
-        f"last_layer must be a layer of the model or its name, got {asked}; the last of its "
-        f"{len(names)} layers are {', '.join(list(names)[-5:]) or 'none'}"
-    )
-
-
-@contextmanager
-def listening(model: nn.Module, name: str) -> Iterator[Callable[[], Tensor]]:
-    """Yield a function for the input that a layer had; it stops to listen at the end."""
-    heard: list[Tensor] = []
-    here = threading.get_ident()  # another thread may run the same model
-
-    def hear(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if threading.get_ident() == here:
-            heard[:] = [*inputs, *named.values()][:1]
-
-    def last() -> Tensor:
-        if not heard:
-            raise ValueError(f"the model did not call its layer {name!r}: name another last_layer")
-        return heard[0]
-
-    hook = model.get_submodule(name).register_forward_pre_hook(hear, with_kwargs=True)
-    try:
-        yield last
-    finally:
-        hook.remove()
 
 
 # ------------------------------------------------------------------------------ collect and fold
@@ -339,7 +287,7 @@ def collect(
     if device is not None:
         model.to(device)
     place = next((p.device for p in model.parameters()), torch.device(device or "cpu"))
-    layer = None if last_layer is None else _name_of(model, last_layer)
+    layer = None if last_layer is None else name_of(model, last_layer)
     with evaluating(model), torch.no_grad():
         found = [_outcome(model, batch, layer, place) for batch in loader]
     if not found:
@@ -353,43 +301,15 @@ def _outcome(
     model: nn.Module, batch: Any, layer: str | None, device: torch.device
 ) -> tuple[Tensor, ...]:
     """Logits, labels and perhaps features of a batch, on the CPU."""
-    inputs, named, labels = _taken_apart(batch)
-    inputs, named = _moved(inputs, device), _moved(named, device)
+    inputs, named, labels = taken_apart(batch)
+    inputs, named = moved(inputs, device), moved(named, device)
     if layer is None:
         parts = [logits_of(model(*inputs, **named))]
     else:
-        with listening(model, layer) as heard:
+        with layer_inputs(model, layer) as heard:
             parts = [logits_of(model(*inputs, **named)), heard()]
     logits, *features = (part.detach().cpu() for part in parts)
     return logits, torch.as_tensor(labels).cpu(), *features
-
-
-def _taken_apart(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Inputs by position, inputs by name, labels."""
-    if isinstance(batch, Mapping) and "labels" in batch:
-        return (), {name: part for name, part in batch.items() if name != "labels"}, batch["labels"]
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        got = f"the keys {', '.join(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
-        raise TypeError(
-            f"a batch of the loader must be (inputs, labels) or a dictionary with labels, got {got}"
-        )
-    *inputs, labels = batch
-    first = inputs[0]
-    if len(inputs) == 1 and isinstance(first, Mapping):
-        return (), dict(first), labels
-    if len(inputs) == 1 and isinstance(first, (tuple, list)):
-        return tuple(first), {}, labels
-    return tuple(inputs), {}, labels
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _moved(part, device) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return tuple(_moved(part, device) for part in value)
-    return value
 
 
 def _labelled_rows(logits: Tensor, labels: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
@@ -397,18 +317,6 @@ def _labelled_rows(logits: Tensor, labels: Tensor, *features: Tensor) -> tuple[T
     rows = (part.reshape(-1, part.shape[-1])[kept] for part in (logits, *features))
     first, *rest = rows
     return first, labels.reshape(-1)[kept], *rest
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let a model be in ``eval`` mode for a while, and its layers in their own after it."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def fold(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:

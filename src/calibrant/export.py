@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from calibrant._models import evaluating, logits_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.formats import replacing
-from calibrant.deploy import CalibratedModel, check_fitted, evaluating, logits_of
+from calibrant.deploy import CalibratedModel, check_fitted
 from calibrant.io import kinds
 
 TOLERANCE = 1e-5

@@ -31,6 +31,7 @@ from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.formats import listed
 from calibrant.decide import PriorCorrection
+from calibrant.heads import MaCCal
 
 FORMAT = 1
 """Version of the folder's layout; a release reads its own and every earlier one."""
@@ -45,7 +46,7 @@ AGAIN = "copy the whole folder again, or fit and save again"
 
 def kinds() -> dict[str, type[Calibrator]]:
     """Every class that a folder may hold, by the name that stands in it."""
-    return {**CALIBRATORS, "prior": PriorCorrection}
+    return {**CALIBRATORS, "prior": PriorCorrection, "maccal": MaCCal}
 
 
 def save(module: Calibrator, folder: str | os.PathLike[str]) -> None:
@@ -58,7 +59,7 @@ def save(module: Calibrator, folder: str | os.PathLike[str]) -> None:
     ----------
     module : Calibrator
         Fitted, of one of the kinds in ``calibrant.CALIBRATORS``, or a
-        :class:`calibrant.decide.PriorCorrection` of one.
+        :class:`calibrant.decide.PriorCorrection` of one, or a :class:`calibrant.MaCCal`.
     folder : path
         Its parent must exist.
 

@@ -174,6 +174,34 @@ def adjustment_plot(changes: Mapping[str, MarginChange], ax: Axes | None = None)
     return axes
 
 
+GATE = {
+    "gate_positive": "gate at +1",
+    "gate_flips": "gate changed",
+    "smoothing_lowered": "smoothing lowered",
+}
+"""Columns of a training log with FeDLaS, and what they are called in a plot."""
+
+
+def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
+    """What the gate of FeDLaS did in each epoch: shares of the training examples.
+
+    ``log`` is that of a :class:`calibrant.bench.train.Trainer`, or the rows of its ``log.csv``.
+    """
+    missing = [name for name in GATE if not log or name not in log[0]]
+    if missing:
+        raise ValueError(
+            f"the log must be of a training with FeDLaS, got none of {', '.join(missing)}"
+        )
+    axes, epochs = _axes(ax), [int(row["epoch"]) for row in log]
+    styles = cycle(["-", "--", "-."])
+    for name, title in GATE.items():
+        shares = [100 * float(row[name]) for row in log]
+        axes.plot(epochs, shares, lw=2, ls=next(styles), label=title)
+    axes.set(xlabel="epoch", ylabel="training examples (%)", ylim=(0, 100))
+    axes.legend(framealpha=0.8, edgecolor="none")
+    return axes
+
+
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax

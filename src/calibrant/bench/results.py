@@ -25,6 +25,8 @@ from calibrant.metrics.stream import evaluate
 FIGURES = ("accuracy", "ece", "ada_ece", "over_ece", "under_ece", "nll", "brier", "auroc")
 AFTER = ("none", "ts", "smart")
 """Calibrators that the logits of a run are measured after; fitted on its validation part."""
+BY_DATA = ("network", "epochs", "augment")
+"""What the command line chooses by the data, so that a command has to say it."""
 COLUMNS = (
     *("data", "digest", "network", "loss", "options", "epochs", "seed", "after"),
     *(*FIGURES, "ood_auroc", "ood", "command"),
@@ -134,21 +136,21 @@ def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
 def command(recipe: Recipe, data: str, ood: str) -> str:
     """The command line that makes a run again.
 
-    >>> command(Recipe(epochs=60, half=True, loss_options={"alpha": 0.1}, loss="ls"), "cifar", "")
-    'calibrant bench train cifar --loss ls --set alpha=0.1 --network resnet18 --epochs 60 --half'
+    >>> command(Recipe(epochs=60, loss_options={"alpha": 0.1}, loss="ls"), "cifar", "")
+    'calibrant bench train cifar --loss ls --set alpha=0.1 --network resnet18 --epochs 60 --augment'
     """
     words = ["calibrant", "bench", "train"]
     words += [data] if data != "digits" else []
     words += ["--loss", recipe.loss]
     for key, value in recipe.loss_options.items():
         if PAPERS.get(recipe.loss, {}).get(key) != value:
-            words += ["--set", f"{key}={value}"]
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     usual = Recipe()
     for field in fields(Recipe):
         value = getattr(recipe, field.name)
         if field.name in ("loss", "loss_options", "milestones", "momentum", "decay", "clip"):
             continue
-        if field.name not in ("network", "epochs") and value == getattr(usual, field.name):
+        if field.name not in BY_DATA and value == getattr(usual, field.name):
             continue
         option = "--compile" if field.name == "compiled" else f"--{field.name}"
         words += [f"--no-{field.name}"] if value is False else [option]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.bench.images import Part, Parts
+from calibrant.bench.images.sets import _digest
 from calibrant.bench.networks import NETWORKS, Network
 from calibrant.bench.ranks import average_gradients, default_device, ranks, spread_buffers
 from calibrant.data.formats import replacing
@@ -156,6 +157,7 @@ class Trainer:
         _check_parts(parts, classes)
         self.recipe = recipe
         self.folder = Path(folder)
+        self.about = {**asdict(recipe), "data": _digest(*parts)}
         self.device = torch.device(device) if device else default_device()
         self.ranks = ranks()
         torch.manual_seed(recipe.seed)
@@ -253,7 +255,7 @@ class Trainer:
                 progress(self.epoch * steps + step + 1, recipe.epochs * steps)
         value = float(summed_over_ranks(total)) / len(train.labels)
         if not math.isfinite(value):
-            raise FloatingPointError(
+            raise ValueError(
                 f"the loss became {value} in epoch {self.epoch + 1}: a lower rate may help"
             )
         figures = gate.figures(self.signs)
@@ -313,7 +315,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = {
-            "recipe": asdict(self.recipe),
+            "recipe": self.about,
             "epoch": self.epoch,
             "best": self.best,
             "log": self.log,
@@ -326,8 +328,7 @@ class Trainer:
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-        ours = asdict(self.recipe)
-        changed = [name for name, value in state["recipe"].items() if ours.get(name) != value]
+        changed = [name for name, value in state["recipe"].items() if self.about.get(name) != value]
         if changed:
             raise ValueError(
                 f"{self.folder} holds a run with another {' and '.join(changed)} "
@@ -346,9 +347,11 @@ def _check_parts(parts: Parts, classes: int) -> None:
         if len(part.labels) == 0:
             raise ValueError(f"the {name} part must have images, got none")
         labels = part.labels[part.labels != IGNORED]
-        if labels.size and labels.max() >= classes:
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if wrong.size:
             raise ValueError(
-                f"labels of the {name} part must be below classes={classes}, got {labels.max()}"
+                f"labels of the {name} part must be from 0 to {classes - 1}, or {IGNORED} to be "
+                f"ignored, for classes={classes}: got {wrong[0]}"
             )
 
 

@@ -35,7 +35,7 @@ STRENGTH = 2.0
 """Samples that the prior of a binning is worth, N' of Naeini et al. 2015."""
 NEGLIGIBLE = 1e-6
 """Share of the posterior below which a binning is left out."""
-GROUP = 1 << 21
+GROUP = 1 << 20
 """Log-odds of one-vs-rest problems that are held at a time."""
 
 

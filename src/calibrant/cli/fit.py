@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from calibrant.calibrators.crossfit import CrossFit
     from calibrant.calibrators.files import Effect, Fit
 
+METRICS = ("accuracy", "ece", "nll", "brier")
+
 
 @click.command()
 @click.argument("pred")
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 @WEIGHT
 @TOGETHER
 @click.option("--seed", default=0, show_default=True, help="Of the folds.")
+@click.option(
+    "--train", metavar="FILE", help="Features of the training set, for maccal.  [default: PRED]"
+)
 @AS_JSON
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 def fit(
@@ -61,19 +66,22 @@ def fit(
     weight_by: str | None,
     group_by: str | None,
     seed: int,
+    train: str | None,
     as_json: bool,
     out: str,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
 
     PRED is a file as for "calibrant evaluate". The fit uses its val split or, where there is
-    none, the arrays without a name in front; never the test split, unless you name it.
+    none, the arrays without a name in front; never the test split, unless you name it. The method
+    maccal retrains the last layer: it learns from the train split, which may be in another file.
 
     \b
     Examples:
       calibrant fit predictions.npz -o calibrator
       calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
       calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
+      calibrant fit predictions.npz --method maccal --train train.npz -o head
     """  # noqa: D301
     from calibrant.calibrators.crossfit import cross_fit
     from calibrant.calibrators.files import fit_and_measure
@@ -83,15 +91,23 @@ def fit(
     given: dict[str, Any] = {"options": chosen, "weight": weight_by, "groups": group_by}
     if folds:
         given |= {"folds": folds, "seed": seed}
-    with progress_bar() as progress:
-        found = (cross_fit if folds else fit_and_measure)(
-            pred,
-            method,
-            split=split,
-            metrics=["accuracy", "ece", "nll", "brier"],
-            progress=progress,
-            **given,
+    found: Fit | CrossFit
+    if method == "maccal":
+        if folds or split or weight_by or group_by:
+            raise click.UsageError(
+                "maccal learns from the train split and is measured on val: leave out "
+                "--cross-fit, --split, --weight-by and --group-by"
+            )
+        found = _retrained(pred, train, chosen)
+    elif train:
+        raise click.UsageError(
+            f"--train is for maccal, which retrains the last layer; got {method}"
         )
+    else:
+        with progress_bar() as progress:
+            found = (cross_fit if folds else fit_and_measure)(
+                pred, method, split=split, metrics=METRICS, progress=progress, **given
+            )
     warn_of_stored_probs(pred, found.split)
     written = how_written(out, "saved in")
     save(found.calibrator, out)
@@ -102,6 +118,16 @@ def fit(
         else:
             _print_fit(found, f"{method} on {pred}", folds)
     say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
+
+
+def _retrained(pred: str, train: str | None, options: dict[str, Any]) -> Fit:
+    """A head trained on the train split, with its effect on the val split."""
+    from calibrant.calibrators.files import Fit, effect_file
+    from calibrant.heads import retrain_file
+
+    with progress_bar("epochs") as progress:
+        head = retrain_file(pred, train=train, options=options, progress=progress)
+    return Fit(head, effect_file(head, pred, split="val", metrics=METRICS, level=None), "val")
 
 
 @click.command()

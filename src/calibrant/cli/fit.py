@@ -100,9 +100,7 @@ def fit(
             )
         found = _retrained(pred, train, chosen)
     elif train:
-        raise click.UsageError(
-            f"--train is for maccal, which retrains the last layer; got {method}"
-        )
+        raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
         with progress_bar() as progress:
             found = (cross_fit if folds else fit_and_measure)(

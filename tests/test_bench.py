@@ -558,6 +558,18 @@ def test_best_checkpoint_is_chosen_by_validation_accuracy(tmp_path):
     assert_same(trainer.network.state_dict(), states[1])
 
 
+def test_first_of_equally_good_checkpoints_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "_accuracy", lambda found: 0.5)
+    trainer = trainer_of(tmp_path, short(epochs=2))
+    with pytest.raises(StopError):
+        trainer.run(stopping_at(5))
+    first = torch.load(tmp_path / "best.pt", weights_only=True)
+    again = trainer_of(tmp_path, short(epochs=2))
+    again.run()
+    assert_same(torch.load(tmp_path / "best.pt", weights_only=True), first)
+    assert not torch.equal(again.network.last.weight, first["last.weight"])
+
+
 def test_log_file_holds_the_log(tmp_path):
     trainer = trainer_of(tmp_path, short(epochs=2, loss="fedlas_ls"))
     trainer.run()

@@ -366,10 +366,14 @@ def test_what_a_slope_refers_to_is_freed_without_the_garbage_collector():
 
     data = Data()
     gone = weakref.ref(data)
+
+    def slope(x, data=data):
+        return x - data.centre
+
     gc.disable()
     try:
-        minimise_convex(lambda x, data=data: x - data.centre, 0, 10)
-        del data
+        minimise_convex(slope, 0, 10)
+        del data, slope
         assert gone() is None
     finally:
         gc.enable()

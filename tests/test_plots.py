@@ -263,3 +263,13 @@ def test_the_gate_is_drawn_as_shares_of_the_examples_by_epoch():
     assert axes.lines[0].get_xdata().tolist() == [1, 2]
     with pytest.raises(ValueError, match="must be of a training with FeDLaS"):
         plots.gate_plot([{"epoch": 1, "loss": 0.5}])
+
+
+def test_the_history_of_maccal_is_drawn_by_epoch():
+    history = [cal.heads.Epoch(0.9, 0.99, 0.94, 0.1), cal.heads.Epoch(0.8, 0.95, 0.94, 0.2)]
+    axes: Any = plots.keep_plot(history)
+    drawn = {line.get_label(): line.get_ydata() for line in axes.lines}
+    np.testing.assert_allclose(drawn["keep-rate q"], [90, 80])
+    np.testing.assert_allclose(drawn["confidence"], [99, 95])
+    np.testing.assert_allclose(drawn["accuracy"], [94, 94])
+    assert list(axes.lines[0].get_xdata()) == [1, 2]

@@ -12,7 +12,9 @@ DATA = ROOT / "docs" / "data"
 
 @pytest.fixture(scope="module")
 def tables():
-    return runpy.run_path(str(ROOT / "benchmarks" / "studies" / "tables.py"))["tables"](DATA)
+    scripts = (ROOT / "benchmarks" / "studies" / name for name in ("tables.py", "maccal.py"))
+    found = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
+    return {**found[0], **found[1]}
 
 
 def test_every_table_is_up_to_date(tables):
@@ -38,3 +40,14 @@ def test_auto_is_as_calibrated_as_smart_and_as_likely_as_temperature_scaling(tab
         }
         assert ece["auto"] <= ece["smart"] <= ece["ts"]
         assert nll["auto"] <= nll["ts"]
+
+
+def test_the_claims_of_the_page_about_maccal_are_those_of_its_tables(tables):
+    for name in ("table_maccal_rivals", "table_maccal_resnet50"):
+        headings, *rows = tables[name]
+        found = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+        ece = {head: float(row["ECE %"].split()[0]) for head, row in found.items()}
+        nll = {head: float(row["NLL, ts"].split()[0]) for head, row in found.items()}
+        assert ece["maccal, held out"] < 1 < 3 < ece["original"]
+        assert float(found["original"]["ECE %, ts"].split()[0]) < ece["maccal, held out"]
+        assert nll["original"] == min(nll.values())

@@ -12,7 +12,8 @@ core; ``--workers`` are processes.
 
     python benchmarks/studies/maccal.py --tables docs/data
 
-makes the tables of the documentation, maccal_*.csv, from maccal.csv in that folder.
+makes the tables of the documentation, table_maccal_*.csv, from maccal.csv and
+maccal_resnet50.csv in that folder.
 """
 
 import argparse
@@ -315,12 +316,26 @@ Rows = list[dict[str, str]]
 
 
 def write_tables(folder: Path) -> None:
-    with (folder / "maccal.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
-    tables = {"rivals": rivals(rows), "sweeps": swept(rows), "masks": masks(rows)}
-    for name, table in tables.items():
-        with (folder / f"maccal_{name}.csv").open("w", newline="") as file:
+    for name, table in tables(folder).items():
+        with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(table)
+
+
+def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
+    small, large = (read(folder / f"{name}.csv") for name in ("maccal", "maccal_resnet50"))
+    tested = chosen(small, split="test")
+    return {
+        "table_maccal_rivals": rivals(tested),
+        "table_maccal_sweeps": swept(tested),
+        "table_maccal_masks": masks(tested),
+        "table_maccal_resnet50": rivals(chosen(large, split="test")),
+        "table_maccal_shift": shifted(large),
+    }
+
+
+def read(path: Path) -> Rows:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def chosen(rows: Rows, **wanted: str) -> Rows:
@@ -358,6 +373,32 @@ def rivals(rows: Rows) -> list[tuple[str, ...]]:
             )
         )
     return table
+
+
+def shifted(rows: Rows) -> list[tuple[str, ...]]:
+    """Means over five corruptions by severity, and the AUROC of images of no class."""
+    foreign = list(dict.fromkeys(row["split"] for row in rows if row["ood_auroc"]))
+    severities = ("1", "3", "5")
+    table: list[tuple[str, ...]] = [
+        (
+            *("head", "after", *(f"ECE %, severity {n}" for n in severities), "NLL, severity 5"),
+            *(f"AUROC %, {name}" for name in foreign),
+        )
+    ]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = chosen(rows, method=method)
+        own = [row for row in own if row["inference"] == own[0]["inference"]]
+        for after in ("none", "ts"):
+            same = chosen(own, after=after)
+            parts = {n: [row for row in same if row["split"].endswith(f"_{n}")] for n in severities}
+            errors = (f"{100 * mean(parts[n], 'ece'):.1f}" for n in severities)
+            aurocs = (shown(chosen(same, split=name), "ood_auroc", 100, 1) for name in foreign)
+            table.append((method, after, *errors, f"{mean(parts['5'], 'nll'):.2f}", *aurocs))
+    return table
+
+
+def mean(rows: Rows, figure: str) -> float:
+    return statistics.fmean(float(row[figure]) for row in rows)
 
 
 def swept(rows: Rows) -> list[tuple[str, ...]]:

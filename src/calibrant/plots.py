@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from calibrant.heads import Epoch
+
 RIGHT, WRONG = "#2f7fb8", "#d9662b"
 """Blue for accuracy and right answers, orange for what is missing: told apart by everyone."""
 
@@ -198,6 +200,18 @@ def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axe
         shares = [100 * float(row[name]) for row in log]
         axes.plot(epochs, shares, lw=2, ls=next(styles), label=title)
     axes.set(xlabel="epoch", ylabel="training examples (%)", ylim=(0, 100))
+    axes.legend(framealpha=0.8, edgecolor="none")
+    return axes
+
+
+def keep_plot(history: Sequence[Epoch], ax: Axes | None = None) -> Axes:
+    """Keep-rate, confidence and accuracy of a :class:`calibrant.MaCCal` in each epoch."""
+    axes, epochs = _axes(ax), range(1, len(history) + 1)
+    styles = cycle(["-", "--", "-."])
+    for name, title in {"keep": "keep-rate q", "confidence": "", "accuracy": ""}.items():
+        shares = [100 * getattr(epoch, name) for epoch in history]
+        axes.plot(epochs, shares, lw=2, ls=next(styles), label=title or name)
+    axes.set(xlabel="epoch", ylabel="%", ylim=(0, 102))
     axes.legend(framealpha=0.8, edgecolor="none")
     return axes
 

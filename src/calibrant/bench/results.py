@@ -103,6 +103,10 @@ def train(
 def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
     """Rows about a run that has ended: its figures as it is, and after other calibrators."""
     home = Path(folder)
+    if not (home / "run.json").exists():
+        raise FileNotFoundError(
+            f"{home} holds no run that has ended (no run.json): let calibrant bench train end it"
+        )
     about = json.loads((home / "run.json").read_text())
     recipe = Recipe(**about["recipe"])
     file = open_predictions(home / "predictions.npz")

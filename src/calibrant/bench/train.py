@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.bench.images import Part, Parts
-from calibrant.bench.images.sets import _digest
+from calibrant.bench.images.sets import digest_of
 from calibrant.bench.networks import NETWORKS, Network
 from calibrant.bench.ranks import average_gradients, default_device, ranks, spread_buffers
 from calibrant.data.formats import replacing
@@ -113,7 +113,9 @@ class _Both(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.features(images)
-        return self.network.last(features), features
+        with torch.autocast(features.device.type, enabled=False):
+            # steps of bfloat16 would show in the confidence
+            return self.network.last(features.float()), features
 
 
 class Trainer:
@@ -157,7 +159,7 @@ class Trainer:
         _check_parts(parts, classes)
         self.recipe = recipe
         self.folder = Path(folder)
-        self.about = {**asdict(recipe), "data": _digest(*parts)}
+        self.about = {**asdict(recipe), "data": digest_of(*parts)}
         self.device = torch.device(device) if device else default_device()
         self.ranks = ranks()
         torch.manual_seed(recipe.seed)

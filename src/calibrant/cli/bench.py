@@ -101,8 +101,11 @@ def train(
     from calibrant.bench.results import summary, train as run
     from calibrant.bench.train import Recipe
 
-    losses, seeds = names_in(loss) or [], [int(word) for word in names_in(seed) or []]
+    losses = list(dict.fromkeys(names_in(loss) or []))
+    seeds = list(dict.fromkeys(int(word) for word in names_in(seed) or []))
     chosen = method_options(options)
+    if not losses or not seeds:
+        raise click.UsageError("name a loss with --loss, and a seed with --seed")
     if chosen and len(losses) != 1:
         raise click.UsageError("--set is for one loss: name it with --loss")
     usual = OTHERS if data else DIGITS

@@ -463,7 +463,7 @@ class MaCCal(Calibrator):
         if not weight:
             raise ValueError(f"the loader gave no labelled example in epoch {epoch + 1}")
         if not math.isfinite(lost):
-            raise FloatingPointError(f"the loss became {lost} in epoch {epoch + 1}: lower rate")
+            raise ValueError(f"the loss became {lost} in epoch {epoch + 1}: lower rate")
         if watched is None:
             found = confidence / weight, right / weight
         else:

@@ -76,14 +76,15 @@ def image_set(train: Part, test: Part) -> ImageSet:
             f"labels from 0 to {classes - 1}, the largest of train, are wanted, got {low} to "
             f"{max(high, classes - 1)}: number the classes from 0 and train on all of them"
         )
-    return ImageSet(train, test, classes, _digest(train, test))
+    return ImageSet(train, test, classes, digest_of(train, test))
 
 
 def _lowest(part: Part) -> int:
     return int(part.labels.min())
 
 
-def _digest(*parts: Part) -> str:
+def digest_of(*parts: Part) -> str:
+    """SHA-256 over images and labels of some parts."""
     digest = hashlib.sha256()
     for part in parts:
         for values in part:

@@ -193,7 +193,7 @@ def trained(training: Rows, network: str) -> list[Sequence[str]]:
 def trained_after(training: Rows) -> list[Sequence[str]]:
     """ECE and NLL of each loss, and of calibrators after it."""
     table: list[Sequence[str]] = [
-        ("network", "loss", "ECE", "+ ts", "+ smart", "NLL", "+ ts", "+ smart")
+        ("network", "loss", "ECE", "ECE, ts", "ECE, smart", "NLL", "NLL, ts", "NLL, smart")
     ]
     for (network, loss), part in grouped(
         training, lambda row: (row["network"], row["loss"])

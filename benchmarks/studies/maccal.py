@@ -346,8 +346,8 @@ def shown(rows: Rows, figure: str, scale: float = 1.0, digits: int = 2) -> str:
     """The mean over the seeds, and their standard deviation."""
     values = [scale * float(row[figure]) for row in rows if row[figure]]
     if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+        return "\N{EN DASH}"
+    spread = f"±{statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 

@@ -658,9 +658,9 @@ def test_measuring_probabilities_as_logits_warns_once(rng, groups):
     probs, labels = rng.dirichlet(np.ones(3), 300), rng.integers(3, size=300)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        cal.evaluate(probs, labels, groups=groups)
-        cal.evaluate(np.log(probs), labels, groups=groups)
-        cal.evaluate(probs=probs, labels=labels, groups=groups)
-        cal.evaluate(probs, np.eye(3, dtype=int)[labels], estimand="multilabel")
+        cal.evaluate(probs, labels, groups=groups, level=None)
+        cal.evaluate(np.log(probs), labels, groups=groups, level=None)
+        cal.evaluate(probs=probs, labels=labels, groups=groups, level=None)
+        cal.evaluate(probs, np.eye(3, dtype=int)[labels], estimand="multilabel", level=None)
     assert [(w.category, w.filename) for w in told] == [(UserWarning, __file__)]
     assert "pass them as probs=" in str(told[0].message)

@@ -499,7 +499,7 @@ def test_bar_counts_methods(run, monkeypatch):
     assert re.search("2/2.* methods", err)
 
 
-@pytest.mark.parametrize(("verb", "count"), [("fit", 3), ("apply", 2), ("compare", 2)])
+@pytest.mark.parametrize(("verb", "count"), [("fit", 4), ("apply", 2), ("compare", 2)])
 def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
     monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
     code, out, _ = run(verb, "-h")

@@ -60,7 +60,7 @@ def truths():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 1.5])
-@pytest.mark.parametrize(("metrics", "repetitions"), [(cheap(), 100), (WITHOUT_BINS, 40)])
+@pytest.mark.parametrize(("metrics", "repetitions"), [(cheap(), 60), (WITHOUT_BINS, 30)])
 def test_intervals_hold_the_truth_nine_times_in_ten(truths, temperature, metrics, repetitions):
     """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often."""
     least = binom.ppf(0.001, repetitions, 0.85)

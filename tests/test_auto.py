@@ -411,6 +411,7 @@ def test_groups_of_sequences_serve_all_of_their_tokens(rng, monkeypatch):
     np.testing.assert_array_equal(calls[0][1], np.arange(30).repeat(10) // 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*not alike")
 def test_groups_change_the_figures_where_samples_repeat(rng):
     """Copies of a sample on both sides of a fold flatter the method."""
     logits, labels = drawn(rng, 60, 3, 1.0)

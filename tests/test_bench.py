@@ -22,7 +22,7 @@ from scipy.special import softmax
 from torch import nn
 
 import calibrant
-from calibrant.bench import images as bench_images, results, train as training
+from calibrant.bench import images as bench_images, ranks, results, train as training
 from calibrant.bench.images import Part, Parts, image_set, parts
 from calibrant.bench.networks import NETWORKS, wide_resnet
 from calibrant.bench.train import Recipe, Trainer, augmented, channel_figures
@@ -1149,3 +1149,18 @@ def test_command_line_under_two_processes(tmp_path):
     assert done.stdout.count("OOD AUROC") == 1
     assert done.stderr.count("tiny-ce-0: ECE") == 1
     assert results.rows(tmp_path / "runs" / "tiny-ce-0") == rows[:3]
+
+
+def test_no_command_is_given_for_what_the_command_line_cannot_say():
+    assert results.command(Recipe(decay=0.0), "digits", "") == ""
+    together = results.command(Recipe(), "cifar", "", processes=2)
+    assert together.startswith("torchrun --nproc-per-node 2 -m calibrant bench train cifar")
+
+
+def test_a_short_run_begins_at_its_full_rate():
+    assert Recipe(epochs=1).rate_at(0) == 0.1
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="there is no device 'cuda:7' here"):
+        ranks.chosen_device("cuda:7")

@@ -627,6 +627,7 @@ def test_hard_data_end_within_bounds(rng, kind, options):
         np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 @pytest.mark.parametrize("kind", TOP_LABEL)
 def test_one_confidence_is_one_bin_with_the_accuracy(kind):
     logits, labels = np.tile([3.0, 0.0, 0.0], (1000, 1)), (np.arange(1000) % 10 == 0).astype(int)

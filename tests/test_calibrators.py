@@ -355,3 +355,23 @@ def test_a_fit_on_one_example_or_none(name):
     assert np.isfinite(predicted(calibrator, [[0.5, 0.25, 0.0]])).all()
     with pytest.raises(ValueError, match="nothing to measure"):
         fitted(name, np.zeros((3, 4)), [-100, -100, -100])
+
+
+@pytest.mark.parametrize("from_table", [False, True])
+def test_samples_that_are_all_alike_are_told_of(from_table):
+    rng = np.random.default_rng(0)
+    logits, labels = np.repeat(rng.normal(size=(20, 5)), 100, axis=0), rng.integers(5, size=2000)
+    module = cal.HistogramBinning()
+    fit = {
+        False: lambda: module.fit(logits, labels),
+        True: lambda: module.fit_records(tabulate(examples(logits, labels))),
+    }
+    with pytest.warns(UserWarning, match=r"2,000 samples \(\d+ of the first are not alike\)"):
+        fit[from_table]()
+    cal.TemperatureScaling().fit(logits, labels)  # one parameter is not too many for them
+
+
+def test_labels_of_one_class_are_told_of():
+    logits = np.random.default_rng(0).normal(size=(500, 3))
+    with pytest.warns(UserWarning, match="all 500 labels are 1: what is learned of one class"):
+        cal.TemperatureScaling().fit(logits, np.ones(500, int))

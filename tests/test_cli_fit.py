@@ -396,7 +396,7 @@ def test_compare_prints_a_table(run, monkeypatch):
     for method, row in zip(("none", "ts"), made[0].table()[1:], strict=True):
         shown = next(line for line in lines if line.startswith(f"{method} "))
         assert shown.split() == " ".join(row).split()
-    assert "* best, or within the interval of the best" in lines
+    assert "* best, or as good within the noise of the best" in lines
     assert lines[-1].startswith(("Use ts: the least NLL", "No method is clearly better"))
 
 
@@ -548,3 +548,29 @@ def test_maccal_learns_from_the_train_split_of_another_file(run):
         code, _, err = run(*wrong, *out)
         assert code == 2
         assert message in err
+
+
+def test_temperatures_of_groups_are_told_as_a_range(run):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(600, 4))
+    logits = 3 * rng.normal(size=(600, 3))
+    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+    calibrant.save_predictions(
+        "f.npz", {"val_logits": logits, "val_labels": labels, "val_features": features}
+    )
+    code, out, err = run("fit", "f.npz", "--method", "gc", "-o", "groups")
+    assert code == 0, err
+    found = calibrant.load("groups").state_dict()["temperature_"]
+    assert f"temperatures from {found.min():.4g} to {found.max():.4g}" in out
+
+
+def test_a_map_without_a_temperature_tells_of_none(run):
+    _, out, _ = run("fit", "p.npz", "--method", "spline", "-o", "saved")
+    assert "temperature" not in out
+
+
+def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monkeypatch):
+    monkeypatch.setattr("calibrant.heads.retrain_file", None)  # never reached
+    code, _, err = run("fit", "p.npz", "--method", "maccal", "-o", "saved")
+    assert code == 2
+    assert "p.npz has no val_features" in err

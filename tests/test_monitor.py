@@ -892,3 +892,28 @@ def test_tables_of_the_page_are_those_of_the_study():
         assert lines, name
         for line in lines:
             assert line in page
+
+
+def test_calibrators_that_need_features_are_watched_too(rng, tmp_path, run):
+    features = rng.normal(size=(900, 4))
+    logits, labels = drawn(rng, 900, 3)
+    groups = cal.GroupCalibration(partitions=2).fit(logits, labels, features=features)
+    probs = groups.predict_proba(logits, features)
+    expected = Monitor().update(probs=probs, labels=labels).report()
+    found = Monitor(groups).update(logits, labels, features=features).report()
+    assert found.n == 900
+    assert found.to_dict()["windows"][0]["confidence"] == pytest.approx(
+        expected.to_dict()["windows"][0]["confidence"], rel=1e-5
+    )
+    waiting = Monitor(groups)
+    waiting.predicted(range(900), logits, features=features)
+    assert waiting.labelled(range(900), labels) == 900
+    path = tmp_path / "day.npz"
+    save_predictions(path, {"logits": logits, "labels": labels, "features": features})
+    cal.save(groups, tmp_path / "groups")
+    from_file = Monitor(groups).update_file(path).report()
+    assert from_file.n == 900
+    code, _, err = run("monitor", str(path), "--calibrator", str(tmp_path / "groups"))
+    assert code == 0, err
+    with pytest.raises(ValueError, match="needs features"):
+        Monitor(groups).update(logits, labels)

@@ -266,6 +266,7 @@ def test_the_ensemble_says_so_too(rng, answers):
     np.testing.assert_allclose(fitted.weights_, expected, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_uniform_logits_have_no_best_temperature(objective):
     fitted = TemperatureScaling(objective=objective)
@@ -281,6 +282,7 @@ def test_right_answers_without_any_doubt_are_left_alone(rng):
     assert float(fitted.temperature_) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 def test_rows_with_one_possible_class_have_no_say(rng):
     logits, labels = drawn(rng, 500, 4, 2.0)
     sure = np.where(np.arange(4) == 2, 1.0, -np.inf) * np.ones((200, 1))
@@ -431,6 +433,7 @@ def test_newton_steps_over_the_logits_find_the_optimum_of_the_table(rng, kind, m
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 def test_newton_steps_give_way_to_the_table_where_there_is_no_optimum(rng, monkeypatch):
     logits = rng.normal(size=(2000, 5))
     monkeypatch.setattr(scaling, "LARGE", 1)

@@ -269,6 +269,7 @@ def test_a_known_distortion_is_undone(rng):
     assert error < np.abs(by_line - truth[30_000:]).mean() / 1.5
 
 
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 def test_equal_confidences_share_one_value_whatever_their_order(rng):
     odds = rng.integers(0, 12, 3000) / 3
     right = rng.random(3000) < expit(0.5 * odds)
@@ -282,6 +283,7 @@ def test_equal_confidences_share_one_value_whatever_their_order(rng):
     assert len(noise.odds_) == 12
 
 
+@pytest.mark.filterwarnings("ignore:.*(not alike|labels are)")
 def test_one_confidence_becomes_the_accuracy(rng):
     right = rng.random(500) < 0.7
     fitted = SplineCalibration().fit(*of_two(np.full(500, 2.0), right))

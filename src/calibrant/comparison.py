@@ -118,10 +118,10 @@ class Comparison:
         return {row.method: row.evaluation for row in self.rows if row.evaluation is not None}
 
     def best(self, metric: str = "ece") -> list[str]:
-        """Methods whose figure lies within the interval of the best one, from good to bad.
+        """Methods whose figure is within the noise of the best one, from good to bad.
 
-        Noise lifts an ECE, so its interval may lie below it: half the width of the interval
-        away from the best counts as within it too. An interval tells how well a figure is
+        Within its interval, or half the width of that away: noise lifts an ECE, so that its
+        interval may lie below it. An interval tells how well a figure is
         known, not whether two methods differ: one that is left out may still be as good.
         """
         sign = -1 if METRICS[metric].higher_is_better else 1
@@ -175,7 +175,7 @@ class Comparison:
     def table(self) -> list[tuple[str, ...]]:
         """Headings, then the cells of each row, as text.
 
-        A star marks the best ECE and NLL, and those within the interval of the best.
+        A star marks the best ECE and NLL, and those within its noise (see :meth:`best`).
         """
         interval = "" if self.level is None else f"{100 * self.level:g} % interval"
         headings = ("method", "ECE %", interval, "NLL", "Brier", "acc. %", "changed", "fit")

@@ -37,25 +37,39 @@ def joined() -> bool:
 
 
 @contextmanager
-def joining() -> Iterator[Ranks]:
-    """Join the processes that ``torchrun`` started; alone where it started none."""
+def joining(device: str | None = None) -> Iterator[Ranks]:
+    """Join the processes that ``torchrun`` started; alone where it started none.
+
+    ``device`` is what they will compute on; by default each has a GPU, or none has.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ranks()
         return
-    if torch.cuda.is_available():
+    on_gpu = torch.cuda.is_available() and (device is None or device.startswith("cuda"))
+    if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    distributed.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield ranks()
     finally:
         distributed.destroy_process_group()
 
 
-def default_device() -> torch.device:
-    """The GPU of this process, or the CPU."""
-    if torch.cuda.is_available():
+def chosen_device(name: str | None = None) -> torch.device:
+    """The device of a name; by default, and for ``cuda``, the GPU of this process.
+
+    >>> chosen_device("cpu")
+    device(type='cpu')
+    """
+    if name in (None, "cuda") and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    found = torch.device(name or "cpu")
+    try:
+        torch.zeros(1, device=found)
+    except (RuntimeError, AssertionError) as error:  # torch has many for this
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"there is no device {name!r} here: {reason}") from error
+    return found
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibrant._checks import IGNORED
 from calibrant.bench.images import ImageSet, Part, parts
 from calibrant.bench.train import PAPERS, Recipe, Told, Trainer
 from calibrant.calibrators import CALIBRATORS
 from calibrant.data import open_predictions, save_predictions
 from calibrant.data.formats import replacing
-from calibrant.losses.base import IGNORED
 from calibrant.metrics.ranking import ood_auroc
 from calibrant.metrics.stream import evaluate
 
@@ -31,6 +31,8 @@ COLUMNS = (
     *("data", "digest", "network", "loss", "options", "epochs", "seed", "after"),
     *(*FIGURES, "ood_auroc", "ood", "command"),
 )
+IN_PYTHON_ONLY = ("milestones", "momentum", "decay", "clip")
+"""What the command line has no option for."""
 
 
 def train(
@@ -93,6 +95,8 @@ def train(
         "data": name,
         "digest": images.digest,
         "ood": ood[0] if ood else "",
+        "held_out": held_out,
+        "processes": trainer.ranks.size,
         "recipe": asdict(recipe),
     }
     with replacing(home / "run.json") as path:
@@ -121,7 +125,7 @@ def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
         "epochs": str(recipe.epochs),
         "seed": str(recipe.seed),
         "ood": about["ood"],
-        "command": command(recipe, about["data"], about["ood"]),
+        "command": command(recipe, about["data"], about["ood"], about.get("processes", 1)),
     }
     found = []
     for after in AFTER:
@@ -137,22 +141,26 @@ def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
     return found
 
 
-def command(recipe: Recipe, data: str, ood: str) -> str:
-    """The command line that makes a run again.
+def command(recipe: Recipe, data: str, ood: str, processes: int = 1) -> str:
+    """The command line that makes a run again; empty for a recipe that it has no options for.
 
     >>> command(Recipe(epochs=60, loss_options={"alpha": 0.1}, loss="ls"), "cifar", "")
     'calibrant bench train cifar --loss ls --set alpha=0.1 --network resnet18 --epochs 60 --augment'
     """
+    usual = Recipe()
+    if any(getattr(recipe, name) != getattr(usual, name) for name in IN_PYTHON_ONLY):
+        return ""
     words = ["calibrant", "bench", "train"]
+    if processes > 1:
+        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
     words += [data] if data != "digits" else []
     words += ["--loss", recipe.loss]
     for key, value in recipe.loss_options.items():
         if PAPERS.get(recipe.loss, {}).get(key) != value:
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    usual = Recipe()
     for field in fields(Recipe):
         value = getattr(recipe, field.name)
-        if field.name in ("loss", "loss_options", "milestones", "momentum", "decay", "clip"):
+        if field.name in ("loss", "loss_options", *IN_PYTHON_ONLY):
             continue
         if field.name not in BY_DATA and value == getattr(usual, field.name):
             continue

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant._checks import IGNORED
 from calibrant.bench.images import Part, Parts
 from calibrant.bench.images.sets import digest_of
 from calibrant.bench.networks import NETWORKS, Network
-from calibrant.bench.ranks import average_gradients, default_device, ranks, spread_buffers
+from calibrant.bench.ranks import average_gradients, chosen_device, ranks, spread_buffers
 from calibrant.data.formats import replacing
 from calibrant.losses import LOSSES
-from calibrant.losses.base import IGNORED, summed_over_ranks
+from calibrant.losses.base import summed_over_ranks
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
 
@@ -92,7 +93,8 @@ class Recipe:
 
     def rate_at(self, epoch: int) -> float:
         """Learning rate of an epoch, counted from 0."""
-        passed = sum(epoch >= round(share * self.epochs) for share in self.milestones)
+        starts = (max(1, round(share * self.epochs)) for share in self.milestones)
+        passed = sum(epoch >= start for start in starts)
         return self.rate * 0.1**passed
 
 
@@ -159,9 +161,13 @@ class Trainer:
         _check_parts(parts, classes)
         self.recipe = recipe
         self.folder = Path(folder)
-        self.about = {**asdict(recipe), "data": digest_of(*parts)}
-        self.device = torch.device(device) if device else default_device()
         self.ranks = ranks()
+        self.about = {
+            **asdict(recipe),
+            "data": digest_of(*parts),
+            "processes": self.ranks.size,
+        }
+        self.device = chosen_device(device)
         torch.manual_seed(recipe.seed)
         channels = parts.train.images.shape[1]
         network = NETWORKS[recipe.network](classes=classes, channels=channels)

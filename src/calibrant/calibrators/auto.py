@@ -136,7 +136,7 @@ class Auto(RecordsCalibrator):
         """Parameters of the chosen method; none before a fit."""
         return 0 if self.chosen is None else self.chosen.size(classes)
 
-    def _warn_of_size(self, samples: int, classes: int) -> None:
+    def _warn_of_size(self, samples: int, classes: int, different: int | None) -> None:
         """Leave the warning to what is chosen."""
 
     def _check_features(
@@ -237,7 +237,7 @@ def _fitted(name: str, records: Records, rows: _Rows | None) -> Calibrator:
     if isinstance(calibrator, RecordsCalibrator):
         return calibrator.fit_records(records)
     assert rows is not None
-    calibrator._warn_of_size(len(records), records.classes)
+    calibrator._warn_of_size(len(records), records.classes, None)
     calibrator._fit(rows.given, rows.context)
     calibrator._fitted(records.classes)
     return calibrator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -12,11 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from calibrant._checks import (
+    FEW,
     IGNORED,
+    LOOKED_AT,
     FloatArray,
     IntArray,
     Logits,
     Values,
+    as_float64,
     as_labels,
     as_scores,
     bad_row,
@@ -180,7 +184,9 @@ class Calibrator(nn.Module):
                 "(classes, width) and (classes,); a prediction file has them under these names"
             )
         context = Context(inputs, head, None if groups is None else _members(groups, rows))
-        self._warn_of_size(int((given.labels >= 0).sum()), given.classes)
+        known = given.labels[given.labels != IGNORED]
+        self._warn_of_size(len(known), given.classes, _different(_first_rows(given.logits)))
+        _warn_of_one_label(known)
         self._fit(given, context)
         self._fitted(1 if given.logits.ndim == 1 else given.classes)
         return self
@@ -362,14 +368,39 @@ class Calibrator(nn.Module):
                 f"rows of shape {tuple(rows)}"
             )
 
-    def _warn_of_size(self, samples: int, classes: int) -> None:
+    def _warn_of_size(self, samples: int, classes: int, different: int | None) -> None:
+        """Warn of few samples; ``different`` is how many of them are not the same as others."""
         size = self.size(classes)
-        if samples < ENOUGH * size:
+        if min(samples, samples if different is None else different) < ENOUGH * size:
             remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
+            same = "" if different is None else f" ({different:,} of the first are not alike)"
             warn(
                 f"{type(self).__name__} has {size:,} parameter{'s' * (size > 1)} for {samples:,} "
-                f"samples: it may fit their noise{remedy}"
+                f"samples{same}: it may fit their noise{remedy}"
             )
+
+
+def _first_rows(logits: Logits) -> FloatArray:
+    """Some of the first rows of logits ``(..., classes)``, or log-odds ``(n,)``."""
+    if logits.ndim == 1:
+        return as_float64(logits[:LOOKED_AT])[:, None]
+    rows = max(FEW, min(LOOKED_AT, (1 << 17) // logits.shape[-1]))
+    each = max(1, math.prod(logits.shape[1:-1]))  # tokens or pixels of one example
+    return as_float64(logits[: -(-rows // each)]).reshape(-1, logits.shape[-1])[:rows]
+
+
+def _different(rows: FloatArray) -> int | None:
+    """How many different rows there are; None where most of them are."""
+    different = len(np.unique(rows, axis=0))
+    return different if len(rows) >= FEW and different < len(rows) / 2 else None
+
+
+def _warn_of_one_label(labels: NDArray[Any]) -> None:
+    if len(labels) >= FEW and (labels == labels[0]).all():
+        warn(
+            f"all {len(labels):,} labels are {labels[0]}: what is learned of one class may be "
+            "wrong for the others"
+        )
 
 
 class Claims(NamedTuple):
@@ -417,7 +448,10 @@ class RecordsCalibrator(Calibrator):
 
         ``groups`` has one value per record, as in :meth:`fit`.
         """
-        self._warn_of_size(len(records), records.classes)
+        some = records.take(slice(LOOKED_AT))
+        rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
+        self._warn_of_size(len(records), records.classes, _different(rows))
+        _warn_of_one_label(records.labels)
         self._fit_grouped(records, groups)
         self._fitted(1 if one_logit else records.classes)
         return self

@@ -102,7 +102,7 @@ def train(
     from calibrant.bench.train import Recipe
 
     losses = list(dict.fromkeys(names_in(loss) or []))
-    seeds = list(dict.fromkeys(int(word) for word in names_in(seed) or []))
+    seeds = list(dict.fromkeys(_whole(word) for word in names_in(seed) or []))
     chosen = method_options(options)
     if not losses or not seeds:
         raise click.UsageError("name a loss with --loss, and a seed with --seed")
@@ -118,7 +118,7 @@ def train(
     images, name = read_images(data), data or "digits"
     foreign = _foreign(images, ood)
     found: list[Mapping[str, str]] = []
-    with joining() as ranks:
+    with joining(device) as ranks:
         for one in recipes:
             home = Path(out) / f"{one.network}-{one.loss}-{one.seed}"
             with progress_bar(f"steps of {one.loss}, seed {one.seed},") as progress:
@@ -160,6 +160,12 @@ def rows(folders: tuple[str, ...]) -> None:
             writer.writerows(measured(folder))
 
 
+def _whole(word: str) -> int:
+    if not word.isdecimal():
+        raise click.UsageError(f"--seed wants whole numbers, got {word}")
+    return int(word)
+
+
 def _foreign(images: ImageSet, kind: str) -> NDArray[Any]:
     from calibrant.bench.images import OOD_KINDS, ood_images, read_images
 
@@ -173,7 +179,7 @@ def _add_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
     from calibrant.bench.results import COLUMNS
     from calibrant.data.formats import replacing
 
-    about = ("data", "digest", "network", "loss", "options", "epochs", "seed", "after")
+    about = COLUMNS[: COLUMNS.index("after") + 1]
     kept: dict[tuple[str, ...], Mapping[str, str]] = {}
     before: list[dict[str, str]] = []
     if path.exists():

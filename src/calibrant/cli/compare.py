@@ -152,7 +152,7 @@ def _print_comparison(found: Comparison, title: str) -> None:
     console.print(title, style="bold", soft_wrap=True)
     console.print(found.describe(), style="dim", soft_wrap=True)
     console.print(_comparison_table(found))
-    within = "" if found.level is None else ", or within the interval of the best"
+    within = "" if found.level is None else ", or as good within the noise of the best"
     console.print(f"* best{within}", style="dim")
     for remark in found.remarks():
         console.print(remark, soft_wrap=True)

@@ -121,8 +121,15 @@ def fit(
 def _retrained(pred: str, train: str | None, options: dict[str, Any]) -> Fit:
     """A head trained on the train split, with its effect on the val split."""
     from calibrant.calibrators.files import Fit, effect_file
+    from calibrant.data import open_predictions
     from calibrant.heads import retrain_file
 
+    val = open_predictions(pred).split("val")
+    if "features" not in val.keys:
+        raise ValueError(
+            f"{pred} has no val_features, the inputs of the last layer for the val split: save "
+            "them too, since maccal is controlled and measured by them"
+        )
     with progress_bar("epochs") as progress:
         head = retrain_file(pred, train=train, options=options, progress=progress)
     return Fit(head, effect_file(head, pred, split="val", metrics=METRICS, level=None), "val")
@@ -217,8 +224,16 @@ def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
     size = calibrator.size(effect.before.classes)
     counted = f"{size:,} parameter{'' if size == 1 else 's'}"
     yield f"{effect.before.n:,} examples, {effect.before.classes} classes; {counted}"
-    temperature = dict(_in_use(calibrator).named_buffers()).get("temperature_")
-    if temperature is not None:
+    from calibrant.calibrators.scaling import TemperatureScaling
+
+    method = _in_use(calibrator)
+    temperature = dict(method.named_buffers()).get("temperature_")
+    if temperature is not None and temperature.numel() > 1:
+        yield f"temperatures from {float(temperature.min()):.4g} to {float(temperature.max()):.4g}"
+    elif temperature is not None and (
+        # of others, 1 means that they have none in use
+        float(temperature) != 1 or isinstance(method, TemperatureScaling)
+    ):
         yield f"temperature {float(temperature):.4g}"
     elif effect.temperatures is not None:
         low, high = (f"{one:.4g}" for one in effect.temperatures)

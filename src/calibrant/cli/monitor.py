@@ -152,7 +152,10 @@ def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs
     if chosen.domain != "logits":
         raise ValueError(f"{path} has probs; a reference wants logits")
     logits, labels = chosen.read("logits"), chosen.read("labels")
-    return top_label(logits if calibrator is None else calibrated(calibrator, logits), labels)
+    if calibrator is not None:
+        features = chosen.read("features") if calibrator.needs_features else None
+        return top_label(calibrated(calibrator, logits, features), labels)
+    return top_label(logits, labels)
 
 
 def _expanded(files: tuple[str, ...]) -> list[str]:

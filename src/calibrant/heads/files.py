@@ -79,4 +79,7 @@ def _arrays(split: Split) -> tuple[Array, Array]:
 def _classes(file: PredictionFile) -> int | None:
     """Number of classes, where something besides the labels tells it."""
     layer = file.last_layer()
-    return None if layer is None else len(layer[0])
+    if layer is not None:
+        return len(layer[0])
+    known = [file.split(name) for name in file.splits]
+    return next((split.classes for split in known if "logits" in split.keys), None)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from calibrant._checks import (
     IGNORED,
+    IntArray,
     Values,
     as_scores,
     check_labels,
@@ -24,10 +25,9 @@ from calibrant._checks import (
 )
 from calibrant._walk import as_tensor
 from calibrant.calibrators.base import Calibrator, _check_finite, check_whole
-from calibrant.calibrators.folds import folds
 from calibrant.data.formats import replacing
 from calibrant.heads.masked import MaskedClassifier, Masks, masked_step
-from calibrant.heads.models import count_outputs, feature_batches, last_layer
+from calibrant.heads.models import count_outputs, digest, feature_batches, last_layer
 from calibrant.heads.rows import BLOCK, Batch, Rows, as_rows, count_labels
 
 if TYPE_CHECKING:
@@ -371,7 +371,8 @@ class MaCCal(Calibrator):
         linear = model.get_submodule(layer)
         assert isinstance(linear, nn.Linear)
         sizes = linear.in_features, classes
-        return self._train(batches, watched, sizes, layer, checkpoint, progress)
+        mark = f"{layer} {digest(model)} {'' if watched is None else watched.digest()}"
+        return self._train(batches, watched, sizes, mark, checkpoint, progress)
 
     def _divided(
         self, train: Rows, held_out: tuple[Values, Values] | float | None, classes: int
@@ -382,12 +383,11 @@ class MaCCal(Calibrator):
         if isinstance(held_out, (int, float)):
             if not 0 < held_out <= 0.5:
                 raise ValueError(f"held_out must be a share in (0, 0.5], got {held_out}")
-            parts = folds(train.labels[train.kept], round(1 / held_out), seed=self.seed)
-            if len(parts) < 2:
+            slice_ = train.kept[share_of(train.labels[train.kept], held_out, self.seed)]
+            if not len(slice_):
                 raise ValueError(
                     f"held_out={held_out} leaves nothing of {len(train.kept)} examples: give more"
                 )
-            slice_ = train.kept[parts[0]]
             return train.without(slice_), train._replace(kept=slice_)
         if not isinstance(held_out, (tuple, list)) or len(held_out) != 2:
             raise TypeError(
@@ -563,6 +563,20 @@ class MaCCal(Calibrator):
             sizes = first.shape[1], second.shape[0], first.shape[0]
             self.head = self._new_head(*sizes).requires_grad_(False)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+
+
+def share_of(labels: IntArray, share: float, seed: int) -> IntArray:
+    """Places of a share of the examples, of each class alike, in order.
+
+    >>> share_of(np.array([0, 0, 0, 0, 1, 1]), 0.5, seed=0).tolist()
+    [0, 2, 4]
+    """
+    random = np.random.default_rng(seed)
+    found = []
+    for name in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == name))
+        found.append(members[: round(share * len(members))])
+    return np.sort(np.concatenate(found))
 
 
 def _sums(logits: Tensor, batch: Batch, loss: Tensor) -> Tensor:

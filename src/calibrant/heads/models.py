@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,15 @@ from calibrant.calibrators.base import Calibrator
 def place_of(model: nn.Module) -> torch.device:
     """Where a model is; the CPU for one without parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def digest(model: nn.Module) -> str:
+    """Tells the weights of a model from others, by some numbers of each of its tensors."""
+    seen = hashlib.sha256()
+    for name, values in model.state_dict().items():
+        some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
+        seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
+    return seen.hexdigest()
 
 
 @torch.no_grad()
@@ -104,7 +114,7 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
     """
     if isinstance(head, Calibrator) and not head._classes:
         raise ValueError(f"this {type(head).__name__} is not fitted: call fit first")
-    inside = getattr(head, "head", head)  # of a MaCCal, the classifier that it trained
+    inside: Any = head.head if hasattr(head, "history_") else head  # what a MaCCal trained
     width, classes = _sizes(inside)
     path = last_layer(model, classes, name)
     layer = model.get_submodule(path)
@@ -113,6 +123,12 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
         raise ValueError(
             f"the head maps {width} features to {classes} classes, the layer {path!r} maps "
             f"{layer.in_features} to {layer.out_features}: fit the head on its inputs"
+        )
+    others = [n for n, m in model.named_modules(remove_duplicate=False) if m is layer and n != path]
+    if others:
+        raise ValueError(
+            f"the layer {path!r} is also {others[0]!r} in this {type(model).__name__}: it would be "
+            "replaced in one place only"
         )
     put = copy.deepcopy(inside).to(layer.weight.device).train(layer.training)
     return _with_layer(model, path.split("."), put)

@@ -64,6 +64,8 @@ class Loss(nn.Module):
             raise ValueError(f"unknown loss {name!r}: choose from {', '.join(known)}")
         if base not in PER_EXAMPLE:
             raise ValueError(f"base must be one of {', '.join(PER_EXAMPLE)}, got {base!r}")
+        if name in PER_EXAMPLE and base != "ce":
+            raise TypeError(f"{name} has no base: only statistics of a batch are added to a loss")
         self.name = name
         self.base = base
         self.options = options
@@ -93,7 +95,10 @@ class Loss(nn.Module):
 
     def extra_repr(self) -> str:
         """Name and options."""
-        return ", ".join([repr(self.name), *(f"{k}={v!r}" for k, v in self.options.items())])
+        said = {} if self.name in PER_EXAMPLE else {"weight": self.weight, "base": self.base}
+        return ", ".join(
+            [repr(self.name), *(f"{k}={v!r}" for k, v in (self.options | said).items())]
+        )
 
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORED = -100
+from calibrant._checks import IGNORED
 
 
 class Batch(NamedTuple):
@@ -57,7 +57,11 @@ class Batch(NamedTuple):
 
 
 def batch_of(logits: Tensor, labels: Tensor) -> Batch:
-    """Check shapes and flatten; labels out of range are found by the indexing that uses them."""
+    """Check shapes and flatten.
+
+    Labels out of range are found where they index the logits. Masked classes (-inf) are for the
+    losses that look at the label alone; those that sum over classes become infinite.
+    """
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise TypeError(
             f"logits and labels must be tensors, got {type(logits).__name__} and "

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.stats import beta
 from torch import Tensor
 
@@ -153,17 +154,18 @@ class Monitor:
         labels: Values | None = None,
         *,
         probs: Values | None = None,
+        features: Values | None = None,
         window: Number | None = None,
     ) -> Monitor:
         """Add logits ``(..., classes)``, or ``probs``, whose labels ``(...)`` are known.
 
-        Without ``window`` the examples fill numbered windows of the size that was set. A refused
-        batch leaves no trace.
+        ``features`` ``(..., width)`` are for calibrators that need them. Without ``window`` the
+        examples fill numbered windows of the size that was set. A refused batch leaves no trace.
         """
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._check_open(window)
-        found = self._pairs(logits, labels, probs)
+        found = self._pairs(logits, labels, probs, features)
         self._counts["ignored"] += as_labels(labels).size - found.outcome.size
         return self._take(found, window)
 
@@ -180,7 +182,12 @@ class Monitor:
         return self._take(Pairs(claimed, happened > 0), window)
 
     def predicted(
-        self, ids: Iterable[Id], logits: Values | None = None, *, probs: Values | None = None
+        self,
+        ids: Iterable[Id],
+        logits: Values | None = None,
+        *,
+        probs: Values | None = None,
+        features: Values | None = None,
     ) -> None:
         """Remember the predictions of logits ``(n, classes)`` until their labels come.
 
@@ -195,7 +202,7 @@ class Monitor:
                 f"{len(names)} ids"
             )
         if self.calibrator is not None:
-            scores = calibrated(self.calibrator, scores)
+            scores = calibrated(self.calibrator, scores, features)
         top = _top(scores)
         rows = walk(examples(scores, top))
         self._check_classes(scores)
@@ -499,14 +506,21 @@ class Monitor:
             raise TypeError("either logits or probs are wanted: (logits, ...) or (probs=...)")
         return as_scores(logits)
 
-    def _pairs(self, logits: Values | None, labels: Values, probs: Values | None) -> Pairs:
+    def _pairs(
+        self,
+        logits: Values | None,
+        labels: Values,
+        probs: Values | None,
+        features: Values | None = None,
+    ) -> Pairs:
         """Pairs of the labelled rows; what the others hold does not matter."""
         scores = self._scores(logits, probs)
         given = examples(scores, labels)
         if self.calibrator is not None:
             kept = (given.labels != IGNORED).reshape(as_labels(labels).shape)
-            part = scores[torch.from_numpy(kept) if isinstance(scores, Tensor) else kept]
-            given = examples(calibrated(self.calibrator, part), given.labels[kept.reshape(-1)])
+            beside = None if features is None else _rows(as_scores(features, "features"), kept)
+            found = calibrated(self.calibrator, _rows(scores, kept), beside)
+            given = examples(found, given.labels[kept.reshape(-1)])
         rows = walk(given)
         self._check_classes(scores)
         return Pairs(rows.confidence, rows.outcome)
@@ -514,11 +528,12 @@ class Monitor:
     def _part(self, domain: str, rows: int, part: Part, told: Told) -> tuple[Window, int]:
         """Sums of one part of a file, and its ignored labels."""
         total, ignored, done = self._empty(0, ""), 0, 0
-        for scores, labels in part.blocks(rows, ["logits", "labels"]):
+        needed = self.calibrator is not None and self.calibrator.needs_features
+        columns = ["logits", "labels", *(["features"] if needed else [])]
+        for scores, labels, *beside in part.blocks(rows, columns):
+            given = (scores, labels, None) if domain == "logits" else (None, labels, scores)
             try:
-                found = self._pairs(
-                    *((scores, labels, None) if domain == "logits" else (None, labels, scores))
-                )
+                found = self._pairs(*given, *beside)
             except (TypeError, ValueError) as problem:
                 where = f"{part.path}, counting from row {done}" if done else part.path
                 kind = TypeError if isinstance(problem, TypeError) else ValueError
@@ -669,6 +684,10 @@ def _ids(ids: Iterable[Id]) -> list[Id]:
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             raise TypeError(f"ids must be whole numbers or text, got {value!r}: use str(id)")
     return plain
+
+
+def _rows(values: Logits, kept: NDArray[np.bool_]) -> Logits:
+    return values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
 
 
 def _top(scores: Logits) -> IntArray:

@@ -360,7 +360,8 @@ def test_a_fit_on_one_example_or_none(name):
 @pytest.mark.parametrize("from_table", [False, True])
 def test_samples_that_are_all_alike_are_told_of(from_table):
     rng = np.random.default_rng(0)
-    logits, labels = np.repeat(rng.normal(size=(20, 5)), 100, axis=0), rng.integers(5, size=2000)
+    logits = np.repeat(2 * rng.normal(size=(20, 5)), 100, axis=0)
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
     module = cal.HistogramBinning()
     fit = {
         False: lambda: module.fit(logits, labels),

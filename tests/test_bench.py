@@ -1164,3 +1164,44 @@ def test_a_short_run_begins_at_its_full_rate():
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="there is no device 'cuda:7' here"):
         ranks.chosen_device("cuda:7")
+
+
+def test_mixup_is_the_mixed_loss_of_mixed_images(tmp_path):
+    cut = parts(image_set(*some_parts(6)))
+    trainer = Trainer(cut, 3, Recipe(network="tiny", epochs=1, mixup=2.0), tmp_path / "run")
+    trainer.network.eval()
+    index = torch.tensor([4, 0, 2, 7])
+    images = trainer._scaled(trainer.parts["train"].images[index])
+    found = trainer._loss(images, index, torch.Generator().manual_seed(5))
+    random = torch.Generator().manual_seed(5)
+    seed = int(torch.randint(1 << 62, (), generator=random))
+    share = np.random.default_rng(seed).beta(2.0, 2.0)
+    other = torch.randperm(4, generator=random)
+    logits = trainer.network(share * images + (1 - share) * images[other])
+    labels = trainer.parts["train"].labels[index]
+    wanted = share * nn.functional.cross_entropy(logits, labels)
+    wanted += (1 - share) * nn.functional.cross_entropy(logits, labels[other])
+    torch.testing.assert_close(found, wanted)
+    assert 0.01 < share < 0.99
+    with pytest.raises(ValueError, match="mixup must be at least 0"):
+        Recipe(mixup=-1)
+
+
+def test_mixup_lowers_the_confidence_of_a_run(tmp_path):
+    images = image_set(*some_parts(40))
+    sure = {}
+    for mixup in (0.0, 1.0):
+        recipe = Recipe(network="tiny", epochs=6, batch=20, mixup=mixup, augment=False)
+        trainer = Trainer(parts(images), 3, recipe, tmp_path / str(mixup))
+        trainer.run()
+        sure[mixup] = trainer.outputs("test").logits.softmax(-1).amax(-1).mean()
+    assert sure[1.0] < sure[0.0]
+
+
+def some_parts(count):
+    """Train and test images of three classes that differ in their brightness."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(3 * count) % 3
+    pixels = rng.integers(0, 60, (3 * count, 1, 8, 8)) + 60 * labels[:, None, None, None]
+    whole = Part(pixels.astype(np.uint8), labels.astype(np.int64))
+    return whole, whole

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -54,6 +54,9 @@ class Recipe:
         Largest norm of the gradient of the network.
     augment : bool
         Shift by up to four pixels and mirror.
+    mixup : float
+        Mix pairs of images and their losses with shares from a Beta distribution with these
+        parameters (Zhang et al. 2018); 0 mixes nothing.
     seed : int
     half : bool
         Compute in bfloat16 where that keeps precision.
@@ -72,6 +75,7 @@ class Recipe:
     decay: float = 5e-4
     clip: float = 2.0
     augment: bool = True
+    mixup: float = 0.0
     seed: int = 0
     half: bool = False
     compiled: bool = False
@@ -87,6 +91,8 @@ class Recipe:
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.mixup < math.inf:
+            raise ValueError(f"mixup must be at least 0, got {self.mixup}")
         options = {**PAPERS.get(self.loss, {}), **self.loss_options}
         object.__setattr__(self, "loss_options", options)  # the class is frozen
         object.__setattr__(self, "milestones", tuple(self.milestones))
@@ -249,9 +255,7 @@ class Trainer:
             images = self._scaled(train.images[index])
             if recipe.augment:
                 images = augmented(images, random)
-            with self._precision():
-                logits, features = self.both(images)
-            loss = self.loss(logits, train.labels[index], features, index)
+            loss = self._loss(images, index, random)
             self.optimiser.zero_grad(set_to_none=True)
             (loss * share).backward()
             average_gradients(self.loss.parameters())
@@ -269,6 +273,22 @@ class Trainer:
         figures = gate.figures(self.signs)
         self.signs = gate.signs
         return {"loss": value, "rate": recipe.rate_at(self.epoch), **figures}
+
+    def _loss(self, images: Tensor, index: Tensor, random: torch.Generator) -> Tensor:
+        """Loss of a batch, mixed with itself in another order where the recipe says so."""
+        labels = self.parts["train"].labels
+        if not self.recipe.mixup:
+            with self._precision():
+                logits, features = self.both(images)
+            return cast(Tensor, self.loss(logits, labels[index], features, index))
+        share = _beta(self.recipe.mixup, random)
+        other = torch.randperm(len(index), generator=random).to(self.device)
+        with self._precision():
+            logits, features = self.both(share * images + (1 - share) * images[other])
+        own, others = (
+            self.loss(logits, labels[which], features, which) for which in (index, index[other])
+        )
+        return cast(Tensor, share * own + (1 - share) * others)
 
     def _batches(self, random: torch.Generator) -> Iterator[tuple[Tensor, float]]:
         """Yield indices of this process, and what their mean counts beside those of the others."""
@@ -431,6 +451,12 @@ def augmented(images: Tensor, random: torch.Generator, shift: int = 4) -> Tensor
     which = torch.arange(count, device=images.device)[:, None, None]
     found = padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]]
     return found.permute(0, 3, 1, 2)
+
+
+def _beta(parameter: float, random: torch.Generator) -> float:
+    """A draw from a symmetric Beta distribution, from the seed of an epoch."""
+    seed = int(torch.randint(1 << 62, (), generator=random))
+    return float(np.random.default_rng(seed).beta(parameter, parameter))
 
 
 class _Gate:

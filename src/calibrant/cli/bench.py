@@ -55,6 +55,9 @@ def bench() -> None:
     default=None,
     help="Shift and mirror images.  [default: not for digits]",
 )
+@click.option(
+    "--mixup", default=0.0, metavar="ALPHA", help="Mix images, with shares from Beta(ALPHA, ALPHA)."
+)
 @click.option("--half", is_flag=True, help="Compute in bfloat16.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the network first.")
 @click.option(

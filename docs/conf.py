@@ -18,6 +18,8 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
 ]
+# Words such as "tokens" in the type of a parameter are taken for references to attributes.
+suppress_warnings = ["ref.python"]
 # No sphinx.ext.intersphinx: it downloads inventories, and the build must work without a network.
 
 exclude_patterns = ["_build", "_templates"]

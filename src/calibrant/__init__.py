@@ -199,7 +199,7 @@ _WHERE = {
     "monitor": ["Monitor", "MonitorReport"],
 }
 _SUBMODULES = (
-    *("calibrators", "data", "decide", "heads", "losses"),
+    *("calibrators", "data", "decide", "heads", "llm", "losses"),
     *("metrics", "monitor", "plots", "sklearn"),
 )
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}

@@ -25,6 +25,7 @@ VERBS = {
     "evaluate": ["evaluate"],
     "export": ["export"],
     "fit": ["apply", "fit"],
+    "llm": ["llm"],
     "monitor": ["monitor"],
 }
 """Modules of this package, and the verbs that each defines under their names."""

@@ -1,0 +1,230 @@
+"""Confidence of generated answers: rules, second stages and abstention on real graded answers.
+
+    python benchmarks/studies/answers.py ANSWERS > docs/data/answers.csv
+
+ANSWERS is a folder of files SET.MODEL.jsonl with the probabilities of each answer's tokens and
+whether it was right. Each file is split into halves twenty times. Every rule of answer_confidence
+is measured on the second half, as it is and after a map that was fitted on the first. For
+abstention, the map is fitted on a third of the first half, the threshold found with the other two
+thirds, and the error of the answers given is counted on the second half. One row for each file,
+rule and map: means over the splits, ``sd`` over them. ``over`` is the share of splits in which the
+second half shows more errors than allowed, to be compared with the 5 % that are promised for the
+population.
+
+    python benchmarks/studies/answers.py --tables docs/data
+
+makes the tables of the documentation, table_answers*.csv, from answers.csv in that folder.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import calibrant as cal
+from calibrant.llm.answers import AGGREGATORS, STAGES, AnswerCalibrator, answer_confidence
+from calibrant.llm.questions import GradedAnswers, read_answers
+
+SPLITS = 20
+TARGETS = (0.2, 0.3)
+FIGURES = ("ece", "debiased_ece", "brier", "auroc")
+COLUMNS = (
+    *("set", "model", "n", "accuracy", "how", "stage"),
+    *FIGURES,
+    "ece_sd",
+    *(f"{name}{100 * t:.0f}" for t in TARGETS for name in ("error", "coverage", "over")),
+)
+RAW = "none"
+Row = dict[str, str]
+Table = list[Sequence[str]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("answers", nargs="?", type=Path)
+    parser.add_argument("--tables", type=Path)
+    given = parser.parse_args()
+    if given.tables:
+        for name, rows in tables(given.tables).items():
+            with (given.tables / f"{name}.csv").open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(rows)
+        return
+    if given.answers is None:
+        parser.error("a folder of answers is wanted, or --tables FOLDER")
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for file in sorted(given.answers.glob("*.jsonl")):
+        writer.writerows(measured(file))
+        sys.stdout.flush()
+
+
+# ---------------------------------------------------------------------------------- the measures
+
+
+def measured(file: Path) -> Iterator[dict[str, object]]:
+    graded, (name, model) = read_answers(file), file.stem.split(".", 1)
+    about = {"set": name, "model": model, "n": len(graded.correct)}
+    about["accuracy"] = f"{graded.correct.mean():.4f}"
+    for how in AGGREGATORS:
+        for stage in (RAW, *STAGES):
+            runs = [one_split(graded, how, stage, seed) for seed in range(SPLITS)]
+            yield {**about, "how": how, "stage": stage, **summed_up(runs)}
+
+
+def one_split(graded: GradedAnswers, how: str, stage: str, seed: int) -> dict[str, float]:
+    order = np.random.default_rng(seed).permutation(len(graded.correct))
+    first, test = np.array_split(order, 2)
+    third = len(first) // 3
+    found = figures(confidences(graded, how, stage, first, test), graded.correct[test])
+    held, new = (confidences(graded, how, stage, first[:third], x) for x in (first[third:], test))
+    for target in TARGETS:
+        limit = cal.threshold(held, graded.correct[first[third:]], max_error=target).threshold
+        given = graded.correct[test][new >= limit]
+        found[f"given{100 * target:.0f}"] = given.size
+        found[f"wrong{100 * target:.0f}"] = int((~given).sum())
+    return {**found, "test": test.size}
+
+
+def confidences(
+    graded: GradedAnswers, how: str, stage: str, fitted_on: np.ndarray, at: np.ndarray
+) -> np.ndarray:
+    new = [graded.token_probs[i] for i in at]
+    if stage == RAW:
+        return answer_confidence(new, how)
+    calibrator = AnswerCalibrator(how, stage=stage)
+    calibrator.fit([graded.token_probs[i] for i in fitted_on], graded.correct[fitted_on])
+    return calibrator.predict(new)
+
+
+def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
+    return {
+        "ece": cal.ece(confidence, correct),
+        "debiased_ece": cal.debiased_ece(confidence, correct),
+        "brier": float(((confidence - correct) ** 2).mean()),
+        "auroc": cal.auroc(confidence, correct),
+    }
+
+
+def summed_up(runs: list[dict[str, float]]) -> dict[str, str]:
+    found = {name: statistics.fmean(run[name] for run in runs) for name in FIGURES}
+    found["ece_sd"] = statistics.stdev(run["ece"] for run in runs)
+    for target in TARGETS:
+        end = f"{100 * target:.0f}"
+        given, wrong = (np.array([run[name + end] for run in runs]) for name in ("given", "wrong"))
+        found["coverage" + end] = given.sum() / sum(run["test"] for run in runs)
+        found["error" + end] = wrong.sum() / given.sum() if given.any() else np.nan
+        found["over" + end] = (wrong > target * given).mean()
+    return {name: "" if np.isnan(value) else f"{value:.4f}" for name, value in found.items()}
+
+
+# ------------------------------------------------------------------------------------ the tables
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    with (folder / "answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        "table_answers": by_rule(rows),
+        "table_answers_files": by_file(rows),
+        "table_answers_abstain": by_target(rows),
+    }
+
+
+def by_rule(rows: list[Row]) -> Table:
+    """Means over the files."""
+    stages = (RAW, *STAGES)
+    table: Table = [
+        (
+            "rule",
+            *(f"ECE %, {stage}" for stage in stages),
+            *(f"debiased %, {stage}" for stage in stages),
+            *(f"Brier, {stage}" for stage in stages),
+            "AUROC",
+        )
+    ]
+    for how in AGGREGATORS:
+        cells = [
+            f"{scale * mean(rows, figure, how, stage):.{digits}f}"
+            for figure, scale, digits in (
+                ("ece", 100, 1),
+                ("debiased_ece", 100, 1),
+                ("brier", 1, 3),
+            )
+            for stage in stages
+        ]
+        table.append((how, *cells, f"{mean(rows, 'auroc', how, RAW):.3f}"))
+    return table
+
+
+def by_file(rows: list[Row]) -> Table:
+    """The paper's rule as it is, and the default before and after; ± is over the splits."""
+    table: Table = [
+        (
+            *("set", "model", "n", "right %", "ECE % arithmetic", "ECE % geometric"),
+            *("ECE % geometric, sigmoid", "debiased %", "Brier before", "Brier after", "AUROC"),
+        )
+    ]
+    for row in chosen(rows, "geometric", RAW):
+        same = [r for r in rows if (r["set"], r["model"]) == (row["set"], row["model"])]
+        (paper,) = chosen(same, "arithmetic", RAW)
+        (after,) = chosen(same, "geometric", "sigmoid")
+        percents = [with_deviation(one) for one in (paper, row, after)]
+        percents.append(f"{100 * float(after['debiased_ece']):.1f}")
+        table.append(
+            (
+                *(row["set"], row["model"], row["n"], f"{100 * float(row['accuracy']):.1f}"),
+                *percents,
+                *(f"{float(x):.3f}" for x in (row["brier"], after["brier"], row["auroc"])),
+            )
+        )
+    return table
+
+
+def with_deviation(row: Row) -> str:
+    return f"{100 * float(row['ece']):.1f}±{100 * float(row['ece_sd']):.1f}"
+
+
+def by_target(rows: list[Row]) -> Table:
+    """Abstention: means over files, errors over those files in which anything is answered."""
+    table: Table = [("target", "rule", "map", "answered %", "wrong %", "splits over %", "files")]
+    for target in TARGETS:
+        end = f"{100 * target:.0f}"
+        for how in AGGREGATORS:
+            for stage in (RAW, *STAGES):
+                some = chosen(rows, how, stage)
+                used = [row for row in some if row["error" + end]]
+                mass = sum(float(row["coverage" + end]) * int(row["n"]) for row in used)
+                wrong = sum(
+                    float(r["error" + end]) * float(r["coverage" + end]) * int(r["n"]) for r in used
+                )
+                over = statistics.fmean(float(row["over" + end]) for row in some)
+                table.append(
+                    (
+                        *(f"{end} %", how, stage),
+                        f"{100 * mass / sum(int(row['n']) for row in some):.1f}",
+                        f"{100 * wrong / mass:.1f}" if mass else "\N{EN DASH}",
+                        f"{100 * over:.1f}",
+                        str(len(used)),
+                    )
+                )
+    return table
+
+
+def chosen(rows: list[Row], how: str, stage: str) -> list[Row]:
+    return [row for row in rows if row["how"] == how and row["stage"] == stage]
+
+
+def mean(rows: list[Row], figure: str, how: str, stage: str) -> float:
+    return statistics.fmean(float(row[figure]) for row in chosen(rows, how, stage))
+
+
+if __name__ == "__main__":
+    # that no threshold is safe enough is a result here, and so are few right answers
+    warnings.filterwarnings("ignore", message="no threshold is shown")
+    warnings.filterwarnings("ignore", message="AnswerCalibrator found no optimum")
+    main()

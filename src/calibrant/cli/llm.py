@@ -1,0 +1,355 @@
+"""The verbs llm collect, fit, evaluate and ask."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrant.cli.shared import (
+    AS_JSON,
+    LEVEL,
+    SET,
+    how_written,
+    interval_heading,
+    method_options,
+    new_console,
+    progress_bar,
+    say,
+    until_closed,
+)
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from calibrant.llm import Answer, FittedHead, Question
+    from calibrant.metrics.evaluation import Evaluation
+
+DEVICE = click.option("--device", help="As torch names it.  [default: where the model is]")
+DTYPE = click.option("--dtype", default="auto", show_default=True, help="Precision of the model.")
+HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
+
+
+@click.group()
+def llm() -> None:
+    """Calibrate language models: token by token, and answer by answer."""
+
+
+@llm.command()
+@click.argument("model")
+@click.argument("documents")
+@click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
+@click.option("--length", default=1024, show_default=True, help="Tokens of a document at most.")
+@click.option("--limit", type=click.IntRange(1), help="Use the first documents only.")
+@click.option("--batch", default=8192, show_default=True, help="Tokens of a batch.")
+@DEVICE
+@DTYPE
+def collect(
+    model: str,
+    documents: str,
+    out: str,
+    length: int,
+    limit: int | None,
+    batch: int,
+    device: str | None,
+    dtype: str,
+) -> None:
+    """Run a model over documents once, and keep what a temperature can do to each token.
+
+    MODEL is a folder of Hugging Face, a name on its hub, or a .gguf file. DOCUMENTS is .jsonl,
+    .json or .txt: chats, instructions with outputs, prompts with answers, or texts. Only what the
+    assistant says counts, or the answer, or all of a text. A run that was stopped goes on.
+
+    \b
+    Examples:
+      calibrant llm collect model/ chats.jsonl -o table
+    """  # noqa: D301
+    from calibrant.llm import collect as run, load_model, read_documents
+
+    texts = read_documents(documents)[:limit]
+    network, tokenizer = load_model(model, device=device, dtype=dtype)
+    with progress_bar("tokens") as progress:
+        table = run(
+            network, texts, out, tokenizer=tokenizer, length=length, batch=batch, progress=progress
+        )
+    say(f"{out}: {len(table):,} tokens of {len(texts):,} documents; next: calibrant llm fit {out}")
+
+
+@llm.command()
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
+@click.option(
+    "--head", default="linear", show_default=True, help="global, linear, mlp, shape or decoder."
+)
+@click.option(
+    "--objective",
+    default="bce",
+    show_default=True,
+    help="bce, brier, nll, selective (the paper's) or smart.",
+)
+@SET
+@click.option("--epochs", default=20, show_default=True, help="Epochs at most.")
+@click.option("--seed", default=0, show_default=True, help="Of the split and the training.")
+@click.option("--device", default="cpu", show_default=True, help="Where the head is trained.")
+@click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
+@AS_JSON
+def fit(
+    tables: tuple[str, ...],
+    head: str,
+    objective: str,
+    options: tuple[str, ...],
+    epochs: int,
+    seed: int,
+    device: str,
+    out: str,
+    as_json: bool,
+) -> None:
+    """Train a head that sets the temperature of each token, from tables of 'llm collect'.
+
+    It is kept only if it beats one temperature for all on documents that it has not seen;
+    otherwise that temperature is saved, and the reason told. --set has options of the head.
+
+    \b
+    Examples:
+      calibrant llm fit table -o head
+      calibrant llm fit table --head mlp --objective selective -o head
+    """  # noqa: D301
+    from calibrant.llm import fit_head, open_table, save_head
+
+    with progress_bar("epochs") as progress:
+        fitted = fit_head(
+            open_table(list(tables)),
+            head.lower(),
+            objective.lower(),
+            options=method_options(options),
+            epochs=epochs,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
+    written = how_written(out, "saved in")
+    save_head(fitted, out)
+    with until_closed():
+        if as_json:
+            about = {"kept": fitted.kept, "reasons": fitted.reasons, "settings": fitted.settings}
+            click.echo(json.dumps({**about, "figures": fitted.figures}, indent=2))
+        else:
+            _print_fit(fitted)
+    say(f"{written}; to use it: calibrant llm ask MODEL QUESTION --head {out}")
+
+
+@llm.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@HEAD
+@click.option("--model", metavar="MODEL", help="Model that answers; SOURCES are questions then.")
+@click.option("--limit", type=click.IntRange(1), help="Draw so many questions.")
+@click.option("--shots", default=5, show_default=True, help="Solved examples before a question.")
+@click.option("--seed", default=0, show_default=True, help="Of the questions drawn.")
+@LEVEL
+@AS_JSON
+@DEVICE
+@DTYPE
+def evaluate(
+    sources: tuple[str, ...],
+    folder: str | None,
+    model: str | None,
+    limit: int | None,
+    shots: int,
+    seed: int,
+    level: float,
+    as_json: bool,
+    device: str | None,
+    dtype: str,
+) -> None:
+    """Measure the confidence of a language model, before and after a head.
+
+    SOURCE is a table of 'llm collect', whose tokens are measured, with intervals for documents.
+    With --model it is a folder of MMLU, TruthfulQA.csv, or a text file of questions and answers;
+    the model answers them, and right is an exact match or the right letter.
+
+    \b
+    Examples:
+      calibrant llm evaluate other_table --head head
+      calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
+    """  # noqa: D301
+    from calibrant.llm import load_head
+
+    fitted = load_head(folder) if folder else None
+    intervals = level or None
+    if model is None:
+        found = _measured_tokens(list(sources), fitted, intervals)
+        _show(found, as_json, "tokens")
+        return
+    from calibrant.llm import load_model
+
+    network, tokenizer = load_model(model, device=device, dtype=dtype)
+    for source in sources:
+        questions, solved = _questions(source, limit, shots, seed)
+        with progress_bar("questions") as progress:
+            found = _measured_answers(
+                (network, tokenizer), questions, solved, fitted, intervals, progress
+            )
+        _show(found, as_json, source)
+
+
+@llm.command()
+@click.argument("model")
+@click.argument("question")
+@HEAD
+@click.option("--least", type=float, metavar="FRACTION", help="Abstain below this confidence.")
+@click.option("--most", default=64, show_default=True, help="Tokens of an answer.")
+@click.option("--plain", is_flag=True, help="Do not put the question into the form of a chat.")
+@DEVICE
+@DTYPE
+def ask(
+    model: str,
+    question: str,
+    folder: str | None,
+    least: float | None,
+    most: int,
+    plain: bool,
+    device: str | None,
+    dtype: str,
+) -> None:
+    """Answer a question, with each token shaded by its calibrated probability.
+
+    \b
+    Examples:
+      calibrant llm ask model/ "What is the capital of Peru?" --head head --least 0.5
+    """  # noqa: D301
+    from calibrant.llm import ask as answered, load_head, load_model
+
+    network, tokenizer = load_model(model, device=device, dtype=dtype)
+    prompt = question
+    if not plain and getattr(tokenizer, "chat_template", None):
+        turns = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    fitted = load_head(folder) if folder else None
+    (found,) = answered(network, tokenizer, [prompt], fitted=fitted, most=most)
+    console = new_console()
+    with until_closed():
+        if least is not None and found.confidence < least:
+            console.print("no answer: the confidence is below what was asked for", style="bold")
+        else:
+            console.print(_shaded(found))
+        console.print(f"confidence {100 * found.confidence:.0f} %")
+
+
+def _measured_tokens(
+    tables: list[str], fitted: FittedHead | None, level: float | None
+) -> dict[str, Evaluation]:
+    from calibrant.llm import evaluate_tokens, open_table
+    from calibrant.llm.fit import token_claims
+
+    table = open_table(tables)
+    found: dict[str, Evaluation] = {}
+    for name, head in {"before": None, "after": fitted}.items():
+        if name == "before" or head is not None:
+            claims = token_claims(table, head)
+            found[name] = evaluate_tokens(
+                claims.confidence, claims.correct, table.documents, nll=claims.nll, level=level
+            )
+    return found
+
+
+def _questions(
+    source: str, limit: int | None, shots: int, seed: int
+) -> tuple[list[Question], list[Question]]:
+    """Questions to put, and solved ones to show before them."""
+    from pathlib import Path
+
+    from calibrant.llm import read_mmlu, read_questions, read_truthfulqa, subset
+
+    if Path(source).is_dir():
+        dev = read_mmlu(source, "dev")
+        by_subject: dict[str, list[Question]] = {}
+        for one in dev:
+            by_subject.setdefault(one.subject, []).append(one)
+        solved = [one for part in by_subject.values() for one in part[:shots]]
+        whole = read_mmlu(source, "test")
+        return subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved
+    read = read_truthfulqa if source.endswith(".csv") else read_questions
+    whole = read(source)
+    drawn = subset(whole, min((limit or len(whole)) + shots, len(whole)), seed=seed)
+    return drawn[shots:], drawn[:shots]
+
+
+def _measured_answers(
+    network: tuple[Any, Any],
+    questions: list[Question],
+    solved: list[Question],
+    fitted: FittedHead | None,
+    level: float | None,
+    progress: Any,
+) -> dict[str, Evaluation]:
+    import numpy as np
+
+    from calibrant.llm import ask, ask_choices, evaluate_answers, exact_match, short_prompt
+
+    found: dict[str, Evaluation] = {}
+    for name, head in {"before": None, "after": fitted}.items():
+        if name == "after" and head is None:
+            continue
+        if questions[0].choices:
+            logits, labels = ask_choices(
+                *network, questions, shots=solved, fitted=head, progress=progress
+            )
+            confidence = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
+            right = logits.argmax(-1) == labels
+        else:
+            prompts = [short_prompt(question, solved) for question in questions]
+            answers = ask(*network, prompts, fitted=head, progress=progress)
+            confidence = np.array([answer.confidence for answer in answers])
+            pairs = zip(answers, questions, strict=True)
+            right = np.array([exact_match(a.text, q.references) for a, q in pairs])
+        found[name] = evaluate_answers(confidence, right, level=level)
+    return found
+
+
+def _show(found: dict[str, Evaluation], as_json: bool, title: str) -> None:
+    from rich.table import Table
+
+    with until_closed():
+        if as_json:
+            told = {name: figures.to_dict() for name, figures in found.items()}
+            click.echo(json.dumps({"source": title, **told}, indent=2))
+            return
+        console = new_console()
+        first = next(iter(found.values()))
+        console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for name, figures in found.items():
+            table.add_column(name, justify="right")
+            table.add_column(interval_heading(figures), justify="right", style="dim")
+        for rows in zip(*(figures.table() for figures in found.values()), strict=True):
+            cells = (cell for _, value, interval in rows for cell in (value, interval))
+            table.add_row(rows[0][0], *cells)
+        console.print(table)
+
+
+def _print_fit(fitted: FittedHead) -> None:
+    from rich.table import Table
+
+    console = new_console()
+    console.print(fitted.reasons, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("on documents that judge")
+    names = list(next(iter(fitted.figures.values())))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row, figures in fitted.figures.items():
+        table.add_row(row, *(f"{figures[name]:.4f}" for name in names))
+    console.print(table)
+
+
+def _shaded(answer: Answer) -> Text:
+    """The tokens on backgrounds from red, for improbable ones, to none."""
+    from rich.text import Text
+
+    found = Text()
+    for piece, prob in zip(answer.pieces, answer.probs, strict=True):
+        doubt = 1 - float(prob)
+        style = "" if doubt < 0.1 else f"on rgb({80 + round(130 * doubt)},40,40)"
+        found.append(piece, style=style)
+    return found

@@ -1,0 +1,238 @@
+"""Put questions to a model: short answers with their confidence, and letters of multiple choice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from calibrant._checks import FloatArray, IntArray
+from calibrant._models import evaluating
+from calibrant.llm.answers import Aggregator, answer_confidence
+from calibrant.llm.attach import attached, report
+from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens
+from calibrant.llm.fit import FittedHead
+from calibrant.llm.marks import mark_of
+from calibrant.llm.questions import Question, choice_prompt
+
+Told = Callable[[int, int], object]
+"""Told (prompts done, prompts in all)."""
+
+
+class Answer(NamedTuple):
+    """What a model wrote, and how sure it is.
+
+    Attributes
+    ----------
+    text : str
+        Up to the first line break.
+    pieces : list of str
+        The text of each token.
+    probs : (tokens,)
+        Calibrated probability of each token.
+    confidence : float
+        Of the whole answer.
+    """
+
+    text: str
+    pieces: list[str]
+    probs: FloatArray
+    confidence: float
+
+
+def load_model(
+    path: str | os.PathLike[str], *, device: str | None = None, dtype: str = "auto"
+) -> tuple[Any, Any]:
+    """Read a causal language model and its tokenizer.
+
+    Parameters
+    ----------
+    path : path
+        A folder of Hugging Face, a name on its hub, or a ``.gguf`` file (needs ``gguf``).
+    device : str, optional
+    dtype : str
+        As torch names it; ``auto`` is that of the file.
+
+    Returns
+    -------
+    (model, tokenizer)
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise ImportError(
+            f"language models need transformers ({error}): pip install 'calibrant[llm]'"
+        ) from error
+    place = Path(path)
+    named: dict[str, Any] = {}
+    if place.suffix == ".gguf":
+        path, named = place.parent, {"gguf_file": place.name}
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    tokenizer = AutoTokenizer.from_pretrained(path, **named)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, **named)
+    return (model if device is None else model.to(device)).eval(), tokenizer
+
+
+def ask(
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    fitted: FittedHead | None = None,
+    how: Aggregator = "geometric",
+    most: int = 32,
+    batch: int = 8,
+    progress: Told | None = None,
+) -> list[Answer]:
+    """Let a model answer, each time with the likeliest token, up to the first line break.
+
+    The text is that of the model as it is; a head changes the probabilities that are told.
+
+    Parameters
+    ----------
+    model, tokenizer
+        Of Hugging Face.
+    prompts : sequence of str
+    fitted : FittedHead, optional
+        Without one the probabilities are those of the model.
+    how : str
+        How those of the tokens become one, as for :func:`answer_confidence`.
+    most : int
+        Tokens of an answer.
+    batch : int
+        Prompts that are answered together.
+    progress : callable, optional
+
+    Returns
+    -------
+    list of Answer
+    """
+    head = fitted or FittedHead.of_temperature(1.0, mark_of(model))
+    options = {"output_hidden_states": True, "max_new_tokens": most}
+    found: list[Answer] = []
+    for inputs, output in _generated(model, tokenizer, prompts, batch, options):
+        told = report(model, head, output, attention_mask=inputs["attention_mask"])
+        rows = zip(told.tokens, told.log_probs.double().exp(), told.written, strict=True)
+        for tokens, probs, written in rows:
+            kept = written.nonzero()[:, 0].tolist()
+            ids = [int(tokens[i]) for i in kept]
+            count = _length(tokenizer, ids)
+            claimed = probs[kept[:count]].cpu().numpy()
+            pieces = [tokenizer.decode([token]) for token in ids[:count]]
+            text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
+            confidence = float(answer_confidence([claimed], how)[0])
+            found.append(Answer(text, pieces, claimed, confidence))
+        if progress is not None:
+            progress(len(found), len(prompts))
+    return found
+
+
+def ask_choices(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    *,
+    shots: Sequence[Question] = (),
+    fitted: FittedHead | None = None,
+    prefix: str = " ",
+    batch: int = 8,
+    progress: Told | None = None,
+) -> tuple[FloatArray, IntArray]:
+    """Logits of the choices of each question, and the numbers of the right ones.
+
+    Parameters
+    ----------
+    model, tokenizer
+        Of Hugging Face.
+    questions : sequence of Question
+        With equally many choices.
+    shots : sequence of Question
+        Solved examples; those with the subject of a question stand before it, or all where none
+        has.
+    fitted : FittedHead, optional
+    prefix : str
+        As for :func:`choice_tokens`.
+    batch : int
+    progress : callable, optional
+
+    Returns
+    -------
+    logits : (n, choices)
+        For :func:`calibrant.evaluate`, and for the calibrators.
+    labels : (n,)
+    """
+    counts = {len(question.choices) for question in questions}
+    if len(counts) != 1 or not min(counts):
+        raise ValueError(
+            f"questions must have equally many choices, got {sorted(counts)}: put them in parts"
+        )
+    letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
+    prompts = [choice_prompt(question, _own(shots, question)) for question in questions]
+    found: list[FloatArray] = []
+    with ExitStack() as stack:
+        if fitted is not None:
+            stack.enter_context(attached(model, fitted))
+        for _, output in _generated(model, tokenizer, prompts, batch, {"max_new_tokens": 1}):
+            found.extend(choice_logits(output.logits[0].float(), letters))
+            if progress is not None:
+                progress(len(found), len(prompts))
+    return np.stack(found), np.array([question.answer for question in questions])
+
+
+def _own(shots: Sequence[Question], question: Question) -> Sequence[Question]:
+    return [shot for shot in shots if shot.subject == question.subject] or shots
+
+
+def _generated(
+    model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, options: dict[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the inputs and the output of ``generate``, for some prompts at a time."""
+    if not prompts:
+        raise ValueError("there must be a prompt at least, got none")
+    place = next(model.parameters()).device
+    with evaluating(model), _left_padded(tokenizer), torch.no_grad():
+        for start in range(0, len(prompts), batch):
+            part = list(prompts[start : start + batch])
+            inputs = tokenizer(part, return_tensors="pt", padding=True).to(place)
+            output = model.generate(
+                **inputs,
+                **options,
+                do_sample=False,
+                num_beams=1,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                return_dict_in_generate=True,
+                output_logits=True,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            yield inputs, output
+
+
+@contextmanager
+def _left_padded(tokenizer: Any) -> Iterator[None]:
+    """Answers must follow their prompts at once; some tokenizers have nothing to pad with."""
+    before = tokenizer.padding_side, tokenizer.pad_token
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    try:
+        yield
+    finally:
+        tokenizer.padding_side, tokenizer.pad_token = before
+
+
+def _length(tokenizer: Any, ids: list[int]) -> int:
+    """Tokens before the first line break or the end; one at least, so that there is a claim."""
+    special = set(tokenizer.all_special_ids)
+    for count in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:count])
+        if ids[count - 1] in special or "\n" in text.lstrip():
+            return max(1, count - 1)
+    return len(ids)

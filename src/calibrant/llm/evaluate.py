@@ -1,0 +1,388 @@
+r"""Calibration of tokens and of answers, with intervals that hold.
+
+Tokens of one document are alike: a hard text is hard for many tokens in a row. Intervals that take
+them for independent are far too narrow. Here whole documents are resampled, from sums per
+document, so that a thousand replicates of a million tokens take seconds.
+
+For means (accuracy, NLL, Brier) the replicates give a standard error. AUROC has the standard
+error of clustered data (Obuchowski 1997). ECE is a sum of absolute values, and a resampled ECE is
+too large by the noise that was added a second time (see the page on intervals): its percentiles
+are no interval. The replicates serve only to draw *noise*, gaps that are correlated as those of the
+documents are. An interval then holds the errors of those true gaps that agree with what was
+observed, by :func:`calibrant.metrics.intervals.error_interval`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata, t
+
+from calibrant._binning import Bins, bin_index, fill, uniform_edges
+from calibrant._checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
+from calibrant.llm.answers import SMALLEST, log_odds
+from calibrant.metrics import binned, intervals, ranking
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Cells, Estimate
+from calibrant.metrics.shape import shape_of
+from calibrant.metrics.stream import evaluate
+
+HELD = 1 << 23
+"""Numbers of draws that are held at a time: documents times replicates."""
+ANSWER_METRICS = ("ece", "debiased_ece", "nll", "auroc")
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimsEvaluation(Evaluation):
+    r"""Figures of claims "this is right": an :class:`Evaluation` of tokens or answers.
+
+    ``accuracy`` is the share that is right, ``brier`` the mean of
+    :math:`(\text{confidence} - \text{right})^2`, from 0 to 1.
+
+    Attributes
+    ----------
+    documents : int
+        Of the tokens; 0 for answers.
+    """
+
+    documents: int = 0
+
+    def describe(self) -> str:
+        """One line that says what was measured."""
+        counted = f"{self.n:,} answers"
+        if self.documents:
+            counted = f"{self.n:,} tokens of {self.documents:,} documents"
+        return f"{counted}; estimand: is it right; {self.binning}"
+
+
+# -------------------------------------------------------------------------------------- answers
+
+
+def evaluate_answers(
+    confidence: Values,
+    correct: Values,
+    *,
+    bins: int = 15,
+    level: float | None = 0.9,
+    seed: int = 0,
+) -> ClaimsEvaluation:
+    """Measure confidences of answers, with intervals for independent questions.
+
+    Parameters
+    ----------
+    confidence : (n,) in [0, 1]
+        Chance that each answer is right, as claimed.
+    correct : (n,) 0 or 1
+    bins, level, seed
+        As for :func:`calibrant.evaluate`.
+
+    Returns
+    -------
+    ClaimsEvaluation
+        accuracy, calibration errors, NLL and Brier score of "right or wrong", AUROC and AURC.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> sure = rng.random(1000)
+    >>> found = evaluate_answers(sure, rng.random(1000) < sure)
+    >>> found["ece"].low
+    0.0
+    """
+    claimed, happened, _ = as_pairs(confidence, correct)
+    odds = log_odds(np.log(np.maximum(claimed, SMALLEST)))
+    found = evaluate(
+        odds,
+        happened.astype(np.int64),
+        estimand="binary",
+        bins=bins,
+        metrics=ANSWER_METRICS,
+        level=level,
+        seed=seed,
+    )
+    squares = (claimed - happened) ** 2
+    right, area = float(happened.mean()), ranking.aurc_with_error(claimed, happened, None)
+    own = {"accuracy": right, "brier": float(squares.mean()), "aurc": area.value}
+    every = {**found.metrics, **{name: Estimate(value) for name, value in own.items()}}
+    if level is not None and len(squares) > 1:
+        spread = float(squares.std(ddof=1)) / math.sqrt(len(squares))
+        every["accuracy"] = intervals.share_interval(right, len(squares), level)
+        every["brier"] = intervals.mean_interval(own["brier"], spread, level)
+        every["aurc"] = intervals.logit_interval(*area, level)
+    kept = {f.name: getattr(found, f.name) for f in fields(Evaluation)}
+    order = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc", "aurc")
+    return ClaimsEvaluation(**{**kept, "metrics": {name: every[name] for name in order}})
+
+
+# --------------------------------------------------------------------------------------- tokens
+
+
+def evaluate_tokens(
+    confidence: Values,
+    correct: Values,
+    documents: Values,
+    *,
+    nll: Values | None = None,
+    bins: int = 15,
+    level: float | None = 0.9,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> ClaimsEvaluation:
+    """Measure confidences of tokens, with intervals for tokens that come in documents.
+
+    Parameters
+    ----------
+    confidence : (n,) in [0, 1]
+        Probability of the likeliest token.
+    correct : (n,) 0 or 1
+        Whether it was the next one.
+    documents : (n,)
+        Which document each token is from. Documents are independent, tokens within one are not.
+    nll : (n,), optional
+        Negative log-likelihood of the next token.
+    bins : int
+        Number of equal-width bins.
+    level : float, optional
+        Coverage of the intervals; None leaves them out.
+    replicates, seed : int
+        Of the bootstrap.
+
+    Returns
+    -------
+    ClaimsEvaluation
+        accuracy, ECE, debiased ECE, NLL, Brier score and AUROC. With one document there are no
+        intervals.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> documents = np.repeat(np.arange(200), 50)
+    >>> sure = rng.random(10_000)
+    >>> hard = np.repeat(0.2 * rng.normal(size=200), 50)  # for all tokens of a document
+    >>> found = evaluate_tokens(sure, rng.random(10_000) < sure + hard, documents)
+    >>> [round(x, 3) for x in found["accuracy"]]
+    [0.484, 0.463, 0.505]
+    """
+    claimed, happened, _ = as_pairs(confidence, correct)
+    scores = _scores(claimed, happened, nll)
+    number, count = _numbered(documents, claimed.size)
+    filled = fill(claimed, happened, uniform_edges(bins))
+    ranked = _clustered_auroc(claimed, happened, number, count)
+    values = {name: float(x.mean()) for name, x in scores.items()}
+    values |= {"ece": binned.absolute(filled.gap), "auroc": ranked.value}
+    if level is None or count < 2:
+        found = {name: Estimate(value) for name, value in values.items()}
+        found["debiased_ece"] = Estimate(binned.debiased(filled))
+        return _token_result(found, filled, None, count)
+
+    check_level(level)
+    index = bin_index(claimed, filled.edges)
+    sums = _per_document(number, count, [*scores.values()], index, claimed - happened, bins)
+    means, gaps = _replicates(sums, len(scores), replicates, seed)
+    # resampled documents vary by (count - 1) / count less than documents do
+    wider = math.sqrt(count / (count - 1))
+    spread = dict(zip(scores, wider * means.std(0, ddof=1), strict=True))
+    found = {
+        name: _student(values[name], float(spread[name]), count, level)
+        for name in scores.keys() - {"accuracy"}
+    }
+    found["accuracy"] = intervals.logit_interval(
+        values["accuracy"], float(spread["accuracy"]), count - 1, level
+    )
+    found["auroc"] = intervals.logit_interval(*ranked, level)
+    noise = wider * (gaps - filled.gap)
+    worth = _worth_fewer(filled, noise)
+    cells = _cells(worth, noise, values["accuracy"])
+    for name, value in (("ece", values["ece"]), ("debiased_ece", binned.debiased(worth))):
+        found[name] = intervals.error_interval(value, intervals.total, cells, level)
+    return _token_result(found, filled, level, count)
+
+
+def _scores(claimed: FloatArray, happened: FloatArray, nll: Values | None) -> dict[str, FloatArray]:
+    """What is averaged over tokens, each ``(n,)``."""
+    found = {"accuracy": happened, "brier": (claimed - happened) ** 2}
+    if nll is not None:
+        found["nll"] = as_float64(nll).reshape(-1)
+        if found["nll"].shape != claimed.shape or not np.isfinite(found["nll"]).all():
+            raise ValueError(
+                f"nll must be finite, one value for each of {claimed.size} tokens, got shape "
+                f"{np.shape(nll)}: a masked token cannot be the answer"
+            )
+    return found
+
+
+def _numbered(documents: Values, tokens: int) -> tuple[IntArray, int]:
+    given = np.asarray(documents).reshape(-1)
+    if given.size != tokens:
+        raise ValueError(
+            f"documents must name one document for each of {tokens} tokens, got {given.size}"
+        )
+    names, number = np.unique(given, return_inverse=True)
+    return number, names.size
+
+
+def _token_result(
+    found: dict[str, Estimate], filled: Bins, level: float | None, documents: int
+) -> ClaimsEvaluation:
+    order = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
+    kept = {name: found[name] for name in order if name in found}
+    return ClaimsEvaluation(
+        kept, int(filled.count.sum()), 2, "top_label", filled, level, documents=documents
+    )
+
+
+def _student(value: float, deviation: float, documents: int, level: float) -> Estimate:
+    reach = float(t.ppf((1 + level) / 2, documents - 1)) * deviation
+    return Estimate(value, value - reach, value + reach)
+
+
+def _per_document(
+    number: IntArray,
+    documents: int,
+    scores: list[FloatArray],
+    index: IntArray,
+    off: FloatArray,
+    bins: int,
+) -> FloatArray:
+    """Sums of each document ``(documents, 1 + scores + bins)``: tokens, scores, gaps by bin."""
+    columns = [np.bincount(number, values, documents) for values in (np.ones(len(off)), *scores)]
+    gaps = np.bincount(number * bins + index, off, documents * bins).reshape(documents, bins)
+    return np.column_stack([*columns, gaps])
+
+
+def _replicates(
+    sums: FloatArray, scores: int, replicates: int, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """Mean scores ``(replicates, scores)`` and gaps ``(replicates, bins)`` of drawn documents."""
+    rng, documents = np.random.default_rng(seed), len(sums)
+    drawn = np.empty((replicates, sums.shape[1]))
+    step = max(1, HELD // documents)
+    for start in range(0, replicates, step):
+        some = min(step, replicates - start)
+        which = rng.integers(documents, size=(some, documents))
+        which += documents * np.arange(some)[:, None]
+        times = np.bincount(which.ravel(), minlength=some * documents).reshape(some, documents)
+        drawn[start : start + some] = times.astype(np.float64) @ sums
+    drawn = drawn[:, 1:] / drawn[:, :1]
+    return drawn[:, :scores], drawn[:, scores:]
+
+
+class _DocumentCells(Cells):
+    """Cells whose noise is that of resampled documents, ``(replicates, cells)``, in ``trials``."""
+
+    def drawn(self, scale: float) -> FloatArray:
+        return np.asarray(self.gaps(scale) + self.trials)
+
+
+def _worth_fewer(filled: Bins, noise: FloatArray) -> Bins:
+    """Bins of as many independent tokens as would have this noise."""
+    deviation, alone = noise.std(0, ddof=1), binned.gap_deviation(filled)
+    ratio = np.divide(deviation, alone, out=np.ones_like(alone), where=alone > 0)
+    squares = filled.squares * np.maximum(ratio, 0.1) ** 2
+    spread = (deviation * filled.total) ** 2 + filled.gap**2 * squares.sum()
+    return replace(filled, squares=squares, spread=spread)
+
+
+def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> Cells:
+    share = filled.weight / filled.total
+    claimed = np.clip(np.where(filled.weight > 0, filled.confidence, 0.0), 0, 1)
+    # how many independent tokens would tell the overall gap as well
+    variance = max(float(noise.sum(1).var(ddof=1)), 1e-12)
+    worth = max(accuracy * (1 - accuracy) / variance, 1.0)
+    size = np.ceil(share * worth).astype(np.int64)
+    return _DocumentCells(filled.gap, share, claimed, shape_of(filled)(claimed), size, noise, 0)
+
+
+def _clustered_auroc(
+    claimed: FloatArray, happened: FloatArray, number: IntArray, documents: int
+) -> ranking.Influenced:
+    """AUROC with the standard error of Obuchowski (1997), for tokens in documents."""
+    right = happened == 1
+    yes, no = int(right.sum()), int((~right).sum())
+    if not yes or not no:
+        return ranking.Influenced(math.nan, math.nan, 0.0)
+    rank = rankdata(claimed)
+    # share of the other side that each token is ranked above, or below; ties count half
+    above = (rank[right] - rankdata(claimed[right])) / no
+    below = 1 - (rank[~right] - rankdata(claimed[~right])) / yes
+    value = float(above.mean())
+    influence = np.empty_like(claimed)
+    influence[right], influence[~right] = (above - value) / yes, (below - value) / no
+    total = np.bincount(number, influence, documents)
+    deviation = math.sqrt(float((total**2).sum()) * documents / max(documents - 1, 1))
+    kinds = min(np.unique(number[side]).size for side in (right, ~right))
+    return ranking.Influenced(value, deviation, kinds - 1.0)
+
+
+# ----------------------------------------------------------------------------------- differences
+
+
+class Change(NamedTuple):
+    """How figures differ between two sets of claims about the same tokens: second less first."""
+
+    ece: Estimate
+    brier: Estimate
+    nll: Estimate
+
+
+def compare_tokens(
+    before: tuple[Values, Values, Values],
+    after: tuple[Values, Values, Values],
+    documents: Values,
+    *,
+    bins: int = 15,
+    level: float = 0.9,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Change:
+    """Differences of two models on the same tokens, with intervals over documents.
+
+    What both share cancels: the interval of a difference is narrower than those of the two figures
+    tell. ECE's is that of the debiased values, with the standard error of resampled
+    differences; where both models are nearly calibrated it is too wide.
+
+    Parameters
+    ----------
+    before, after : (confidence, correct, nll), each (n,)
+    documents : (n,)
+    bins, level, replicates, seed
+        As for :func:`evaluate_tokens`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> documents, p = np.repeat(np.arange(100), 20), rng.uniform(0.3, 0.7, 2000)
+    >>> y = rng.random(2000) < p
+    >>> worse = np.clip(2 * p - 0.5, 0.01, 0.99)
+    >>> loss = [-np.log(np.where(y, q, 1 - q)) for q in (p, worse)]
+    >>> found = compare_tokens((worse, y, loss[1]), (p, y, loss[0]), documents)
+    >>> found.brier.high < 0, found.nll.high < 0, found.ece.high < 0
+    (True, True, True)
+    """
+    check_level(level)
+    sides = []
+    for confidence, correct, nll in (before, after):
+        claimed, happened, _ = as_pairs(confidence, correct)
+        number, count = _numbered(documents, claimed.size)
+        if count < 2:
+            raise ValueError("documents must name two documents or more to compare over them")
+        filled = fill(claimed, happened, uniform_edges(bins))
+        scores = _scores(claimed, happened, nll)
+        index = bin_index(claimed, filled.edges)
+        sums = _per_document(number, count, [*scores.values()], index, claimed - happened, bins)
+        # the same seed: the same documents are drawn for both
+        means, gaps = _replicates(sums, len(scores), replicates, seed)
+        wider = math.sqrt(count / (count - 1))
+        worth = _worth_fewer(filled, wider * (gaps - filled.gap))
+        value = np.array([binned.debiased(worth), *(x.mean() for x in scores.values())])
+        sides.append((value, wider * np.column_stack([intervals.total(gaps), means])))
+    value, drawn = sides[1][0] - sides[0][0], sides[1][1] - sides[0][1]
+    spread = drawn.std(0, ddof=1)
+    ece, _, brier, loss = (
+        _student(float(v), float(s), count, level) for v, s in zip(value, spread, strict=True)
+    )
+    return Change(ece, brier, loss)

@@ -1,0 +1,120 @@
+"""Which language model a table or a head belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+ROWS = 256
+"""Rows of the output embedding that tell one model from another."""
+
+
+@dataclass(frozen=True)
+class ModelMark:
+    """What must agree for hidden states and logits to mean the same.
+
+    Attributes
+    ----------
+    name : str
+        As the configuration has it. A model may be copied or renamed, so it is not compared.
+    hidden_size : int
+        Width of what goes into the output embedding.
+    vocabulary : int
+        Number of logits: rows of the output embedding.
+    digest : str
+        Of some rows of the output embedding, rounded to bfloat16: a model is the same in single
+        and in half precision.
+    softcap : float or None
+        Bound of the logits in models of the Gemma family (``final_logit_softcapping``).
+
+    Examples
+    --------
+    >>> mine = ModelMark("a", 64, 1000, "0123456789abcdef", None)
+    >>> mine.check(ModelMark("b", 64, 1000, "0123456789abcdef", None), "the table")
+    >>> mine.check(ModelMark("c", 32, 1000, "fedcba9876543210", None), "the table")
+    Traceback (most recent call last):
+    ...
+    ValueError: the table belongs to another model: c has hidden_size 32 where a has 64, ...
+    """
+
+    name: str
+    hidden_size: int
+    vocabulary: int
+    digest: str
+    softcap: float | None
+
+    def check(self, other: ModelMark, what: str) -> None:
+        """Raise unless ``what``, whose mark is ``other``, belongs to the model of this mark."""
+        names = [f.name for f in fields(self) if f.name != "name"]
+        differing = [
+            f"{name} {getattr(other, name)} where {self.name} has {getattr(self, name)}"
+            for name in names
+            if getattr(other, name) != getattr(self, name)
+        ]
+        if differing:
+            raise ValueError(
+                f"{what} belongs to another model: {other.name} has {', '.join(differing)}; "
+                "collect and fit again with this model, or load the one it was made for"
+            )
+
+
+def mark_of(model: nn.Module) -> ModelMark:
+    """Mark of a causal language model of Hugging Face.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        One with output embeddings, ``(vocabulary, width)``.
+
+    Returns
+    -------
+    ModelMark
+    """
+    weight = output_embeddings(model).weight
+    config: Any = getattr(model, "config", None)
+    cap = settings_of(model).get("final_logit_softcapping")
+    return ModelMark(
+        name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
+        hidden_size=int(weight.shape[1]),
+        vocabulary=int(weight.shape[0]),
+        digest=_digest(weight),
+        softcap=None if cap is None else float(cap),
+    )
+
+
+def output_embeddings(model: nn.Module) -> Any:
+    """The layer that turns hidden states into logits.
+
+    Raises
+    ------
+    ValueError
+        For a model that has none: it does not predict tokens.
+    """
+    getter = getattr(model, "get_output_embeddings", None)
+    layer = getter() if callable(getter) else None
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        raise ValueError(
+            "a causal language model with output embeddings is wanted, got "
+            f"{type(model).__name__}, which has no such floating point matrix: load it with "
+            "transformers.AutoModelForCausalLM"
+        )
+    return layer
+
+
+def settings_of(model: nn.Module) -> dict[str, Any]:
+    """The configuration of the text part of a model, as a dictionary."""
+    config: Any = getattr(model, "config", None)
+    return {} if config is None else dict(config.get_text_config().to_dict())
+
+
+def _digest(weight: Tensor) -> str:
+    rows = np.linspace(0, len(weight) - 1, min(ROWS, len(weight))).astype(np.int64)
+    chosen = weight.detach()[torch.from_numpy(rows).to(weight.device)]
+    rounded = chosen.to(torch.bfloat16).float().cpu().contiguous().numpy()
+    return hashlib.sha256(rounded.astype("<f4").tobytes()).hexdigest()[:16]

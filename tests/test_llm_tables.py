@@ -1,0 +1,610 @@
+"""Token tables against direct passes of tiny random models."""
+
+import importlib
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant._partition import tabulate
+from calibrant._walk import examples
+from calibrant.llm import TokenTable, collect, mark_of, open_table
+from calibrant.llm.marks import ModelMark
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+module = importlib.import_module("calibrant.llm.collect")  # the function has the same name
+
+VOCABULARY = 300
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.4,  # far from uniform, so that errors show
+}
+GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.4,
+}
+
+
+def llama(**more):
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **more)).eval()
+
+
+def gemma(**more):
+    torch.manual_seed(1)
+    options = {"head_dim": 4, "final_logit_softcapping": 3.0, "sliding_window": 8, **more}
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SMALL, **options)).eval()
+
+
+def qwen2():
+    torch.manual_seed(2)
+    config = transformers.Qwen2Config(**SMALL, tie_word_embeddings=True)
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+def qwen3():
+    torch.manual_seed(3)
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SMALL, head_dim=4)).eval()
+
+
+def gpt2():
+    torch.manual_seed(4)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)).eval()
+
+
+def granite():
+    torch.manual_seed(5)
+    config = transformers.GraniteConfig(**SMALL, logits_scaling=4.0)
+    return transformers.GraniteForCausalLM(config).eval()
+
+
+def cohere():
+    torch.manual_seed(6)
+    config = transformers.CohereConfig(**SMALL, logit_scale=0.3)
+    return transformers.CohereForCausalLM(config).eval()
+
+
+FAMILIES = [llama, qwen2, qwen3, gemma, gpt2, granite, cohere]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama()
+
+
+def drawn(sizes, seed=0):
+    """Ready ids, with about a third of the labels masked."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for size in sizes:
+        ids = rng.integers(3, VOCABULARY, size)
+        labels = np.where(rng.random(size) < 0.3, -100, ids)
+        labels[-1] = ids[-1]
+        found.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
+    return found
+
+
+SIZES = [7, 20, 2, 13, 33, 5, 9, 16]
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return drawn(SIZES)
+
+
+@torch.no_grad()
+def direct(model, documents):
+    """Hidden states, logits, labels and documents, one document at a time and all at once."""
+    hidden, logits, labels, owners = [], [], [], []
+    for number, document in enumerate(documents):
+        ids = torch.tensor(document["input_ids"])[None]
+        wanted = torch.tensor(document["labels"])[1:]
+        found = model(input_ids=ids, output_hidden_states=True)
+        kept = wanted != -100
+        hidden.append(found.hidden_states[-1][0, :-1][kept])
+        logits.append(found.logits[0, :-1][kept])
+        labels.append(wanted[kept])
+        owners.append(torch.full((int(kept.sum()),), number))
+    return [torch.cat(part) for part in (hidden, logits, labels, owners)]
+
+
+def assert_same(one, other, exact=True):
+    """Two tables that are equal, bit by bit or up to the order of sums."""
+    tolerance = 0 if exact else 1e-3
+    np.testing.assert_array_equal(one.documents, other.documents)
+    np.testing.assert_allclose(one.hidden(), other.hidden(), rtol=tolerance, atol=tolerance)
+    for name in ("table", "own_gap", "mean_gap", "gaps", "top"):
+        got, wanted = getattr(one.records(), name), getattr(other.records(), name)
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(one.records().labels, other.records().labels)
+    np.testing.assert_array_equal(one.records().correct, other.records().correct)
+
+
+# The pass.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_table_holds_what_a_direct_pass_gives(family, documents, tmp_path):
+    model = family()
+    table = collect(model, documents, tmp_path / "table", batch=64)
+    hidden, logits, labels, owners = direct(model, documents)
+    records = table.records()
+    assert len(table) == len(labels) == len(records)
+    np.testing.assert_array_equal(table.documents, owners)
+    np.testing.assert_array_equal(records.labels, labels)
+    np.testing.assert_allclose(table.hidden(), hidden, rtol=2e-3, atol=1e-4)
+    np.testing.assert_array_equal(records.correct, logits.argmax(-1) == labels)
+    assert records.classes == VOCABULARY
+    for b in (0.3, 1.0, 2.7):
+        log_probs = (b * logits.double()).log_softmax(-1)
+        curve = records.log_partition(b)
+        np.testing.assert_allclose(np.exp(-curve.value), log_probs.max(-1)[0].exp(), atol=2e-5)
+        loss = -log_probs.gather(-1, labels[:, None])[:, 0]
+        np.testing.assert_allclose(b * records.own_gap + curve.value, loss, atol=1e-4)
+
+
+def test_the_softcap_matters_to_gemma(documents, tmp_path):
+    """Otherwise the comparison above would not show that it is applied."""
+    logits = direct(gemma(), documents)[1]
+    assert logits.abs().max() > 2.5
+    uncapped = direct(gemma(final_logit_softcapping=None), documents)[1]
+    assert uncapped.abs().max() > 6
+
+
+def test_padding_and_batches_have_no_effect(model, documents, tmp_path):
+    alone = collect(model, documents, tmp_path / "alone", batch=1)
+    together = collect(model, documents, tmp_path / "together", batch=10_000)
+    assert_same(alone, together, exact=False)
+
+
+def test_half_precision(documents, tmp_path):
+    model = llama().to(torch.bfloat16)
+    table = collect(model, documents, tmp_path / "table", batch=1)
+    hidden, logits, labels, _ = direct(model, documents)
+    np.testing.assert_allclose(table.hidden(), hidden.float(), rtol=0.02, atol=0.02)
+    loss = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+    records = table.records()
+    found = records.own_gap + records.log_partition(1.0).value
+    np.testing.assert_allclose(found.mean(), loss.mean(), rtol=0.01)
+
+
+def test_logits_never_exceed_the_chunk(model, documents, tmp_path, monkeypatch):
+    limit, seen = 10 * VOCABULARY, []
+    monkeypatch.setattr(module, "LOGITS", limit)
+    hook = model.lm_head.register_forward_hook(lambda *a: seen.append(a[2].numel()))
+    table = collect(model, documents, tmp_path / "table")
+    hook.remove()
+    assert max(seen) <= limit
+    assert len(seen) >= len(table) / 10
+    monkeypatch.undo()
+    assert_same(table, collect(model, documents, tmp_path / "other"), exact=False)
+
+
+def test_the_model_is_left_as_it_was(documents, tmp_path):
+    model = llama(attention_dropout=0.5).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first = collect(model, documents, tmp_path / "a")
+    assert_same(first, collect(model, documents, tmp_path / "b"))  # no dropout
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_what_is_beyond_half_precision_is_cut(documents, tmp_path):
+    model = llama()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1e5)
+        model.lm_head.weight.mul_(1e-5)
+    hidden = collect(model, documents, tmp_path / "table").hidden()
+    assert np.isfinite(hidden).all()
+    assert np.abs(hidden).max() == np.finfo(np.float16).max
+
+
+def test_documents_are_cut_at_length(model, documents, tmp_path):
+    short = [{name: part[:8] for name, part in each.items()} for each in documents]
+    cut = collect(model, documents, tmp_path / "cut", length=8)
+    assert_same(cut, collect(model, short, tmp_path / "short"))
+    assert len(cut) < len(collect(model, documents, tmp_path / "whole"))
+
+
+def test_progress_counts_all_tokens(model, documents, tmp_path):
+    seen = []
+    table = collect(
+        model,
+        documents,
+        tmp_path / "table",
+        batch=40,
+        tokens_per_shard=20,
+        progress=lambda *counts: seen.append(counts),
+    )
+    done = [count for count, _ in seen]
+    assert done[0] == 0
+    assert done == sorted(set(done))
+    assert seen[-1] == (len(table), len(table))
+    assert {total for _, total in seen} == {len(table)}
+
+
+def test_a_model_that_makes_logits_in_another_way_is_refused(documents, tmp_path):
+    model = llama()
+    model.register_forward_hook(lambda m, a, out: setattr(out, "logits", out.logits**3))
+    with pytest.raises(ValueError, match="in a way that is not known here"):
+        collect(model, documents, tmp_path / "table")
+
+
+def test_a_model_that_overflows_is_refused(documents, tmp_path):
+    model = llama()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(torch.inf)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        collect(model, documents, tmp_path / "table")
+
+
+# Shards, resuming and ranks.
+
+
+class Killed(Exception):
+    pass
+
+
+def killer(after):
+    def progress(done, total):
+        if done >= after:
+            raise Killed
+
+    return progress
+
+
+def test_a_killed_run_goes_on_where_it_stopped(model, documents, tmp_path):
+    options: Any = {"tokens_per_shard": 20, "batch": 20}
+    whole = collect(model, documents, tmp_path / "whole", **options)
+    folder = tmp_path / "killed"
+    with pytest.raises(Killed):
+        collect(model, documents, folder, progress=killer(35), **options)
+    shards = sorted(folder.glob("shard-*"))
+    assert 0 < len(shards) < len(list((tmp_path / "whole").glob("shard-*")))
+    with pytest.raises(ValueError, match="is not finished"):
+        open_table(folder)
+    rest = folder / f".shard-{len(shards):05d}"  # as an abrupt end leaves it
+    rest.mkdir()
+    (rest / "hidden.npy").write_bytes(b"half")
+    stamps = [(shard / "hidden.npy").stat().st_mtime_ns for shard in shards]
+    seen: list[int] = []
+    resumed = collect(model, documents, folder, progress=lambda *a: seen.append(a[0]), **options)
+    assert_same(resumed, whole)
+    assert seen[0] == sum(len(np.load(shard / "top.npy")) for shard in shards)
+    assert seen[-1] == len(whole)
+    assert stamps == [(shard / "hidden.npy").stat().st_mtime_ns for shard in shards]
+    assert not list(folder.glob(".*"))
+
+
+def test_a_whole_table_is_not_collected_again(model, documents, tmp_path):
+    first = collect(model, documents, tmp_path)
+    calls = []
+    hook = model.model.register_forward_hook(lambda *a: calls.append(a[2]))
+    second = collect(model, documents, tmp_path)
+    hook.remove()
+    assert_same(first, second)
+    assert len(calls) <= 2  # the look at how the model makes its logits
+
+
+def test_ranks_join_to_the_table_of_one_process(model, tmp_path, monkeypatch):
+    silent = {"input_ids": [3, 4, 5], "labels": [-100] * 3}
+    documents = [silent, *drawn(SIZES), silent]
+    documents.insert(4, silent)
+    one = collect(model, documents, tmp_path / "one", batch=1)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    sizes = []
+    for rank in (2, 0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        sizes.append(len(collect(model, documents, tmp_path / "three", batch=1)))
+    joined = open_table(tmp_path / "three")
+    assert_same(one, joined)
+    assert min(sizes) > 0
+    assert sum(sizes) == len(one)
+    shutil.rmtree(tmp_path / "three" / "rank-1")
+    with pytest.raises(ValueError, match="all 3 processes"):
+        open_table(tmp_path / "three")
+
+
+def test_more_processes_than_documents(model, documents, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="start fewer processes"):
+        collect(model, documents[:2], tmp_path)
+
+
+def test_several_folders_are_one_table(model, documents, tmp_path):
+    first = collect(model, documents[:3], tmp_path / "a", batch=1)
+    second = collect(model, documents[3:], tmp_path / "b", batch=1)
+    both = open_table([tmp_path / "a", tmp_path / "b"])
+    assert_same(both, collect(model, documents, tmp_path / "all", batch=1))
+    np.testing.assert_array_equal(both.hidden(slice(len(first), None)), second.hidden())
+    collect(gemma(), documents[:1], tmp_path / "c")
+    with pytest.raises(ValueError, match="belongs to another model"):
+        open_table([tmp_path / "a", tmp_path / "c"])
+
+
+# Rows of a table.
+
+
+def test_rows_by_slice_mask_and_index(model, documents, tmp_path):
+    table = collect(model, documents, tmp_path, tokens_per_shard=10)
+    assert len(list(tmp_path.glob("shard-*"))) > 3
+    hidden, labels = table.hidden(), table.records().labels
+    rng = np.random.default_rng(0)
+    mask = rng.random(len(table)) < 0.4
+    for which in (
+        *(slice(None), slice(3, 25), slice(40, 10), slice(2, None, 3), slice(None, None, -1)),
+        *(mask, np.zeros(len(table), bool), rng.permutation(len(table)), np.array([5, 5, -1, 0])),
+        *(np.arange(12, 30), np.array([], int)),
+    ):
+        np.testing.assert_array_equal(table.hidden(which), hidden[which])
+        assert table.hidden(which).dtype == np.float16
+        np.testing.assert_array_equal(table.records(which).labels, labels[which])
+        np.testing.assert_array_equal(table.records(which).table, table.records().table[which])
+    for wrong in (mask[:-1], np.array([len(table)]), np.array([-len(table) - 1])):
+        with pytest.raises(IndexError):
+            table.hidden(wrong)
+
+
+def test_a_table_in_memory():
+    records = tabulate(examples(np.eye(4), [0, 1, 2, 0]))
+    mark = ModelMark("tiny", 2, 4, "0" * 16, None)
+    half = np.ones((4, 2), np.float16)
+    np.testing.assert_array_equal(TokenTable.of(half, records, [0] * 4, mark).hidden(), half)
+    table = TokenTable.of(np.ones((4, 2)) * 1e9, records, [0, 0, 3, 3], mark)
+    assert table.hidden().max() == np.finfo(np.float16).max
+    np.testing.assert_array_equal(table.records(table.documents == 3).correct, [True, False])
+    for hidden, numbers in ((np.ones((4, 3)), [0] * 4), (np.ones((4, 2)), [0] * 3)):
+        with pytest.raises(ValueError, match="must be"):
+            TokenTable.of(hidden, records, numbers, mark)
+    with pytest.raises(ValueError, match="must not decrease"):
+        TokenTable.of(np.ones((4, 2)), records, [1, 0, 0, 0], mark)
+
+
+# Documents.
+
+WORDS = [
+    *("user", "assistant", "system", "hello", "there", "how", "are", "you"),
+    *("fine", "thanks", "good", "bye", "what", "is", "it"),
+]
+# <nl> is the line break after a turn, which belongs to the answer only where nothing else ends it
+CHATML = (
+    "{% for m in messages %}<|start|> {{ m['role'] }} {{ m['content'] }} <|end|> <nl> "
+    "{% endfor %}{% if add_generation_prompt %}<|start|> assistant {% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|start|> {{ m['role'] }} {% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] }} <|end|>{% endgeneration %}"
+    "{% else %}{{ m['content'] }} <|end|>{% endif %} <nl> {% endfor %}"
+)
+FORGETFUL = (  # only the last answer has thoughts, as in Qwen3
+    "{% for m in messages %}<|start|> {{ m['role'] }} "
+    "{% if loop.last and m['role'] == 'assistant' %}<think> {% endif %}"
+    "{{ m['content'] }} <|end|> {% endfor %}"
+    "{% if add_generation_prompt %}<|start|> assistant {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    names = ["<pad>", "<s>", "</s>", "<unk>", "<|start|>", "<|end|>", "<nl>", "<think>", *WORDS]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    )
+    inner.decoder = tokenizers.decoders.Replace("<nl>", "\n")
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens(["<s>", "</s>", "<|start|>", "<|end|>"])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+CHAT = [
+    {"role": "user", "content": "hello there"},
+    {"role": "assistant", "content": "how are you"},
+    {"role": "user", "content": "fine thanks"},
+    {"role": "assistant", "content": "good bye"},
+]
+
+
+def words(tokenizer, table):
+    return " ".join(tokenizer.convert_ids_to_tokens(table.records().labels.tolist()))
+
+
+def test_every_token_of_a_text_counts_but_the_first(model, tokenizer, tmp_path):
+    table = collect(model, ["hello there", "what is it"], tmp_path, tokenizer=tokenizer)
+    assert words(tokenizer, table) == "hello there what is it"
+    np.testing.assert_array_equal(table.documents, [0, 0, 1, 1, 1])
+
+
+def test_only_the_answer_of_a_pair_counts(model, tokenizer, tmp_path):
+    pairs = [("hello there", "how are you"), ["what is it", "fine"]]
+    table = collect(model, pairs, tmp_path, tokenizer=tokenizer)
+    assert words(tokenizer, table) == "how are you fine"
+    ids = [[1, 11, 12, 13, 14, 15], [1, 20, 21, 22, 16]]  # one <s> only
+    ready = [
+        {"input_ids": row, "labels": [-100] * at + row[at:]}
+        for row, at in zip(ids, (3, 4), strict=True)
+    ]
+    assert_same(table, collect(model, ready, tmp_path / "ready"))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (CHATML, "how are you <|end|> good bye <|end|>"),
+        (MARKED, "how are you <|end|> good bye <|end|>"),
+        (FORGETFUL, "<think> good bye <|end|>"),
+        (CHATML.replace(" <|end|>", ""), "how are you <nl> good bye <nl>"),
+    ],
+)
+def test_only_the_assistant_counts_in_a_chat(model, tokenizer, tmp_path, template, said):
+    tokenizer.chat_template = template
+    table = collect(model, [CHAT], tmp_path, tokenizer=tokenizer)
+    assert words(tokenizer, table) == said
+
+
+def test_chats_and_texts_mix(model, tokenizer, tmp_path):
+    tokenizer.chat_template = CHATML
+    chat = [{"role": "system", "content": "it is"}, *CHAT[:2]]
+    table = collect(model, ["hello", chat, ("you", "are")], tmp_path, tokenizer=tokenizer)
+    assert words(tokenizer, table) == "hello how are you <|end|> are"
+    np.testing.assert_array_equal(table.documents, [0, 1, 1, 1, 1, 2])
+
+
+def test_a_chat_without_answer_is_refused(model, tokenizer, tmp_path):
+    tokenizer.chat_template = CHATML
+    with pytest.raises(ValueError, match="no turn of the assistant was found in document 1"):
+        collect(model, ["hello there", CHAT[:1]], tmp_path, tokenizer=tokenizer)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("documents", "error", "message"),
+    [
+        ([], ValueError, "must not be empty"),
+        ([{"input_ids": [5, 6, 7], "labels": [5, -100, -100]}], ValueError, "no token of the 1"),
+        ([{"input_ids": [5]}], ValueError, "no token"),
+        ([{"input_ids": []}], ValueError, "no token"),
+        ([{"input_ids": [0.5, 1.0]}], TypeError, "input_ids of document 0 must be integers"),
+        ([{"input_ids": [1, 2], "labels": [1]}], ValueError, r"must be \(t,\) both"),
+        ([{"labels": [1]}], ValueError, "must have input_ids"),
+        ([{"input_ids": [1, VOCABULARY]}], ValueError, "the tokenizer of this model"),
+        ([{"input_ids": [1, -1]}], ValueError, "the tokenizer of this model"),
+        (["text"], ValueError, "needs a tokenizer"),
+    ],
+)
+def test_bad_documents(model, tmp_path, documents, error, message):
+    with pytest.raises(error, match=message):
+        collect(model, documents, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+def test_documents_of_other_kinds(model, tokenizer, tmp_path):
+    others: list[Any] = [3, [], ["a", "b", "c"], [{"role": "user"}]]
+    for document in others:
+        with pytest.raises(TypeError, match="document 0 must be a string"):
+            collect(model, [document], tmp_path / "table", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="no token"):
+        collect(model, [""], tmp_path / "table", tokenizer=tokenizer)
+
+
+def test_more_tokens_than_positions(tmp_path):
+    with pytest.raises(ValueError, match="length must be at most 64"):
+        collect(gpt2(), drawn([65]), tmp_path / "table")
+    assert len(collect(gpt2(), drawn([65]), tmp_path / "table", length=64)) > 0
+
+
+def test_models_without_output_embeddings(documents, tmp_path):
+    for model in (llama().model, torch.nn.Linear(3, 3)):
+        with pytest.raises(ValueError, match="with output embeddings is wanted"):
+            collect(model, documents, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize("option", ["batch", "tokens_per_shard", "length"])
+def test_counts(model, documents, tmp_path, option):
+    none: Any = {option: 0}
+    with pytest.raises(ValueError, match=f"{option} must be"):
+        collect(model, documents, tmp_path / "table", **none)
+
+
+def test_folders_with_other_things(model, documents, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"must be new, empty or hold the same table.*notes"):
+        collect(model, documents, tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"must be new, empty.*notes"):
+        collect(model, documents, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_tables_of_other_settings(model, documents, tmp_path):
+    collect(model, documents, tmp_path)
+    with pytest.raises(ValueError, match=r"the table in .* belongs to another model"):
+        collect(qwen2(), documents, tmp_path)
+    changed = [dict(document) for document in documents]
+    changed[0]["input_ids"] = [3, *changed[0]["input_ids"][1:]]
+    others: list[tuple[Any, Any]] = [
+        (documents[1:], {}),
+        (changed, {}),
+        (documents, {"length": 8}),
+        (documents, {"tokens_per_shard": 30}),
+    ]
+    for other, options in others:
+        with pytest.raises(ValueError, match="a table of other settings"):
+            collect(model, other, tmp_path, **options)
+    with pytest.raises(ValueError, match="a table of other settings"):
+        collect(llama().to(torch.bfloat16), documents, tmp_path)
+    tuned = llama()
+    with torch.no_grad():
+        tuned.model.layers[0].self_attn.v_proj.weight += 0.1
+    with pytest.raises(ValueError, match="a table of other settings"):
+        collect(tuned, documents, tmp_path)
+    assert len(collect(model, documents, tmp_path)) > 0
+
+
+def test_folders_that_are_no_tables(model, documents, tmp_path):
+    with pytest.raises(ValueError, match="is no token table"):
+        open_table(tmp_path)
+    with pytest.raises(ValueError, match="at least one folder"):
+        open_table([])
+    collect(model, documents, tmp_path)
+    header = json.loads((tmp_path / "table.json").read_text())
+    (tmp_path / "table.json").write_text(json.dumps({**header, "format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        open_table(tmp_path)
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        open_table(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps(header))
+    np.save(tmp_path / "shard-00000" / "top.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="rows, got 3"):
+        open_table(tmp_path)
+    (tmp_path / "shard-00000" / "hidden.npy").unlink()
+    with pytest.raises(ValueError, match="is damaged or missing"):
+        open_table(tmp_path)
+
+
+# Marks.
+
+
+def test_marks_tell_models_apart():
+    mine = mark_of(llama())
+    assert (mine.hidden_size, mine.vocabulary, mine.softcap) == (16, VOCABULARY, None)
+    mine.check(mark_of(llama()), "the head")
+    mine.check(mark_of(llama().to(torch.bfloat16)), "the head")
+    assert mark_of(gemma()).softcap == 3.0
+    for other in (qwen2(), qwen3(), gemma(), gpt2()):
+        with pytest.raises(ValueError, match=r"the head belongs to another model.*digest"):
+            mine.check(mark_of(other), "the head")
+    changed = llama()
+    with torch.no_grad():
+        changed.lm_head.weight[-1] += 0.1
+    with pytest.raises(ValueError, match="digest"):
+        mine.check(mark_of(changed), "the head")
+    with pytest.raises(ValueError, match=r"softcap 5\.0 where LlamaForCausalLM has None"):
+        mine.check(ModelMark("x", 16, VOCABULARY, mine.digest, 5.0), "the head")

@@ -361,7 +361,9 @@ def simulated(
     rng = np.random.default_rng(seed)
     n = documents * each
     hidden = rng.normal(size=(n, width))
-    direction = hidden[:, :2] @ [0.8, -0.6]
+    # two numbers tell it; in wide states all of them do
+    way = np.pad([0.8, -0.6], (0, 14)) if width == 16 else (-1) ** np.arange(width) / width**0.5
+    direction = hidden @ way
     number = np.repeat(np.arange(documents), each)
     logits = (3 * rng.normal(size=(n, classes))).astype(np.float32)
     true = np.exp(strength * direction + own * rng.normal(size=documents)[number])[:, None]
@@ -579,7 +581,7 @@ def test_paired_gain_against_the_bootstrap():
     [
         ({"head": "lstm"}, "head must be one of"),
         ({"objective": "mse"}, "objective must be one of"),
-        ({"batch": 0}, "epochs and batch must be at least 1, got 20 and 0"),
+        ({"batch": 0}, "epochs and batch must be at least 1, got 40 and 0"),
         ({"alpha": 0.1}, "alpha belongs to the selective objective"),
     ],
 )

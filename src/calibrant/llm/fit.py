@@ -117,7 +117,7 @@ def fit_head(
     alpha: float | None = None,
     options: Mapping[str, Any] | None = None,
     objective_options: Mapping[str, Any] | None = None,
-    epochs: int = 20,
+    epochs: int = 40,
     batch: int = 1024,
     rate: float | None = None,
     seed: int = 0,

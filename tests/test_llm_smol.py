@@ -101,8 +101,6 @@ def test_a_temperature_is_found_saved_attached_and_asked(smol, table, tmp_path):
         )
     probs = [float(step.softmax(-1).max()) for step in output.logits]
     np.testing.assert_allclose(probs, tempered.probs[:3], atol=1e-4)
-    found = llm.evaluate_tokens(
-        *(getattr(llm.token_claims(table, fitted), name) for name in ("confidence", "correct")),
-        table.documents,
-    )
+    claims = llm.token_claims(table, fitted)
+    found = llm.evaluate_tokens(claims.confidence, claims.correct, table.documents)
     assert found["accuracy"].value > 0.3

@@ -12,7 +12,8 @@ DATA = ROOT / "docs" / "data"
 
 @pytest.fixture(scope="module")
 def tables():
-    scripts = (ROOT / "benchmarks" / "studies" / name for name in ("tables.py", "maccal.py", "answers.py"))
+    folder = ROOT / "benchmarks" / "studies"
+    scripts = (folder / f"{name}.py" for name in ("tables", "maccal", "answers"))
     found = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
     return {name: table for part in found for name, table in part.items()}
 

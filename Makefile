@@ -1,4 +1,4 @@
-# make demo | test | check | docs | bench | clean
+# make demo | test | cover | check | docs | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The same for BLAS, whose threads wake up for every small product.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check lint types docs bench clean
+.PHONY: demo test cover check lint types docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -18,6 +18,10 @@ demo: .venv/.installed
 
 # Whole files go to one of two processes, so that what a file shares is made once.
 test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Branch coverage, at a quarter more time.
+cover: .venv/.installed-dev
 	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
 
 check: lint types

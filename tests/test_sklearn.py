@@ -607,6 +607,7 @@ def test_predictions_follow_the_probabilities(request, data, method):
     ],
     ids=lambda one: type(one).__name__,
 )
+@pytest.mark.filterwarnings("ignore:.*not alike")  # votes of a few trees or neighbours
 @pytest.mark.parametrize("data", ["two", "three"])
 def test_the_prediction_is_that_of_the_estimator(request, data, estimator):
     X, y = request.getfixturevalue(data)

@@ -371,9 +371,11 @@ class Calibrator(nn.Module):
     def _warn_of_size(self, samples: int, classes: int, different: int | None) -> None:
         """Warn of few samples; ``different`` is how many of them are not the same as others."""
         size = self.size(classes)
-        if min(samples, samples if different is None else different) < ENOUGH * size:
+        # one parameter is not led astray by copies
+        counted = samples if different is None or size == 1 else different
+        if counted < ENOUGH * size:
             remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
-            same = "" if different is None else f" ({different:,} of the first are not alike)"
+            same = f" ({counted:,} of the first are not alike)" if counted < samples else ""
             warn(
                 f"{type(self).__name__} has {size:,} parameter{'s' * (size > 1)} for {samples:,} "
                 f"samples{same}: it may fit their noise{remedy}"

@@ -95,6 +95,7 @@ class HistogramBinning(StepMap):
     Examples
     --------
     >>> logits = np.array([[0.1, 0.0], [0.3, 0.0], [2.0, 0.0], [4.0, 0.0]] * 5)
+    >>> logits[:, 0] += np.arange(20) / 1000
     >>> fitted = HistogramBinning(bins=2).fit(logits, [0, 1, 0, 0] * 5)
     >>> fitted.edges_, fitted.predict_proba(logits[:4])[:, 0].round(2)
     (tensor([1.15...]), array([0.5, 0.5, 1. , 1. ]))

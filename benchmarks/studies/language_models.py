@@ -5,7 +5,7 @@
     python benchmarks/studies/language_models.py questions MODEL DATA --heads OUT -o OUT
 
 MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json, qa/, mmlu/ and
-truthfulqa.csv. ``tune`` makes a model over-confident on purpose: it is trained on LIMA and on right
+perhaps texts/*.jsonl. ``tune`` makes a model over-confident on purpose: it is trained on LIMA and on right
 answers, then by direct preference optimisation on right against wrong answers. ``heads`` collects
 tokens, trains every head with every objective over some seeds, judges them on documents that none
 has seen, and saves the first seed of each. ``questions`` puts questions before and after some of
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--heads", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--documents", type=int, help="to collect; all by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--limit", type=int, default=2000, help="questions of each set")
@@ -66,9 +66,7 @@ def main() -> None:
 
 def heads(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
-    texts = documents(given.data)
-    size = sum(len(tokenizer(as_text(text))["input_ids"]) for text in texts[:200]) / 200
-    kept = texts[: int(given.tokens / size * 1.1) + 1]
+    kept = documents(given.data)[: given.documents]
     start = time.perf_counter()
     table = llm.collect(model, kept, given.out / "table", tokenizer=tokenizer)
     seconds = time.perf_counter() - start
@@ -108,8 +106,10 @@ def heads(given: argparse.Namespace) -> None:
 
 
 def documents(data: Path) -> list[Any]:
-    """LIMA's chats and questions with their answers, in a fixed random order."""
+    """LIMA's chats, questions with their answers and further texts, in a fixed random order."""
     found: list[Any] = list(llm.read_documents(data / "lima.json"))
+    for path in sorted((data / "texts").glob("*.jsonl")):
+        found += llm.read_documents(path)
     for name in ("sciq.train", "triviaqa.test"):
         path = data / "qa" / f"{name}.txt"
         if path.exists():
@@ -118,12 +118,6 @@ def documents(data: Path) -> list[Any]:
             found += [f"Question: {one.text}\nAnswer: {one.references[0]}" for one in asked[:held]]
     random.Random(0).shuffle(found)
     return found
-
-
-def as_text(document: Any) -> str:
-    if isinstance(document, str):
-        return document
-    return " ".join(turn["content"] for turn in document)
 
 
 # -------------------------------------------------------------------------------------- questions
@@ -237,7 +231,7 @@ def supervised(
     for batch in batches(right, epochs, given.batch):
         loss = -log_likelihood(model, batch, given.device).mean()
         step(model, optimiser, loss)
-    print(f"supervised: loss {float(loss):.3f} in the end", flush=True)
+    print(f"supervised: loss {loss.item():.3f} in the end", flush=True)
 
 
 def preferred(
@@ -259,7 +253,7 @@ def preferred(
             theirs = total(before, good, given.device) - total(before, bad, given.device)
         loss = -F.logsigmoid(beta * (ours - theirs)).mean()
         step(model, optimiser, loss)
-    print(f"preferences: loss {float(loss):.3f} in the end", flush=True)
+    print(f"preferences: loss {loss.item():.3f} in the end", flush=True)
 
 
 def batches(items: list[Any], epochs: int, size: int) -> Iterator[list[Any]]:

@@ -5,11 +5,12 @@
     python benchmarks/studies/language_models.py questions MODEL DATA --heads OUT -o OUT
 
 MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json, qa/, mmlu/ and
-perhaps texts/*.jsonl. ``tune`` makes a model over-confident on purpose: it is trained on LIMA and on right
-answers, then by direct preference optimisation on right against wrong answers. ``heads`` collects
-tokens, trains every head with every objective over some seeds, judges them on documents that none
-has seen, and saves the first seed of each. ``questions`` puts questions before and after some of
-them. Rows go to OUT/heads.csv and OUT/questions.csv as they are made. ``--device cuda`` for a GPU.
+perhaps texts/*.jsonl. ``tune`` makes a model over-confident on purpose: it is trained on LIMA and
+on right answers, then by direct preference optimisation on right against wrong answers. ``heads``
+collects tokens, trains every head with every objective over some seeds, judges them on documents
+that none has seen, and saves the first seed of each. ``questions`` puts questions before and after
+some of them. Rows go to OUT/heads.csv and OUT/questions.csv as they are made. ``--device cuda``
+for a GPU.
 """
 
 import argparse

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from calibrant.llm import (
+    AnswerCalibrator,
     FittedHead,
     Question,
     answer_confidence,
@@ -14,6 +15,7 @@ from calibrant.llm import (
     ask_choices,
     choice_prompt,
     load_head,
+    load_model,
     mark_of,
     open_table,
     read_documents,
@@ -249,6 +251,21 @@ def test_from_documents_to_an_answer(run, saved, model):
     )
     assert code == 0
     assert abstained.startswith("no answer")
+
+    rng = np.random.default_rng(0)
+    answers = [rng.beta(4, 1, size=3) for _ in range(600)]
+    right = rng.random(600) < answer_confidence(answers) / 2
+    mapped = AnswerCalibrator().fit(answers[:300], right[:300])
+    mapped.save(saved / "mapped.json")
+    told = ["llm", "ask", saved / "model", PROMPTS[0], "--answers", saved / "mapped.json"]
+    code, out, err = run(*told)
+    assert code == 0, err
+    (answer,) = ask(*load_model(saved / "model"), [PROMPTS[0]], most=64)
+    chance = float(mapped.predict([answer.probs])[0])
+    assert out.splitlines()[-1] == f"confidence {100 * chance:.0f} %"
+    mapped.control(answers[300:], right[300:], max_error=0.05)
+    mapped.save(saved / "mapped.json")
+    assert run(*told)[1].startswith("no answer")
 
     questions = ["--model", saved / "model", "--head", head, "--shots", "1", "--level", "0"]
     code, out, err = run("llm", "evaluate", saved / "questions.txt", *questions)

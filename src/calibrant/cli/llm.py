@@ -196,6 +196,9 @@ def evaluate(
 @click.argument("model")
 @click.argument("question")
 @HEAD
+@click.option(
+    "--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator: the chance of being right."
+)
 @click.option("--least", type=float, metavar="FRACTION", help="Abstain below this confidence.")
 @click.option("--most", default=64, show_default=True, help="Tokens of an answer.")
 @click.option("--plain", is_flag=True, help="Do not put the question into the form of a chat.")
@@ -205,6 +208,7 @@ def ask(
     model: str,
     question: str,
     folder: str | None,
+    mapped: str | None,
     least: float | None,
     most: int,
     plain: bool,
@@ -213,11 +217,16 @@ def ask(
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
+    The number below the answer is the geometric mean of its tokens or, with --answers, the chance
+    that it is right; the threshold that was saved with it says when to abstain.
+
     \b
     Examples:
       calibrant llm ask model/ "What is the capital of Peru?" --head head --least 0.5
     """  # noqa: D301
-    from calibrant.llm import ask as answered, load_head, load_model
+    from calibrant.llm import AnswerCalibrator, ask as answered, load_head, load_model
+
+    calibrator = AnswerCalibrator.load(mapped) if mapped else None
 
     network, tokenizer = load_model(model, device=device, dtype=dtype)
     prompt = question
@@ -226,13 +235,17 @@ def ask(
         prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     fitted = load_head(folder) if folder else None
     (found,) = answered(network, tokenizer, [prompt], fitted=fitted, most=most)
+    sure, withheld = found.confidence, False
+    if calibrator is not None:
+        sure = float(calibrator.predict([found.probs] if calibrator.how else [sure])[0])
+        withheld = calibrator.threshold_ is not None and bool(calibrator.abstains([sure])[0])
     console = new_console()
     with until_closed():
-        if least is not None and found.confidence < least:
+        if withheld or (least is not None and sure < least):
             console.print("no answer: the confidence is below what was asked for", style="bold")
         else:
             console.print(_shaded(found))
-        console.print(f"confidence {100 * found.confidence:.0f} %")
+        console.print(f"confidence {100 * sure:.0f} %")
 
 
 def _measured_tokens(

@@ -134,29 +134,33 @@ def questions(given: argparse.Namespace) -> None:
     one = next(head for head in chosen.values() if head is not None)
     chosen["global"] = llm.FittedHead.of_temperature(one.settings["temperature"], one.mark)
     with writer(given.out / "questions.csv") as write:
-        for name, head in chosen.items():
-            for source, sure, right in measured(given, model, tokenizer, head):
-                found = llm.evaluate_answers(sure, right)
-                row: dict[str, Any] = {"set": source, "head": name, "n": len(right)}
-                for metric in ("accuracy", "ece", "debiased_ece", "brier", "nll", "auroc"):
-                    value, low, high = found[metric]
-                    row |= {metric: f"{value:.6f}", f"{metric}_low": f"{low:.6f}"}
-                    row |= {f"{metric}_high": f"{high:.6f}"}
-                write(row)
+        for source, name, sure, right in measured(given, model, tokenizer, chosen):
+            found = llm.evaluate_answers(sure, right)
+            row: dict[str, Any] = {"set": source, "head": name, "n": len(right)}
+            for metric in ("accuracy", "ece", "debiased_ece", "brier", "nll", "auroc"):
+                value, low, high = found[metric]
+                row |= {metric: f"{value:.6f}", f"{metric}_low": f"{low:.6f}"}
+                row |= {f"{metric}_high": f"{high:.6f}"}
+            write(row)
 
 
 def measured(
-    given: argparse.Namespace, model: Any, tokenizer: Any, head: llm.FittedHead | None
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the set, the confidences and whether answers are right."""
-    options: dict[str, Any] = {"fitted": head, "batch": given.batch}
+    given: argparse.Namespace,
+    model: Any,
+    tokenizer: Any,
+    heads: dict[str, llm.FittedHead | None],
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield the set, the head, the confidences and whether answers are right."""
     if (given.data / "mmlu").exists():
         asked = llm.read_mmlu(given.data / "mmlu")
         asked = llm.subset(asked, min(given.limit, len(asked)))
         shots = few(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
-        logits, labels = llm.ask_choices(model, tokenizer, asked, shots=shots, **options)
-        sure = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
-        yield "mmlu", sure, logits.argmax(-1) == labels
+        scores, labels = llm.ask_choices_each(
+            model, tokenizer, asked, heads, shots=shots, batch=given.batch
+        )
+        for head, logits in scores.items():
+            sure = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
+            yield "mmlu", head, sure, logits.argmax(-1) == labels
     for name in SETS:
         path = given.data / "qa" / f"{name}.test.txt"
         if not path.exists():
@@ -166,10 +170,11 @@ def measured(
         drawn = llm.subset(later, min(given.limit + 5, len(later)))
         shots, asked = drawn[:5], drawn[5:]
         prompts = [llm.short_prompt(one, shots) for one in asked]
-        answers = llm.ask(model, tokenizer, prompts, most=16, **options)
-        pairs = zip(answers, asked, strict=True)
-        right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
-        yield name, np.array([answer.confidence for answer in answers]), right
+        told = llm.ask_each(model, tokenizer, prompts, heads, most=16, batch=given.batch)
+        for head, answers in told.items():
+            pairs = zip(answers, asked, strict=True)
+            right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
+            yield name, head, np.array([answer.confidence for answer in answers]), right
 
 
 def few(solved: list[llm.Question], count: int) -> list[llm.Question]:

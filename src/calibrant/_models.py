@@ -57,6 +57,11 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
+def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
+    """Where a model is; one without parameters is where the caller says."""
+    return next((p.device for p in model.parameters()), torch.device(otherwise))
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Let a model be in ``eval`` mode for a while, and its layers in their own after it."""

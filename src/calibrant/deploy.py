@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._checks import IGNORED
-from calibrant._models import evaluating, layer_inputs, logits_of, moved, name_of, taken_apart
+from calibrant._models import (
+    device_of,
+    evaluating,
+    layer_inputs,
+    logits_of,
+    moved,
+    name_of,
+    taken_apart,
+)
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
@@ -286,7 +294,7 @@ def collect(
     """
     if device is not None:
         model.to(device)
-    place = next((p.device for p in model.parameters()), torch.device(device or "cpu"))
+    place = device_of(model, device or "cpu")
     layer = None if last_layer is None else name_of(model, last_layer)
     with evaluating(model), torch.no_grad():
         found = [_outcome(model, batch, layer, place) for batch in loader]

@@ -16,6 +16,7 @@ from calibrant.cli.shared import (
     new_console,
     progress_bar,
     say,
+    text_table,
     until_closed,
 )
 
@@ -142,7 +143,8 @@ def train(
             found += rows
     if found:
         with until_closed():
-            _print(summary(found))
+            headings, *lines = summary(found)
+            new_console().print(text_table(headings, lines, names=2))
 
 
 @bench.command()
@@ -194,15 +196,3 @@ def _add_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept.values())
-
-
-def _print(lines: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-
-    headings, *cells = lines
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("loss", "after") else "right")
-    for line in cells:
-        table.add_row(*line)
-    new_console().print(table)

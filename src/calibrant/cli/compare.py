@@ -19,6 +19,7 @@ from calibrant.cli.shared import (
     names_in,
     new_console,
     progress_bar,
+    text_table,
     until_closed,
     warn_of_stored_probs,
 )
@@ -151,25 +152,13 @@ def _print_comparison(found: Comparison, title: str) -> None:
     console = new_console()
     console.print(title, style="bold", soft_wrap=True)
     console.print(found.describe(), style="dim", soft_wrap=True)
-    console.print(_comparison_table(found))
+    headings, *rows = found.table()
+    console.print(text_table(headings, rows, marked=found.choice() or ""))
     within = "" if found.level is None else ", or as good within the noise of the best"
     console.print(f"* best{within}", style="dim")
     for remark in found.remarks():
         console.print(remark, soft_wrap=True)
     console.print(found.advice(), style="bold")
-
-
-def _comparison_table(found: Comparison) -> Table:
-    from rich.table import Table
-
-    headings, *rows = found.table()
-    table = Table(box=None, pad_edge=False)
-    table.add_column(headings[0], overflow="fold")
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells, style="bold" if cells[0] == found.choice() else "")
-    return table
 
 
 def _diagram(found: Evaluation, block: str, line: str) -> Table:

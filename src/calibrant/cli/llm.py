@@ -17,6 +17,7 @@ from calibrant.cli.shared import (
     new_console,
     progress_bar,
     say,
+    text_table,
     until_closed,
 )
 
@@ -297,25 +298,30 @@ def _measured_answers(
 ) -> dict[str, Evaluation]:
     import numpy as np
 
-    from calibrant.llm import ask, ask_choices, evaluate_answers, exact_match, short_prompt
+    from calibrant.llm import (
+        ask_choices_each,
+        ask_each,
+        evaluate_answers,
+        exact_match,
+        short_prompt,
+    )
 
+    heads = {"before": None, **({} if fitted is None else {"after": fitted})}
     found: dict[str, Evaluation] = {}
-    for name, head in {"before": None, "after": fitted}.items():
-        if name == "after" and head is None:
-            continue
-        if questions[0].choices:
-            logits, labels = ask_choices(
-                *network, questions, shots=solved, fitted=head, progress=progress
-            )
-            confidence = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
-            right = logits.argmax(-1) == labels
-        else:
-            prompts = [short_prompt(question, solved) for question in questions]
-            answers = ask(*network, prompts, fitted=head, progress=progress)
-            confidence = np.array([answer.confidence for answer in answers])
-            pairs = zip(answers, questions, strict=True)
-            right = np.array([exact_match(a.text, q.references) for a, q in pairs])
-        found[name] = evaluate_answers(confidence, right, level=level)
+    if questions[0].choices:
+        scores, labels = ask_choices_each(
+            *network, questions, heads, shots=solved, progress=progress
+        )
+        for name, logits in scores.items():
+            sure = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
+            found[name] = evaluate_answers(sure, logits.argmax(-1) == labels, level=level)
+        return found
+    prompts = [short_prompt(question, solved) for question in questions]
+    for name, answers in ask_each(*network, prompts, heads, progress=progress).items():
+        pairs = zip(answers, questions, strict=True)
+        right = np.array([exact_match(a.text, q.references) for a, q in pairs])
+        sure = np.array([answer.confidence for answer in answers])
+        found[name] = evaluate_answers(sure, right, level=level)
     return found
 
 
@@ -342,18 +348,11 @@ def _show(found: dict[str, Evaluation], as_json: bool, title: str) -> None:
 
 
 def _print_fit(fitted: FittedHead) -> None:
-    from rich.table import Table
-
     console = new_console()
     console.print(fitted.reasons, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("on documents that judge")
     names = list(next(iter(fitted.figures.values())))
-    for name in names:
-        table.add_column(name, justify="right")
-    for row, figures in fitted.figures.items():
-        table.add_row(row, *(f"{figures[name]:.4f}" for name in names))
-    console.print(table)
+    rows = [(row, *(f"{of[name]:.4f}" for name in names)) for row, of in fitted.figures.items()]
+    console.print(text_table(["on documents that judge", *names], rows))
 
 
 def _shaded(answer: Answer) -> Text:

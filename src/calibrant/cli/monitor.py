@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import AS_JSON, check_split, new_console, progress_bar, say, until_closed
+from calibrant.cli.shared import (
+    AS_JSON,
+    check_split,
+    new_console,
+    progress_bar,
+    say,
+    text_table,
+    until_closed,
+)
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from calibrant.calibrators.base import Calibrator
     from calibrant.metrics.rows import Pairs
     from calibrant.monitor import Monitor, MonitorReport
@@ -190,20 +196,8 @@ def _take(watch: Monitor, files: list[str], splits: tuple[str, ...]) -> None:
 def _print_report(found: MonitorReport) -> None:
     console = new_console()
     console.print(found.describe(), style="dim", soft_wrap=True)
-    console.print(_table(found))
+    headings, *rows = found.table()
+    console.print(text_table(headings, rows))
     for line in found.remarks():
         console.print(line, soft_wrap=True)
     console.print(found.advice(), style="bold", soft_wrap=True)
-
-
-def _table(found: MonitorReport) -> Table:
-    from rich.table import Table
-
-    headings, *rows = found.table()
-    table = Table(box=None, pad_edge=False)
-    table.add_column(headings[0], overflow="fold")
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells)
-    return table

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
     from calibrant.metrics.evaluation import Evaluation
 
@@ -102,6 +103,22 @@ def new_console() -> Console:
 
     # Names of files and groups are printed as they are, whatever brackets and colons they have.
     return Console(markup=False, emoji=False, highlight=False)
+
+
+def text_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1, marked: str = ""
+) -> Table:
+    """A table whose first columns are names and all others figures; a marked row is bold."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in headings[:names]:
+        table.add_column(heading, overflow="fold")
+    for heading in headings[names:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells, style="bold" if marked and cells[0] == marked else "")
+    return table
 
 
 def check_split(pred: str, name: str | None, option: str) -> None:

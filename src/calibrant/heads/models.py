@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrant._models import evaluating, layer_inputs, logits_of, moved, taken_apart
+from calibrant._models import device_of, evaluating, layer_inputs, logits_of, moved, taken_apart
 from calibrant.calibrators.base import Calibrator
 
 # ---------------------------------------------------------------------------------- its features
-
-
-def place_of(model: nn.Module) -> torch.device:
-    """Where a model is; the CPU for one without parameters."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def digest(model: nn.Module) -> str:
@@ -34,7 +29,7 @@ def digest(model: nn.Module) -> str:
 def count_outputs(model: nn.Module, loader: Iterable[Any]) -> int:
     """The number of logits that a model gives for the first batch of a loader."""
     for batch in loader:
-        inputs, named, _ = moved(taken_apart(batch), place_of(model))
+        inputs, named, _ = moved(taken_apart(batch), device_of(model))
         with evaluating(model):
             return int(logits_of(model(*inputs, **named)).shape[-1])
     raise ValueError("the loader must have a batch at least, got none")
@@ -45,7 +40,7 @@ def feature_batches(
     model: nn.Module, loader: Iterable[Any], layer: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs of a layer, and the labels, for each batch; the model learns nothing."""
-    place = place_of(model)
+    place = device_of(model)
     with evaluating(model), layer_inputs(model, layer) as heard:
         for batch in loader:
             inputs, named, labels = taken_apart(batch)

@@ -1,6 +1,13 @@
 """Language models: token tables, heads that set a temperature per token, calibrated answers."""
 
-from calibrant.llm.answering import Answer, ask, ask_choices, load_model
+from calibrant.llm.answering import (
+    Answer,
+    ask,
+    ask_choices,
+    ask_choices_each,
+    ask_each,
+    load_model,
+)
 from calibrant.llm.answers import AnswerCalibrator, answer_confidence
 from calibrant.llm.attach import Report, attached, report
 from calibrant.llm.choices import (
@@ -56,6 +63,8 @@ __all__ = [
     "answer_confidence",
     "ask",
     "ask_choices",
+    "ask_choices_each",
+    "ask_each",
     "attached",
     "choice_logits",
     "choice_logits_from_likelihoods",

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from calibrant._checks import FloatArray, IntArray
-from calibrant._models import evaluating
+from calibrant._models import device_of, evaluating
 from calibrant.llm.answers import Aggregator, answer_confidence
-from calibrant.llm.attach import attached, report
+from calibrant.llm.attach import Report, report
 from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens
 from calibrant.llm.fit import FittedHead
 from calibrant.llm.marks import mark_of
@@ -113,24 +113,57 @@ def ask(
     -------
     list of Answer
     """
-    head = fitted or FittedHead.of_temperature(1.0, mark_of(model))
-    options = {"output_hidden_states": True, "max_new_tokens": most}
-    found: list[Answer] = []
-    for inputs, output in _generated(model, tokenizer, prompts, batch, options):
-        told = report(model, head, output, attention_mask=inputs["attention_mask"])
-        rows = zip(told.tokens, told.log_probs.double().exp(), told.written, strict=True)
-        for tokens, probs, written in rows:
-            kept = written.nonzero()[:, 0].tolist()
-            ids = [int(tokens[i]) for i in kept]
-            count = _length(tokenizer, ids)
-            claimed = probs[kept[:count]].cpu().numpy()
-            pieces = [tokenizer.decode([token]) for token in ids[:count]]
-            text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
-            confidence = float(answer_confidence([claimed], how)[0])
-            found.append(Answer(text, pieces, claimed, confidence))
+    options: dict[str, Any] = {"how": how, "most": most, "batch": batch, "progress": progress}
+    return ask_each(model, tokenizer, prompts, {"": fitted}, **options)[""]
+
+
+def ask_each(
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    heads: Mapping[str, FittedHead | None],
+    *,
+    how: Aggregator = "geometric",
+    most: int = 32,
+    batch: int = 8,
+    progress: Told | None = None,
+) -> dict[str, list[Answer]]:
+    """Let a model answer once, and tell the confidence under each of several heads.
+
+    Parameters
+    ----------
+    heads : dict of FittedHead
+        By any names; None stands for the model as it is.
+    model, tokenizer, prompts, how, most, batch, progress
+        As for :func:`ask`.
+
+    Returns
+    -------
+    dict of lists of Answer
+        By the same names; the texts are the same.
+    """
+    found: dict[str, list[Answer]] = {name: [] for name in heads}
+    done = 0
+    for inputs, output in _generated(model, tokenizer, prompts, batch, most):
+        for name, told in _reports(model, heads, inputs, output):
+            rows = zip(told.tokens, told.log_probs.double().exp(), told.written, strict=True)
+            found[name] += [_answer(tokenizer, *row, how) for row in rows]
+        done += len(output.sequences)
         if progress is not None:
-            progress(len(found), len(prompts))
+            progress(done, len(prompts))
     return found
+
+
+def _answer(
+    tokenizer: Any, tokens: Tensor, probs: Tensor, written: Tensor, how: Aggregator
+) -> Answer:
+    kept = written.nonzero()[:, 0].tolist()
+    ids = [int(tokens[i]) for i in kept]
+    count = _length(tokenizer, ids)
+    claimed = probs[kept[:count]].cpu().numpy()
+    pieces = [tokenizer.decode([token]) for token in ids[:count]]
+    text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
+    return Answer(text, pieces, claimed, float(answer_confidence([claimed], how)[0]))
 
 
 def ask_choices(
@@ -167,6 +200,39 @@ def ask_choices(
         For :func:`calibrant.evaluate`, and for the calibrators.
     labels : (n,)
     """
+    options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
+    found, labels = ask_choices_each(
+        model, tokenizer, questions, {"": fitted}, shots=shots, **options
+    )
+    return found[""], labels
+
+
+def ask_choices_each(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    heads: Mapping[str, FittedHead | None],
+    *,
+    shots: Sequence[Question] = (),
+    prefix: str = " ",
+    batch: int = 8,
+    progress: Told | None = None,
+) -> tuple[dict[str, FloatArray], IntArray]:
+    """Logits of the choices under each of several heads, from one pass of the model.
+
+    Parameters
+    ----------
+    heads : dict of FittedHead
+        By any names; None stands for the model as it is.
+    model, tokenizer, questions, shots, prefix, batch, progress
+        As for :func:`ask_choices`.
+
+    Returns
+    -------
+    logits : dict of (n, choices)
+        By the same names.
+    labels : (n,)
+    """
     counts = {len(question.choices) for question in questions}
     if len(counts) != 1 or not min(counts):
         raise ValueError(
@@ -174,15 +240,26 @@ def ask_choices(
         )
     letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
     prompts = [choice_prompt(question, _own(shots, question)) for question in questions]
-    found: list[FloatArray] = []
-    with ExitStack() as stack:
-        if fitted is not None:
-            stack.enter_context(attached(model, fitted))
-        for _, output in _generated(model, tokenizer, prompts, batch, {"max_new_tokens": 1}):
-            found.extend(choice_logits(output.logits[0].float(), letters))
-            if progress is not None:
-                progress(len(found), len(prompts))
-    return np.stack(found), np.array([question.answer for question in questions])
+    found: dict[str, list[FloatArray]] = {name: [] for name in heads}
+    done = 0
+    for inputs, output in _generated(model, tokenizer, prompts, batch, 1):
+        logits = output.logits[0].float()
+        for name, told in _reports(model, heads, inputs, output):
+            found[name] += [choice_logits(logits * told.sharpness, letters)]
+        done += len(logits)
+        if progress is not None:
+            progress(done, len(prompts))
+    labels = np.array([question.answer for question in questions])
+    return {name: np.concatenate(parts) for name, parts in found.items()}, labels
+
+
+def _reports(
+    model: nn.Module, heads: Mapping[str, FittedHead | None], inputs: Any, output: Any
+) -> Iterator[tuple[str, Report]]:
+    """Yield what each head says about what was generated."""
+    for name, fitted in heads.items():
+        head = fitted or FittedHead.of_temperature(1.0, mark_of(model))
+        yield name, report(model, head, output, attention_mask=inputs["attention_mask"])
 
 
 def _own(shots: Sequence[Question], question: Question) -> Sequence[Question]:
@@ -190,19 +267,19 @@ def _own(shots: Sequence[Question], question: Question) -> Sequence[Question]:
 
 
 def _generated(
-    model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, options: dict[str, Any]
+    model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, most: int
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the inputs and the output of ``generate``, for some prompts at a time."""
     if not prompts:
         raise ValueError("there must be a prompt at least, got none")
-    place = next(model.parameters()).device
+    place = device_of(model)
     with evaluating(model), _left_padded(tokenizer), torch.no_grad():
         for start in range(0, len(prompts), batch):
             part = list(prompts[start : start + batch])
             inputs = tokenizer(part, return_tensors="pt", padding=True).to(place)
             output = model.generate(
                 **inputs,
-                **options,
+                max_new_tokens=most,
                 do_sample=False,
                 num_beams=1,
                 temperature=None,
@@ -210,6 +287,7 @@ def _generated(
                 top_k=None,
                 return_dict_in_generate=True,
                 output_logits=True,
+                output_hidden_states=True,
                 pad_token_id=tokenizer.pad_token_id,
             )
             yield inputs, output

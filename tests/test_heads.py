@@ -643,6 +643,96 @@ def test_replaced_head(data, network, example, layer):
     torch.testing.assert_close(wrapped.softmax(-1), logits.softmax(-1))
 
 
+class Patches(nn.Module):
+    """As vision transformers of timm are: patches, a token for the class, blocks, ``head``."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, WIDTH, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.places = nn.Parameter(torch.randn(1, 5, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, norm_first=True)
+        self.blocks = nn.Sequential(layer)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def features(self, images):
+        patches = self.embed(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], 1)
+        return self.norm(self.blocks(tokens + self.places))[:, 0]
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+def hugging_face_transformer():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 16, "image_size": 8, "patch_size": 4}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": CLASSES}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, **layers))
+
+
+@pytest.mark.parametrize(
+    ("build", "layer", "features_of"),
+    [
+        (Patches, "head", lambda model, x: model.features(x)),
+        (
+            hugging_face_transformer,
+            "classifier",
+            lambda model, x: model.vit(x).last_hidden_state[:, 0],
+        ),
+    ],
+    ids=["timm", "transformers"],
+)
+@torch.no_grad()
+def test_vision_transformers_get_a_new_head(tmp_path, build, layer, features_of):
+    torch.manual_seed(0)
+    network, head = build().eval(), MaskedClassifier(WIDTH, CLASSES, seed=3)
+    head.keep_.fill_(0.6)
+    before = copy.deepcopy(network.state_dict())
+    images = torch.randn(5, 3, 8, 8)
+
+    def logits(model):
+        found = model(images)
+        return getattr(found, "logits", found)
+
+    plain = logits(network)
+    other = replace_head(network, head)
+    wanted = by_hand(head, features_of(network, images).double().numpy(), 0.6, 0.6)
+    np.testing.assert_allclose(logits(other), wanted, atol=1e-5)
+    # all but the last layer is shared, and as it was to the bit; the given model keeps its own
+    after = other.state_dict()
+    backbone = {name for name in before if not name.startswith(f"{layer}.")}
+    assert backbone == {name for name in after if not name.startswith(f"{layer}.")}
+    assert all(torch.equal(before[name], after[name]) for name in backbone)
+    assert all(after[name].data_ptr() == network.state_dict()[name].data_ptr() for name in backbone)
+    assert torch.equal(logits(network), plain)
+    # its weights fit another model of the same form
+    torch.save(after, tmp_path / "weights.pt")
+    again = replace_head(build().eval(), MaskedClassifier(WIDTH, CLASSES))
+    assert not torch.allclose(logits(again), logits(other))
+    again.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert torch.equal(logits(again), logits(other))
+
+
+def test_head_of_a_vision_transformer_is_trained_saved_and_put_in(images, tmp_path):
+    torch.manual_seed(0)
+    network = hugging_face_transformer().eval()
+    loader = [(F.interpolate(x, 8), y) for x, y in images]
+    before = copy.deepcopy(network.state_dict())
+    module = MaCCal(**{**QUICK, "batch_size": 10}).fit_model(network, loader)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    cal.save(module, tmp_path / "head")
+    network.save_pretrained(tmp_path / "model")
+    read = type(network).from_pretrained(tmp_path / "model").eval()
+    other = replace_head(read, cal.load(tmp_path / "head"))
+    with torch.no_grad():
+        features = network.vit(loader[0][0]).last_hidden_state[:, 0]
+        found = other(pixel_values=loader[0][0]).logits
+    torch.testing.assert_close(found.softmax(-1), module.predict_proba(features))
+    assert read.classifier.weight.shape == (CLASSES, WIDTH)
+
+
 def test_replaced_head_of_a_half_precision_model(data):
     module = MaCCal(**QUICK).fit(*data)
     network = Residual().to(torch.bfloat16).eval()

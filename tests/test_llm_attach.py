@@ -1,9 +1,11 @@
 """Heads on live models: every way to generate against teacher forcing."""
 
+import copy
 import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -274,23 +276,116 @@ def test_decoder_lets_caches_go(llama):
             gc.enable()
 
 
-def test_wrapped_base_model(llama):
-    class Wrapper(nn.Module):  # as PEFT has it
-        def __init__(self):
-            super().__init__()
-            self.inside = llama
+class Wrapper(nn.Module):
+    """As PEFT has it; up to version 0.20 it did not call the model, but its forward."""
 
-        def get_base_model(self):
-            return self.inside
+    def __init__(self, inside, call):
+        super().__init__()
+        self.inside = inside
+        self.call = call
 
-        def forward(self, tokens):
-            return self.inside(tokens)
+    def get_base_model(self):
+        return self.inside
 
-    fit, wrapper = fitted(llama, "linear"), Wrapper()
+    def forward(self, *args, **named):
+        run = self.inside if self.call == "model" else self.inside.forward
+        return run(*args, **named)
+
+
+@pytest.mark.parametrize("call", ["model", "forward"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_wrapped_base_model(llama, kind, call):
+    fit, wrapper = fitted(llama, kind), Wrapper(llama, call)
     with attached(llama, fit):
-        wanted = llama(PROMPT).logits
+        wanted = llama(PROMPT, logits_to_keep=2).logits
     with attached(wrapper, fit):
-        assert torch.equal(wrapper(PROMPT).logits, wanted)
+        for _ in range(2):
+            assert torch.equal(wrapper(PROMPT, logits_to_keep=2).logits, wanted)
+        assert torch.equal(llama(PROMPT, logits_to_keep=2).logits, wanted)
+    assert not wrapper._forward_hooks
+
+
+# ------------------------------------------------------------------------------ adapters of PEFT
+
+
+def adapted(*targets, family="Llama", **more):
+    """A model with a random adapter, which changes the logits by about as much as they differ."""
+    peft = pytest.importorskip("peft")
+    inside = build(family)
+    torch.manual_seed(5)
+    options = {"r": 4, "lora_alpha": 8, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(target_modules=list(targets), **options, **more)
+    return peft.get_peft_model(inside, config).eval()
+
+
+@pytest.fixture(scope="module")
+def lora():
+    return adapted("q_proj", "v_proj", "down_proj")
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", "no cache", "static"])
+@pytest.mark.parametrize("kind", ["linear", "shape", "decoder"])
+def test_generation_with_an_adapter_is_exact(lora, kind, mode):
+    fit = fitted(lora, kind)
+    how = {**MODES[mode], "output_scores": True}
+    if kind == "decoder" and mode == "static":
+        with pytest.raises(ValueError, match="not a static one"):
+            generated(lora, fit, **how)
+        return
+    output = generated(lora, fit, **how)
+    merged = copy.deepcopy(lora).merge_and_unload()
+    assert largest_error(lora, fit, output) < 1e-4
+    assert largest_error(merged, fit, output) < 1e-4
+    assert largest_error(build("Llama"), fit, output) > 0.1
+    if mode == "greedy":  # no step in between
+        for scores, logits in zip(output.scores, output.logits, strict=True):
+            assert torch.equal(scores, logits)
+
+
+@pytest.mark.parametrize("kind", ["linear", "shape", "decoder"])
+def test_plain_call_with_an_adapter_is_exact(lora, kind):
+    fit = fitted(lora, kind)
+    tokens = PROMPT[1:]
+    with torch.no_grad():
+        plain = lora(tokens, output_hidden_states=True)
+        wanted = plain.logits * sharpness(fit.head, plain)[..., None]
+        with attached(lora, fit) as same:
+            assert same is lora
+            got, kept = lora(tokens).logits, lora(input_ids=tokens, logits_to_keep=2).logits
+            with lora.disable_adapter():
+                base = lora(tokens).logits
+        assert torch.equal(lora(tokens).logits, plain.logits)
+        with attached(build("Llama"), fit) as alone:
+            torch.testing.assert_close(base, alone(tokens).logits)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kept, wanted[:, -2:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "trained"),
+    [
+        ("Llama", ["q_proj", "v_proj"], None),
+        ("Gemma2", ["q_proj", "v_proj"], None),
+        ("Llama", ["o_proj", "lm_head"], None),
+        ("Llama", ["q_proj"], ["lm_head"]),
+    ],
+)
+def test_a_table_sees_the_adapter(tmp_path, family, targets, trained):
+    model = adapted(*targets, family=family, modules_to_save=trained)
+    if trained:
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(1.5)
+    documents = [{"input_ids": ids} for ids in ([1, 5, 6, 7, 8], [1, 9, 8], list(range(1, 30)))]
+    table = collect(model, documents, tmp_path / "adapted")
+    base = collect(build(family), documents, tmp_path / "base")
+    merged = collect(copy.deepcopy(model).merge_and_unload(), documents, tmp_path / "merged")
+    for name in ("table", "own_gap"):
+        got, same, other = (getattr(t.records(), name) for t in (table, merged, base))
+        np.testing.assert_allclose(got, same, rtol=1e-4, atol=1e-4)
+        assert abs(got - other).max() > 0.1
+    np.testing.assert_allclose(table.hidden(), merged.hidden(), rtol=2e-3, atol=2e-3)
+    with pytest.raises(ValueError, match=r"another (model|folder)"):
+        collect(build(family), documents, tmp_path / "adapted")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", "two beams"])

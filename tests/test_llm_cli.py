@@ -1,11 +1,20 @@
 """Questions put to tiny models, documents from files, and the verbs of calibrant llm."""
 
+import copy
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+import calibrant
+from calibrant._models import own_device
+from calibrant.cli.llm import RULES
 from calibrant.llm import (
     AnswerCalibrator,
     FittedHead,
@@ -13,14 +22,23 @@ from calibrant.llm import (
     answer_confidence,
     ask,
     ask_choices,
+    ask_true,
     choice_prompt,
+    collect,
+    exact_match,
     load_head,
     load_model,
     mark_of,
     open_table,
     read_documents,
+    read_questions,
+    save_head,
+    short_prompt,
     token_claims,
+    verdict_prompt,
 )
+from calibrant.llm.answering import _spelled
+from calibrant.llm.answers import Aggregator
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -28,6 +46,7 @@ tokenizers = pytest.importorskip("tokenizers")
 WORDS = [
     *("<pad>", "<s>", "</s>", "<unk>", "Question:", "Answer:", "A", "B", "C", "D", "A.", "B."),
     *("C.", "D.", "one", "two", "three", "four", "red", "blue", "what", "is", "it", "yes", "no"),
+    *("True", "False"),
 ]
 BREAK = "</s>"
 
@@ -72,10 +91,10 @@ def by_hand(model, tokenizer, prompt, most, temperature=1.0):
         token = int(logits.argmax())
         tokens.append(token)
         probs.append(float(logits.softmax(-1)[token]))
-        if token == 2:
+        if token < 4:  # the special ones
             break
         ids = torch.cat([ids, torch.tensor([[token]])], 1)
-    if tokens[-1] == 2 and len(tokens) > 1:
+    if tokens[-1] < 4 and len(tokens) > 1:
         tokens, probs = tokens[:-1], probs[:-1]
     return tokens, np.array(probs)
 
@@ -109,6 +128,39 @@ def test_without_a_head_the_probabilities_are_those_of_the_model(model, tokenize
     assert tokenizer.padding_side == "right"
     with pytest.raises(ValueError, match="a prompt at least"):
         ask(model, tokenizer, [])
+
+
+def test_answers_of_a_model_with_an_adapter(model, tokenizer):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    options = {"r": 2, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "up_proj"], **options)
+    adapted = peft.get_peft_model(copy.deepcopy(model), config).eval()
+    fitted = FittedHead.of_temperature(2.0, mark_of(adapted))
+    found = ask(adapted, tokenizer, PROMPTS, fitted=fitted, most=6, batch=2)
+    merged = copy.deepcopy(adapted).merge_and_unload()
+    for prompt, answer in zip(PROMPTS, found, strict=True):
+        tokens, probs = by_hand(merged, tokenizer, prompt, 6, temperature=2.0)
+        assert answer.pieces == [tokenizer.decode([token]) for token in tokens]
+        np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
+    plain = ask(model, tokenizer, PROMPTS, fitted=fitted, most=6)
+    assert [one.pieces for one in plain] != [one.pieces for one in found]
+
+
+def test_a_rendered_chat_begins_once(model, tokenizer):
+    adding = copy.deepcopy(tokenizer)  # as those of Llama and Gemma, whose templates write it too
+    adding.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    texts = [f"<s> {PROMPTS[0]}", PROMPTS[0], PROMPTS[2]]  # one batch, both kinds, other lengths
+    assert adding(texts[0])["input_ids"][:2] == [1, 1]
+    found = ask(model, adding, texts, most=6)
+    for prompt, answer in zip((PROMPTS[0], PROMPTS[0], PROMPTS[2]), found, strict=True):
+        tokens, probs = by_hand(model, tokenizer, f"<s> {prompt}", 6)
+        assert answer.pieces == [tokenizer.decode([token]) for token in tokens]
+        np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
+    _, twice = by_hand(model, tokenizer, f"<s> <s> {PROMPTS[0]}", 1)
+    assert abs(found[0].probs[0] - twice[0]) > 1e-3
 
 
 def test_an_answer_ends_before_a_line_break(tokenizer, model, monkeypatch):
@@ -153,6 +205,41 @@ def test_questions_with_different_choices_are_refused(model, tokenizer):
     fewer = Question("it", ("no",), ("yes", "no"), 1)
     with pytest.raises(ValueError, match=r"equally many choices, got \[2, 4\]"):
         ask_choices(model, tokenizer, [*QUESTIONS, fewer])
+
+
+def true_by_hand(model, tokenizer, prompt, temperature=1.0):
+    """Probability of True against False as the next word, by a pass without padding."""
+    with torch.no_grad():
+        logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
+    odds = (logits[WORDS.index("True")] - logits[WORDS.index("False")]) / temperature
+    return float(torch.sigmoid(odds))
+
+
+@pytest.mark.parametrize("temperature", [None, 2.0])
+def test_the_verdict_is_the_next_word(model, tokenizer, temperature):
+    fitted = FittedHead.of_temperature(temperature, mark_of(model)) if temperature else None
+    done = []
+    found = ask_true(
+        model, tokenizer, PROMPTS, fitted=fitted, batch=2, progress=lambda *t: done.append(t)
+    )
+    wanted = [true_by_hand(model, tokenizer, prompt, temperature or 1.0) for prompt in PROMPTS]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert np.ptp(wanted) > 0.05
+    assert done == [(2, 3), (3, 3)]
+
+
+def test_every_spelling_of_a_verdict_counts(tokenizer):
+    class Coded:
+        unk_token_id = 0
+
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            return {" True": [4], "True": [5], " true": [4], "true": [6, 7]}.get(text, [0])
+
+    assert _spelled(Coded(), "True") == [4, 5]
+    assert _spelled(tokenizer, "False") == [WORDS.index("False")]
+    with pytest.raises(ValueError, match="no token of its own for 'False'"):
+        _spelled(Coded(), "False")
 
 
 # -------------------------------------------------------------------------------------- documents
@@ -273,6 +360,161 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert "7 answers" in out
     assert "before" in out
     assert "after" in out
+
+
+def said(run, *arguments):
+    """Confidence in percent at the end of what the command wrote, and all of it."""
+    code, out, err = run("llm", "ask", *arguments)
+    assert code == 0, err
+    return out.splitlines()[-1], out
+
+
+def percent(chance):
+    return f"confidence {100 * chance:.0f} %"
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize("chat", [False, True])
+def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, chat):
+    folder = saved / "model"
+    if chat:
+        folder = tmp_path / "chat"
+        model.save_pretrained(folder)
+        talking = copy.deepcopy(tokenizer)
+        talking.chat_template = "{{ '<s> red ' + messages[0]['content'] + ' blue' }}"
+        talking.save_pretrained(folder)
+
+    def form(text):
+        return f"<s> red {text} blue" if chat else text
+
+    (answer,) = ask(model, tokenizer, [form(PROMPTS[0])], most=64)
+    prompt = form(verdict_prompt(Question(PROMPTS[0], ()), answer.text))
+    chance = true_by_hand(model, tokenizer, prompt)
+    assert percent(chance) != percent(answer.confidence)
+    second = (folder, PROMPTS[0], "--how", "p_true")
+    assert said(run, *second)[0] == percent(chance)
+    save_head(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path / "head")
+    softer = percent(true_by_hand(model, tokenizer, prompt, 3.0))
+    assert said(run, *second, "--head", tmp_path / "head")[0] == softer != percent(chance)
+    assert said(run, *second, "--least", chance + 1e-3)[1].startswith("no answer")
+    assert not said(run, *second, "--least", chance - 1e-3)[1].startswith("no answer")
+    assert said(run, *second, "--plain")[0] == said(run, saved / "model", *second[1:])[0]
+
+    rng = np.random.default_rng(0)
+    claims = rng.random(400)
+    mapped = AnswerCalibrator(how=None).fit(claims, rng.random(400) < claims / 2)
+    mapped.save(tmp_path / "mapped.json")
+    told = said(run, *second, "--answers", tmp_path / "mapped.json")[0]
+    assert told == percent(float(mapped.predict([chance])[0]))
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_a_map_gets_what_it_was_fitted_on(run, saved, tmp_path):
+    rng = np.random.default_rng(0)
+    claims, right = rng.random(400), rng.random(400) < 0.5
+    AnswerCalibrator(how=None).fit(claims, right).save(tmp_path / "other.json")
+    AnswerCalibrator("minimum").fit(list(claims[:, None]), right).save(tmp_path / "least.json")
+    start = ("llm", "ask", saved / "model", PROMPTS[0], "--answers")
+    code, _, err = run(*start, tmp_path / "other.json")
+    assert code == 2
+    assert "say which, by --how" in err
+    code, _, err = run(*start, tmp_path / "least.json", "--how", "p_true")
+    assert code == 2
+    assert "fitted on minimum confidences, --how asks for p_true" in err
+    assert run(*start, tmp_path / "least.json", "--how", "minimum")[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_rules_of_the_command(run, saved, model, tokenizer):
+    assert (*get_args(Aggregator), "p_true") == RULES
+    (answer,) = ask(model, tokenizer, [PROMPTS[0]], most=5)
+    start = (saved / "model", PROMPTS[0], "--most", "5")
+    for rule in get_args(Aggregator):
+        wanted = percent(float(answer_confidence([answer.probs], rule)[0]))
+        assert said(run, *start, "--how", rule)[0] == wanted
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer, tmp_path):
+    source = saved / "questions.txt"
+    save_head(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path)
+    start = ("llm", "evaluate", source, "--model", saved / "model", "--head", tmp_path)
+    options = ("--shots", "0", "--level", "0", "--json")
+    code, out, err = run(*start, *options, "--how", "p_true")
+    assert code == 0, err
+    found, plain = json.loads(out), json.loads(run(*start, *options)[1])
+    questions = read_questions(source)
+    answers = ask(model, tokenizer, [short_prompt(question) for question in questions])
+    pairs = list(zip(questions, answers, strict=True))
+    right = np.array([exact_match(answer.text, question.references) for question, answer in pairs])
+    for name, temperature in {"before": 1.0, "after": 3.0}.items():
+        prompts = [verdict_prompt(question, answer.text) for question, answer in pairs]
+        chances = [true_by_hand(model, tokenizer, prompt, temperature) for prompt in prompts]
+        brier = np.mean((np.array(chances) - right) ** 2)
+        assert found[name]["metrics"]["brier"]["value"] == pytest.approx(brier, abs=1e-5)
+        assert plain[name]["metrics"]["brier"]["value"] != pytest.approx(brier, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_each_process_tells_of_its_own_documents(run, saved, tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").write_text("\n\n".join(["one two three", "red", *["is it"] * 5]))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    told = []
+    for rank in "012":
+        monkeypatch.setenv("RANK", rank)
+        command = ("llm", "collect", saved / "model", tmp_path / "texts.txt")
+        code, _, err = run(*command, "-o", tmp_path / "table")
+        assert code == 0, err
+        told.append(err.splitlines()[-1].split(": ")[1].split(";")[0])
+    # nothing predicts the only token of the second document
+    assert told == [f"{tokens} tokens of 2 of 7 documents" for tokens in (3, 2, 2)]
+    assert len(open_table(tmp_path / "table")) == 7
+
+
+@pytest.mark.slow
+def test_two_processes_collect_what_one_does(run, saved, tmp_path):
+    arguments = ["llm", "collect", saved / "model", saved / "texts.jsonl", "-o"]
+    code, _, err = run(*arguments, tmp_path / "one")
+    assert code == 0, err
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", "calibrant", *arguments, tmp_path / "two"]
+    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
+    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        list(map(str, command)), env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["rank-0", "rank-1"]
+    one, two = open_table(tmp_path / "one"), open_table(tmp_path / "two")
+    np.testing.assert_array_equal(one.documents, two.documents)
+    # batches differ, and with them the rounding of sums
+    np.testing.assert_allclose(one.hidden(), two.hidden(), rtol=2e-3, atol=2e-3)
+    mine, theirs = one.records(), two.records()
+    np.testing.assert_array_equal(mine.labels, theirs.labels)
+    for name in ("table", "own_gap", "mean_gap", "top"):
+        np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-4, atol=1e-4)
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    assert own_device("cuda") == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert [own_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
+    assert own_device(torch.device("cuda")) == "cuda:3"
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_models_are_moved_to_the_device_of_their_process(saved, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    went = []
+
+    def to(self, place):
+        went.append(place)
+        return self
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "to", to)
+    load_model(saved / "model", device="cuda")
+    collect(model, [{"input_ids": [4, 5]}], tmp_path, device="cuda")
+    assert went == ["cuda:3", "cuda:3"]
 
 
 def test_a_head_of_another_model_is_refused(run, saved, model, tmp_path):

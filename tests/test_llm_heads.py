@@ -1,8 +1,10 @@
 """Heads, objectives, training from tables, files, and the label-free temperature."""
 
+import dataclasses
 import json
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -424,7 +426,10 @@ def test_kept_by_more_than_the_standard_error(monkeypatch, mean, kept):
     assert fitted.kept is kept
     assert fitted.head.kind == ("linear" if kept else "global")
     way = "lower" if mean > 0 else "higher"
-    assert f"is {abs(mean):.2g} {way}, with a standard error of 0.02" in fitted.reasons
+    assert (
+        f"is {abs(mean):.2g} {way} than with one temperature, with a standard error of 0.02"
+        in fitted.reasons
+    )
 
 
 def test_best_epoch_counts():
@@ -538,14 +543,32 @@ def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
     rows = np.concatenate(
-        [
-            some
-            for some in fit_module._whole(
-                DecoderHead(width=16), table.documents, np.arange(len(table)), 60
-            )
-        ]
+        list(fit_module._whole(DecoderHead(width=16), table, np.arange(len(table)), 60))
     )
     assert rows.tolist() == list(range(len(table)))
+
+
+def test_documents_go_together_as_padding_allows():
+    lengths = np.array([3, 30, 2, 2, 9, 1])
+    documents = np.repeat(np.arange(6), lengths)
+    records = tabulate(examples(np.eye(3)[documents % 3], documents % 3))
+    mark = dataclasses.replace(MARK, vocabulary=3)
+    table = TokenTable.of(np.zeros((len(documents), 16)), records, documents, mark)
+    found = [set(documents[rows]) for rows in fit_module._documents(table, np.arange(6), 18)]
+    assert found == [{0}, {1}, {2, 3}, {4, 5}]  # 9 + 9 = 18
+
+
+def test_always_keeps_what_the_last_epoch_gave():
+    table = simulated(60)
+    paper: dict[str, Any] = {"alpha": 1.0, "epochs": 2, "batch": 64, "rate": 0.5}
+    chosen = fit_head(table, "linear", "selective", **paper)
+    assert not chosen.kept
+    always = fit_head(table, "linear", "selective", always=True, **paper)
+    assert always.kept
+    assert always.head.kind == "linear"
+    assert always.settings["epoch"] == 2
+    assert "higher" in always.reasons
+    assert always.figures["head"]["brier"] > always.figures["global"]["brier"]
 
 
 def test_split_is_by_document():

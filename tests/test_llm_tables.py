@@ -1,5 +1,6 @@
 """Token tables against direct passes of tiny random models."""
 
+import copy
 import importlib
 import json
 import shutil
@@ -11,7 +12,18 @@ import torch
 
 from calibrant._partition import tabulate
 from calibrant._walk import examples
-from calibrant.llm import TokenTable, collect, mark_of, open_table
+from calibrant.llm import (
+    FittedHead,
+    TokenTable,
+    attached,
+    collect,
+    fit_head,
+    mark_of,
+    open_table,
+    token_claims,
+)
+from calibrant.llm.documents import encoded
+from calibrant.llm.heads import make_head
 from calibrant.llm.marks import ModelMark
 
 transformers = pytest.importorskip("transformers")
@@ -249,6 +261,15 @@ def test_a_model_that_makes_logits_in_another_way_is_refused(documents, tmp_path
         collect(model, documents, tmp_path / "table")
 
 
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_an_adapter_that_adds_tokens_is_refused(documents, tmp_path, kind):
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    tuned = peft.get_peft_model(llama(), config)
+    with pytest.raises(ValueError, match="in a way that is not known here"):
+        collect(tuned, documents, tmp_path / "table")
+
+
 def test_a_model_that_overflows_is_refused(documents, tmp_path):
     model = llama()
     with torch.no_grad():
@@ -450,6 +471,14 @@ def test_only_the_answer_of_a_pair_counts(model, tokenizer, tmp_path):
     assert_same(table, collect(model, ready, tmp_path / "ready"))
 
 
+@pytest.mark.parametrize("text", ["hello there", "<s> hello there", "<s>"])
+def test_a_text_begins_once(tokenizer, text):
+    wanted = [1, 11, 12] if "hello" in text else [1]
+    plain, pair = encoded([text, (text, "<s> you")], tokenizer, 99)
+    assert plain.ids.tolist() == wanted
+    assert pair.ids.tolist() == [*wanted, 1, 15]
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [
@@ -463,6 +492,25 @@ def test_only_the_assistant_counts_in_a_chat(model, tokenizer, tmp_path, templat
     tokenizer.chat_template = template
     table = collect(model, [CHAT], tmp_path, tokenizer=tokenizer)
     assert words(tokenizer, table) == said
+
+
+@pytest.mark.parametrize(("answer", "said"), [("how", "how<end>"), ("\n\nhow", "how<end>")])
+def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
+    names = ["\n", "\n\n\n", "user", "assistant", "how", "you", "<end>"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({name: i for i, name in enumerate(names)})
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\n+"), "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.add_special_tokens(["<end>"])
+    breaking = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    breaking.chat_template = (
+        "{% for m in messages %}{{ m['role'] + '\n' + m['content'] + '<end>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
+    )
+    chat = [{"role": "user", "content": "you"}, {"role": "assistant", "content": answer}]
+    (found,) = encoded([chat], breaking, 99)
+    assert breaking.decode(found.labels[found.labels != -100]) == said
 
 
 def test_chats_and_texts_mix(model, tokenizer, tmp_path):
@@ -565,6 +613,109 @@ def test_tables_of_other_settings(model, documents, tmp_path):
     with pytest.raises(ValueError, match="a table of other settings"):
         collect(tuned, documents, tmp_path)
     assert len(collect(model, documents, tmp_path)) > 0
+
+
+def scale(adapted):
+    for layer in adapted.modules():
+        if hasattr(layer, "scale_layer"):
+            layer.scale_layer(0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda adapted: adapted.set_adapter("other"),
+        lambda adapted: adapted.base_model.disable_adapter_layers(),  # as disable_adapter() does
+        lambda adapted: adapted.merge_adapter(),
+        scale,
+    ],
+    ids=["other", "disabled", "merged", "scaled"],
+)
+def test_tables_of_other_adapters(documents, tmp_path, request, change):
+    peft = pytest.importorskip("peft")
+    options = {"r": 2, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(target_modules=["v_proj", "up_proj"], **options)
+    adapted = peft.get_peft_model(llama(), config)
+    adapted.add_adapter("other", config)
+    with torch.no_grad():  # the numbers that are looked at stay when the adapter is merged
+        for name, weight in adapted.named_parameters():
+            if "lora_B.default" in name:
+                weight[0] = 0
+    before = collect(adapted, documents, tmp_path / "before")
+    assert_same(collect(copy.deepcopy(adapted), documents, tmp_path / "before"), before)
+    change(adapted)
+    with pytest.raises(ValueError, match="a table of other settings"):
+        collect(adapted, documents, tmp_path / "before")
+    after = collect(adapted, documents, tmp_path / "after")
+    if "merged" in request.node.name:
+        assert_same(after, before, exact=False)
+    else:
+        assert np.abs(after.hidden() - before.hidden()).max() > 0.05
+    if "disabled" in request.node.name:
+        assert_same(after, collect(llama(), documents, tmp_path / "plain"))
+
+
+# ------------------------------------------------------------------------------- states of prompts
+
+
+@pytest.mark.parametrize("shard", [1 << 16, 12])
+def test_prompts_change_nothing_but_the_states_that_are_kept(model, documents, tmp_path, shard):
+    plain = collect(model, documents, tmp_path / "plain", tokens_per_shard=shard)
+    table = collect(model, documents, tmp_path / "whole", tokens_per_shard=shard, prompts=True)
+    assert_same(table, plain)
+    rows = np.array([5, 0, 70, 33])
+    np.testing.assert_array_equal(table.hidden(rows), plain.hidden(rows))
+    assert table.whole
+    assert not plain.whole
+
+
+@pytest.mark.parametrize("shard", [1 << 16, 12])
+@torch.no_grad()
+def test_texts_have_the_states_of_prompts(model, documents, tmp_path, shard):
+    table = collect(model, documents, tmp_path, tokens_per_shard=shard, prompts=True, batch=40)
+    order = [4, 0, 6]
+    texts = table.texts(np.concatenate([np.flatnonzero(table.documents == n) for n in order]))
+    for number, text in zip(order, texts, strict=True):
+        ids, labels = (np.array(documents[number][key]) for key in ("input_ids", "labels"))
+        found = model(input_ids=torch.tensor(ids)[None], output_hidden_states=True)
+        np.testing.assert_allclose(text.states, found.hidden_states[-1][0, :-1], atol=2e-3)
+        np.testing.assert_array_equal(text.places, np.flatnonzero(labels[1:] != -100))
+
+
+def test_texts_of_tables_without_prompts(model, tmp_path):
+    plain = [{"input_ids": document["input_ids"]} for document in drawn(SIZES)]
+    table = collect(model, plain, tmp_path, tokens_per_shard=12)
+    assert table.whole  # nothing is masked
+    (text,) = table.texts(table.documents == 3)
+    np.testing.assert_array_equal(text.states, table.hidden(table.documents == 3))
+    np.testing.assert_array_equal(text.places, np.arange(SIZES[3] - 1))
+
+
+@torch.no_grad()
+def test_a_decoder_head_sees_on_tables_what_it_sees_in_the_model(model, documents, tmp_path):
+    table = collect(model, documents, tmp_path, prompts=True)
+    torch.manual_seed(0)
+    head = make_head("decoder", width=16, attention_heads=2)
+    torch.nn.init.normal_(head.get_parameter("last.weight"), std=0.3)
+    fitted = FittedHead(head, table.mark, "given")
+    claims = token_claims(table, fitted)
+    for number, document in enumerate(documents):
+        with attached(model, fitted):
+            logits = model(input_ids=torch.tensor(document["input_ids"])[None]).logits[0, :-1]
+        kept = torch.tensor(document["labels"])[1:] != -100
+        wanted = logits.softmax(-1).amax(-1)[kept]
+        np.testing.assert_allclose(claims.confidence[table.documents == number], wanted, rtol=5e-3)
+
+
+def test_a_decoder_head_refuses_tables_without_prompts(model, documents, tmp_path):
+    table = collect(model, documents, tmp_path / "plain")
+    with pytest.raises(ValueError, match="collect again with prompts=True"):
+        fit_head(table, "decoder")
+    head = FittedHead(make_head("decoder", width=16, attention_heads=2), table.mark, "given")
+    with pytest.raises(ValueError, match="collect again with prompts=True"):
+        token_claims(table, head)
+    with pytest.raises(ValueError, match="other settings"):
+        collect(model, documents, tmp_path / "plain", prompts=True)
 
 
 def test_folders_that_are_no_tables(model, documents, tmp_path):

@@ -21,6 +21,8 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,26 @@ from torch.nn import functional as F
 
 from calibrant import llm
 
+PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "bce": {"objective": "bce"},
     "brier": {"objective": "brier"},
     "nll": {"objective": "nll"},
     "smart": {"objective": "smart"},
-    "selective, alpha searched": {"objective": "selective"},
-    "selective, alpha 0.5": {"objective": "selective", "alpha": 0.5},
-    "selective, top 5": {"objective": "selective", "objective_options": {"over": 5}},
+    "selective": {"objective": "selective"},
+    "paper": PAPER,
+    "official": {**PAPER, "objective_options": {"weighting": "official"}},
+    "top5": {**PAPER, "objective_options": {"over": 5}},
 }
-HEADS = ("linear", "mlp", "shape")
+"""Selective smoothing with alpha searched, as the paper has it, as its code has it, or over the
+five likeliest tokens; these three are kept whatever comes out."""
+HEADS = {
+    **dict.fromkeys(("linear", "mlp", "shape"), tuple(OBJECTIVES)),
+    "decoder": ("bce", "nll", "paper", "official"),
+}
+"""Heads, each with its objectives; the largest takes longest, so that it has fewer."""
+ASKED = ("linear-bce", "shape-bce", "decoder-bce", "decoder-paper", "decoder-official")
+"""Saved heads with which questions are put."""
 SETS = ("triviaqa", "sciq", "NQ", "truthfulqa")
 
 
@@ -53,10 +65,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--documents", type=int, help="to collect; all by default")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--limit", type=int, default=2000, help="questions of each set")
     parser.add_argument("--examples", type=int, help="of each kind, to tune on")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=1, help="processes that train heads")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     {"tune": tune, "heads": heads, "questions": questions}[given.step](given)
@@ -69,54 +82,77 @@ def heads(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
     kept = documents(given.data)[: given.documents]
     start = time.perf_counter()
-    table = llm.collect(model, kept, given.out / "table", tokenizer=tokenizer)
+    table = llm.collect(model, kept, given.out / "table", tokenizer=tokenizer, prompts=True)
     seconds = time.perf_counter() - start
     print(f"{len(table):,} tokens of {len(kept):,} documents in {seconds:.0f} s", flush=True)
-    with writer(given.out / "heads.csv") as write:
-        for seed in range(given.seeds):
-            for head in HEADS:
-                for name, options in OBJECTIVES.items():
-                    start = time.perf_counter()
-                    fitted = llm.fit_head(
-                        table,
-                        head,
-                        seed=seed,
-                        epochs=given.epochs,
-                        device=given.device,
-                        batch=8192,
-                        **options,
-                    )
-                    seconds = time.perf_counter() - start
-                    if seed == 0:
-                        place = given.out / "saved" / f"{head}-{name.replace(' ', '_')}"
-                        place.parent.mkdir(exist_ok=True)
-                        llm.save_head(fitted, place)
-                    for part, figures in fitted.figures.items():
-                        about = {
-                            "tokens": len(table),
-                            "head": head,
-                            "objective": name,
-                            "seed": seed,
-                            "figures": part,
-                            "kept": int(fitted.kept),
-                            "alpha": fitted.settings.get("alpha", ""),
-                            "temperature": f"{fitted.settings['temperature']:.4f}",
-                        }
-                        rounded = {key: f"{value:.6f}" for key, value in figures.items()}
-                        write({**about, **rounded, "seconds": f"{seconds:.1f}"})
+    del model
+    (given.out / "saved").mkdir(exist_ok=True)
+    jobs = [
+        (given.out, head, name, seed, given.epochs, given.device if head == "decoder" else "cpu")
+        for seed in range(given.seeds)
+        for head in reversed(HEADS)
+        for name in HEADS[head]
+    ]
+    # those that questions wait for come first
+    jobs.sort(key=lambda job: job[3] > 0 or f"{job[1]}-{job[2]}" not in ASKED)
+    with (
+        writer(given.out / "heads.csv") as write,
+        ProcessPoolExecutor(
+            given.workers, get_context("spawn"), torch.set_num_threads, (1,)
+        ) as pool,
+    ):
+        for future in as_completed([pool.submit(trained, *job) for job in jobs]):
+            for row in future.result():
+                write(row)
+
+
+def trained(
+    out: Path, head: str, name: str, seed: int, epochs: int, device: str
+) -> list[dict[str, Any]]:
+    """Train one head; the rows of its figures, before, with one temperature, and after."""
+    table = llm.open_table(out / "table")
+    start = time.perf_counter()
+    options = {"epochs": epochs, **OBJECTIVES[name]}
+
+    def told(done: int, total: int) -> None:
+        print(f"{head} {name} {seed}: epoch {done} of {total}, {time.perf_counter() - start:.0f} s")
+
+    fitted = llm.fit_head(
+        table, head, seed=seed, device=device, batch=2048, progress=told, **options
+    )
+    seconds = time.perf_counter() - start
+    if seed == 0:
+        llm.save_head(fitted, out / "saved" / f"{head}-{name}")
+    about = {
+        "tokens": len(table),
+        "head": head,
+        "objective": name,
+        "seed": seed,
+        "kept": int(fitted.kept),
+        "epoch": fitted.settings["epoch"],
+        "alpha": fitted.settings.get("alpha", ""),
+        "temperature": f"{fitted.settings['temperature']:.4f}",
+        "seconds": f"{seconds:.1f}",
+    }
+    return [
+        {**about, "figures": part, **{key: f"{value:.6f}" for key, value in figures.items()}}
+        for part, figures in fitted.figures.items()
+    ]
 
 
 def documents(data: Path) -> list[Any]:
-    """LIMA's chats, questions with their answers and further texts, in a fixed random order."""
-    found: list[Any] = list(llm.read_documents(data / "lima.json"))
+    """Chats, questions with their answers and further texts that ``tune`` has not seen, mixed."""
+    found: list[Any] = list(llm.read_documents(data / "lima.json")[1::2])
+    seen = {row[0] for row in preferences(data)}
     for path in sorted((data / "texts").glob("*.jsonl")):
         found += llm.read_documents(path)
     for name in ("sciq.train", "triviaqa.test"):
         path = data / "qa" / f"{name}.txt"
         if path.exists():
             asked = llm.read_questions(path)
-            held = len(asked) // 2  # the others are for measuring
-            found += [f"Question: {one.text}\nAnswer: {one.references[0]}" for one in asked[:held]]
+            held = asked[: len(asked) // 2]  # the others are for measuring
+            fresh = [one for one in held if one.text not in seen]
+            found += [f"Question: {one.text}\nAnswer: {one.references[0]}" for one in fresh]
     random.Random(0).shuffle(found)
     return found
 
@@ -127,7 +163,7 @@ def documents(data: Path) -> list[Any]:
 def questions(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
     chosen: dict[str, llm.FittedHead | None] = {"none": None}
-    for name in ("linear-bce", "shape-bce", "linear-selective,_alpha_0.5"):
+    for name in ASKED:
         place = given.heads / "saved" / name
         if place.exists():
             chosen[name] = llm.load_head(place)
@@ -193,9 +229,9 @@ def tune(given: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype="float32")
     right, pairs = examples(given, tokenizer)
-    supervised(model, right, epochs=3, rate=3e-5, given=given)
+    supervised(model, right, epochs=2, rate=3e-5, given=given)
     before = copy.deepcopy(model).eval()
-    preferred(model, before, pairs, epochs=2, rate=3e-6, given=given)
+    preferred(model, before, pairs, epochs=3, rate=1e-5, given=given)
     fresh = type(model)(model.config)
     fresh.load_state_dict(model.state_dict())
     if hasattr(fresh.config, "quantization_config"):
@@ -207,21 +243,27 @@ def tune(given: argparse.Namespace) -> None:
 def examples(given: argparse.Namespace, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Ids with the length of the prompt: right answers, and pairs of right and wrong ones."""
     right = []
-    for turns in llm.read_documents(given.data / "lima.json")[: given.examples]:
+    for turns in llm.read_documents(given.data / "lima.json")[::2][: given.examples]:
         start = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
         right.append(joined(tokenizer, start, turns[1]["content"]))
     pairs = []
-    for file in sorted((given.data / "qa").glob("*.pos_neg*.csv")):
-        with file.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.reader(lines))[1:][: given.examples]
-        for row in rows:
-            question, good, wrong = row
-            bad = ast.literal_eval(wrong)
-            prompt = llm.short_prompt(llm.Question(question, (good,)))
-            kept = joined(tokenizer, prompt, f" {good}")
-            right.append(kept)
-            pairs += [(kept, joined(tokenizer, prompt, f" {one}")) for one in bad[:1]]
+    for question, good, wrong in preferences(given.data)[: given.examples]:
+        prompt = llm.short_prompt(llm.Question(question, (good,)))
+        kept = joined(tokenizer, prompt, f" {good}")
+        right.append(kept)
+        pairs += [(kept, joined(tokenizer, prompt, f" {one}")) for one in wrong]
     return right, pairs
+
+
+def preferences(data: Path) -> list[tuple[str, str, list[str]]]:
+    """Questions, each with its answer and a wrong one that sounds right."""
+    found = []
+    for file in sorted((data / "qa").glob("*.pos_neg*.csv")):
+        with file.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.reader(lines))[1:]
+        found += [(asked, good, ast.literal_eval(wrong)[:1]) for asked, good, wrong in rows]
+    random.Random(0).shuffle(found)
+    return found
 
 
 def joined(tokenizer: Any, prompt: str, answer: str, most: int = 512) -> tuple[list[int], int]:

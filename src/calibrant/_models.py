@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,6 +61,12 @@ def moved(value: Any, device: torch.device) -> Any:
 def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
     """Where a model is; one without parameters is where the caller says."""
     return next((p.device for p in model.parameters()), torch.device(otherwise))
+
+
+def own_device(device: str | torch.device) -> str | torch.device:
+    """The device of this process: one command line for several cannot name the GPU of each."""
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank and str(device) == "cuda" else device
 
 
 @contextmanager

@@ -22,14 +22,24 @@ from calibrant.cli.shared import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.text import Text
 
+    from calibrant._checks import FloatArray
     from calibrant.llm import Answer, FittedHead, Question
     from calibrant.metrics.evaluation import Evaluation
 
 DEVICE = click.option("--device", help="As torch names it.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", show_default=True, help="Precision of the model.")
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
+RULES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
+HOW = click.option(
+    "--how",
+    type=click.Choice(RULES),
+    help="Confidence of a written answer: from its tokens, or asked for in a second prompt "
+    "(p_true).  [default: geometric]",
+)
 
 
 @click.group()
@@ -44,6 +54,7 @@ def llm() -> None:
 @click.option("--length", default=1024, show_default=True, help="Tokens of a document at most.")
 @click.option("--limit", type=click.IntRange(1), help="Use the first documents only.")
 @click.option("--batch", default=8192, show_default=True, help="Tokens of a batch.")
+@click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
 @DTYPE
 def collect(
@@ -53,6 +64,7 @@ def collect(
     length: int,
     limit: int | None,
     batch: int,
+    prompts: bool,
     device: str | None,
     dtype: str,
 ) -> None:
@@ -72,9 +84,18 @@ def collect(
     network, tokenizer = load_model(model, device=device, dtype=dtype)
     with progress_bar("tokens") as progress:
         table = run(
-            network, texts, out, tokenizer=tokenizer, length=length, batch=batch, progress=progress
+            network,
+            texts,
+            out,
+            tokenizer=tokenizer,
+            length=length,
+            batch=batch,
+            prompts=prompts,
+            progress=progress,
         )
-    say(f"{out}: {len(table):,} tokens of {len(texts):,} documents; next: calibrant llm fit {out}")
+    used = len(set(table.documents.tolist()))  # one of several processes has a share of them
+    count = f"{used:,}" if used == len(texts) else f"{used:,} of {len(texts):,}"
+    say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
 @llm.command()
@@ -90,6 +111,7 @@ def collect(
 )
 @SET
 @click.option("--epochs", default=20, show_default=True, help="Epochs at most.")
+@click.option("--always", is_flag=True, help="Train for all epochs, and keep the head in any case.")
 @click.option("--seed", default=0, show_default=True, help="Of the split and the training.")
 @click.option("--device", default="cpu", show_default=True, help="Where the head is trained.")
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
@@ -100,6 +122,7 @@ def fit(
     objective: str,
     options: tuple[str, ...],
     epochs: int,
+    always: bool,
     seed: int,
     device: str,
     out: str,
@@ -124,6 +147,7 @@ def fit(
             objective.lower(),
             options=method_options(options),
             epochs=epochs,
+            always=always,
             seed=seed,
             device=device,
             progress=progress,
@@ -145,6 +169,7 @@ def fit(
 @click.option("--model", metavar="MODEL", help="Model that answers; SOURCES are questions then.")
 @click.option("--limit", type=click.IntRange(1), help="Draw so many questions.")
 @click.option("--shots", default=5, show_default=True, help="Solved examples before a question.")
+@HOW
 @click.option("--seed", default=0, show_default=True, help="Of the questions drawn.")
 @LEVEL
 @AS_JSON
@@ -156,6 +181,7 @@ def evaluate(
     model: str | None,
     limit: int | None,
     shots: int,
+    how: str | None,
     seed: int,
     level: float,
     as_json: bool,
@@ -188,7 +214,7 @@ def evaluate(
         questions, solved = _questions(source, limit, shots, seed)
         with progress_bar("questions") as progress:
             found = _measured_answers(
-                (network, tokenizer), questions, solved, fitted, intervals, progress
+                (network, tokenizer), questions, solved, fitted, how, intervals, progress
             )
         _show(found, as_json, source)
 
@@ -200,6 +226,7 @@ def evaluate(
 @click.option(
     "--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator: the chance of being right."
 )
+@HOW
 @click.option("--least", type=float, metavar="FRACTION", help="Abstain below this confidence.")
 @click.option("--most", default=64, show_default=True, help="Tokens of an answer.")
 @click.option("--plain", is_flag=True, help="Do not put the question into the form of a chat.")
@@ -210,6 +237,7 @@ def ask(
     question: str,
     folder: str | None,
     mapped: str | None,
+    how: str | None,
     least: float | None,
     most: int,
     plain: bool,
@@ -218,25 +246,34 @@ def ask(
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
-    The number below the answer is the geometric mean of its tokens or, with --answers, the chance
-    that it is right; the threshold that was saved with it says when to abstain.
+    The number below the answer is the geometric mean of its tokens, or what --how says or, with
+    --answers, the chance that it is right; the threshold that was saved with it says when to
+    abstain.
 
     \b
     Examples:
       calibrant llm ask model/ "What is the capital of Peru?" --head head --least 0.5
+      calibrant llm ask model/ "What is the capital of Peru?" --how p_true --answers mapped.json
     """  # noqa: D301
-    from calibrant.llm import AnswerCalibrator, ask as answered, load_head, load_model
+    from calibrant.llm import AnswerCalibrator, Question, ask as answered, load_head, load_model
 
     calibrator = AnswerCalibrator.load(mapped) if mapped else None
-
+    if calibrator is not None:
+        _check_rule(how, calibrator.how)
     network, tokenizer = load_model(model, device=device, dtype=dtype)
-    prompt = question
-    if not plain and getattr(tokenizer, "chat_template", None):
-        turns = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    chat = not plain and getattr(tokenizer, "chat_template", None)
+
+    def form(text: str) -> str:
+        if not chat:
+            return text
+        turns = [{"role": "user", "content": text}]
+        made: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return made
+
     fitted = load_head(folder) if folder else None
-    (found,) = answered(network, tokenizer, [prompt], fitted=fitted, most=most)
-    sure, withheld = found.confidence, False
+    (found,) = answered(network, tokenizer, [form(question)], fitted=fitted, most=most)
+    (sure,) = _sure((network, tokenizer), [Question(question, ())], [found], fitted, how, form)
+    withheld = False
     if calibrator is not None:
         sure = float(calibrator.predict([found.probs] if calibrator.how else [sure])[0])
         withheld = calibrator.threshold_ is not None and bool(calibrator.abstains([sure])[0])
@@ -247,6 +284,36 @@ def ask(
         else:
             console.print(_shaded(found))
         console.print(f"confidence {100 * sure:.0f} %")
+
+
+def _check_rule(how: str | None, fitted_on: str | None) -> None:
+    """See that a saved map gets what it was fitted on."""
+    if fitted_on is None and how is None:
+        raise click.UsageError(
+            "--answers was fitted on confidences from elsewhere: say which, by --how"
+        )
+    if fitted_on is not None and how not in (None, fitted_on):
+        raise click.UsageError(
+            f"--answers was fitted on {fitted_on} confidences, --how asks for {how}: leave it away"
+        )
+
+
+def _sure(
+    network: tuple[Any, Any],
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    fitted: FittedHead | None,
+    how: Any,
+    form: Callable[[str], str] = str,
+) -> FloatArray:
+    """Confidence of each answer; ``form`` makes a prompt of a text that asks."""
+    from calibrant.llm import answer_confidence, ask_true, verdict_prompt
+
+    if how != "p_true":
+        return answer_confidence([answer.probs for answer in answers], how or "geometric")
+    pairs = zip(questions, answers, strict=True)
+    prompts = [form(verdict_prompt(question, answer.text)) for question, answer in pairs]
+    return ask_true(*network, prompts, fitted=fitted)
 
 
 def _measured_tokens(
@@ -293,6 +360,7 @@ def _measured_answers(
     questions: list[Question],
     solved: list[Question],
     fitted: FittedHead | None,
+    how: str | None,
     level: float | None,
     progress: Any,
 ) -> dict[str, Evaluation]:
@@ -320,7 +388,7 @@ def _measured_answers(
     for name, answers in ask_each(*network, prompts, heads, progress=progress).items():
         pairs = zip(answers, questions, strict=True)
         right = np.array([exact_match(a.text, q.references) for a, q in pairs])
-        sure = np.array([answer.confidence for answer in answers])
+        sure = _sure(network, questions, answers, heads[name], how)
         found[name] = evaluate_answers(sure, right, level=level)
     return found
 
@@ -352,7 +420,7 @@ def _print_fit(fitted: FittedHead) -> None:
     console.print(fitted.reasons, soft_wrap=True)
     names = list(next(iter(fitted.figures.values())))
     rows = [(row, *(f"{of[name]:.4f}" for name in names)) for row, of in fitted.figures.items()]
-    console.print(text_table(["on documents that judge", *names], rows))
+    console.print(text_table(["on held-out documents", *names], rows))
 
 
 def _shaded(answer: Answer) -> Text:

@@ -80,7 +80,9 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
     """Return a model with another last layer; the given model keeps its own.
 
     All other layers are those of the given model, not copies, so that nothing large is held
-    twice. The new model is used, saved, compiled and exported as the old one was.
+    twice. The new model is used, compiled and exported as the old one was, and its ``state_dict``
+    saved. But ``from_pretrained`` of Hugging Face builds the old layer: save the head on its own
+    (:func:`calibrant.save`), and replace again after reading.
 
     Parameters
     ----------

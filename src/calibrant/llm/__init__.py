@@ -6,6 +6,7 @@ from calibrant.llm.answering import (
     ask_choices,
     ask_choices_each,
     ask_each,
+    ask_true,
     load_model,
 )
 from calibrant.llm.answers import AnswerCalibrator, answer_confidence
@@ -65,6 +66,7 @@ __all__ = [
     "ask_choices",
     "ask_choices_each",
     "ask_each",
+    "ask_true",
     "attached",
     "choice_logits",
     "choice_logits_from_likelihoods",

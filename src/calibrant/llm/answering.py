@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._checks import FloatArray, IntArray
-from calibrant._models import device_of, evaluating
+from calibrant._models import device_of, evaluating, own_device
 from calibrant.llm.answers import Aggregator, answer_confidence
 from calibrant.llm.attach import Report, report
-from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens
+from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens, p_true
+from calibrant.llm.documents import token_ids
 from calibrant.llm.fit import FittedHead
 from calibrant.llm.marks import mark_of
 from calibrant.llm.questions import Question, choice_prompt
@@ -56,6 +57,7 @@ def load_model(
     path : path
         A folder of Hugging Face, a name on its hub, or a ``.gguf`` file (needs ``gguf``).
     device : str, optional
+        As torch names it; of the processes of ``torchrun`` each gets a GPU of its own by ``cuda``.
     dtype : str
         As torch names it; ``auto`` is that of the file.
 
@@ -76,7 +78,7 @@ def load_model(
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     tokenizer = AutoTokenizer.from_pretrained(path, **named)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, **named)
-    return (model if device is None else model.to(device)).eval(), tokenizer
+    return (model if device is None else model.to(own_device(device))).eval(), tokenizer
 
 
 def ask(
@@ -99,6 +101,8 @@ def ask(
     model, tokenizer
         Of Hugging Face.
     prompts : sequence of str
+        Also chats that a template has made a text of: what begins with the token for the
+        beginning of a text gets no second one.
     fitted : FittedHead, optional
         Without one the probabilities are those of the model.
     how : str
@@ -146,7 +150,9 @@ def ask_each(
     done = 0
     for inputs, output in _generated(model, tokenizer, prompts, batch, most):
         for name, told in _reports(model, heads, inputs, output):
-            rows = zip(told.tokens, told.log_probs.double().exp(), told.written, strict=True)
+            columns = told.tokens, told.log_probs.double().exp(), told.written
+            tokens, probs, written = (column.cpu() for column in columns)
+            rows = zip(tokens, probs, written, strict=True)
             found[name] += [_answer(tokenizer, *row, how) for row in rows]
         done += len(output.sequences)
         if progress is not None:
@@ -160,7 +166,7 @@ def _answer(
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
     count = _length(tokenizer, ids)
-    claimed = probs[kept[:count]].cpu().numpy()
+    claimed = probs[kept[:count]].numpy()
     pieces = [tokenizer.decode([token]) for token in ids[:count]]
     text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
     return Answer(text, pieces, claimed, float(answer_confidence([claimed], how)[0]))
@@ -253,6 +259,55 @@ def ask_choices_each(
     return {name: np.concatenate(parts) for name, parts in found.items()}, labels
 
 
+def ask_true(
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    fitted: FittedHead | None = None,
+    batch: int = 8,
+    progress: Told | None = None,
+) -> FloatArray:
+    """P(True) of answers that a model is shown, its own for instance; see :func:`p_true`.
+
+    Parameters
+    ----------
+    prompts : sequence of str
+        That ask for True or False, as those of :func:`verdict_prompt`.
+    model, tokenizer, fitted, batch, progress
+        As for :func:`ask`.
+
+    Returns
+    -------
+    (n,)
+        For ``AnswerCalibrator(how=None)``.
+    """
+    verdicts = [_spelled(tokenizer, word) for word in ("True", "False")]
+    found: list[FloatArray] = []
+    done = 0
+    for inputs, output in _generated(model, tokenizer, prompts, batch, 1):
+        logits = output.logits[0].float()
+        for _, told in _reports(model, {"": fitted}, inputs, output):
+            found.append(p_true(logits * told.sharpness, *verdicts))
+        done += len(logits)
+        if progress is not None:
+            progress(done, len(prompts))
+    return np.concatenate(found)
+
+
+def _spelled(tokenizer: Any, word: str) -> list[int]:
+    """Tokens that are a word: after a blank or a line break, with a capital letter or without."""
+    forms = [f"{blank}{form}" for blank in (" ", "") for form in (word, word.lower())]
+    coded = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
+    found = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {tokenizer.unk_token_id}
+    if not found:
+        raise ValueError(
+            f"the tokenizer has no token of its own for {word!r}: take logits of other words, and "
+            "pass them to p_true"
+        )
+    return sorted(found)
+
+
 def _reports(
     model: nn.Module, heads: Mapping[str, FittedHead | None], inputs: Any, output: Any
 ) -> Iterator[tuple[str, Report]]:
@@ -275,8 +330,8 @@ def _generated(
     place = device_of(model)
     with evaluating(model), _left_padded(tokenizer), torch.no_grad():
         for start in range(0, len(prompts), batch):
-            part = list(prompts[start : start + batch])
-            inputs = tokenizer(part, return_tensors="pt", padding=True).to(place)
+            ids = [token_ids(tokenizer, prompt) for prompt in prompts[start : start + batch]]
+            inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(place)
             output = model.generate(
                 **inputs,
                 max_new_tokens=most,

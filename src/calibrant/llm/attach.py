@@ -42,7 +42,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     ----------
     model : PreTrainedModel
         The one that the head was made for; another one is refused. Of a PEFT model the base model
-        is used, with its adapters.
+        is used, with its adapters. A change of adapter is not noticed: fit another head for it.
     fitted : FittedHead
         From :func:`fit_head`, :func:`load_head` or :func:`read_official`.
 
@@ -67,7 +67,12 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         else:
             log_sharpness = _listening(layer, head, stack)
 
+        scaled: weakref.ref[Any] | None = None
+
         def scale(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+            nonlocal scaled
+            if scaled is not None and scaled() is output:
+                return output
             if not isinstance(getattr(output, "logits", None), Tensor):
                 raise TypeError(
                     "the model must return an object with logits while a head is attached, got "
@@ -75,10 +80,14 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
                 )
             u = bounded(log_sharpness(output.logits, kwargs))
             output.logits = output.logits.float() * u.exp()[..., None].to(output.logits.device)
+            scaled = weakref.ref(output)
             return output
 
-        hook = inner.register_forward_hook(scale, with_kwargs=True)
-        stack.callback(hook.remove)
+        # generate calls the inner model. So does a call of a PEFT model, but up to PEFT 0.20 by its
+        # forward, which passes over the hooks: then the outer one scales.
+        for module in dict.fromkeys((inner, model)):
+            hook = module.register_forward_hook(scale, with_kwargs=True)
+            stack.callback(hook.remove)
         yield model
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._checks import IntArray
-from calibrant._models import evaluating, layer_inputs
-from calibrant._partition import Records, tabulate
+from calibrant._checks import BoolArray, IntArray
+from calibrant._models import evaluating, layer_inputs, own_device
+from calibrant._partition import tabulate
 from calibrant._walk import examples
 from calibrant.llm.documents import Document, Encoded, digest_of, encoded
 from calibrant.llm.marks import mark_of, output_embeddings, settings_of
@@ -24,6 +24,7 @@ from calibrant.llm.tables import (
     COLUMNS,
     HEADER,
     Header,
+    Hidden,
     Put,
     TokenTable,
     new_shard,
@@ -40,6 +41,8 @@ PROBE = 8
 
 LOOKED_AT = 16
 """Numbers of each weight that tell whether a model is as it was when a run was stopped."""
+ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+"""What layers of PEFT say of the adapters in them, which their weights do not tell."""
 
 
 def collect(
@@ -51,6 +54,7 @@ def collect(
     batch: int = 8192,
     tokens_per_shard: int = 1 << 16,
     length: int = 1024,
+    prompts: bool = False,
     device: str | torch.device | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> TokenTable:
@@ -85,8 +89,11 @@ def collect(
         Tokens that count in a shard, about: documents are not divided.
     length : int
         Documents are cut after so many tokens.
+    prompts : bool
+        Keep the hidden states of prompts too: the decoder head looks at them.
     device : optional
-        Where the model is moved to; by default it stays where it is.
+        Where the model is moved to; by default it stays where it is. Of the processes of
+        ``torchrun`` each gets a GPU of its own by ``cuda``.
     progress : callable, optional
         Called with the number of tokens done and of all, first before the model runs, when those
         of an earlier run are done.
@@ -111,7 +118,7 @@ def collect(
     for name, value in {"batch": batch, "tokens_per_shard": tokens_per_shard}.items():
         _check_count(name, value, 1)
     _check_count("length", length, 2)
-    model = model if device is None else model.to(device)
+    model = model if device is None else model.to(own_device(device))
     mark = mark_of(model)
     texts = encoded(documents, tokenizer, length)
     _check_documents(texts, model)
@@ -120,8 +127,10 @@ def collect(
     plan = _planned(share, tokens_per_shard)
     header = Header(
         mark=mark,
-        settings=_settings(model, texts, tokens_per_shard),
+        settings=_settings(model, texts, tokens_per_shard, prompts),
         documents=len(share),
+        prompts=prompts,
+        whole=all(len(_kept(text, prompts)) == len(_kept(text, True)) for text in texts),
         shards=[sum(len(share[n].targets) for n in shard) for shard in plan],
         rank=rank,
         ranks=ranks,
@@ -202,17 +211,21 @@ def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]
     return plan
 
 
-def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> str:
+def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int, prompts: bool) -> str:
     """Digest of all that decides what stands in the shards, but for the model's mark.
 
     An adapter or a short training may leave the output embeddings as they were, so some numbers of
-    every weight are part of it.
+    every weight are part of it, and which adapters are in use.
     """
     total = hashlib.sha256(digest_of(texts).encode())
-    total.update(json.dumps([tokens_per_shard, str(_embeddings(model).dtype)]).encode())
+    total.update(json.dumps([tokens_per_shard, str(_embeddings(model).dtype), prompts]).encode())
     for name, weight in model.named_parameters():
         some = weight.detach().reshape(-1)[:LOOKED_AT].to(torch.bfloat16).float()
         total.update(name.encode() + some.cpu().numpy().astype("<f4").tobytes())
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "disable_adapters", None), bool):  # whole models: a method
+            state = [getattr(module, part, None) for part in ADAPTERS]
+            total.update(repr((name, state)).encode())
     return total.hexdigest()[:16]
 
 
@@ -225,7 +238,8 @@ def _prepare(folder: Path, target: Path, header: Header) -> None:
         if asdict(there) != {**asdict(header), "mark": asdict(there.mark)}:
             raise ValueError(
                 f"{target} holds a table of other settings (documents, tokenizer, length, weights, "
-                "precision, tokens_per_shard or number of processes): collect into another folder"
+                "adapters, precision, prompts, tokens_per_shard or processes): collect into "
+                "another folder"
             )
     elif foreign or _entries(target):
         names = foreign or [path.name for path in _entries(target)]
@@ -285,7 +299,8 @@ class _Reader(NamedTuple):
         ):
             raise ValueError(
                 f"{type(model).__name__} makes its logits in a way that is not known here: they "
-                "are not those of its output embeddings, scaled and capped; token tables need that"
+                "are not those of its layers and output embeddings, scaled and capped; token "
+                "tables need that (prompt tuning, for one, puts tokens before a text)"
             )
         return reader
 
@@ -311,7 +326,8 @@ def _backbone(model: Any) -> Any:
 
 def _close(got: Tensor, wanted: Tensor) -> bool:
     """Whether two ways to the same numbers agree, up to what half precision allows."""
-    return torch.allclose(got, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    same = got.shape == wanted.shape
+    return same and torch.allclose(got, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
 
 
 def _scale(raw: Tensor, logits: Tensor, softcap: float | None) -> float:
@@ -341,29 +357,68 @@ def _fill(
     done = total - sum(header.shards[number] for number in missing)
     tell(done, total)
     for number in missing:
-        with new_shard(folder, number, header.shards[number]) as put:
-            for count in _shard(reader, texts, plan[number], batch, put):
+        with new_shard(folder, number) as put:
+            for count in _shard(reader, texts, plan[number], batch, header.prompts, put):
                 done += count
                 tell(done, total)
 
 
 def _shard(
-    reader: _Reader, texts: Sequence[Encoded], numbers: Sequence[int], batch: int, put: Put
+    reader: _Reader,
+    texts: Sequence[Encoded],
+    numbers: Sequence[int],
+    batch: int,
+    prompts: bool,
+    put: Put,
 ) -> Iterator[int]:
     """Put the tokens of some documents into a shard, and yield the size of each batch."""
-    counts = [len(texts[number].targets) for number in numbers]
-    starts = dict(zip(numbers, np.cumsum([0, *counts]), strict=False))
+    tokens = _Places.of({n: len(texts[n].targets) for n in numbers})
+    states = _Places.of({n: len(_kept(texts[n], prompts)) for n in numbers})
     for together in _batches(texts, numbers, batch):
-        rows = np.concatenate([starts[n] + np.arange(len(texts[n].targets)) for n in together])
+        rows, kept = tokens.of_all(together), states.of_all(together)
+        found = _states(reader, [texts[n] for n in together], prompts)
+        put(kept, {"hidden": _halved(found)}, states.total)
+        counting = np.concatenate([_counting(texts[n], prompts) for n in together])
+        if prompts:
+            put(rows, {"states": kept[counting]}, tokens.total)
+        hidden = found[torch.from_numpy(np.flatnonzero(counting)).to(found.device)]
         owners = np.concatenate([np.full(len(texts[n].targets), n) for n in together])
         labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
-        hidden = _hidden(reader, [texts[n] for n in together])
         step = max(1, LOGITS // reader.layer.weight.shape[0])
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))
-            put(rows[chunk], _columns(hidden[chunk], owners[chunk], records))
+            columns = {name: getattr(records, name) for name in COLUMNS}
+            put(rows[chunk], {"documents": owners[chunk], **columns}, tokens.total)
         yield len(rows)
+
+
+class _Places(NamedTuple):
+    """Where the rows of each document lie in a shard."""
+
+    first: dict[int, int]
+    size: dict[int, int]
+    total: int
+
+    @classmethod
+    def of(cls, sizes: dict[int, int]) -> _Places:
+        ends = np.cumsum([0, *sizes.values()]).tolist()
+        return cls(dict(zip(sizes, ends, strict=False)), sizes, ends[-1])
+
+    def of_all(self, documents: Sequence[int]) -> IntArray:
+        """Rows of some documents, one after the other."""
+        return np.concatenate([self.first[n] + np.arange(self.size[n]) for n in documents])
+
+
+def _kept(text: Encoded, prompts: bool) -> IntArray:
+    """Places whose hidden states are kept; the token after each is predicted from it."""
+    targets = text.targets
+    return np.arange(targets.max(initial=0)) if prompts else targets - 1
+
+
+def _counting(text: Encoded, prompts: bool) -> BoolArray:
+    """Which of the states that are kept predict a token that counts."""
+    return np.isin(_kept(text, prompts), text.targets - 1)
 
 
 def _batches(texts: Sequence[Encoded], numbers: Sequence[int], batch: int) -> Iterator[list[int]]:
@@ -378,11 +433,11 @@ def _batches(texts: Sequence[Encoded], numbers: Sequence[int], batch: int) -> It
     yield together
 
 
-def _hidden(reader: _Reader, texts: Sequence[Encoded]) -> Tensor:
-    """Hidden states ``(n, width)`` from which the tokens that count are predicted.
+def _states(reader: _Reader, texts: Sequence[Encoded], prompts: bool) -> Tensor:
+    """Hidden states ``(n, width)`` that are kept of some documents, one after the other.
 
-    What comes after the last of them is not run, and the rest is padded on the right, where
-    causal attention does not look.
+    What comes after the last token that counts is not run, and the rest is padded on the right,
+    where causal attention does not look.
     """
     lengths = [int(text.targets[-1]) for text in texts]
     ids = np.zeros((len(texts), max(lengths)), np.int64)
@@ -390,13 +445,13 @@ def _hidden(reader: _Reader, texts: Sequence[Encoded]) -> Tensor:
     for line, (text, size) in enumerate(zip(texts, lengths, strict=True)):
         ids[line, :size], mask[line, :size] = text.ids[:size], 1
     states = reader.states(*(torch.from_numpy(x).to(reader.device) for x in (ids, mask)))
-    lines = np.repeat(np.arange(len(texts)), [len(text.targets) for text in texts])
-    places = np.concatenate([text.targets - 1 for text in texts])
-    return states[tuple(torch.from_numpy(x).to(states.device) for x in (lines, places))]
+    kept = [_kept(text, prompts) for text in texts]
+    lines = np.repeat(np.arange(len(texts)), [len(places) for places in kept])
+    chosen = lines, np.concatenate(kept)
+    return states[tuple(torch.from_numpy(x).to(states.device) for x in chosen)]
 
 
-def _columns(hidden: Tensor, documents: IntArray, records: Records) -> dict[str, Any]:
+def _halved(hidden: Tensor) -> Hidden:
+    """Half precision; what is beyond its largest number is cut there."""
     largest = torch.finfo(torch.float16).max
-    states = hidden.float().clamp(-largest, largest).half().cpu().numpy()
-    columns = {name: getattr(records, name) for name in COLUMNS}
-    return {"hidden": states, "documents": documents, **columns}
+    return np.asarray(hidden.float().clamp(-largest, largest).half().cpu().numpy())

@@ -42,6 +42,16 @@ def encoded(documents: Iterable[Document], tokenizer: Any, length: int) -> list[
     return found
 
 
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text, with the tokens that the tokenizer puts around texts unless it has them.
+
+    A chat that a template has made a text of has them: it begins with that for a beginning.
+    """
+    start = tokenizer.bos_token
+    rendered = bool(start) and text.startswith(start)
+    return list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
+
+
 def digest_of(documents: Iterable[Encoded]) -> str:
     """Digest of ids and labels."""
     total = hashlib.sha256()
@@ -60,7 +70,7 @@ def _encoded(document: Document, tokenizer: Any, what: str) -> Encoded:
             "documents as {'input_ids': ..., 'labels': ...}"
         )
     if isinstance(document, str):
-        ids = _ids(tokenizer(document)["input_ids"], what)
+        ids = _ids(token_ids(tokenizer, document), what)
         return Encoded(ids, ids)
     if _is_pair(document):
         return _pair(tokenizer, *document)
@@ -104,7 +114,7 @@ def _ready(document: Mapping[str, Any], what: str) -> Encoded:
 
 def _pair(tokenizer: Any, prompt: str, answer: str) -> Encoded:
     """Prompt and answer are cut into tokens apart, as they are when the answer is generated."""
-    before = list(tokenizer(prompt)["input_ids"])
+    before = token_ids(tokenizer, prompt)
     after = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     labels = [IGNORED] * len(before) + after
     return Encoded(np.array(before + after, np.int64), np.array(labels, np.int64))
@@ -144,9 +154,24 @@ def _answers(tokenizer: Any, turns: list[Any], ids: IntArray) -> list[tuple[int,
             continue
         before = _rendered(tokenizer, turns[:number], add_generation_prompt=True)
         after = _rendered(tokenizer, turns[: number + 1])
-        if len(before) < len(after) and _begins(ids, after) and _begins(after, before):
-            found.append((len(before), len(before) + _spoken(tokenizer, after[len(before) :])))
+        first = _after_prompt(tokenizer, before, after)
+        if _begins(ids, after) and first is not None and first < len(after):
+            found.append((first, first + _spoken(tokenizer, after[first:])))
     return found
+
+
+def _after_prompt(tokenizer: Any, prompt: IntArray, whole: IntArray) -> int | None:
+    """Place of the first token after a prompt; None where the whole begins in another way.
+
+    An answer may begin with what the last token of the prompt takes in, such as line breaks. That
+    token belongs to both and does not count.
+    """
+    size = len(prompt)
+    if _begins(whole, prompt):
+        return size
+    merged = len(whole) >= size and _begins(whole, prompt[:-1])
+    last, other = (tokenizer.decode(ids[size - 1 : size]) for ids in (prompt, whole))
+    return size if merged and other.startswith(last) else None
 
 
 def _rendered(tokenizer: Any, turns: list[Any], **options: Any) -> IntArray:

@@ -36,7 +36,7 @@ from calibrant.llm.heads import (
 )
 from calibrant.llm.marks import ModelMark
 from calibrant.llm.objectives import OBJECTIVES, brier_correct, loss
-from calibrant.llm.tables import TokenTable
+from calibrant.llm.tables import Hidden, TokenTable
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
 
@@ -120,6 +120,7 @@ def fit_head(
     epochs: int = 40,
     batch: int = 1024,
     rate: float | None = None,
+    always: bool = False,
     seed: int = 0,
     device: str | torch.device = "cpu",
     progress: Callable[[int, int], object] | None = None,
@@ -140,11 +141,13 @@ def fit_head(
     options, objective_options : dict, optional
         Arguments of the head and of the objective, such as ``{"units": 128}``, ``{"over": 5}``.
     epochs : int
-        At most; training stops when held-out documents gain no more.
+        At most; training stops when held-out documents gain no more, unless ``always``.
     batch : int
-        Tokens per step. The decoder head takes whole documents, of about so many tokens.
+        Tokens per step. The decoder head takes whole documents, so many tokens with padding.
     rate : float, optional
         Learning rate of AdamW; by default one that suits the head.
+    always : bool
+        Train for all epochs and keep the head whatever held-out documents say, as the paper does.
     seed : int
         Of the split, the order and the first weights.
     device : str
@@ -177,6 +180,7 @@ def fit_head(
     check_choice("objective", objective, tuple(OBJECTIVES))
     if min(epochs, batch) < 1:
         raise ValueError(f"epochs and batch must be at least 1, got {epochs} and {batch}")
+    _check_whole(HEADS[head], table)
     parts = split_documents(table.documents, seed=seed)
     score = Score.of(objective)
     start = score.best(table.records(_some(np.concatenate([parts.train, parts.stop]))))
@@ -190,7 +194,7 @@ def fit_head(
     new = partial(make_head, head, width=table.mark.hidden_size, start=start, **dict(options or {}))
     if rate is None:
         rate = RATES.get(head, LINEAR_RATE / table.mark.hidden_size)
-    plan = _Plan(table, parts, score, epochs, batch, rate, seed, device)
+    plan = _Plan(table, parts, score, epochs, batch, rate, always, seed, device)
     best = _best_of(plan, new, objective, alpha, dict(objective_options or {}), progress)
     told["head"] = _claims(best.head, table, parts.judge)
     gain = paired_gain(
@@ -199,7 +203,7 @@ def fit_head(
         table.documents[parts.judge],
         told["head"].weight,
     )
-    kept = best.epoch > 0 and gain.mean > gain.error
+    kept = always or (best.epoch > 0 and gain.mean > gain.error)
     return FittedHead(
         best.head if kept else simple,
         table.mark,
@@ -209,6 +213,14 @@ def fit_head(
         {name: claims.figures() for name, claims in told.items()},
         {**settings, "epoch": best.epoch, **({} if best.alpha is None else {"alpha": best.alpha})},
     )
+
+
+def _check_whole(head: Head | type[Head], table: TokenTable) -> None:
+    if head.wants == "sequence" and not table.whole:
+        raise ValueError(
+            f"the {head.kind} head looks at all tokens before its own, and this table has those of "
+            "answers only: collect again with prompts=True, on the command line --prompts"
+        )
 
 
 def _reasons(head: str, score: str, kept: bool, epoch: int, gain: Gain) -> str:
@@ -221,7 +233,8 @@ def _reasons(head: str, score: str, kept: bool, epoch: int, gain: Gain) -> str:
     way = "lower" if gain.mean > 0 else "higher"
     return (
         f"{which} is kept: on {gain.documents} held-out documents the {score} of the {head} head "
-        f"is {abs(gain.mean):.2g} {way}, with a standard error of {gain.error:.2g}"
+        f"is {abs(gain.mean):.2g} {way} than with one temperature, with a standard error of "
+        f"{gain.error:.2g}"
     )
 
 
@@ -333,7 +346,7 @@ def _claims(head: Head, table: TokenTable, rows: IntArray) -> Claims:
     """What a head says about rows of a table; of a decoder head they must be whole documents."""
     found = []
     with torch.no_grad():
-        for some in _whole(head, table.documents, rows, CHUNK):
+        for some in _whole(head, table, rows, CHUNK):
             records = table.records(some)
             u = predicted(head, table, some, records).double().cpu().numpy()
             value = records.log_partition(np.exp(u)).value
@@ -358,6 +371,7 @@ class _Plan(NamedTuple):
     epochs: int
     batch: int
     rate: float
+    always: bool
     seed: int
     device: str | torch.device
 
@@ -423,7 +437,7 @@ def _trained(
             optimiser.step()
         told(epoch)
         found = plan.held_out(head)
-        if found < best:
+        if found < best or plan.always:
             best, at, state = found, epoch, _copied(head)
         elif epoch - at >= PATIENCE:
             break
@@ -440,8 +454,10 @@ def _steps(plan: _Plan, head: Head, rng: np.random.Generator) -> Iterator[tuple[
     table, rows = plan.table, plan.parts.train
     if head.wants == "sequence":
         names = rng.permutation(np.unique(table.documents[rows]))
-        for some in _documents(table.documents, names, plan.batch):
-            yield some, table.records(some)
+        like = names[np.argsort(_lengths(table, names), kind="stable")]  # less padding
+        batches = list(_documents(table, like, plan.batch))
+        for number in rng.permutation(len(batches)):
+            yield batches[number], table.records(batches[number])
         return
     chunks = np.array_split(rows, -(-len(rows) // CHUNK))
     for chunk in rng.permutation(len(chunks)):
@@ -451,26 +467,33 @@ def _steps(plan: _Plan, head: Head, rng: np.random.Generator) -> Iterator[tuple[
             yield some, table.records(some)
 
 
-def _whole(head: Head, documents: IntArray, rows: IntArray, size: int) -> Iterator[IntArray]:
+def _whole(head: Head, table: TokenTable, rows: IntArray, size: int) -> Iterator[IntArray]:
     """Cut rows into runs of a size, between documents where the head looks at those."""
     if head.wants == "sequence":
-        yield from _documents(documents, np.unique(documents[rows]), size)
+        yield from _documents(table, np.unique(table.documents[rows]), size)
     else:
         yield from np.array_split(rows, -(-len(rows) // size))
 
 
-def _documents(documents: IntArray, names: IntArray, size: int) -> Iterator[IntArray]:
-    """Rows of documents, as many together as have ``size`` tokens, or one that has more."""
-    first = np.searchsorted(documents, names, side="left")
-    last = np.searchsorted(documents, names, side="right")
+def _lengths(table: TokenTable, names: IntArray) -> IntArray:
+    """States of each document ``(names,)``, those of its prompts among them."""
+    last = np.searchsorted(table.documents, names, side="right") - 1
+    return np.asarray(table.places[last] + 1)
+
+
+def _documents(table: TokenTable, names: IntArray, size: int) -> Iterator[IntArray]:
+    """Rows of documents, as many together as have ``size`` states with padding; at least one."""
+    first = np.searchsorted(table.documents, names, side="left")
+    last = np.searchsorted(table.documents, names, side="right")
     together: list[IntArray] = []
-    for a, b in zip(first, last, strict=True):
-        if together and sum(map(len, together)) + b - a > size:
+    longest = 0
+    for a, b, length in zip(first, last, _lengths(table, names), strict=True):
+        longest = max(longest, int(length))
+        if together and (len(together) + 1) * longest > size:
             yield np.concatenate(together)
-            together = []
+            together, longest = [], int(length)
         together.append(np.arange(a, b))
-    if together:
-        yield np.concatenate(together)
+    yield np.concatenate(together)
 
 
 def predicted(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
@@ -483,15 +506,21 @@ def predicted(head: Head, table: TokenTable, rows: IntArray, records: Records) -
         return bounded(head(torch.empty(len(rows), 0, device=device)))
     if head.wants == "shape":
         return bounded(head(shape_features(records).to(device)))
-    hidden = torch.from_numpy(table.hidden(rows).astype(np.float32)).to(device)
     if not isinstance(head, DecoderHead):
-        return bounded(head(hidden))
-    starts = np.flatnonzero(np.diff(table.documents[rows], prepend=-1))
-    lengths = np.diff(starts, append=len(rows)).tolist()
-    padded = torch.nn.utils.rnn.pad_sequence(list(hidden.split(lengths)), batch_first=True)
+        return bounded(head(_states(table.hidden(rows), device)))
+    texts = table.texts(rows)
+    longest = max(len(text.states) for text in texts)
     # padding comes after the tokens of a document, where causal attention does not look
-    found = head(padded)
-    return bounded(torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)]))
+    padded = np.zeros((len(texts), longest, head.width), np.float16)
+    for line, text in zip(padded, texts, strict=True):
+        line[: len(text.states)] = text.states
+    counting = [n * longest + text.places for n, text in enumerate(texts)]
+    found = head(_states(padded, device)).reshape(-1)
+    return bounded(found[torch.from_numpy(np.concatenate(counting)).to(device)])
+
+
+def _states(hidden: Hidden, device: torch.device) -> Tensor:
+    return torch.from_numpy(hidden).to(device).float()
 
 
 def token_claims(table: TokenTable, fitted: FittedHead | None = None) -> Claims:
@@ -511,4 +540,5 @@ def token_claims(table: TokenTable, fitted: FittedHead | None = None) -> Claims:
     if fitted is None:
         return _claims(GlobalHead(), table, np.arange(len(table)))
     fitted.mark.check(table.mark, "the table")
+    _check_whole(fitted.head, table)
     return _claims(fitted.head, table, np.arange(len(table)))

@@ -2,7 +2,8 @@
 
 A folder holds ``table.json`` and the folders ``shard-00000``, ``shard-00001`` and so on. Each has
 a ``.npy`` file for the hidden states, one for the number of the document, and one for every column
-of the records. A shard gets its name when it is whole.
+of the records. Where the states of prompts are kept too, ``states.npy`` has the row of each token
+among them. A shard gets its name when it is whole.
 """
 
 from __future__ import annotations
@@ -40,9 +41,24 @@ Where: TypeAlias = "str | os.PathLike[str]"
 class _Part(NamedTuple):
     """A run of tokens that lie together."""
 
-    hidden: Hidden  # (n, width)
+    hidden: Hidden  # (states, width), those of prompts among them
     records: Records
     documents: IntArray  # (n,)
+    states: IntArray | None = None  # (n,) row of each token in hidden, where it is not its own
+
+    def rows(self, which: Which) -> Which:
+        """Rows of ``hidden`` for some tokens."""
+        return which if self.states is None else self.states[which]
+
+    def places(self) -> IntArray:
+        """Place of each token ``(n,)`` among the states of its document.
+
+        States are kept up to the last token that counts: after it the next document begins.
+        """
+        rows = np.asarray(self.rows(np.arange(len(self.documents))))
+        starts = np.flatnonzero(np.diff(self.documents, prepend=-1))
+        begin = np.where(starts > 0, rows[starts - 1] + 1, 0)
+        return np.asarray(rows - np.repeat(begin, np.diff(starts, append=len(rows))))
 
 
 class TokenTable:
@@ -56,6 +72,10 @@ class TokenTable:
         The model that they belong to.
     documents : (n,) int64
         Number of each token's document, nondecreasing.
+    places : (n,) int64
+        Place of each token among the states of its document that are kept, from 0 on.
+    whole : bool
+        Whether these are the states of all tokens before it, those of prompts too.
 
     Examples
     --------
@@ -70,9 +90,11 @@ class TokenTable:
     array([ True, False])
     """
 
-    def __init__(self, parts: Sequence[_Part], mark: ModelMark) -> None:
+    def __init__(self, parts: Sequence[_Part], mark: ModelMark, whole: bool) -> None:
         self.mark = mark
+        self.whole = whole
         self.documents: IntArray = np.concatenate([part.documents for part in parts])
+        self.places: IntArray = np.concatenate([part.places() for part in parts])
         self._parts = list(parts)
         self._ends = np.cumsum([len(part.documents) for part in parts])
 
@@ -80,7 +102,7 @@ class TokenTable:
     def of(
         cls, hidden: ArrayLike, records: Records, documents: ArrayLike, mark: ModelMark
     ) -> TokenTable:
-        """A table in memory.
+        """A table in memory, of whole texts.
 
         Parameters
         ----------
@@ -105,38 +127,65 @@ class TokenTable:
                 )
         if (np.diff(numbers) < 0).any():
             raise ValueError("documents must not decrease: sort the tokens by document first")
-        return cls([_Part(states, records, numbers)], mark)
+        return cls([_Part(states, records, numbers)], mark, True)
 
     def __len__(self) -> int:
         return len(self.documents)
 
     def hidden(self, which: Which = slice(None)) -> Hidden:
         """Hidden states ``(m, width)`` of the tokens of a slice, a mask or an index."""
-        sources = [part.hidden for part in self._parts]
-        return self._gathered(which, sources, lambda states, rows: states[rows], np.concatenate)
+        return self._gathered(
+            which, lambda part, rows: part.hidden[part.rows(rows)], lambda x, rows: x[rows], _joined
+        )
+
+    def texts(self, which: Which) -> list[Text]:
+        """Each document of some tokens, which must be all of it, with the states before them.
+
+        Parameters
+        ----------
+        which : slice, mask or index
+            Tokens of whole documents, in order.
+
+        Returns
+        -------
+        list of Text
+            States ``(t, width)`` of a document up to its last token that counts, and the places
+            ``(m,)`` among them of those that do.
+        """
+        numbers = self._numbers(which)
+        starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
+        return [self._text(int(run[0]), int(run[-1])) for run in np.split(numbers, starts[1:])]
+
+    def _text(self, first: int, last: int) -> Text:
+        k = int(np.searchsorted(self._ends, first, side="right"))
+        places = self.places[first : last + 1]
+        row = np.asarray(self._parts[k].rows(np.array([first - self._start(k)])))
+        begin = int(row[0] - places[0])
+        return Text(self._parts[k].hidden[begin : begin + int(places[-1]) + 1], places)
 
     def records(self, which: Which = slice(None)) -> Records:
         """Records of the tokens of a slice, a mask or an index; the vocabulary are the classes."""
-        sources = [part.records for part in self._parts]
-        return self._gathered(which, sources, Records.take, concatenate)
+        return self._gathered(
+            which, lambda part, rows: part.records.take(rows), Records.take, concatenate
+        )
 
     def _gathered(
         self,
         which: Which,
-        sources: Sequence[T],
-        take: Callable[[T, Which], T],
+        taken: Callable[[_Part, Which], T],
+        take: Callable[[T, IntArray], T],
         join: Callable[[list[T]], T],
     ) -> T:
         """Take rows from the parts that hold them, in the order that was asked for."""
         if isinstance(which, slice) and which.step in (None, 1):
-            pieces = [take(sources[k], rows) for k, rows in self._cut(which)]
+            pieces = [taken(self._parts[k], rows) for k, rows in self._cut(which)]
             return pieces[0] if len(pieces) == 1 else join(pieces)
         numbers = self._numbers(which)
         home = np.searchsorted(self._ends, numbers, side="right")
-        pieces, places = [take(sources[0], slice(0, 0))], [np.empty(0, np.int64)]
+        pieces, places = [taken(self._parts[0], slice(0, 0))], [np.empty(0, np.int64)]
         for k in np.unique(home):
             places.append(np.flatnonzero(home == k))
-            pieces.append(take(sources[k], numbers[places[-1]] - self._start(k)))
+            pieces.append(taken(self._parts[k], numbers[places[-1]] - self._start(k)))
         asked = np.concatenate(places)
         found = join(pieces[1:] or pieces)
         in_order = (np.diff(asked) > 0).all()
@@ -170,6 +219,17 @@ class TokenTable:
         return numbers
 
 
+class Text(NamedTuple):
+    """Hidden states ``(t, width)`` of a document, and the places ``(m,)`` that count."""
+
+    states: Hidden
+    places: IntArray
+
+
+def _joined(pieces: list[Hidden]) -> Hidden:
+    return np.concatenate(pieces)
+
+
 def as_half(values: ArrayLike) -> Hidden:
     """Values in half precision; what is beyond its largest number is cut there."""
     given = np.asarray(values)
@@ -192,6 +252,10 @@ class Header:
         How many there are, with those that have no labelled token.
     shards : list of int
         Number of tokens of each shard.
+    prompts : bool
+        Whether the states of prompts are kept too.
+    whole : bool
+        Whether the states of all tokens before each one are there, asked for or not.
     rank, ranks : int
         Which of how many processes writes this folder.
     """
@@ -200,6 +264,8 @@ class Header:
     settings: str
     documents: int
     shards: list[int]
+    prompts: bool
+    whole: bool
     rank: int = 0
     ranks: int = 1
 
@@ -234,12 +300,12 @@ def shard_folder(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}"
 
 
-Put: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]]], None]"
+Put: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]], int], None]"
 
 
 @contextmanager
-def new_shard(folder: Path, number: int, tokens: int) -> Iterator[Put]:
-    """Yield a function that puts columns at the rows of a shard, which is named when all went well.
+def new_shard(folder: Path, number: int) -> Iterator[Put]:
+    """Yield a function that puts columns at some of all rows; the shard is named when all is well.
 
     The columns lie in files from the start, so that memory does not grow with the shard.
     """
@@ -249,11 +315,11 @@ def new_shard(folder: Path, number: int, tokens: int) -> Iterator[Put]:
     temporary.mkdir()
     files: dict[str, Any] = {}
 
-    def put(rows: IntArray, columns: Mapping[str, NDArray[Any]]) -> None:
+    def put(rows: IntArray, columns: Mapping[str, NDArray[Any]], total: int) -> None:
         for name, values in columns.items():
             if name not in files:
                 files[name] = np.lib.format.open_memmap(
-                    temporary / f"{name}.npy", "w+", values.dtype, (tokens, *values.shape[1:])
+                    temporary / f"{name}.npy", "w+", values.dtype, (total, *values.shape[1:])
                 )
             files[name][rows] = values
 
@@ -293,7 +359,7 @@ def open_table(folder: Where | Sequence[Where]) -> TokenTable:
         for inner, header, shift in zip(folders, headers, shifts, strict=False)
         for number in range(len(header.shards))
     ]
-    return TokenTable(parts, headers[0].mark)
+    return TokenTable(parts, headers[0].mark, all(header.whole for header in headers))
 
 
 def _with_ranks(folder: Path) -> list[Path]:
@@ -322,12 +388,14 @@ def _read_shard(folder: Path, number: int, header: Header, shift: int) -> _Part:
             f"{folder} is not finished: {shard.name} of {len(header.shards)} shards is not there; "
             "collect again with the same settings, which goes on where it stopped"
         )
-    columns = {name: _read(shard, name, tokens) for name in ("hidden", "documents", *COLUMNS)}
-    hidden, documents = columns.pop("hidden"), columns.pop("documents")
-    return _Part(hidden, Records(**columns, classes=header.mark.vocabulary), documents + shift)
+    states = _read(shard, "states", tokens) if header.prompts else None
+    hidden = _read(shard, "hidden", tokens if states is None else int(states[-1]) + 1)
+    columns = {name: _read(shard, name, tokens) for name in ("documents", *COLUMNS)}
+    documents = columns.pop("documents") + shift
+    return _Part(hidden, Records(**columns, classes=header.mark.vocabulary), documents, states)
 
 
-def _read(shard: Path, name: str, tokens: int) -> Any:
+def _read(shard: Path, name: str, rows: int) -> Any:
     path = shard / f"{name}.npy"
     try:
         # a plain array over the mapped one: the subclass makes every small operation slower
@@ -336,8 +404,8 @@ def _read(shard: Path, name: str, tokens: int) -> Any:
         raise ValueError(
             f"{path} is damaged or missing ({error}); remove {shard} and collect again"
         ) from error
-    if len(found) != tokens:
+    if len(found) != rows:
         raise ValueError(
-            f"{path} must have {tokens} rows, got {len(found)}; remove {shard} and collect again"
+            f"{path} must have {rows} rows, got {len(found)}; remove {shard} and collect again"
         )
     return found

@@ -52,3 +52,16 @@ def test_the_claims_of_the_page_about_maccal_are_those_of_its_tables(tables):
         assert ece["maccal, held out"] < 1 < 3 < ece["original"]
         assert float(found["original"]["ECE %, ts"].split("±")[0]) < ece["maccal, held out"]
         assert nll["original"] == min(nll.values())
+
+
+def test_the_claims_about_a_network_trained_with_mixup(tables):
+    headings, *rows = tables["table_maccal_mixup"]
+    mean = {
+        row[0]: {h: float(x.split("±")[0]) for h, x in zip(headings[1:9], row[1:9], strict=True)}
+        for row in rows
+    }
+    ours, old, plain = (mean[name] for name in ("maccal, held out", "original", "plain"))
+    assert ours["ECE %"] < old["ECE %, ts"] < plain["ECE %"] < old["ECE %"]
+    assert plain["NLL, ts"] < ours["NLL"] < old["NLL, ts"]
+    assert mean["dropout"]["ECE %, ts"] < plain["ECE %, ts"] < ours["ECE %"]
+    assert mean["maccal, slice"]["ECE %"] > ours["ECE %"]

@@ -12,7 +12,7 @@ core; ``--workers`` are processes.
 
     python benchmarks/studies/maccal.py --tables docs/data
 
-makes the tables of the documentation, table_maccal_*.csv, from maccal.csv and
+makes the tables of the documentation, table_maccal_*.csv, from maccal.csv, maccal_mixup.csv and
 maccal_resnet50.csv in that folder.
 """
 
@@ -322,12 +322,14 @@ def write_tables(folder: Path) -> None:
 
 
 def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
-    small, large = (read(folder / f"{name}.csv") for name in ("maccal", "maccal_resnet50"))
+    names = ("maccal", "maccal_mixup", "maccal_resnet50")
+    small, mixed, large = (read(folder / f"{name}.csv") for name in names)
     tested = chosen(small, split="test")
     return {
         "table_maccal_rivals": rivals(tested),
         "table_maccal_sweeps": swept(tested),
         "table_maccal_masks": masks(tested),
+        "table_maccal_mixup": rivals(chosen(mixed, split="test")),
         "table_maccal_resnet50": rivals(chosen(large, split="test")),
         "table_maccal_shift": shifted(large),
     }

@@ -108,6 +108,20 @@ def test_the_version_is_that_of_the_installed_package():
     assert calibrant.__version__ == version("calibrant")
 
 
+def test_a_source_tree_that_is_not_installed_saves_all_the_same(tmp_path):
+    code = (
+        "import importlib.metadata as m, calibrant as cal\n"
+        "def missing(name):\n    raise m.PackageNotFoundError(name)\n"
+        "m.version = missing\n"
+        "cal.save(cal.TemperatureScaling().fit([[2.0, 0.0]] * 4, [0, 0, 0, 1]), 'ts.json')\n"
+        "print(cal.__version__, bool(cal.load('ts.json').temperature_ > 0))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["unknown", "True"]
+
+
 def test_a_star_import_brings_the_public_names_and_nothing_else():
     space: dict[str, object] = {}
     exec("from calibrant import *", space)

@@ -14,7 +14,9 @@ DATA = ROOT / "docs" / "data"
 def tables():
     folder = ROOT / "benchmarks" / "studies"
     scripts = (folder / f"{name}.py" for name in ("tables", "maccal", "answers"))
-    found = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        found = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
     return {name: table for part in found for name, table in part.items()}
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from rows import write_tables
 
 import calibrant as cal
 from calibrant.llm.answers import AGGREGATORS, STAGES, AnswerCalibrator, answer_confidence
@@ -50,9 +51,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path)
     given = parser.parse_args()
     if given.tables:
-        for name, rows in tables(given.tables).items():
-            with (given.tables / f"{name}.csv").open("w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows(rows)
+        write_tables(given.tables, tables(given.tables))
         return
     if given.answers is None:
         parser.error("a folder of answers is wanted, or --tables FOLDER")

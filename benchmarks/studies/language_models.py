@@ -3,14 +3,16 @@
     python benchmarks/studies/language_models.py tune MODEL DATA -o TUNED
     python benchmarks/studies/language_models.py heads MODEL DATA -o OUT
     python benchmarks/studies/language_models.py questions MODEL DATA --heads OUT -o OUT
+    python benchmarks/studies/language_models.py tables docs/data
 
 MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json, qa/, mmlu/ and
 perhaps texts/*.jsonl. ``tune`` makes a model over-confident on purpose: it is trained on LIMA and
 on right answers, then by direct preference optimisation on right against wrong answers. ``heads``
 collects tokens, trains every head with every objective over some seeds, judges them on documents
 that none has seen, and saves the first seed of each. ``questions`` puts questions before and after
-some of them. Rows go to OUT/heads.csv and OUT/questions.csv as they are made. ``--device cuda``
-for a GPU.
+some of them. Rows go to OUT/heads.csv and OUT/questions.csv as they are made; ``--name`` is that of
+the model in them. ``--device cuda`` for a GPU. ``tables`` makes table_llm_*.csv of the rows of both
+models, llm_heads.csv and llm_questions.csv.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 from calibrant import llm
@@ -57,10 +60,11 @@ SETS = ("triviaqa", "sciq", "NQ", "truthfulqa")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("step", choices=("tune", "heads", "questions"))
+    parser.add_argument("step", choices=("tune", "heads", "questions", "tables"))
     parser.add_argument("model", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--name", default="as it is", help="of the model, in the rows")
     parser.add_argument("--heads", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--documents", type=int, help="to collect; all by default")
@@ -71,6 +75,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1, help="processes that train heads")
     given = parser.parse_args()
+    if given.step == "tables":
+        write_tables(given.model, tables(given.model))
+        return
     given.out.mkdir(parents=True, exist_ok=True)
     {"tune": tune, "heads": heads, "questions": questions}[given.step](given)
 
@@ -101,9 +108,14 @@ def heads(given: argparse.Namespace) -> None:
             given.workers, get_context("spawn"), torch.set_num_threads, (1,)
         ) as pool,
     ):
-        for future in as_completed([pool.submit(trained, *job) for job in jobs]):
-            for row in future.result():
-                write(row)
+        futures = [pool.submit(trained, *job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                for row in future.result():
+                    write({"model": given.name, **row})
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # else the others run before the error shows
+            raise
 
 
 def trained(
@@ -172,7 +184,8 @@ def questions(given: argparse.Namespace) -> None:
     with writer(given.out / "questions.csv") as write:
         for source, name, sure, right in measured(given, model, tokenizer, chosen):
             found = llm.evaluate_answers(sure, right)
-            row: dict[str, Any] = {"set": source, "head": name, "n": len(right)}
+            row: dict[str, Any] = {"model": given.name, "set": source, "head": name}
+            row["n"] = len(right)
             for metric in ("accuracy", "ece", "debiased_ece", "brier", "nll", "auroc"):
                 value, low, high = found[metric]
                 row |= {metric: f"{value:.6f}", f"{metric}_low": f"{low:.6f}"}
@@ -337,6 +350,72 @@ def per_text(model: Any, batch: list[Any], device: str) -> list[torch.Tensor]:
         logits = model(input_ids=ids, attention_mask=mask.to(device)).logits[:, :-1]
     found = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     return [row[start - 1 : len(one) - 1] for row, (one, start) in zip(found, batch, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------- tables
+
+
+def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
+    """Tables of the documentation, by their names."""
+    of_heads, of_questions = (read(folder / f"llm_{name}.csv") for name in ("heads", "questions"))
+    models = dict.fromkeys(row["model"] for row in of_heads)
+    found = {}
+    for number, model in enumerate(models):
+        found[f"table_llm_tokens_{number}"] = tokens(chosen(of_heads, model=model))
+        found[f"table_llm_questions_{number}"] = asked(chosen(of_questions, model=model))
+    return found
+
+
+def tokens(rows: Rows) -> list[tuple[str, ...]]:
+    """Every head with every objective, means over the seeds with standard deviations."""
+    table: list[tuple[str, ...]] = [
+        ("head", "objective", "kept", "ECE %", "Brier", "NLL", "AUROC %"),
+        ("none", "", "", *figures(chosen(rows, figures="before", objective="bce", head="linear"))),
+    ]
+    for name in ("brier", "nll"):
+        one = chosen(rows, figures="global", objective=name, head="linear")
+        table.append(("global", name, "", *figures(one)))
+    for head, objectives in HEADS.items():
+        for name in objectives:
+            own = chosen(rows, head=head, objective=name, figures="head")
+            kept = f"{sum(int(row['kept']) for row in own)} of {len(own)}"
+            kept = "always" if "always" in OBJECTIVES[name] else kept
+            table.append((head, named(name, own), kept, *figures(own)))
+    return table
+
+
+def named(objective: str, rows: Rows) -> str:
+    """An objective, with the values of alpha that were found best."""
+    found = sorted({row["alpha"] for row in rows})
+    return f"{objective}, alpha {' or '.join(found)}" if objective == "selective" else objective
+
+
+def figures(rows: Rows) -> tuple[str, ...]:
+    return (
+        shown(rows, "ece", 100, 2),
+        *(shown(rows, name, 1, 4) for name in ("brier", "nll")),
+        shown(rows, "auroc", 100, 2),
+    )
+
+
+def asked(rows: Rows) -> list[tuple[str, ...]]:
+    """Every set of questions, before and with each head; intervals of 90 %."""
+    heading = ("set", "questions", "right %", "head", "ECE %", "interval", "Brier", "AUROC %")
+    table: list[tuple[str, ...]] = [heading]
+    for row in rows:
+        first = (row["set"], row["n"], f"{100 * float(row['accuracy']):.1f}")
+        low, high = (f"{100 * float(row[f'ece_{end}']):.1f}" for end in ("low", "high"))
+        table.append(
+            (
+                *(first if row["head"] == "none" else ("", "", "")),
+                row["head"].replace("-", ", "),
+                f"{100 * float(row['ece']):.1f}",
+                f"{low} to {high}",
+                f"{float(row['brier']):.4f}",
+                f"{100 * float(row['auroc']):.1f}",
+            )
+        )
+    return table
 
 
 # ----------------------------------------------------------------------------------------- shared

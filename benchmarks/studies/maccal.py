@@ -33,6 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
+from rows import Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 import calibrant as cal
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path)
     given = parser.parse_args()
     if given.tables is not None:
-        write_tables(given.tables)
+        write_tables(given.tables, tables(given.tables))
         return
     if given.data is not None:
         given.predictions, given.train = given.data / "predictions.npz", given.data / "train"
@@ -312,14 +313,6 @@ def figures_of(probs: dict[str, torch.Tensor], name: str) -> list[str]:
 
 # -------------------------------------------------------------------------------------- tables
 
-Rows = list[dict[str, str]]
-
-
-def write_tables(folder: Path) -> None:
-    for name, table in tables(folder).items():
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(table)
-
 
 def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
     names = ("maccal", "maccal_mixup", "maccal_resnet50")
@@ -333,24 +326,6 @@ def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
         "table_maccal_resnet50": rivals(chosen(large, split="test")),
         "table_maccal_shift": shifted(large),
     }
-
-
-def read(path: Path) -> Rows:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def chosen(rows: Rows, **wanted: str) -> Rows:
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
-def shown(rows: Rows, figure: str, scale: float = 1.0, digits: int = 2) -> str:
-    """The mean over the seeds, and their standard deviation."""
-    values = [scale * float(row[figure]) for row in rows if row[figure]]
-    if not values:
-        return "\N{EN DASH}"
-    spread = f"±{statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
 def figures(rows: Rows) -> tuple[str, ...]:

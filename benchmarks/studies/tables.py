@@ -6,7 +6,6 @@ Reads the rows of the studies in a folder (``real_models.csv``, ``smart_claims.c
 ``training.csv``, ``gate.csv``) and writes the tables beside them.
 """
 
-import csv
 import statistics
 import sys
 from collections import defaultdict
@@ -14,8 +13,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from rows import Rows, read, write_tables
+
 Row = dict[str, str]
-Rows = list[Row]
 Key = TypeVar("Key", bound=Hashable)
 
 STUDENT = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}
@@ -36,9 +36,7 @@ LEFT_OUT = ("text_banking77_minilm", "imagenet1000_efficientnet_lite0_upscaled")
 
 
 def main(folder: str) -> None:
-    for name, rows in tables(Path(folder)).items():
-        with (Path(folder) / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+    write_tables(Path(folder), tables(Path(folder)))
 
 
 def tables(folder: Path) -> dict[str, list[Sequence[str]]]:
@@ -67,11 +65,6 @@ def tables(folder: Path) -> dict[str, list[Sequence[str]]]:
 def own(rows: Rows) -> Rows:
     """Rows of the split that came with the model."""
     return [row for row in rows if row["split"] == "0"]
-
-
-def read(path: Path) -> Rows:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def grouped(rows: Iterable[dict[str, str]], key: Callable[[Row], Key]) -> dict[Key, Rows]:

@@ -210,9 +210,12 @@ __all__ = sorted(_MODULE)
 def __getattr__(name: str) -> Any:
     """Import a public name, or a submodule, when it is first used."""
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("calibrant")
+        try:
+            return version("calibrant")
+        except PackageNotFoundError:  # a copy of the source that was never installed
+            return "unknown"
     if name in _MODULE:
         value = getattr(import_module(f"calibrant.{_MODULE[name]}"), name)
         globals()[name] = value

@@ -174,15 +174,12 @@ def documents(data: Path) -> list[Any]:
 
 def questions(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
-    chosen: dict[str, llm.FittedHead | None] = {"none": None}
-    for name in ASKED:
-        place = given.heads / "saved" / name
-        if place.exists():
-            chosen[name] = llm.load_head(place)
-    one = next(head for head in chosen.values() if head is not None)
-    chosen["global"] = llm.FittedHead.of_temperature(one.settings["temperature"], one.mark)
+    fitted = {name: llm.load_head(given.heads / "saved" / name) for name in ASKED}
+    one = fitted[ASKED[0]]
+    single = llm.FittedHead.of_temperature(one.settings["temperature"], one.mark)
+    tried: dict[str, llm.FittedHead | None] = {"none": None, "global": single, **fitted}
     with writer(given.out / "questions.csv") as write:
-        for source, name, sure, right in measured(given, model, tokenizer, chosen):
+        for source, name, sure, right in measured(given, model, tokenizer, tried):
             found = llm.evaluate_answers(sure, right)
             row: dict[str, Any] = {"model": given.name, "set": source, "head": name}
             row["n"] = len(right)

@@ -55,7 +55,7 @@ def load_model(
     Parameters
     ----------
     path : path
-        A folder of Hugging Face, a name on its hub, or a ``.gguf`` file (needs ``gguf``).
+        A folder of Hugging Face, a name on its hub, or a ``.gguf`` file.
     device : str, optional
         As torch names it; of the processes of ``torchrun`` each gets a GPU of its own by ``cuda``.
     dtype : str

@@ -53,10 +53,11 @@ class ClaimsEvaluation(Evaluation):
 
     def describe(self) -> str:
         """One line that says what was measured."""
-        counted = f"{self.n:,} answers"
+        counted, claim = f"{self.n:,} answers", "the answer is right"
         if self.documents:
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
-        return f"{counted}; estimand: is it right; {self.binning}"
+            claim = "the likeliest token comes next"
+        return f"{counted}; estimand: {claim}; {self.binning}"
 
 
 # -------------------------------------------------------------------------------------- answers

@@ -127,7 +127,7 @@ def collect(
     plan = _planned(share, tokens_per_shard)
     header = Header(
         mark=mark,
-        settings=_settings(model, texts, tokens_per_shard, prompts),
+        settings=_settings(model, texts, tokens_per_shard),
         documents=len(share),
         prompts=prompts,
         whole=all(len(_kept(text, prompts)) == len(_kept(text, True)) for text in texts),
@@ -211,14 +211,14 @@ def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]
     return plan
 
 
-def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int, prompts: bool) -> str:
+def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> str:
     """Digest of all that decides what stands in the shards, but for the model's mark.
 
     An adapter or a short training may leave the output embeddings as they were, so some numbers of
     every weight are part of it, and which adapters are in use.
     """
     total = hashlib.sha256(digest_of(texts).encode())
-    total.update(json.dumps([tokens_per_shard, str(_embeddings(model).dtype), prompts]).encode())
+    total.update(json.dumps([tokens_per_shard, str(_embeddings(model).dtype)]).encode())
     for name, weight in model.named_parameters():
         some = weight.detach().reshape(-1)[:LOOKED_AT].to(torch.bfloat16).float()
         total.update(name.encode() + some.cpu().numpy().astype("<f4").tobytes())

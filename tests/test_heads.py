@@ -15,6 +15,7 @@ from calibrant.heads import (
     KeepRate,
     MaCCal,
     MaskedClassifier,
+    maccal,
     masked_step,
     replace_head,
     retrain_file,
@@ -77,7 +78,7 @@ def test_masks_keep_a_share_q_of_each_matrix():
 
 
 @pytest.mark.parametrize(
-    ("width", "classes", "expected"), [(512, 10, 128), (2048, 10, 256), (64, 100, 100), (4, 3, 3)]
+    ("width", "classes", "expected"), [(512, 10, 128), (2048, 10, 256), (64, 100, 100), (4, 3, 64)]
 )
 def test_default_bottleneck(width, classes, expected):
     assert MaskedClassifier(width, classes).bottleneck == expected
@@ -257,7 +258,8 @@ def test_control_on_the_training_set_brings_masked_confidence_to_gamma_times_acc
 # ------------------------------------------------------------------------------------------- fit
 
 
-def test_history_is_what_the_control_saw(data, rng):
+def test_history_is_what_the_control_saw(data, rng, monkeypatch):
+    monkeypatch.setattr(maccal, "WARM_UP", 1)
     val = clouds(rng, 200, 1.5)
     options = {**QUICK, "epochs": 4, "step": 1.0, "gamma": 1.0, "rate": 0.01}
     with pytest.warns(UserWarning, match="did not settle"):
@@ -272,6 +274,26 @@ def test_history_is_what_the_control_saw(data, rng):
     for last, now in pairwise(history):
         assert now.keep == pytest.approx(control.update(last.confidence, last.accuracy), abs=1e-6)
     assert history[0].loss > history[-1].loss
+
+
+def test_little_data_is_learned_before_the_control_begins(rng):
+    train, val, test = (clouds(rng, n, 2.5) for n in (600, 300, 2000))
+    module = MaCCal().fit(*train, held_out=val)
+    steps = -(-600 // 256)
+    assert len(module.history) == -(-2000 // steps)
+    begun = next(
+        n for n, epoch in enumerate(module.history) if abs(epoch.keep - module.keep) > 1e-6
+    )
+    assert begun * steps >= 150
+    probs = module.predict_proba(test[0])
+    assert (probs.argmax(-1) == test[1]).mean() > 0.85
+    assert cal.ece(*cal.top_label(np.log(probs), test[1])[:2]) < 0.05
+
+
+def test_a_head_that_has_not_learned_is_told(rng):
+    train = clouds(rng, 200, 0.0)
+    with pytest.warns(UserWarning, match="has hardly learned: it is right for"):
+        MaCCal(**{**QUICK, "step": 1.0}).fit(*train, held_out=clouds(rng, 200, 0.0))
 
 
 def test_same_seed_same_result_and_another_seed_another(data):
@@ -357,7 +379,9 @@ class Stop(Exception):
     pass
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(data, rng, tmp_path):
+@pytest.mark.parametrize("warm_up", [1, 35])  # of 10 steps in an epoch
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(data, rng, tmp_path, monkeypatch, warm_up):
+    monkeypatch.setattr(maccal, "WARM_UP", warm_up)
     val = clouds(rng, 100, 1.0)
     options = {**QUICK, "epochs": 6, "step": 2.0, "gamma": 0.8, "keep": 0.6, "decay": 1e-3}
 
@@ -367,7 +391,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(data, rng, tmp_path):
             raise Stop
 
     def fitted(**named):
-        with pytest.warns(UserWarning, match="did not settle"):
+        with pytest.warns(UserWarning, match="hardly learned|did not settle"):
             return MaCCal(**options).fit(*data, held_out=val, **named)
 
     path = tmp_path / "run.pt"
@@ -378,7 +402,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(data, rng, tmp_path):
     whole = fitted()
     assert done == [(4, 6), (5, 6), (6, 6)]
     assert resumed.history == whole.history
-    assert len({epoch.keep for epoch in whole.history}) > 3
+    assert len({epoch.keep for epoch in whole.history}) == (6 if warm_up == 1 else 3)
     assert np.array_equal(resumed.predict_proba(data[0]), whole.predict_proba(data[0]))
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
     with pytest.raises(ValueError, match="other data or options"):

@@ -256,6 +256,9 @@ def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
     np.testing.assert_array_equal(fitted.abstains(after), after < found.threshold)
     assert fitted.abstains([found.threshold]).tolist() == [False]
     assert fitted.abstains(torch.tensor([0.0])).tolist() == [True]
+    for wrong in (math.nan, -0.1, 1.1):  # NaN is above no threshold, nor below
+        with pytest.raises(ValueError, match="NaN, negative or larger"):
+            fitted.abstains([0.5, wrong])
     # another fit is another scale
     with pytest.raises(RuntimeError, match="call control"):
         fitted.fit(sure, right).abstains(after)
@@ -308,6 +311,55 @@ def test_other_configs_are_refused(answers):
             AnswerCalibrator.from_config(broken)
     with pytest.raises(ValueError, match="sigmoid has the learned values line, got slope"):
         AnswerCalibrator.from_config({**config, "learned": {"slope": [1.0]}})
+
+
+THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
+
+
+@pytest.mark.parametrize(
+    ("stage", "changed", "message"),
+    [
+        ("sigmoid", {"learned": None}, "sigmoid has the learned values line, got None"),
+        ("sigmoid", {"learned": {}}, "line, got none"),
+        ("sigmoid", {"learned": {"line": [1.0]}}, "line of sigmoid must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": [1.0, 0.0, 0.0]}}, "must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": [1.0, None]}}, "must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": 1.0}}, "must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": ["a", 1]}}, "are no numbers"),
+        ("sigmoid", {"learned": {"line": {"a": 1}}}, "are no numbers"),
+        ("beta", {"learned": {"line": [1.0, 0.0]}}, "line of beta must be 3 finite numbers"),
+        ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds of isotonic must be 1 finite"),
+        ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob of isotonic must be 2"),
+        ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
+        ("sigmoid", {"threshold": {"threshold": 0.5}}, "a threshold has the numbers"),
+        ("sigmoid", {"threshold": {**THRESHOLD, "n": None}}, "a threshold has the numbers"),
+        ("sigmoid", {"threshold": {**THRESHOLD, "threshold": math.nan}}, "has the numbers"),
+        ("sigmoid", {"threshold": {**THRESHOLD, "threshold": "0.5"}}, "has the numbers"),
+    ],
+)
+def test_damaged_files_are_refused_when_they_are_loaded(stage, changed, message, answers, tmp_path):
+    path = tmp_path / "answers.json"
+    config = AnswerCalibrator(stage=stage).fit(answers, np.arange(50) % 2).config()
+    path.write_text(json.dumps({**config, "threshold": THRESHOLD}))
+    assert AnswerCalibrator.load(path).threshold_ == tuple(THRESHOLD.values())
+    path.write_text(json.dumps({**config, **changed}))
+    with pytest.raises(ValueError, match=f"answers.json .*{message}.*fit and save it again"):
+        AnswerCalibrator.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"format": 1, ', "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[1, 2]", "is an object with the keys .*, got a list"),
+        (b"{}", "no answer calibrator of format 1"),
+    ],
+)
+def test_other_files_are_refused(content, message, tmp_path):
+    (tmp_path / "answers.json").write_bytes(content)
+    with pytest.raises(ValueError, match=f"answers.json .*{message}.*fit and save it again"):
+        AnswerCalibrator.load(tmp_path / "answers.json")
 
 
 # ------------------------------------------------------------------------------------------ top k
@@ -435,12 +487,48 @@ class Words:
 def test_tokens_of_choices():
     assert choice_tokens(Words()) == [1, 2, 3, 4]
     assert choice_tokens(Words(), ("A", "B"), prefix="") == [5, 6]
-    with pytest.raises(ValueError, match="choice 'Lima' is 2 tokens"):
+    with pytest.raises(ValueError, match="with the prefix ' ' choice 'Lima' is 2 tokens"):
+        choice_tokens(Words(), ("A", "Lima"), prefix=" ")
+    with pytest.raises(ValueError, match=r"prefix ' ' choice 'Lima' .*prefix '' choice 'Lima' is"):
         choice_tokens(Words(), ("A", "Lima"))
     with pytest.raises(ValueError, match="no token of its own for 'x', 'y'"):
         choice_tokens(Words(), ("x", "y"))
     with pytest.raises(ValueError, match="no token of its own"):
         choice_tokens(Words(), ("?", "A"), prefix="")
+
+
+def sentencepiece(*, doubled):
+    """A tokenizer of letters with or without a blank before them.
+
+    With ``doubled`` it puts a blank before every text, as that of Llama 2, even before a blank.
+    """
+    made = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = ["<unk>", "\u2581", *"ABCD", *(f"\u2581{letter}" for letter in "ABCD")]
+    merges = [("\u2581", letter) for letter in "ABCD"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    plain = made.Tokenizer(made.models.BPE(vocabulary, merges, unk_token="<unk>"))
+    plain.pre_tokenizer = made.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    if doubled:
+        plain.normalizer = made.normalizers.Prepend("\u2581")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+
+
+def test_letters_after_a_blank_that_the_tokenizer_puts_itself():
+    llama = sentencepiece(doubled=True)
+    assert choice_tokens(llama) == choice_tokens(llama, prefix="") == [6, 7, 8, 9]
+    # what follows a prompt is the same token
+    assert llama.encode("D: A", add_special_tokens=False)[-1] == 6
+    with pytest.raises(ValueError, match=r"with the prefix ' ' choice 'A' is 2 tokens"):
+        choice_tokens(llama, prefix=" ")
+    with pytest.raises(ValueError, match=r"prefix ' ' choice 'AB' .*, and with the prefix '' "):
+        choice_tokens(llama, ("AB", "C"))
+
+
+def test_a_blank_goes_before_nothing():
+    plain = sentencepiece(doubled=False)
+    assert choice_tokens(plain) == choice_tokens(plain, prefix=" ") == [6, 7, 8, 9]
+    assert choice_tokens(plain, prefix="") == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -623,6 +711,15 @@ def test_graded_answers(tmp_path):
     found = read_answers(path)
     assert found.correct.tolist() == [True, False]
     assert found.token_probs[0].tolist() == [0.5, 2.5e-7]
+    raw = {**row, "question": "a\u2028b\x85c", "answer": "d\u2029e"}
+    lines = [json.dumps(raw, ensure_ascii=False), "", " ", json.dumps(row)]
+    path.write_text("\n".join(lines), "utf-8")
+    found = read_answers(path)
+    assert found.questions == ["a\u2028b\x85c", "q"]
+    assert found.answers == ["d\u2029e", "a"]
+    path.write_text("\n" + json.dumps(row) + "\n\n{", "utf-8")
+    with pytest.raises(ValueError, match="line 4 is not JSON"):
+        read_answers(path)
     for text, message in (
         ("{", "line 1 is not JSON"),
         ("[]", "must be an object"),
@@ -632,3 +729,17 @@ def test_graded_answers(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             read_answers(path)
+
+
+def test_tokens_that_a_service_says_are_not_there():
+    """Some write -9999 for a probability of nothing."""
+    found = top_confidence([{"a": -0.1, "b": -9999.0}], 1.5, vocabulary=50_000)
+    wanted = top_confidence([{"a": -0.1}], 1.5, vocabulary=50_000)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, wanted)
+
+
+def test_a_file_without_questions(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"empty\.txt has no question"):
+        read_questions(tmp_path / "empty.txt")

@@ -409,6 +409,38 @@ def test_report(model, kind, mode):
     torch.testing.assert_close(told.sharpness[there], b[there], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["linear", "decoder"])
+def test_report_of_beams_that_ended_before_the_search_did(llama, kind):
+    """A search goes on while a worse beam may still win; texts and beams are then cut."""
+    fit, longer = fitted(llama, kind), 0
+    prompt = torch.tensor([[47, 36, 70, 70, 94, 22]])
+    whole = torch.ones_like(prompt)
+    for end in range(7):
+        ends = list(range(3 + end, 100, 7))  # many tokens that end a text: one comes soon
+        how = {"num_beams": 3, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 0}
+        given = {"prompt": prompt, "attention_mask": whole, "output_hidden_states": True}
+        output = generated(llama, **given, **how)
+        told = report(llama, fit, output, attention_mask=whole)
+        wanted, _ = forced(llama, fit, output.sequences, whole)
+        new = output.sequences[:, prompt.shape[1] :]
+        chosen = wanted[:, prompt.shape[1] - 1 : -1].gather(-1, new[..., None])[..., 0]
+        assert torch.equal(told.tokens, new)
+        there = told.written
+        torch.testing.assert_close(told.log_probs[there], chosen[there], rtol=0, atol=1e-3)
+        longer += len(output.logits) > new.shape[1]
+    assert longer
+
+
+def test_report_takes_the_end_that_generate_was_given(llama):
+    fit = fitted(llama, "linear")
+    output = generated(llama, output_hidden_states=True)
+    output.sequences[0, 7], output.sequences[1, 8] = 2, 50
+    written = report(llama, fit, output, eos_token_id=50).written
+    assert written[0].all()
+    assert written[1].tolist() == [True, True, True, False, False, False]
+    assert report(llama, fit, output, eos_token_id=[2, 50]).written.sum() == 5
+
+
 def test_report_knows_where_a_text_ends(llama):
     fit = fitted(llama, "linear")
     output = generated(llama, output_hidden_states=True)

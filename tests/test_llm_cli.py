@@ -1,6 +1,7 @@
 """Questions put to tiny models, documents from files, and the verbs of calibrant llm."""
 
 import copy
+import inspect
 import json
 import os
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 import calibrant
+from calibrant import _models
 from calibrant._models import own_device
-from calibrant.cli.llm import RULES
+from calibrant.cli.llm import RULES, fit
 from calibrant.llm import (
     AnswerCalibrator,
     FittedHead,
@@ -26,11 +28,13 @@ from calibrant.llm import (
     choice_prompt,
     collect,
     exact_match,
+    fit_head,
     load_head,
     load_model,
     mark_of,
     open_table,
     read_documents,
+    read_mmlu,
     read_questions,
     save_head,
     short_prompt,
@@ -201,6 +205,17 @@ def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
         np.testing.assert_allclose(row - np.logaddexp.reduce(row), wanted, atol=1e-5)
 
 
+def test_letters_of_a_tokenizer_that_puts_blanks_itself(model, tokenizer):
+    llama = copy.deepcopy(tokenizer)  # "<unk>" stands for the blank of its own in front of " A"
+    blank = tokenizers.normalizers.Replace(tokenizers.Regex("^ "), "<unk> ")
+    llama.backend_tokenizer.normalizer = blank
+    assert len(llama.encode(" A", add_special_tokens=False)) == 2
+    wanted, _ = ask_choices(model, tokenizer, QUESTIONS, prefix="")
+    np.testing.assert_array_equal(ask_choices(model, llama, QUESTIONS)[0], wanted)
+    with pytest.raises(ValueError, match="with the prefix ' ' choice 'A' is 2 tokens"):
+        ask_choices(model, llama, QUESTIONS, prefix=" ")
+
+
 def test_questions_with_different_choices_are_refused(model, tokenizer):
     fewer = Question("it", ("no",), ("yes", "no"), 1)
     with pytest.raises(ValueError, match=r"equally many choices, got \[2, 4\]"):
@@ -249,7 +264,15 @@ def test_documents_of_every_form(tmp_path):
     rows = [
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
         {"conversations": ["a", "b", "c"]},
+        {
+            "id": 7,
+            "conversations": [
+                {"from": who, "value": f"{who} said\u2028this\x85"}
+                for who in ("system", "human", "gpt", "user", "assistant", "chatgpt", "model")
+            ],
+        },
         {"instruction": "a", "input": "x", "output": "b"},
+        {"instruction": "a", "input": None, "output": "b"},
         {"prompt": "a", "answer": "b"},
         {"text": "a b"},
         "plain",
@@ -261,13 +284,27 @@ def test_documents_of_every_form(tmp_path):
             {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c"},
         ],
+        [
+            {"role": role, "content": f"{who} said\u2028this\x85"}
+            for who, role in (
+                ("system", "system"),
+                ("human", "user"),
+                ("gpt", "assistant"),
+                ("user", "user"),
+                ("assistant", "assistant"),
+                ("chatgpt", "assistant"),
+                ("model", "assistant"),
+            )
+        ],
         [{"role": "user", "content": "a\n\nx"}, {"role": "assistant", "content": "b"}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
         ("a", "b"),
         "a b",
         "plain",
     ]
     (tmp_path / "d.json").write_text(json.dumps(rows))
-    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    lines = (json.dumps(row, ensure_ascii=False) for row in rows)  # with breaks inside strings
+    (tmp_path / "d.jsonl").write_text("\n".join(lines) + "\n\n", "utf-8")
     (tmp_path / "d.txt").write_text("one\ntwo\n\n \nthree\n")
     assert read_documents(tmp_path / "d.json") == wanted
     assert read_documents(tmp_path / "d.jsonl") == wanted
@@ -283,6 +320,34 @@ def test_documents_of_every_form(tmp_path):
         ("d.jsonl", '{"a": 1}', r"document 0 must be one of .*, got the keys a"),
         ("d.jsonl", "3", "got int"),
         ("d.csv", "x", r"must be \.jsonl, \.json or \.txt"),
+        ("d.jsonl", '"a"\n{"text": 3}', "document 1 must have a string as its 'text', got"),
+        ("d.jsonl", '{"prompt": ["a"], "answer": "b"}', "document 0 .* 'prompt'"),
+        ("d.jsonl", '{"prompt": "a", "answer": null}', "document 0 .* 'answer'"),
+        ("d.jsonl", '{"instruction": 1, "output": "b"}', "document 0 .* 'instruction'"),
+        ("d.jsonl", '{"instruction": "a", "input": 1, "output": "b"}', "document 0 .* 'input'"),
+        ("d.jsonl", '{"instruction": "a", "output": {}}', "document 0 .* 'output'"),
+        ("d.jsonl", '{"messages": "hello"}', "document 0 must have a list of turns, got 'hello'"),
+        ("d.jsonl", '{"messages": []}', "document 0 must have a list of turns"),
+        ("d.jsonl", '{"messages": ["a"]}', "document 0, turn 0 .* 'role'"),
+        ("d.jsonl", '{"messages": [{"role": "user"}]}', "document 0, turn 0 .* 'content'"),
+        (
+            "d.jsonl",
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}',
+            "document 0, turn 0 .* 'content'",
+        ),
+        ("d.jsonl", '{"conversations": {"from": "human"}}', "document 0 must have a list of turns"),
+        ("d.jsonl", '{"conversations": ["a", {"from": "gpt"}]}', "document 0, turn 0 .* 'from'"),
+        ("d.jsonl", '{"conversations": ["a", 2]}', "document 0, turn 0 .* 'from'"),
+        (
+            "d.jsonl",
+            '"a"\n{"conversations": [{"from": "user", "value": "a"}, {"from": "gpt", "value": 2}]}',
+            "document 1, turn 1 .* 'value'",
+        ),
+        (
+            "d.jsonl",
+            '{"conversations": [{"from": "tool", "value": "a"}]}',
+            "document 0, turn 0 must be from one of human, user, .*, got 'tool'",
+        ),
     ],
 )
 def test_other_documents_are_refused(tmp_path, name, content, message):
@@ -396,8 +461,8 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
     save_head(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path / "head")
     softer = percent(true_by_hand(model, tokenizer, prompt, 3.0))
     assert said(run, *second, "--head", tmp_path / "head")[0] == softer != percent(chance)
-    assert said(run, *second, "--least", chance + 1e-3)[1].startswith("no answer")
-    assert not said(run, *second, "--least", chance - 1e-3)[1].startswith("no answer")
+    assert said(run, *second, "--least", min(1, chance + 1e-5))[1].startswith("no answer")
+    assert not said(run, *second, "--least", chance - 1e-5)[1].startswith("no answer")
     assert said(run, *second, "--plain")[0] == said(run, saved / "model", *second[1:])[0]
 
     rng = np.random.default_rng(0)
@@ -471,6 +536,65 @@ def test_each_process_tells_of_its_own_documents(run, saved, tmp_path, monkeypat
     assert len(open_table(tmp_path / "table")) == 7
 
 
+@pytest.fixture(scope="module")
+def lettered(saved):
+    """A folder of MMLU."""
+    folder = saved / "mmlu"
+    folder.mkdir()
+    for split, texts in {"dev": ["two", "red"], "test": ["what is it", "is it", "it"]}.items():
+        rows = "".join(f"{text},one,two,three,four,{n}\n" for n, text in enumerate(texts))
+        head = "question,choice0,choice1,choice2,choice3,answer\n"
+        (folder / f"numbers_{split}.csv").write_text(head + rows)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
+    sources = [saved / "questions.txt", lettered]
+    start = ("--model", saved / "model", "--shots", "1", "--level", "0")
+    code, out, err = run("llm", "evaluate", *sources, *start, "--json")
+    assert code == 0, err
+    both = json.loads(out)
+    assert [one["source"] for one in both] == list(map(str, sources))
+    for source, one in zip(sources, both, strict=True):
+        assert json.loads(run("llm", "evaluate", source, *start, "--json")[1]) == one
+    shown = run("llm", "evaluate", *sources, *start)[1]
+    assert shown.index(f"{sources[0]}: 7 answers") < shown.index(f"{lettered}: 3 answers")
+    questions = read_mmlu(lettered)
+    logits, labels = ask_choices(
+        model, tokenizer, questions, shots=read_mmlu(lettered, "dev")[:1], prefix=" "
+    )
+    right = float((logits.argmax(-1) == labels).mean())
+    assert both[1]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("shots", [8, 11])
+def test_questions_must_be_left_after_the_solved_ones(run, saved, shots):
+    start = ("llm", "evaluate", saved / "questions.txt", "--model", "none", "--shots", shots)
+    code, _, err = run(*start)
+    assert code == 2
+    told = " ".join(err.split())
+    assert f"has 8 questions, and --shots takes {shots}" in told
+    assert "lower --shots" in told
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_options_without_a_use_are_refused(run, saved, lettered):
+    for option in (("--how", "first"), ("--limit", "3"), ("--shots", "5")):
+        code, _, err = run("llm", "evaluate", saved / "table", *option)
+        assert code == 2
+        assert f"{option[0]} is for questions" in " ".join(err.split())
+    start = ("llm", "evaluate", saved / "questions.txt", lettered, "--model", "none")
+    code, _, err = run(*start, "--how", "first")
+    assert code == 2
+    assert "--how is for written answers" in err
+
+
+def test_epochs_are_those_of_python():
+    (option,) = (one for one in fit.params if one.name == "epochs")
+    assert option.default == inspect.signature(fit_head).parameters["epochs"].default
+
+
 @pytest.mark.slow
 def test_two_processes_collect_what_one_does(run, saved, tmp_path):
     arguments = ["llm", "collect", saved / "model", saved / "texts.jsonl", "-o"]
@@ -495,20 +619,55 @@ def test_two_processes_collect_what_one_does(run, saved, tmp_path):
         np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def with_gpus(monkeypatch):
+    monkeypatch.setattr(_models, "_use", lambda device: None)
+
+
+@pytest.mark.usefixtures("with_gpus")
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
-    assert own_device("cuda") == "cuda"
+    assert str(own_device("cuda")) == "cuda"
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert [own_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
-    assert own_device(torch.device("cuda")) == "cuda:3"
+    names = ("cuda", "cuda:1", "cpu", torch.device("cuda"))
+    assert [str(own_device(name)) for name in names] == ["cuda:3", "cuda:1", "cpu", "cuda:3"]
 
 
+def test_a_device_or_precision_that_is_not_there(run, saved):
+    for option in (("--device", "gpu"), ("--device", "cuda:77"), ("--dtype", "float17")):
+        code, _, err = run("llm", "ask", str(saved / "model"), "Who?", *option)
+        assert code
+        assert "cannot be used here" in err or "dtype must be auto, float32" in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "nowhere/", "nowhere.gguf", "/nowhere/model"])
+def test_a_model_that_is_not_there(run, path):
+    code, _, err = run("llm", "ask", path, "Who?")
+    assert code
+    assert f"there is no model at {path}" in err
+
+
+def test_a_blank_question_is_refused(run, saved):
+    code, _, err = run("llm", "ask", str(saved / "model"), "  ")
+    assert code == 2
+    assert "the question is empty" in err
+
+
+def test_questions_without_a_model(run, tmp_path):
+    (tmp_path / "questions.txt").write_text("Who?\n")
+    code, _, err = run("llm", "evaluate", str(tmp_path / "questions.txt"))
+    assert code == 2
+    assert "is a file: questions need --model, tables are folders" in err
+
+
+@pytest.mark.usefixtures("with_gpus")
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_models_are_moved_to_the_device_of_their_process(saved, model, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     went = []
 
     def to(self, place):
-        went.append(place)
+        went.append(str(place))
         return self
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "to", to)
@@ -523,3 +682,26 @@ def test_a_head_of_another_model_is_refused(run, saved, model, tmp_path):
     fitted = FittedHead.of_temperature(2.0, mark_of(other))
     with pytest.raises(ValueError, match="model"):
         fitted.mark.check(mark_of(model), "the table")
+
+
+def test_ask_refuses_what_the_model_has_no_room_for(model, tokenizer):
+    positions = model.config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"need more than the {positions} positions"):
+        ask(model, tokenizer, [PROMPTS[0]], most=positions)
+    with pytest.raises(ValueError, match="batch must be 1 or more"):
+        ask(model, tokenizer, [PROMPTS[0]], batch=0)
+
+
+def test_ask_follows_no_rule_of_the_model_but_the_likeliest_token(model, tokenizer, monkeypatch):
+    (plain,) = ask(model, tokenizer, [PROMPTS[0]], most=8)
+    monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
+    monkeypatch.setattr(model.generation_config, "no_repeat_ngram_size", 1)
+    (again,) = ask(model, tokenizer, [PROMPTS[0]], most=8)
+    assert again.text == plain.text
+    np.testing.assert_array_equal(again.probs, plain.probs)
+
+
+def test_the_line_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n\n{"text": \n')
+    with pytest.raises(ValueError, match=r"line 3 of .*bad\.jsonl is not valid JSON"):
+        read_documents(tmp_path / "bad.jsonl")

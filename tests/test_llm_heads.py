@@ -558,6 +558,26 @@ def test_documents_go_together_as_padding_allows():
     assert found == [{0}, {1}, {2, 3}, {4, 5}]  # 9 + 9 = 18
 
 
+def test_one_temperature_takes_no_options():
+    table = simulated(30)
+    for wrong in ({"alpha": 0.5}, {"options": {"units": 3}}, {"objective_options": {"over": 5}}):
+        with pytest.raises(ValueError, match=r"alpha belongs to|has no options"):
+            fit_head(table, "global", "selective", **wrong)
+    with pytest.raises(ValueError, match="alpha belongs to"):
+        fit_head(table, "linear", "nll", alpha=0.5)
+    assert fit_head(table, "global", "selective").objective == "brier"
+
+
+def test_an_unknown_option_of_a_head_is_named():
+    with pytest.raises(ValueError, match="mlp head has no option hidden; it has units, activation"):
+        fit_head(simulated(30), "mlp", options={"hidden": 3})
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(ValueError, match=r"device 'gpu' cannot be used here .*: try cpu"):
+        fit_head(simulated(30), "linear", device="gpu")
+
+
 def test_always_keeps_what_the_last_epoch_gave():
     table = simulated(60)
     paper: dict[str, Any] = {"alpha": 1.0, "epochs": 2, "batch": 64, "rate": 0.5}

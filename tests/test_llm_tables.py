@@ -4,6 +4,7 @@ import copy
 import importlib
 import json
 import shutil
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -655,6 +656,43 @@ def test_tables_of_other_adapters(documents, tmp_path, request, change):
         assert_same(after, collect(llama(), documents, tmp_path / "plain"))
 
 
+def test_nothing_is_written_for_a_model_that_is_refused(documents, tmp_path):
+    broken = llama()
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        collect(broken, documents, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize("label", [VOCABULARY, -7])
+def test_labels_that_are_no_tokens_are_named_with_their_document(model, tmp_path, label):
+    wrong = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 3], "labels": [-100, 2, label]}]
+    with pytest.raises(ValueError, match=rf"labels of document 1 must be .* got {label}"):
+        collect(model, wrong, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_table_counts_once(model, documents, tmp_path):
+    collect(model, documents, tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match=r"b holds the same documents as .*a: a table counts once"):
+        open_table([tmp_path / "a", tmp_path / "b"])
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": 1}', '{"format": 1, "mark": {}}'])
+def test_a_damaged_header(tmp_path, content):
+    (tmp_path / "table.json").write_text(content)
+    with pytest.raises(ValueError, match=r"table\.json (is damaged|has format)"):
+        open_table(tmp_path)
+
+
+def test_a_file_is_no_table(tmp_path):
+    (tmp_path / "questions.txt").write_text("Who?")
+    with pytest.raises(ValueError, match="is no token table"):
+        open_table(tmp_path / "questions.txt")
+
+
 # ------------------------------------------------------------------------------- states of prompts
 
 
@@ -747,7 +785,8 @@ def test_marks_tell_models_apart():
     mine = mark_of(llama())
     assert (mine.hidden_size, mine.vocabulary, mine.softcap) == (16, VOCABULARY, None)
     mine.check(mark_of(llama()), "the head")
-    mine.check(mark_of(llama().to(torch.bfloat16)), "the head")
+    for first, second in product((torch.float32, torch.bfloat16, torch.float16), repeat=2):
+        mark_of(llama().to(first)).check(mark_of(llama().to(first).to(second)), "the head")
     assert mark_of(gemma()).softcap == 3.0
     for other in (qwen2(), qwen3(), gemma(), gpt2()):
         with pytest.raises(ValueError, match=r"the head belongs to another model.*digest"):

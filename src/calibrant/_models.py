@@ -63,10 +63,26 @@ def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
     return next((p.device for p in model.parameters()), torch.device(otherwise))
 
 
-def own_device(device: str | torch.device) -> str | torch.device:
-    """The device of this process: one command line for several cannot name the GPU of each."""
+def own_device(device: str | torch.device) -> torch.device:
+    """The device of this process: one command line for several cannot name the GPU of each.
+
+    Raises
+    ------
+    ValueError
+        For a name that torch does not know, or a GPU where there is none.
+    """
     rank = os.environ.get("LOCAL_RANK")
-    return f"cuda:{rank}" if rank and str(device) == "cuda" else device
+    try:
+        found = torch.device(f"cuda:{rank}" if rank and str(device) == "cuda" else device)
+        _use(found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here ({reason}): try cpu") from error
+    return found
+
+
+def _use(device: torch.device) -> None:
+    torch.empty(0, device=device)
 
 
 @contextmanager

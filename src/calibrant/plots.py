@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -81,9 +81,9 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
 
     The line is as wide as the examples are dense there.
     """
+    axes = _square(ax)
     from matplotlib.collections import LineCollection
 
-    axes = _square(ax)
     # where less than a thousandth of the peak density lies, the curve is extrapolation
     seen = curve.density > 1e-3 * curve.density.max()
     x, y = curve.confidence, curve.accuracy
@@ -120,9 +120,8 @@ def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
 
 def margin_diagrams(groups: Sequence[MarginGroup]) -> Figure:
     """Reliability diagrams side by side, one for each group of margins (SMART, figure 15)."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(groups), figsize=(3.3 * len(groups), 4), squeeze=False)
+    figure: Figure
+    figure, axes = _pyplot().subplots(1, len(groups), figsize=(3.3 * len(groups), 4), squeeze=False)
     # the strips above the diagrams are not seen by the automatic layouts
     figure.subplots_adjust(left=0.07, right=0.98, bottom=0.12, top=0.78, wspace=0.2)
     for group, ax in zip(groups, axes[0], strict=True):
@@ -216,19 +215,26 @@ def keep_plot(history: Sequence[Epoch], ax: Axes | None = None) -> Axes:
     return axes
 
 
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            f"diagrams need matplotlib ({error}): pip install 'calibrant[plot]'"
+        ) from error
+    return plt
+
+
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(4.2, 3.4), layout="constrained")[1]
+    axes: Axes = _pyplot().subplots(figsize=(4.2, 3.4), layout="constrained")[1]
+    return axes
 
 
 def _square(ax: Axes | None) -> Axes:
     if ax is None:
-        import matplotlib.pyplot as plt
-
-        figure, ax = plt.subplots(figsize=(4.2, 4.8))
+        figure, ax = _pyplot().subplots(figsize=(4.2, 4.8))
         figure.subplots_adjust(left=0.14, right=0.97, bottom=0.1, top=0.84)  # room for a strip
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
     return ax

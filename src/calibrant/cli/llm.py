@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +23,7 @@ from calibrant.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.text import Text
 
@@ -110,7 +111,7 @@ def collect(
     help="bce, brier, nll, selective (the paper's) or smart.",
 )
 @SET
-@click.option("--epochs", default=20, show_default=True, help="Epochs at most.")
+@click.option("--epochs", default=40, show_default=True, help="Epochs at most.")
 @click.option("--always", is_flag=True, help="Train for all epochs, and keep the head in any case.")
 @click.option("--seed", default=0, show_default=True, help="Of the split and the training.")
 @click.option("--device", default="cpu", show_default=True, help="Where the head is trained.")
@@ -168,7 +169,13 @@ def fit(
 @HEAD
 @click.option("--model", metavar="MODEL", help="Model that answers; SOURCES are questions then.")
 @click.option("--limit", type=click.IntRange(1), help="Draw so many questions.")
-@click.option("--shots", default=5, show_default=True, help="Solved examples before a question.")
+@click.option(
+    "--shots",
+    type=click.IntRange(0),
+    default=5,
+    show_default=True,
+    help="Solved examples before a question.",
+)
 @HOW
 @click.option("--seed", default=0, show_default=True, help="Of the questions drawn.")
 @LEVEL
@@ -204,19 +211,25 @@ def evaluate(
     fitted = load_head(folder) if folder else None
     intervals = level or None
     if model is None:
-        found = _measured_tokens(list(sources), fitted, intervals)
-        _show(found, as_json, "tokens")
+        _check_unused("how", "limit", "shots")
+        for source in filter(os.path.isfile, sources):
+            raise click.UsageError(
+                f"{source} is a file: questions need --model, tables are folders"
+            )
+        _show([("tokens", _measured_tokens(list(sources), fitted, intervals))], as_json)
         return
     from calibrant.llm import load_model
 
-    network, tokenizer = load_model(model, device=device, dtype=dtype)
-    for source in sources:
-        questions, solved = _questions(source, limit, shots, seed)
-        with progress_bar("questions") as progress:
-            found = _measured_answers(
-                (network, tokenizer), questions, solved, fitted, how, intervals, progress
+    # before the model is read, which takes longer than finding a mistake in them
+    asked = [_questions(source, limit, shots, seed) for source in sources]
+    for source, (questions, _) in zip(sources, asked, strict=True):
+        if how and questions[0].choices:
+            raise click.UsageError(
+                f"--how is for written answers, and {source} has choices: leave it away"
             )
-        _show(found, as_json, source)
+    network = load_model(model, device=device, dtype=dtype)
+    measured = (_measured_answers(network, *one, fitted, how, intervals) for one in asked)
+    _show(zip(sources, measured, strict=True), as_json)
 
 
 @llm.command()
@@ -227,8 +240,8 @@ def evaluate(
     "--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator: the chance of being right."
 )
 @HOW
-@click.option("--least", type=float, metavar="FRACTION", help="Abstain below this confidence.")
-@click.option("--most", default=64, show_default=True, help="Tokens of an answer.")
+@click.option("--least", type=click.FloatRange(0, 1), help="Abstain below this confidence.")
+@click.option("--most", type=click.IntRange(1), default=64, show_default=True, help="Tokens.")
 @click.option("--plain", is_flag=True, help="Do not put the question into the form of a chat.")
 @DEVICE
 @DTYPE
@@ -255,20 +268,24 @@ def ask(
       calibrant llm ask model/ "What is the capital of Peru?" --head head --least 0.5
       calibrant llm ask model/ "What is the capital of Peru?" --how p_true --answers mapped.json
     """  # noqa: D301
-    from calibrant.llm import AnswerCalibrator, Question, ask as answered, load_head, load_model
+    from calibrant.llm import (
+        AnswerCalibrator,
+        Question,
+        ask as answered,
+        chat_prompt,
+        load_head,
+        load_model,
+    )
 
+    if not question.strip():
+        raise click.UsageError("the question is empty")
     calibrator = AnswerCalibrator.load(mapped) if mapped else None
     if calibrator is not None:
         _check_rule(how, calibrator.how)
     network, tokenizer = load_model(model, device=device, dtype=dtype)
-    chat = not plain and getattr(tokenizer, "chat_template", None)
 
     def form(text: str) -> str:
-        if not chat:
-            return text
-        turns = [{"role": "user", "content": text}]
-        made: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        return made
+        return text if plain else chat_prompt(tokenizer, text)
 
     fitted = load_head(folder) if folder else None
     (found,) = answered(network, tokenizer, [form(question)], fitted=fitted, most=most)
@@ -284,6 +301,17 @@ def ask(
         else:
             console.print(_shaded(found))
         console.print(f"confidence {100 * sure:.0f} %")
+
+
+def _check_unused(*names: str) -> None:
+    """See that no option of questions was given for tables."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{name} is for questions that a model answers: name it by --model, or leave "
+                f"--{name} away to measure the tokens of a table"
+            )
 
 
 def _check_rule(how: str | None, fitted_on: str | None) -> None:
@@ -351,6 +379,11 @@ def _questions(
         return subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved
     read = read_truthfulqa if source.endswith(".csv") else read_questions
     whole = read(source)
+    if len(whole) <= shots:
+        raise click.UsageError(
+            f"{source} has {len(whole)} questions, and --shots takes {shots} of them as solved "
+            "examples: lower --shots, so that some are left to ask"
+        )
     drawn = subset(whole, min((limit or len(whole)) + shots, len(whole)), seed=seed)
     return drawn[shots:], drawn[:shots]
 
@@ -362,7 +395,6 @@ def _measured_answers(
     fitted: FittedHead | None,
     how: str | None,
     level: float | None,
-    progress: Any,
 ) -> dict[str, Evaluation]:
     import numpy as np
 
@@ -377,15 +409,18 @@ def _measured_answers(
     heads = {"before": None, **({} if fitted is None else {"after": fitted})}
     found: dict[str, Evaluation] = {}
     if questions[0].choices:
-        scores, labels = ask_choices_each(
-            *network, questions, heads, shots=solved, progress=progress
-        )
+        with progress_bar("questions") as progress:
+            scores, labels = ask_choices_each(
+                *network, questions, heads, shots=solved, progress=progress
+            )
         for name, logits in scores.items():
             sure = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
             found[name] = evaluate_answers(sure, logits.argmax(-1) == labels, level=level)
         return found
     prompts = [short_prompt(question, solved) for question in questions]
-    for name, answers in ask_each(*network, prompts, heads, progress=progress).items():
+    with progress_bar("questions") as progress:
+        given = ask_each(*network, prompts, heads, progress=progress)
+    for name, answers in given.items():
         pairs = zip(answers, questions, strict=True)
         right = np.array([exact_match(a.text, q.references) for a, q in pairs])
         sure = _sure(network, questions, answers, heads[name], how)
@@ -393,14 +428,24 @@ def _measured_answers(
     return found
 
 
-def _show(found: dict[str, Evaluation], as_json: bool, title: str) -> None:
+def _show(measured: Iterable[tuple[str, dict[str, Evaluation]]], as_json: bool) -> None:
+    """Print each source once it is measured; as JSON one object, or a list of several."""
+    if not as_json:
+        for title, found in measured:
+            _print_figures(title, found)
+        return
+    told = [
+        {"source": title, **{name: figures.to_dict() for name, figures in found.items()}}
+        for title, found in measured
+    ]
+    with until_closed():
+        click.echo(json.dumps(told if len(told) > 1 else told[0], indent=2))
+
+
+def _print_figures(title: str, found: dict[str, Evaluation]) -> None:
     from rich.table import Table
 
     with until_closed():
-        if as_json:
-            told = {name: figures.to_dict() for name, figures in found.items()}
-            click.echo(json.dumps({"source": title, **told}, indent=2))
-            return
         console = new_console()
         first = next(iter(found.values()))
         console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)

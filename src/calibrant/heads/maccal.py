@@ -37,6 +37,13 @@ ON_TRAINING = 0.95
 """gamma where confidence is compared on the training set, whose accuracy is inflated."""
 HALVINGS, FARTHEST = 4, 0.1
 """How often the step of the control is halved at most, and how far q moves in an epoch."""
+EPOCHS, STEPS = 20, 2000
+"""Epochs by default, and the steps that small data are to get: then there are more epochs."""
+WARM_UP = 150
+"""Steps before the control begins: a head that has learned nothing yet is surer than it is right,
+and would lose its weights before it learns."""
+HARDLY = 1.5
+"""How many times as often as by chance a head must be right to pass without a warning."""
 SETTLED = 0.02
 """Largest gap between confidence and its target at the end that passes without a warning."""
 
@@ -53,8 +60,7 @@ class KeepRate:
 
     Too much confidence: fewer weights. Whenever the gap changes its sign, :math:`\eta` is halved,
     down to a sixteenth; without that q swings about its goal for ever. Nor does q move by more than
-    0.1 at a time: a head that has learned nothing yet is wrong more often than it says, and would
-    lose its weights before it learns.
+    0.1 at a time.
 
     Parameters
     ----------
@@ -112,6 +118,8 @@ class _Run:
     optimiser: torch.optim.Optimizer
     control: KeepRate
     mark: str  # of the options and the data
+    epochs: int
+    steps: int = 0  # so far
     history: list[Epoch] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
@@ -120,6 +128,7 @@ class _Run:
             "head": self.head.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "control": vars(self.control),
+            "steps": self.steps,
             "history": [tuple(epoch) for epoch in self.history],
         }
         with replacing(path) as temporary:
@@ -135,6 +144,7 @@ class _Run:
         self.head.load_state_dict(state["head"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.control = KeepRate(**state["control"])
+        self.steps = state["steps"]
         self.history = [Epoch(*epoch) for epoch in state["history"]]
 
 
@@ -150,8 +160,11 @@ class MaCCal(Calibrator):
     Parameters
     ----------
     bottleneck : int, optional
-        Units between the two layers; ``min(256, max(classes, width // 4))`` by default.
-    epochs, batch_size : int
+        Units between the two layers; ``min(256, max(64, classes, width // 4))`` by default.
+    epochs : int, optional
+        By default 20, or as many as make 2000 steps of features in memory. q stays as it is for
+        the first 150 steps.
+    batch_size : int
     rate, decay : float
         Learning rate of Adam at the start, which falls to zero along a cosine, and weight decay.
     keep, least_keep : float
@@ -204,7 +217,7 @@ class MaCCal(Calibrator):
         self,
         *,
         bottleneck: int | None = None,
-        epochs: int = 20,
+        epochs: int | None = None,
         batch_size: int = 256,
         rate: float = 1e-3,
         decay: float = 0.0,
@@ -226,10 +239,11 @@ class MaCCal(Calibrator):
         self._learned(history_=torch.zeros(0, len(Epoch._fields)))
 
     def _check_options(self) -> None:
-        for name, least in {"epochs": 1, "batch_size": 1, "samples": 0, "seed": 0}.items():
+        for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
             check_whole(name, getattr(self, name), least)
-        if self.bottleneck is not None:
-            check_whole("bottleneck", self.bottleneck)
+        for name in ("bottleneck", "epochs"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
         within = {
             "rate": (self.rate, 0 < self.rate < math.inf, "above 0"),
             "decay": (self.decay, 0 <= self.decay < math.inf, "at least 0"),
@@ -307,8 +321,9 @@ class MaCCal(Calibrator):
                 yield train.batch(order[start : start + self.batch_size], device)
 
         mark = "".join(part.digest() for part in (train, watched) if part is not None)
-        width = int(train.features.shape[-1])
-        return self._train(batches, watched, (width, count), mark, checkpoint, progress)
+        width, steps = int(train.features.shape[-1]), -(-len(train.kept) // self.batch_size)
+        epochs = max(EPOCHS, -(-STEPS // steps))
+        return self._train(batches, watched, (width, count), mark, epochs, checkpoint, progress)
 
     def fit_model(
         self,
@@ -372,7 +387,7 @@ class MaCCal(Calibrator):
         assert isinstance(linear, nn.Linear)
         sizes = linear.in_features, classes
         mark = f"{layer} {digest(model)} {'' if watched is None else watched.digest()}"
-        return self._train(batches, watched, sizes, mark, checkpoint, progress)
+        return self._train(batches, watched, sizes, mark, EPOCHS, checkpoint, progress)
 
     def _divided(
         self, train: Rows, held_out: tuple[Values, Values] | float | None, classes: int
@@ -406,32 +421,33 @@ class MaCCal(Calibrator):
         watched: Rows | None,
         sizes: tuple[int, int],
         mark: str,
+        epochs: int,
         checkpoint: str | os.PathLike[str] | None,
         progress: Callable[[int, int], object] | None,
     ) -> Self:
-        run = self._begun(sizes, watched is not None, mark)
+        run = self._begun(sizes, watched is not None, mark, self.epochs or epochs)
         path = None if checkpoint is None else Path(checkpoint)
         if path is not None and path.exists():
             run.resume(path)
-        for epoch in range(len(run.history), self.epochs):
-            if epoch:
+        for epoch in range(len(run.history), run.epochs):
+            if run.steps >= WARM_UP:
                 last = run.history[-1]
                 run.control.update(last.confidence, last.accuracy)
             run.history.append(self._epoch(run, batches(epoch), watched, epoch))
             if path is not None:
                 run.save(path)
             if progress is not None:
-                progress(epoch + 1, self.epochs)
+                progress(epoch + 1, run.epochs)
         self._ended(run, sizes, watched is not None)
         return self
 
-    def _begun(self, sizes: tuple[int, int], held_out: bool, mark: str) -> _Run:
+    def _begun(self, sizes: tuple[int, int], held_out: bool, mark: str, epochs: int) -> _Run:
         width, classes = sizes
         head = self._new_head(width, classes, self.bottleneck)
         optimiser = torch.optim.Adam(head.parameters(), lr=self.rate, weight_decay=self.decay)
         gamma = self.gamma or (1.0 if held_out else ON_TRAINING)
         control = KeepRate(self.keep, self.step, gamma, self.least_keep)
-        return _Run(head, optimiser, control, f"{self.config()} {sizes} {mark}")
+        return _Run(head, optimiser, control, f"{self.config()} {sizes} {mark}", epochs)
 
     def _new_head(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
         head = MaskedClassifier(
@@ -446,7 +462,7 @@ class MaCCal(Calibrator):
         # of the epoch alone, so that a run that goes on later takes the same steps
         random = torch.Generator(head.keep_.device).manual_seed(1_000_003 * self.seed + epoch)
         for group in run.optimiser.param_groups:
-            group["lr"] = self.rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+            group["lr"] = self.rate * (1 + math.cos(math.pi * epoch / run.epochs)) / 2
         head.keep_.fill_(run.control.keep)
         total = torch.zeros(4, device=head.keep_.device)  # weight, loss, confidence, right
         for batch in batches:
@@ -459,6 +475,7 @@ class MaCCal(Calibrator):
             else:
                 run.optimiser.step()
             total += _sums(logits.detach(), batch, loss.detach())
+            run.steps += 1
         weight, lost, confidence, right = total.tolist()
         if not weight:
             raise ValueError(f"the loader gave no labelled example in epoch {epoch + 1}")
@@ -500,7 +517,12 @@ class MaCCal(Calibrator):
             return
         last = run.history[-1]
         target = run.control.gamma * last.accuracy
-        if held_out and last.accuracy == 1:
+        if last.accuracy * classes < HARDLY:
+            warn(
+                f"the head has hardly learned: it is right for {100 * last.accuracy:.1f} % of the "
+                "examples that the control looked at; train for more epochs, or raise rate"
+            )
+        elif held_out and last.accuracy == 1:
             warn(
                 "every held-out example is predicted right, so they show no over-confidence: hold "
                 "out examples that the network was not trained on"

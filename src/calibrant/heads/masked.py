@@ -46,7 +46,7 @@ class MaskedClassifier(nn.Module):
         Number of features.
     classes : int
     bottleneck : int, optional
-        Units between the layers; ``min(256, max(classes, width // 4))`` by default.
+        Units between the layers; ``min(256, max(64, classes, width // 4))`` by default.
     samples : int
         With 0, one pass with the expected masks. Else the probabilities are averaged over that
         many masks, the same ones for every call, and their logarithms returned.
@@ -78,7 +78,7 @@ class MaskedClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.classes = width, classes
-        self.bottleneck = bottleneck or min(256, max(classes, width // 4))
+        self.bottleneck = bottleneck or min(256, max(64, classes, width // 4))
         self.samples, self.seed = samples, seed
         self.first = _MaskedLinear(width, self.bottleneck)
         self.second = _MaskedLinear(self.bottleneck, classes)

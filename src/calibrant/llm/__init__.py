@@ -7,6 +7,7 @@ from calibrant.llm.answering import (
     ask_choices_each,
     ask_each,
     ask_true,
+    chat_prompt,
     load_model,
 )
 from calibrant.llm.answers import AnswerCalibrator, answer_confidence
@@ -68,6 +69,7 @@ __all__ = [
     "ask_each",
     "ask_true",
     "attached",
+    "chat_prompt",
     "choice_logits",
     "choice_logits_from_likelihoods",
     "choice_logits_from_top",

@@ -19,7 +19,7 @@ from calibrant.llm.attach import Report, report
 from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.documents import token_ids
 from calibrant.llm.fit import FittedHead
-from calibrant.llm.marks import mark_of
+from calibrant.llm.marks import mark_of, positions_of
 from calibrant.llm.questions import Question, choice_prompt
 
 Told = Callable[[int, int], object]
@@ -73,12 +73,47 @@ def load_model(
         ) from error
     place = Path(path)
     named: dict[str, Any] = {}
+    # a name on the hub is one word, or two with a stroke between them
+    local = place.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
+    if local and not place.exists():
+        raise FileNotFoundError(f"there is no model at {path}: it does not exist")
     if place.suffix == ".gguf":
         path, named = place.parent, {"gguf_file": place.name}
-    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    wanted = _precision(dtype)
+    target = None if device is None else own_device(device)  # before the model is read
     tokenizer = AutoTokenizer.from_pretrained(path, **named)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, **named)
-    return (model if device is None else model.to(own_device(device))).eval(), tokenizer
+    if named:
+        model.config._name_or_path = place.name
+    return (model if target is None else model.to(target)).eval(), tokenizer
+
+
+def _precision(dtype: str) -> Any:
+    found = "auto" if dtype == "auto" else getattr(torch, dtype, None)
+    if found != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
+    return found
+
+
+def chat_prompt(tokenizer: Any, question: str) -> str:
+    """A question as the chat model gets it, ready for an answer; itself where there is no template.
+
+    Parameters
+    ----------
+    tokenizer
+        Of Hugging Face.
+    question : str
+
+    Returns
+    -------
+    str
+        For :func:`ask`.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return question
+    turns = [{"role": "user", "content": question}]
+    made: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return made
 
 
 def ask(
@@ -150,9 +185,9 @@ def ask_each(
     done = 0
     for inputs, output in _generated(model, tokenizer, prompts, batch, most):
         for name, told in _reports(model, heads, inputs, output):
-            columns = told.tokens, told.log_probs.double().exp(), told.written
-            tokens, probs, written = (column.cpu() for column in columns)
-            rows = zip(tokens, probs, written, strict=True)
+            columns = told.tokens, told.log_probs, told.written
+            tokens, logs, written = (column.cpu() for column in columns)
+            rows = zip(tokens, logs.double().exp(), written, strict=True)
             found[name] += [_answer(tokenizer, *row, how) for row in rows]
         done += len(output.sequences)
         if progress is not None:
@@ -179,7 +214,7 @@ def ask_choices(
     *,
     shots: Sequence[Question] = (),
     fitted: FittedHead | None = None,
-    prefix: str = " ",
+    prefix: str | None = None,
     batch: int = 8,
     progress: Told | None = None,
 ) -> tuple[FloatArray, IntArray]:
@@ -195,8 +230,8 @@ def ask_choices(
         Solved examples; those with the subject of a question stand before it, or all where none
         has.
     fitted : FittedHead, optional
-    prefix : str
-        As for :func:`choice_tokens`.
+    prefix : str, optional
+        As for :func:`choice_tokens`; None is a blank, or nothing where the tokenizer wants that.
     batch : int
     progress : callable, optional
 
@@ -220,7 +255,7 @@ def ask_choices_each(
     heads: Mapping[str, FittedHead | None],
     *,
     shots: Sequence[Question] = (),
-    prefix: str = " ",
+    prefix: str | None = None,
     batch: int = 8,
     progress: Told | None = None,
 ) -> tuple[dict[str, FloatArray], IntArray]:
@@ -327,10 +362,19 @@ def _generated(
     """Yield the inputs and the output of ``generate``, for some prompts at a time."""
     if not prompts:
         raise ValueError("there must be a prompt at least, got none")
-    place = device_of(model)
+    if batch < 1:
+        raise ValueError(f"batch must be 1 or more, got {batch}")
+    place, positions = device_of(model), positions_of(model)
     with evaluating(model), _left_padded(tokenizer), torch.no_grad():
         for start in range(0, len(prompts), batch):
             ids = [token_ids(tokenizer, prompt) for prompt in prompts[start : start + batch]]
+            longest = max(map(len, ids))
+            if positions and longest + most > positions:
+                raise ValueError(
+                    f"a prompt of {longest} tokens and an answer of {most} need more than the "
+                    f"{positions} positions of {type(model).__name__}: shorten the prompts, show "
+                    "fewer solved examples, or lower most"
+                )
             inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(place)
             output = model.generate(
                 **inputs,
@@ -340,6 +384,8 @@ def _generated(
                 temperature=None,
                 top_p=None,
                 top_k=None,
+                repetition_penalty=1.0,  # nor any other rule of the model's own
+                no_repeat_ngram_size=0,
                 return_dict_in_generate=True,
                 output_logits=True,
                 output_hidden_states=True,

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the dict that a calibrator is written to."""
+AGAIN = "fit and save it again"
+"""Remedy for a file that cannot be used."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 """What a stored probability of zero is taken for: it was too small for its digits."""
 SUREST = 1e-9
@@ -244,8 +246,9 @@ class Stage(NamedTuple):
     fit: Callable[[FloatArray, BoolArray], tuple[dict[str, FloatArray], bool]]
     """Learned values by name, and whether an optimum was found."""
     apply: Callable[..., FloatArray]
-    """New probabilities, from log-odds and the learned values in the order of ``names``."""
-    names: tuple[str, ...]
+    """New probabilities, from log-odds and the learned values in the order of ``sizes``."""
+    sizes: Mapping[str, int | None]
+    """Number of learned values by name, in the order of ``apply``; None: one for each step."""
 
 
 def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
@@ -290,9 +293,9 @@ def _isotonic(odds: FloatArray, knots: FloatArray, prob: FloatArray) -> FloatArr
 
 Map = Literal["sigmoid", "beta", "isotonic"]
 STAGES: dict[str, Stage] = {
-    "sigmoid": Stage(_fit_sigmoid, _sigmoid, ("line",)),
-    "beta": Stage(_fit_beta, _beta, ("line",)),
-    "isotonic": Stage(_fit_isotonic, _isotonic, ("odds", "prob")),
+    "sigmoid": Stage(_fit_sigmoid, _sigmoid, {"line": 2}),
+    "beta": Stage(_fit_beta, _beta, {"line": 3}),
+    "isotonic": Stage(_fit_isotonic, _isotonic, {"odds": None, "prob": None}),
 }
 
 
@@ -372,7 +375,7 @@ class AnswerCalibrator:
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
         stage = STAGES[self.stage]
-        values = (self.learned_[name] for name in stage.names)
+        values = (self.learned_[name] for name in stage.sizes)
         return stage.apply(self._odds(answers, layout), *values)
 
     def control(
@@ -407,7 +410,13 @@ class AnswerCalibrator:
                 "there is no threshold yet: call control(answers, correct, max_error=...) with "
                 "graded answers that fit has not seen"
             )
-        return np.asarray(as_float64(confidence) < self.threshold_.threshold)
+        sure = as_float64(confidence)
+        if not ((sure >= 0) & (sure <= 1)).all():
+            raise ValueError(
+                "confidence must be in [0, 1]: NaN, negative or larger values were found; pass "
+                "what predict returned"
+            )
+        return np.asarray(sure < self.threshold_.threshold)
 
     def config(self) -> dict[str, Any]:
         """Everything that was chosen and learned, as plain numbers, strings and lists."""
@@ -427,25 +436,20 @@ class AnswerCalibrator:
     def from_config(cls, config: Mapping[str, Any]) -> AnswerCalibrator:
         """The calibrator that :meth:`config` described."""
         keys = {"format", "how", "stage", "learned", "threshold"}
+        if not isinstance(config, Mapping):
+            raise ValueError(
+                f"an answer calibrator is an object with the keys {sorted(keys)}, got a "
+                f"{type(config).__name__}; {AGAIN}"
+            )
         if set(config) != keys or config["format"] != FORMAT:
             raise ValueError(
                 f"this is no answer calibrator of format {FORMAT}: keys {sorted(keys)} are wanted, "
-                f"got {sorted(map(str, config))}, format {config.get('format')!r}; fit and save it "
-                "again"
+                f"got {sorted(map(str, config))}, format {config.get('format')!r}; {AGAIN}"
             )
         made = cls(config["how"], stage=config["stage"])
-        wanted, learned = STAGES[made.stage].names, config["learned"]
-        if set(learned) != set(wanted):
-            raise ValueError(
-                f"{made.stage} has the learned values {', '.join(wanted)}, got "
-                f"{', '.join(map(str, learned))}; fit and save it again"
-            )
-        made.learned_ = {name: as_float64(values) for name, values in learned.items()}
-        found: dict[str, Any] | None = config["threshold"]
-        if found is not None:
-            absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
-            numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in found.items()}
-            made.threshold_ = Threshold(**numbers)
+        made.learned_ = _learned(made.stage, config["learned"])
+        if config["threshold"] is not None:
+            made.threshold_ = _threshold(config["threshold"])
         return made
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -457,7 +461,15 @@ class AnswerCalibrator:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AnswerCalibrator:
         """Read what :meth:`save` wrote."""
-        return cls.from_config(json.loads(Path(path).read_text("utf-8")))
+        file = Path(path)
+        try:
+            config = json.loads(file.read_text("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} is not JSON ({error}); {AGAIN}") from error
+        try:
+            return cls.from_config(config)
+        except ValueError as error:
+            raise ValueError(f"{file} cannot be loaded: {error}") from error
 
     def _odds(self, answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
         """Log-odds of the confidences, finite: exact also where a product underflows."""
@@ -480,6 +492,43 @@ def log_odds(log_confidence: FloatArray) -> FloatArray:
     array([0.   , 2.197])
     """
     return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
+
+
+def _learned(stage: str, given: Any) -> dict[str, FloatArray]:
+    wanted = STAGES[stage].sizes
+    if not isinstance(given, Mapping) or set(given) != set(wanted):
+        got = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
+        raise ValueError(
+            f"{stage} has the learned values {', '.join(wanted)}, got {got or 'none'}; {AGAIN}"
+        )
+    try:
+        found = {name: as_float64(given[name]) for name in wanted}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"learned values of {stage} are no numbers ({error}); {AGAIN}") from error
+    steps = max(1, next(iter(found.values())).size)
+    for name, size in wanted.items():
+        if found[name].shape != (size or steps,) or not np.isfinite(found[name]).all():
+            raise ValueError(
+                f"{name} of {stage} must be {size or steps} finite numbers, got "
+                f"{given[name]!r:.60}; {AGAIN}"
+            )
+    return found
+
+
+def _threshold(given: Any) -> Threshold:
+    absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
+    named = isinstance(given, Mapping) and set(given) == set(Threshold._fields)
+    if not named or not all(_is_number(v) or (v is None and k in absent) for k, v in given.items()):
+        raise ValueError(
+            f"a threshold has the numbers {', '.join(Threshold._fields)}, got {given!r:.200}; "
+            f"{AGAIN}"
+        )
+    numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in given.items()}
+    return Threshold(**numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _outcomes(correct: Values, answers: int) -> FloatArray:

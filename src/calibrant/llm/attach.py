@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -130,11 +130,10 @@ def _of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -> Tensor:
     """Log-sharpness ``(...)`` by a head that looks at a token alone."""
     if head.wants == "hidden":
         assert hidden is not None
-        return head(hidden.float())  # type: ignore[no-any-return]
-    device = next(head.parameters()).device
-    return head(  # type: ignore[no-any-return]
-        (shape_features_of_logits(logits) if head.wants == "shape" else logits).to(device)
-    )
+        seen = hidden.float()
+    else:
+        seen = shape_features_of_logits(logits) if head.wants == "shape" else logits
+    return head(seen.to(next(head.parameters()).device))  # type: ignore[no-any-return]
 
 
 def _decoding(inner: Any, head: DecoderHead, stack: ExitStack) -> Source:
@@ -272,7 +271,12 @@ class Report(NamedTuple):
 
 @torch.no_grad()
 def report(
-    model: Any, fitted: FittedHead, output: Any, *, attention_mask: Tensor | None = None
+    model: Any,
+    fitted: FittedHead,
+    output: Any,
+    *,
+    attention_mask: Tensor | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
 ) -> Report:
     """Calibrated confidences of what ``generate`` wrote; the text stays as it is.
 
@@ -286,6 +290,8 @@ def report(
         output_hidden_states=True)``, greedy, sampled or by beams.
     attention_mask : (batch, prompt), optional
         Of the prompts, where they have padding. Only the decoder head needs it.
+    eos_token_id : int or sequence of int, optional
+        Where ``generate`` got another one than the model has in its generation config.
 
     Returns
     -------
@@ -303,13 +309,20 @@ def report(
                 f"the output of generate has no {name}: call it with return_dict_in_generate=True, "
                 "output_logits=True, output_hidden_states=True"
             )
-    steps = len(output.logits)
+    beams = getattr(output, "beam_indices", None)
+    # a beam search may go on for longer than the texts that win
+    steps = len(output.logits) if beams is None else beams.shape[1]
     tokens = output.sequences[:, -steps:]
-    rows, written = _rows(inner, output, tokens)
-    logits = torch.stack([step[row] for step, row in zip(output.logits, rows.T, strict=True)], 1)
+    if beams is None:
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
+        written = _written(tokens, _ends(inner) if eos_token_id is None else eos_token_id)
+    else:
+        rows, written = beams.clamp(min=0), beams >= 0
+    pairs = zip(output.logits[:steps], rows.T, strict=True)
+    logits = torch.stack([step[row] for step, row in pairs], 1)
     states = [
         step[-1].to(logits.device)[row]
-        for step, row in zip(output.hidden_states, rows.T, strict=True)
+        for step, row in zip(output.hidden_states[:steps], rows.T, strict=True)
     ]
     head = _placed(fitted.head, logits.device)
     if isinstance(head, DecoderHead):
@@ -322,19 +335,16 @@ def report(
     return Report(tokens, chosen, log_probs.amax(-1).exp(), sharpness, written)
 
 
-def _rows(inner: Any, output: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Row of the batch that each token of each text came from, and whether it belongs to it."""
-    beams = getattr(output, "beam_indices", None)
-    if beams is not None:
-        beams = beams[:, : tokens.shape[1]]
-        beams = nn.functional.pad(beams, (0, tokens.shape[1] - beams.shape[1]), value=-1)
-        return beams.clamp(min=0), beams >= 0
-    rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
-    ends = getattr(getattr(inner, "generation_config", None), "eos_token_id", None)
+def _ends(inner: Any) -> Any:
+    return getattr(getattr(inner, "generation_config", None), "eos_token_id", None)
+
+
+def _written(tokens: Tensor, ends: Any) -> Tensor:
+    """Which tokens belong to their texts, the one that ends them among them."""
     if ends is None:
-        return rows, torch.ones_like(tokens, dtype=torch.bool)
+        return torch.ones_like(tokens, dtype=torch.bool)
     ended = torch.isin(tokens, torch.as_tensor(ends, device=tokens.device)).int()
-    return rows, (ended.cumsum(1) - ended) == 0
+    return (ended.cumsum(1) - ended) == 0
 
 
 def _repeated(mask: Tensor | None, batch: int, rows: Tensor) -> Tensor | None:

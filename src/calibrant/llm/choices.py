@@ -25,7 +25,7 @@ NAMED = 5
 
 
 def choice_tokens(
-    tokenizer: Any, choices: Sequence[str] = LETTERS, *, prefix: str = " "
+    tokenizer: Any, choices: Sequence[str] = LETTERS, *, prefix: str | None = None
 ) -> list[int]:
     """Numbers of the tokens by which a model names its choice.
 
@@ -34,34 +34,44 @@ def choice_tokens(
     tokenizer : a tokenizer of Hugging Face
         Anything with ``encode(text, add_special_tokens=False)`` and ``decode``.
     choices : sequence of str
-    prefix : str
+    prefix : str, optional
         What stands between the prompt and the choice: a blank after ``Answer:``, nothing after a
-        line break or a chat template.
+        line break or a chat template. None: a blank; or nothing, where the choices after a blank
+        are no single tokens. So it is with tokenizers that put a blank before every text
+        themselves, as that of Llama 2: a second one would be a token of its own.
 
     Returns
     -------
     list of int
         One for each choice, all different.
     """
-    found = []
-    for choice in choices:
-        tokens = list(tokenizer.encode(f"{prefix}{choice}", add_special_tokens=False))
+    wrong = []
+    for between in (" ", "") if prefix is None else (prefix,):
+        coded = [
+            list(tokenizer.encode(f"{between}{choice}", add_special_tokens=False))
+            for choice in choices
+        ]
+        fault = _fault(tokenizer, choices, coded)
+        if fault is None:
+            return [int(tokens[0]) for tokens in coded]
+        wrong.append(f"with the prefix {between!r} {fault}")
+    raise ValueError(
+        f"{', and '.join(wrong)}: use letters, other names or another prefix, or sum the "
+        "log-likelihoods of whole answers and pass them to choice_logits_from_likelihoods"
+    )
+
+
+def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> str | None:
+    """Why a choice cannot be told by one token; None where each can."""
+    for choice, tokens in zip(choices, coded, strict=True):
         if len(tokens) != 1:
             parts = [tokenizer.decode([token]) for token in tokens[:NAMED]]
-            raise ValueError(
-                f"choice {choice!r} is {len(tokens)} tokens, {parts}, with the prefix {prefix!r}: "
-                "use letters, another prefix (''), or sum the log-likelihoods of whole answers and "
-                "pass them to choice_logits_from_likelihoods"
-            )
-        found.append(int(tokens[0]))
-    doubled = [c for c, t in zip(choices, found, strict=True) if found.count(t) > 1]
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if doubled or unknown in found:
-        raise ValueError(
-            f"the tokenizer has no token of its own for {', '.join(map(repr, doubled or choices))} "
-            f"with the prefix {prefix!r}: use other names or another prefix"
-        )
-    return found
+            return f"choice {choice!r} is {len(tokens)} tokens, {parts}"
+    doubled = [c for c, tokens in zip(choices, coded, strict=True) if coded.count(tokens) > 1]
+    if doubled or [getattr(tokenizer, "unk_token_id", None)] in coded:
+        named = ", ".join(map(repr, doubled or choices))
+        return f"the tokenizer has no token of its own for {named}"
+    return None
 
 
 def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:

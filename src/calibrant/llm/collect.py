@@ -19,7 +19,7 @@ from calibrant._models import evaluating, layer_inputs, own_device
 from calibrant._partition import tabulate
 from calibrant._walk import examples
 from calibrant.llm.documents import Document, Encoded, digest_of, encoded
-from calibrant.llm.marks import mark_of, output_embeddings, settings_of
+from calibrant.llm.marks import mark_of, output_embeddings, positions_of
 from calibrant.llm.tables import (
     COLUMNS,
     HEADER,
@@ -136,11 +136,10 @@ def collect(
         ranks=ranks,
     )
     target = Path(folder) if ranks == 1 else Path(folder) / f"rank-{rank}"
-    _prepare(Path(folder), target, header)
     with evaluating(model), torch.no_grad():
-        _fill(
-            _Reader.of(model, share[plan[0][0]].ids), target, header, share, plan, batch, progress
-        )
+        reader = _Reader.of(model, share[plan[0][0]].ids)
+        _prepare(Path(folder), target, header)  # nothing is written for a model that is refused
+        _fill(reader, target, header, share, plan, batch, progress)
     return open_table(target)
 
 
@@ -168,8 +167,14 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             f"token ids must be in [0, {rows}) for {type(model).__name__}, got "
             f"{largest if largest >= rows else smallest}: pass the tokenizer of this model"
         )
-    settings, longest = settings_of(model), max(len(text.ids) for text in texts)
-    positions = settings.get("n_positions") or settings.get("max_position_embeddings")
+    for number, text in enumerate(texts):
+        labels = text.labels[text.targets]
+        if len(labels) and not 0 <= labels.min() <= labels.max() < rows:
+            raise ValueError(
+                f"labels of document {number} must be token ids in [0, {rows}), or -100 where none "
+                f"counts, got {labels.min() if labels.min() < 0 else labels.max()}"
+            )
+    positions, longest = positions_of(model), max(len(text.ids) for text in texts)
     if positions and longest > positions:
         raise ValueError(
             f"length must be at most {positions}, the positions that {type(model).__name__} has, "

@@ -24,8 +24,8 @@ from calibrant._walk import examples
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads import LIMIT
 
-ROWS = 1024
-"""Tokens whose distributions are in memory in double precision at once."""
+HELD = 1 << 22
+"""Numbers of a distribution that are in memory in double precision at once: 32 MB."""
 
 
 class Agreement(NamedTuple):
@@ -121,8 +121,8 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
 
 def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
     """Gaps of the chat model under the distribution of the base model, ``(n,)``."""
-    found = []
-    for ours, theirs in zip(base.split(ROWS), chat.split(ROWS), strict=True):
+    found, rows = [], max(1, HELD // base.shape[-1])
+    for ours, theirs in zip(base.split(rows), chat.split(rows), strict=True):
         probs = ours.double().softmax(-1)
         gaps = theirs.double().amax(-1, keepdim=True) - theirs.double()
         # a token that both rule out adds nothing

@@ -88,14 +88,14 @@ def load_head(folder: str | os.PathLike[str]) -> FittedHead:
     >>> load_head("no/such/folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: there is no head.json in no/such/folder; calibrant.llm.save_head makes one
+    FileNotFoundError: there is no head.json in no/such/folder; calibrant llm fit makes one
     """
     place = Path(folder)
     try:
         content = (place / HEADER).read_bytes()
     except OSError:
         raise FileNotFoundError(
-            f"there is no {HEADER} in {folder}; calibrant.llm.save_head makes one"
+            f"there is no {HEADER} in {folder}; calibrant llm fit makes one"
         ) from None
     header = _parsed(content, place)
     head = _built(header["kind"], header["config"], place)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from calibrant._checks import BoolArray, FloatArray, IntArray
+from calibrant._models import own_device
 from calibrant._partition import Records
 from calibrant._solve import check_time, minimise_scalar
 from calibrant.calibrators.base import check_choice
@@ -181,6 +182,13 @@ def fit_head(
     if min(epochs, batch) < 1:
         raise ValueError(f"epochs and batch must be at least 1, got {epochs} and {batch}")
     _check_whole(HEADS[head], table)
+    if alpha is not None and (objective != "selective" or head == "global"):
+        raise ValueError(
+            "alpha belongs to the selective objective of an adaptive head, got "
+            f"objective={objective!r} and head={head!r}"
+        )
+    if head == "global" and (options or objective_options):
+        raise ValueError("the global temperature has no options: leave them out, or choose a head")
     parts = split_documents(table.documents, seed=seed)
     score = Score.of(objective)
     start = score.best(table.records(_some(np.concatenate([parts.train, parts.stop]))))
@@ -190,13 +198,14 @@ def fit_head(
     settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-start)}
     if head == "global":
         figures = {name: claims.figures() for name, claims in told.items()}
-        return FittedHead(simple, table.mark, objective, True, "asked for", figures, settings)
+        return FittedHead(simple, table.mark, score.name, True, "asked for", figures, settings)
     new = partial(make_head, head, width=table.mark.hidden_size, start=start, **dict(options or {}))
     if rate is None:
         rate = RATES.get(head, LINEAR_RATE / table.mark.hidden_size)
-    plan = _Plan(table, parts, score, epochs, batch, rate, always, seed, device)
+    plan = _Plan(table, parts, score, epochs, batch, rate, always, seed, own_device(device))
     best = _best_of(plan, new, objective, alpha, dict(objective_options or {}), progress)
     told["head"] = _claims(best.head, table, parts.judge)
+    best.head.cpu()
     gain = paired_gain(
         score.of_claims(told["global"]),
         score.of_claims(told["head"]),
@@ -348,7 +357,7 @@ def _claims(head: Head, table: TokenTable, rows: IntArray) -> Claims:
     with torch.no_grad():
         for some in _whole(head, table, rows, CHUNK):
             records = table.records(some)
-            u = predicted(head, table, some, records).double().cpu().numpy()
+            u = predicted(head, table, some, records).cpu().double().numpy()
             value = records.log_partition(np.exp(u)).value
             nll = np.exp(u) * records.own_gap + value
             found.append(Claims(nll, np.exp(-value), records.correct, records.weight))
@@ -373,7 +382,7 @@ class _Plan(NamedTuple):
     rate: float
     always: bool
     seed: int
-    device: str | torch.device
+    device: torch.device
 
     def held_out(self, head: Head) -> float:
         """Score on the documents that say when to stop."""
@@ -400,8 +409,6 @@ def _best_of(
     alphas: tuple[float | None, ...] = (None,)
     if objective == "selective":
         alphas = ALPHAS if alpha is None else (alpha,)
-    elif alpha is not None:
-        raise ValueError(f"alpha belongs to the selective objective, got objective={objective!r}")
     runs = []
     for number, value in enumerate(alphas):
         told = _told(progress, number * plan.epochs, len(alphas) * plan.epochs)
@@ -422,7 +429,7 @@ def _trained(
 ) -> _Trained:
     """Train a head until held-out documents gain no more; the best epoch counts, 0 included."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
+        torch.default_generator.manual_seed(plan.seed)  # not the GPUs', which nobody puts back
         head = new().to(plan.device)
     if isinstance(head, ShapeHead):
         head.standardise(shape_features(plan.table.records(_some(plan.parts.train))))
@@ -442,7 +449,7 @@ def _trained(
         elif epoch - at >= PATIENCE:
             break
     head.load_state_dict(state)
-    return _Trained(head.cpu(), at, best)
+    return _Trained(head, at, best)
 
 
 def _copied(head: Head) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ the best global log-sharpness. What a head looks at stands in its attribute ``wa
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, cast
@@ -396,6 +397,11 @@ def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> H
     """
     check_choice("head", kind, tuple(HEADS))
     build: Any = HEADS[kind]
+    known = [name for name in inspect.signature(build).parameters if name not in ("width", "start")]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        named = ", ".join(known) or "none"
+        raise ValueError(f"the {kind} head has no option {', '.join(unknown)}; it has {named}")
     if build.wants in ("hidden", "sequence"):
         options["width"] = width
     return cast(Head, build(start=start, **options))

@@ -27,8 +27,10 @@ class ModelMark:
     vocabulary : int
         Number of logits: rows of the output embedding.
     digest : str
-        Of some rows of the output embedding, rounded to bfloat16: a model is the same in single
-        and in half precision.
+        Of some rows of the output embedding, rounded to bfloat16.
+    half : str
+        The same, rounded to float16 first: a model is the same in all three precisions, and its
+        numbers reach bfloat16 on either way.
     softcap : float or None
         Bound of the logits in models of the Gemma family (``final_logit_softcapping``).
 
@@ -47,10 +49,13 @@ class ModelMark:
     vocabulary: int
     digest: str
     softcap: float | None
+    half: str = ""
 
     def check(self, other: ModelMark, what: str) -> None:
         """Raise unless ``what``, whose mark is ``other``, belongs to the model of this mark."""
-        names = [f.name for f in fields(self) if f.name != "name"]
+        names = [f.name for f in fields(self) if f.name not in ("name", "digest", "half")]
+        if not {self.digest, self.half} & {other.digest, other.half} - {""}:
+            names.append("digest")
         differing = [
             f"{name} {getattr(other, name)} where {self.name} has {getattr(self, name)}"
             for name in names
@@ -84,6 +89,7 @@ def mark_of(model: nn.Module) -> ModelMark:
         vocabulary=int(weight.shape[0]),
         digest=_digest(weight),
         softcap=None if cap is None else float(cap),
+        half=_digest(weight, torch.float16),
     )
 
 
@@ -113,8 +119,15 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     return {} if config is None else dict(config.get_text_config().to_dict())
 
 
-def _digest(weight: Tensor) -> str:
+def positions_of(model: nn.Module) -> int | None:
+    """Tokens that a model was made for; None where it does not say."""
+    settings = settings_of(model)
+    return settings.get("n_positions") or settings.get("max_position_embeddings")
+
+
+def _digest(weight: Tensor, first: torch.dtype | None = None) -> str:
+    """Digest of some rows, rounded to ``first`` and then to bfloat16."""
     rows = np.linspace(0, len(weight) - 1, min(ROWS, len(weight))).astype(np.int64)
     chosen = weight.detach()[torch.from_numpy(rows).to(weight.device)]
-    rounded = chosen.to(torch.bfloat16).float().cpu().contiguous().numpy()
+    rounded = chosen.to(first or weight.dtype).to(torch.bfloat16).float().cpu().contiguous().numpy()
     return hashlib.sha256(rounded.astype("<f4").tobytes()).hexdigest()[:16]

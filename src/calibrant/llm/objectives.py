@@ -163,7 +163,7 @@ def loss(objective: Objective, records: Records, u: Tensor) -> Tensor:
 class _FromRecords(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, objective: Objective, records: Records) -> Tensor:
-        value, gradient = objective(records, u.detach().double().cpu().numpy())
+        value, gradient = objective(records, u.detach().cpu().double().numpy())
         ctx.save_for_backward(torch.from_numpy(gradient).to(u))
         return u.new_tensor(value)
 

@@ -111,6 +111,10 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
             )
         answers = _parts(lines[1], separator) if separator else [lines[1]]
         found.setdefault(lines[0], []).extend(answers)
+    if not found:
+        raise ValueError(
+            f"{path} has no question: a question, an answer and an empty line are wanted"
+        )
     return [Question(text, tuple(dict.fromkeys(right))) for text, right in found.items()]
 
 
@@ -289,7 +293,10 @@ def read_answers(file: str | os.PathLike[str]) -> GradedAnswers:
     """
     path = Path(file)
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    # only "\n" ends a line: strings of JSON may hold the other breaks of splitlines
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
         row = _parsed(line, f"{path}: line {number}")
         missing = {"question", "answer", "token_probs", "correct"} - row.keys()
         if missing or not row["token_probs"]:

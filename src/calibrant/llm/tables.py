@@ -274,19 +274,22 @@ def read_header(folder: Path) -> Header:
     """Read ``table.json`` of a folder."""
     try:
         content = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
-            f"{folder} is no token table: it has no {HEADER}; make one with calibrant.llm.collect"
+            f"{folder} is no token table: it has no {HEADER}; calibrant llm collect makes one"
         ) from error
     except ValueError as error:
         raise ValueError(f"{folder / HEADER} is damaged ({error}); collect again") from error
-    version = content.pop("format", None)
+    version = content.pop("format", None) if isinstance(content, dict) else None
     if version != FORMAT:
         raise ValueError(
             f"{folder / HEADER} has format {version}, this version reads {FORMAT}: install a "
             "version of calibrant that fits, or collect again"
         )
-    return Header(**{**content, "mark": ModelMark(**content["mark"])})
+    try:
+        return Header(**{**content, "mark": ModelMark(**content["mark"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / HEADER} is damaged ({error}); collect again") from error
 
 
 def write_header(folder: Path, header: Header) -> None:
@@ -351,8 +354,13 @@ def open_table(folder: Where | Sequence[Where]) -> TokenTable:
         raise ValueError("at least one folder of a token table is wanted, got none")
     folders = [inner for outer in given for inner in _with_ranks(Path(outer))]
     headers = [read_header(inner) for inner in folders]
-    for inner, header in zip(folders, headers, strict=True):
+    for number, (inner, header) in enumerate(zip(folders, headers, strict=True)):
         headers[0].mark.check(header.mark, str(inner))
+        if header in headers[:number]:
+            raise ValueError(
+                f"{inner} holds the same documents as {folders[headers.index(header)]}: a table "
+                "counts once, or copies of a token judge what was trained on it"
+            )
     shifts = accumulate((header.documents for header in headers), initial=0)
     parts = [
         _read_shard(inner, number, header, shift)

@@ -154,7 +154,8 @@ def top_logprobs(top: TopLogprobs | Values) -> FloatArray:
             f"top must be (n, k) log-probabilities or a list of {{token: logprob}}, got shape "
             f"{logs.shape}"
         )
-    logs = -np.sort(-logs, axis=1)
+    # some services write -9999 for a token that is not there
+    logs = -np.sort(-np.where(np.exp(logs) == 0, -np.inf, logs), axis=1)
     total = np.exp(logs).sum(1)
     bad = ~(np.isfinite(logs[:, 0]) & (total <= 1 + 1e-3))
     if bad.any():

@@ -39,7 +39,7 @@ HALVINGS, FARTHEST = 4, 0.1
 """How often the step of the control is halved at most, and how far q moves in an epoch."""
 EPOCHS, STEPS = 20, 2000
 """Epochs by default, and the steps that small data are to get: then there are more epochs."""
-WARM_UP = 150
+WARM_UP = 100
 """Steps before the control begins: a head that has learned nothing yet is surer than it is right,
 and would lose its weights before it learns."""
 HARDLY = 1.5
@@ -163,7 +163,7 @@ class MaCCal(Calibrator):
         Units between the two layers; ``min(256, max(64, classes, width // 4))`` by default.
     epochs : int, optional
         By default 20, or as many as make 2000 steps of features in memory. q stays as it is for
-        the first 150 steps.
+        the first 100 steps.
     batch_size : int
     rate, decay : float
         Learning rate of Adam at the start, which falls to zero along a cosine, and weight decay.

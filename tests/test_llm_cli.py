@@ -621,7 +621,7 @@ def test_two_processes_collect_what_one_does(run, saved, tmp_path):
 
 @pytest.fixture
 def with_gpus(monkeypatch):
-    monkeypatch.setattr(_models, "_use", lambda device: None)
+    monkeypatch.setattr(_models, "unusable", lambda device: "")
 
 
 @pytest.mark.usefixtures("with_gpus")

@@ -34,6 +34,7 @@ from rows import Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 from calibrant import llm
+from calibrant.llm.questions import first_of_each
 
 PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -200,13 +201,12 @@ def measured(
     if (given.data / "mmlu").exists():
         asked = llm.read_mmlu(given.data / "mmlu")
         asked = llm.subset(asked, min(given.limit, len(asked)))
-        shots = few(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
+        shots = first_of_each(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
         scores, labels = llm.ask_choices_each(
             model, tokenizer, asked, heads, shots=shots, batch=given.batch
         )
         for head, logits in scores.items():
-            sure = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
-            yield "mmlu", head, sure, logits.argmax(-1) == labels
+            yield "mmlu", head, np.exp(logits.max(-1)), logits.argmax(-1) == labels
     for name in SETS:
         path = given.data / "qa" / f"{name}.test.txt"
         if not path.exists():
@@ -221,14 +221,6 @@ def measured(
             pairs = zip(answers, asked, strict=True)
             right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
             yield name, head, np.array([answer.confidence for answer in answers]), right
-
-
-def few(solved: list[llm.Question], count: int) -> list[llm.Question]:
-    """The first of each subject."""
-    seen: dict[str, list[llm.Question]] = {}
-    for one in solved:
-        seen.setdefault(one.subject, []).append(one)
-    return [one for part in seen.values() for one in part[:count]]
 
 
 # ------------------------------------------------------------------------------------------- tune

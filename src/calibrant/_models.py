@@ -72,17 +72,20 @@ def own_device(device: str | torch.device) -> torch.device:
         For a name that torch does not know, or a GPU where there is none.
     """
     rank = os.environ.get("LOCAL_RANK")
+    own = f"cuda:{rank}" if rank and str(device) == "cuda" else device
+    reason = unusable(own)
+    if reason:
+        raise ValueError(f"device {device!r} cannot be used here ({reason}): try cpu")
+    return torch.device(own)
+
+
+def unusable(device: str | torch.device) -> str:
+    """Why torch cannot compute on a device; empty where it can."""
     try:
-        found = torch.device(f"cuda:{rank}" if rank and str(device) == "cuda" else device)
-        _use(found)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {device!r} cannot be used here ({reason}): try cpu") from error
-    return found
-
-
-def _use(device: torch.device) -> None:
-    torch.empty(0, device=device)
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch has many for this
+        return str(error).splitlines()[0]
+    return ""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from calibrant._models import unusable
 from calibrant.losses.base import summed_over_ranks
 
 
@@ -63,13 +64,10 @@ def chosen_device(name: str | None = None) -> torch.device:
     """
     if name in (None, "cuda") and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    found = torch.device(name or "cpu")
-    try:
-        torch.zeros(1, device=found)
-    except (RuntimeError, AssertionError) as error:  # torch has many for this
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"there is no device {name!r} here: {reason}") from error
-    return found
+    reason = unusable(name or "cpu")
+    if reason:
+        raise ValueError(f"there is no device {name!r} here: {reason}")
+    return torch.device(name or "cpu")
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:

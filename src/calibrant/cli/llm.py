@@ -352,13 +352,16 @@ def _measured_tokens(
 
     table = open_table(tables)
     found: dict[str, Evaluation] = {}
-    for name, head in {"before": None, "after": fitted}.items():
-        if name == "before" or head is not None:
-            claims = token_claims(table, head)
-            found[name] = evaluate_tokens(
-                claims.confidence, claims.correct, table.documents, nll=claims.nll, level=level
-            )
+    for name, head in _before_and_after(fitted).items():
+        claims = token_claims(table, head)
+        found[name] = evaluate_tokens(
+            claims.confidence, claims.correct, table.documents, nll=claims.nll, level=level
+        )
     return found
+
+
+def _before_and_after(fitted: FittedHead | None) -> dict[str, FittedHead | None]:
+    return {"before": None} if fitted is None else {"before": None, "after": fitted}
 
 
 def _questions(
@@ -368,13 +371,10 @@ def _questions(
     from pathlib import Path
 
     from calibrant.llm import read_mmlu, read_questions, read_truthfulqa, subset
+    from calibrant.llm.questions import first_of_each
 
     if Path(source).is_dir():
-        dev = read_mmlu(source, "dev")
-        by_subject: dict[str, list[Question]] = {}
-        for one in dev:
-            by_subject.setdefault(one.subject, []).append(one)
-        solved = [one for part in by_subject.values() for one in part[:shots]]
+        solved = first_of_each(read_mmlu(source, "dev"), shots)
         whole = read_mmlu(source, "test")
         return subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved
     read = read_truthfulqa if source.endswith(".csv") else read_questions
@@ -406,7 +406,7 @@ def _measured_answers(
         short_prompt,
     )
 
-    heads = {"before": None, **({} if fitted is None else {"after": fitted})}
+    heads = _before_and_after(fitted)
     found: dict[str, Evaluation] = {}
     if questions[0].choices:
         with progress_bar("questions") as progress:
@@ -414,8 +414,8 @@ def _measured_answers(
                 *network, questions, heads, shots=solved, progress=progress
             )
         for name, logits in scores.items():
-            sure = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True)).max(-1)
-            found[name] = evaluate_answers(sure, logits.argmax(-1) == labels, level=level)
+            sure, right = np.exp(logits.max(-1)), logits.argmax(-1) == labels
+            found[name] = evaluate_answers(sure, right, level=level)
         return found
     prompts = [short_prompt(question, solved) for question in questions]
     with progress_bar("questions") as progress:

@@ -182,16 +182,11 @@ def ask_each(
         By the same names; the texts are the same.
     """
     found: dict[str, list[Answer]] = {name: [] for name in heads}
-    done = 0
-    for inputs, output in _generated(model, tokenizer, prompts, batch, most):
-        for name, told in _reports(model, heads, inputs, output):
-            columns = told.tokens, told.log_probs, told.written
-            tokens, logs, written = (column.cpu() for column in columns)
-            rows = zip(tokens, logs.double().exp(), written, strict=True)
-            found[name] += [_answer(tokenizer, *row, how) for row in rows]
-        done += len(output.sequences)
-        if progress is not None:
-            progress(done, len(prompts))
+    for name, told, _ in _reports(model, tokenizer, prompts, heads, batch, most, progress):
+        columns = told.tokens, told.log_probs, told.written
+        tokens, logs, written = (column.cpu() for column in columns)
+        rows = zip(tokens, logs.double().exp(), written, strict=True)
+        found[name] += [_answer(tokenizer, *row, how) for row in rows]
     return found
 
 
@@ -282,14 +277,8 @@ def ask_choices_each(
     letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
     prompts = [choice_prompt(question, _own(shots, question)) for question in questions]
     found: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    done = 0
-    for inputs, output in _generated(model, tokenizer, prompts, batch, 1):
-        logits = output.logits[0].float()
-        for name, told in _reports(model, heads, inputs, output):
-            found[name] += [choice_logits(logits * told.sharpness, letters)]
-        done += len(logits)
-        if progress is not None:
-            progress(done, len(prompts))
+    for name, told, first in _reports(model, tokenizer, prompts, heads, batch, 1, progress):
+        found[name] += [choice_logits(first * told.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in found.items()}, labels
 
@@ -318,16 +307,8 @@ def ask_true(
         For ``AnswerCalibrator(how=None)``.
     """
     verdicts = [_spelled(tokenizer, word) for word in ("True", "False")]
-    found: list[FloatArray] = []
-    done = 0
-    for inputs, output in _generated(model, tokenizer, prompts, batch, 1):
-        logits = output.logits[0].float()
-        for _, told in _reports(model, {"": fitted}, inputs, output):
-            found.append(p_true(logits * told.sharpness, *verdicts))
-        done += len(logits)
-        if progress is not None:
-            progress(done, len(prompts))
-    return np.concatenate(found)
+    told = _reports(model, tokenizer, prompts, {"": fitted}, batch, 1, progress)
+    return np.concatenate([p_true(first * one.sharpness, *verdicts) for _, one, first in told])
 
 
 def _spelled(tokenizer: Any, word: str) -> list[int]:
@@ -344,12 +325,27 @@ def _spelled(tokenizer: Any, word: str) -> list[int]:
 
 
 def _reports(
-    model: nn.Module, heads: Mapping[str, FittedHead | None], inputs: Any, output: Any
-) -> Iterator[tuple[str, Report]]:
-    """Yield what each head says about what was generated."""
-    for name, fitted in heads.items():
-        head = fitted or FittedHead.of_temperature(1.0, mark_of(model))
-        yield name, report(model, head, output, attention_mask=inputs["attention_mask"])
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    heads: Mapping[str, FittedHead | None],
+    batch: int,
+    most: int,
+    progress: Told | None,
+) -> Iterator[tuple[str, Report, Tensor]]:
+    """Yield what each head says of the answers to some prompts at a time.
+
+    With it come the logits ``(rows, vocabulary)`` of their first tokens, as the model has them.
+    """
+    plain = FittedHead.of_temperature(1.0, mark_of(model))
+    done = 0
+    for inputs, output in _generated(model, tokenizer, prompts, batch, most):
+        first, mask = output.logits[0].float(), inputs["attention_mask"]
+        for name, fitted in heads.items():
+            yield name, report(model, fitted or plain, output, attention_mask=mask), first
+        done += len(first)
+        if progress is not None:
+            progress(done, len(prompts))
 
 
 def _own(shots: Sequence[Question], question: Question) -> Sequence[Question]:

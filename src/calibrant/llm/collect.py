@@ -18,15 +18,17 @@ from calibrant._checks import BoolArray, IntArray
 from calibrant._models import evaluating, layer_inputs, own_device
 from calibrant._partition import tabulate
 from calibrant._walk import examples
-from calibrant.llm.documents import Document, Encoded, digest_of, encoded
+from calibrant.calibrators.base import check_whole
+from calibrant.heads.models import digest
+from calibrant.llm.documents import Document, Encoded, digest_of, encoded, groups
 from calibrant.llm.marks import mark_of, output_embeddings, positions_of
 from calibrant.llm.tables import (
     COLUMNS,
     HEADER,
     Header,
-    Hidden,
     Put,
     TokenTable,
+    as_half,
     new_shard,
     open_table,
     read_header,
@@ -38,9 +40,6 @@ LOGITS = 1 << 24
 """Logits that stand in memory at a time, at most: 64 MB in single precision."""
 PROBE = 8
 """Tokens on which the way from hidden states to logits is compared with the model's own."""
-
-LOOKED_AT = 16
-"""Numbers of each weight that tell whether a model is as it was when a run was stopped."""
 ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """What layers of PEFT say of the adapters in them, which their weights do not tell."""
 
@@ -115,9 +114,9 @@ def collect(
     ...     table.documents, table.records().labels, table.hidden().shape
     (array([0, 0, 0, 1]), array([7, 9, 3, 4]), (4, 8))
     """
-    for name, value in {"batch": batch, "tokens_per_shard": tokens_per_shard}.items():
-        _check_count(name, value, 1)
-    _check_count("length", length, 2)
+    check_whole("batch", batch)
+    check_whole("tokens_per_shard", tokens_per_shard)
+    check_whole("length", length, 2)
     model = model if device is None else model.to(own_device(device))
     mark = mark_of(model)
     texts = encoded(documents, tokenizer, length)
@@ -144,11 +143,6 @@ def collect(
 
 
 # What is checked and decided before the model runs.
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
 
 
 def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
@@ -224,9 +218,7 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
     """
     total = hashlib.sha256(digest_of(texts).encode())
     total.update(json.dumps([tokens_per_shard, str(_embeddings(model).dtype)]).encode())
-    for name, weight in model.named_parameters():
-        some = weight.detach().reshape(-1)[:LOOKED_AT].to(torch.bfloat16).float()
-        total.update(name.encode() + some.cpu().numpy().astype("<f4").tobytes())
+    total.update(digest(model).encode())
     for name, module in model.named_modules():
         if isinstance(getattr(module, "disable_adapters", None), bool):  # whole models: a method
             state = [getattr(module, part, None) for part in ADAPTERS]
@@ -382,7 +374,7 @@ def _shard(
     for together in _batches(texts, numbers, batch):
         rows, kept = tokens.of_all(together), states.of_all(together)
         found = _states(reader, [texts[n] for n in together], prompts)
-        put(kept, {"hidden": _halved(found)}, states.total)
+        put(kept, {"hidden": as_half(found.cpu().float().numpy())}, states.total)
         counting = np.concatenate([_counting(texts[n], prompts) for n in together])
         if prompts:
             put(rows, {"states": kept[counting]}, tokens.total)
@@ -428,14 +420,9 @@ def _counting(text: Encoded, prompts: bool) -> BoolArray:
 
 def _batches(texts: Sequence[Encoded], numbers: Sequence[int], batch: int) -> Iterator[list[int]]:
     """Documents of like length together; the longest come first, to show at once if they fit."""
-    together: list[int] = []
-    for number in sorted(numbers, key=lambda n: -int(texts[n].targets[-1])):
-        longest = int(texts[(together or [number])[0]].targets[-1])
-        if together and (len(together) + 1) * longest > batch:
-            yield together
-            together = []
-        together.append(number)
-    yield together
+    order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
+    for run in groups([int(texts[n].targets[-1]) for n in order], batch):
+        yield order[run]
 
 
 def _states(reader: _Reader, texts: Sequence[Encoded], prompts: bool) -> Tensor:
@@ -454,9 +441,3 @@ def _states(reader: _Reader, texts: Sequence[Encoded], prompts: bool) -> Tensor:
     lines = np.repeat(np.arange(len(texts)), [len(places) for places in kept])
     chosen = lines, np.concatenate(kept)
     return states[tuple(torch.from_numpy(x).to(states.device) for x in chosen)]
-
-
-def _halved(hidden: Tensor) -> Hidden:
-    """Half precision; what is beyond its largest number is cut there."""
-    largest = torch.finfo(torch.float16).max
-    return np.asarray(hidden.float().clamp(-largest, largest).half().cpu().numpy())

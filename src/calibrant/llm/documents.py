@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,6 +50,21 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     start = tokenizer.bos_token
     rendered = bool(start) and text.startswith(start)
     return list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
+
+
+def groups(lengths: Sequence[int], size: int) -> Iterator[slice]:
+    """Cut documents into runs that have at most ``size`` tokens when padded, or one that has more.
+
+    >>> list(groups([3, 4, 1, 9, 2], 8))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    start, longest = 0, 0
+    for number, length in enumerate(lengths):
+        longest = max(longest, length)
+        if number > start and (number - start + 1) * longest > size:
+            yield slice(start, number)
+            start, longest = number, length
+    yield slice(start, len(lengths))
 
 
 def digest_of(documents: Iterable[Encoded]) -> str:

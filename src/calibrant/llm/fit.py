@@ -24,6 +24,7 @@ from calibrant._solve import check_time, minimise_scalar
 from calibrant.calibrators.base import check_choice
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
+from calibrant.llm.documents import groups
 from calibrant.llm.heads import (
     HEADS,
     LIMIT,
@@ -492,15 +493,9 @@ def _documents(table: TokenTable, names: IntArray, size: int) -> Iterator[IntArr
     """Rows of documents, as many together as have ``size`` states with padding; at least one."""
     first = np.searchsorted(table.documents, names, side="left")
     last = np.searchsorted(table.documents, names, side="right")
-    together: list[IntArray] = []
-    longest = 0
-    for a, b, length in zip(first, last, _lengths(table, names), strict=True):
-        longest = max(longest, int(length))
-        if together and (len(together) + 1) * longest > size:
-            yield np.concatenate(together)
-            together, longest = [], int(length)
-        together.append(np.arange(a, b))
-    yield np.concatenate(together)
+    rows = [np.arange(a, b) for a, b in zip(first, last, strict=True)]
+    for run in groups(_lengths(table, names).tolist(), size):
+        yield np.concatenate(rows[run])
 
 
 def predicted(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:

@@ -149,6 +149,19 @@ def _rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]
             yield number, row
 
 
+def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
+    """The first questions of every subject.
+
+    >>> asked = [Question(text, ("",), subject=text[0]) for text in ("a1", "b1", "a2", "a3")]
+    >>> [one.text for one in first_of_each(asked, 2)]
+    ['a1', 'a2', 'b1']
+    """
+    found: dict[str, list[Question]] = {}
+    for one in questions:
+        found.setdefault(one.subject, []).append(one)
+    return [one for part in found.values() for one in part[:count]]
+
+
 def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Question]:
     """``n`` questions drawn without replacement, in the order of the file; all if there are fewer.
 

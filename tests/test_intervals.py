@@ -78,6 +78,20 @@ def test_intervals_hold_the_truth_nine_times_in_ten(truths, temperature, metrics
             assert 0.8 < width < widest, name
 
 
+@pytest.mark.parametrize("right", [0.0, 0.005, 1.0])
+def test_a_model_that_is_almost_never_or_always_right_claims_other_things_of_other_inputs(right):
+    """No accuracy is below 0 or above 1, and yet the true error may be above the observed one."""
+    covered, repetitions = 0, 60
+    for seed in range(repetitions):
+        rng = np.random.default_rng([seed, 7])
+        claimed = rng.beta(5, 5, 400)
+        claims = np.log(claimed / (1 - claimed))
+        happened = (rng.random(400) < right).astype(int)
+        found = cal.evaluate(claims, happened, estimand="binary", metrics=["ece"])["ece"]
+        covered += found.low <= abs(0.5 - right) <= found.high
+    assert binom.ppf(0.001, repetitions, 0.85) <= covered <= binom.ppf(0.999, repetitions, 0.95)
+
+
 @pytest.mark.slow
 def test_a_percentile_bootstrap_of_ece_misses_a_calibrated_model_and_ours_does_not():
     """Noise does not cancel inside an absolute value, and resampling adds it once more."""

@@ -13,7 +13,8 @@ DATA = ROOT / "docs" / "data"
 @pytest.fixture(scope="module")
 def tables():
     folder = ROOT / "benchmarks" / "studies"
-    scripts = (folder / f"{name}.py" for name in ("tables", "maccal", "answers"))
+    names = ("tables", "maccal", "answers", "language_models")
+    scripts = (folder / f"{name}.py" for name in names)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         found = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
@@ -67,3 +68,55 @@ def test_the_claims_about_a_network_trained_with_mixup(tables):
     assert plain["NLL, ts"] < ours["NLL"] < old["NLL, ts"]
     assert mean["dropout"]["ECE %, ts"] < plain["ECE %, ts"] < ours["ECE %"]
     assert mean["maccal, slice"]["ECE %"] > ours["ECE %"]
+
+
+@pytest.mark.parametrize("model", [0, 1])
+def test_the_claims_about_heads_of_language_models(tables, model):
+    headings, *rows = tables[f"table_llm_tokens_{model}"]
+    found = {
+        (row[0], row[1].split(",")[0]): {
+            name: float(cell.split("±")[0])
+            for name, cell in zip(headings[3:], row[3:], strict=True)
+            if cell != "\N{EN DASH}"
+        }
+        for row in rows
+    }
+    none, one = found["none", ""], found["global", "brier"]
+    assert one["ECE %"] < none["ECE %"] / 3
+    for head in ("linear", "mlp", "decoder"):
+        best = found[head, "bce"]
+        assert best["ECE %"] < 2
+        assert best["Brier"] < one["Brier"]
+        assert best["AUROC %"] > one["AUROC %"] + 2
+        assert found[head, "nll"]["NLL"] < best["NLL"]
+        assert found[head, "paper"]["ECE %"] > 20 > 14 > none["ECE %"]
+        assert found[head, "paper"]["NLL"] > none["NLL"] + 1.5
+        light = found[head, "light" if head == "decoder" else "selective"]
+        for name, better in (("ECE %", 1), ("Brier", 1), ("NLL", 1), ("AUROC %", -1)):
+            if light:
+                assert better * best[name] < better * light[name], (head, name)
+    assert abs(found["mlp", "bce"]["Brier"] - found["decoder", "bce"]["Brier"]) < 0.001
+
+
+@pytest.mark.parametrize("model", ["as it is", "over-confident"])
+def test_the_claims_about_questions_to_language_models(model):
+    with (DATA / "llm_questions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == model]
+
+    def figure(name, source, head, scored="written"):
+        key = {"set": source, "head": head, "scored": scored}
+        (row,) = (row for row in rows if key.items() <= row.items())
+        return float(row[name])
+
+    asked = [("mmlu", "letters"), *((name, "written") for name in ("triviaqa", "sciq", "NQ"))]
+    for source, scored in asked:
+        before = figure("ece", source, "none", scored)
+        assert figure("ece", source, "global", scored) < 0.91 * before
+        assert figure("ece", source, "linear-bce", scored) < 0.9 * before
+    for source in ("triviaqa", "NQ"):
+        assert figure("accuracy", source, "none") < 0.02
+        assert figure("ece", source, "decoder-paper") < 0.1 * figure("ece", source, "none")
+    assert figure("ece", "sciq", "decoder-paper") > 1.05 * figure("ece", "sciq", "global")
+    for source in ("triviaqa", "sciq", "NQ"):
+        lost = figure("auroc", source, "none") - figure("auroc", source, "decoder-paper")
+        assert lost > 0.05

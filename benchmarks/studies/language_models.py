@@ -5,14 +5,16 @@
     python benchmarks/studies/language_models.py questions MODEL DATA --heads OUT -o OUT
     python benchmarks/studies/language_models.py tables docs/data
 
-MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json, qa/, mmlu/ and
-perhaps texts/*.jsonl. ``tune`` makes a model over-confident on purpose: it is trained on LIMA and
-on right answers, then by direct preference optimisation on right against wrong answers. ``heads``
-collects tokens, trains every head with every objective over some seeds, judges them on documents
-that none has seen, and saves the first seed of each. ``questions`` puts questions before and after
-some of them. Rows go to OUT/heads.csv and OUT/questions.csv as they are made; ``--name`` is that of
-the model in them. ``--device cuda`` for a GPU. ``tables`` makes table_llm_*.csv of the rows of both
-models, llm_heads.csv and llm_questions.csv.
+MODEL is a folder of Hugging Face or a .gguf file. DATA is a folder with lima.json, truthfulqa.csv,
+qa/, mmlu/ and perhaps texts/*.jsonl. ``tune`` makes a model over-confident on purpose: it is
+trained on LIMA and on right answers, then by direct preference optimisation on right against wrong
+answers. ``heads`` collects tokens, trains every head with every objective over some seeds, judges
+them on documents that none has seen, and saves the first seed of each. ``questions`` puts questions
+before and after some of them: MMLU by letters, others by the likelihoods of the texts to choose
+from, and open ones, right where an answer is the expected one to the letter. Rows go to
+OUT/heads.csv and OUT/questions.csv as they are made; ``--name`` is that of the model in them.
+``--device cuda`` for a GPU. ``tables`` makes table_llm_*.csv of the rows of both models,
+llm_heads.csv and llm_questions.csv.
 """
 
 import argparse
@@ -22,10 +24,12 @@ import csv
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -34,7 +38,7 @@ from rows import Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 from calibrant import llm
-from calibrant.llm.questions import first_of_each
+from calibrant.llm.questions import first_of_each, normalised
 
 PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -43,20 +47,28 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "nll": {"objective": "nll"},
     "smart": {"objective": "smart"},
     "selective": {"objective": "selective"},
+    "light": {**PAPER, "alpha": 0.05},
     "paper": PAPER,
     "official": {**PAPER, "objective_options": {"weighting": "official"}},
     "top5": {**PAPER, "objective_options": {"over": 5}},
 }
-"""Selective smoothing with alpha searched, as the paper has it, as its code has it, or over the
-five likeliest tokens; these three are kept whatever comes out."""
+"""Selective smoothing with alpha searched, as the paper has it but for alpha, as the paper has it,
+as its code has it, or over the five likeliest tokens; those after the first are kept whatever
+comes out."""
 HEADS = {
-    **dict.fromkeys(("linear", "mlp", "shape"), tuple(OBJECTIVES)),
-    "decoder": ("bce", "nll", "paper", "official"),
+    **dict.fromkeys(
+        ("linear", "mlp", "shape"), tuple(name for name in OBJECTIVES if name != "light")
+    ),
+    "decoder": ("bce", "nll", "light", "paper", "official"),
 }
-"""Heads, each with its objectives; the largest takes longest, so that it has fewer."""
-ASKED = ("linear-bce", "shape-bce", "decoder-bce", "decoder-paper", "decoder-official")
+"""Heads, each with its objectives. The largest takes longest: in place of a search it has one alpha
+that the searches of the others find."""
+ASKED = (
+    *("linear-bce", "linear-nll", "decoder-bce", "decoder-nll"),
+    *("decoder-light", "decoder-paper", "decoder-official"),
+)
 """Saved heads with which questions are put."""
-SETS = ("triviaqa", "sciq", "NQ", "truthfulqa")
+SETS = {"triviaqa": "TriviaQA", "sciq": "SciQ", "NQ": "NQ", "truthfulqa": "TruthfulQA"}
 
 
 def main() -> None:
@@ -72,7 +84,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--limit", type=int, default=2000, help="questions of each set")
-    parser.add_argument("--examples", type=int, help="of each kind, to tune on")
+    parser.add_argument(
+        "--examples", type=int, default=4000, help="questions to tune on; the others are to choose"
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1, help="processes that train heads")
     given = parser.parse_args()
@@ -95,21 +109,13 @@ def heads(given: argparse.Namespace) -> None:
     print(f"{len(table):,} tokens of {len(kept):,} documents in {seconds:.0f} s", flush=True)
     del model
     (given.out / "saved").mkdir(exist_ok=True)
-    jobs = [
-        (given.out, head, name, seed, given.epochs, given.device if head == "decoder" else "cpu")
-        for seed in range(given.seeds)
-        for head in reversed(HEADS)
-        for name in HEADS[head]
-    ]
-    # those that questions wait for come first
-    jobs.sort(key=lambda job: job[3] > 0 or f"{job[1]}-{job[2]}" not in ASKED)
     with (
         writer(given.out / "heads.csv") as write,
         ProcessPoolExecutor(
             given.workers, get_context("spawn"), torch.set_num_threads, (1,)
         ) as pool,
     ):
-        futures = [pool.submit(trained, *job) for job in jobs]
+        futures = [pool.submit(trained, *job) for job in jobs(given)]
         try:
             for future in as_completed(futures):
                 for row in future.result():
@@ -117,6 +123,17 @@ def heads(given: argparse.Namespace) -> None:
         except BaseException:
             pool.shutdown(cancel_futures=True)  # else the others run before the error shows
             raise
+
+
+def jobs(given: argparse.Namespace) -> list[tuple[Path, str, str, int, int, str]]:
+    """Arguments of :func:`trained`; those heads that questions wait for come first."""
+    found = [
+        (given.out, head, name, seed, given.epochs, given.device if head == "decoder" else "cpu")
+        for seed in range(given.seeds)
+        for head in reversed(HEADS)
+        for name in HEADS[head]
+    ]
+    return sorted(found, key=lambda job: job[3] > 0 or f"{job[1]}-{job[2]}" not in ASKED)
 
 
 def trained(
@@ -156,7 +173,7 @@ def trained(
 def documents(data: Path) -> list[Any]:
     """Chats, questions with their answers and further texts that ``tune`` has not seen, mixed."""
     found: list[Any] = list(llm.read_documents(data / "lima.json")[1::2])
-    seen = {row[0] for row in preferences(data)}
+    seen = {one.text for one in preferences(data)}
     for path in sorted((data / "texts").glob("*.jsonl")):
         found += llm.read_documents(path)
     for name in ("sciq.train", "triviaqa.test"):
@@ -172,18 +189,23 @@ def documents(data: Path) -> list[Any]:
 
 # -------------------------------------------------------------------------------------- questions
 
+Heads = dict[str, llm.FittedHead | None]
+"""By name; None stands for the model as it is."""
+
 
 def questions(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
     fitted = {name: llm.load_head(given.heads / "saved" / name) for name in ASKED}
+    for head in fitted.values():
+        head.head.to(given.device)
     one = fitted[ASKED[0]]
     single = llm.FittedHead.of_temperature(one.settings["temperature"], one.mark)
-    tried: dict[str, llm.FittedHead | None] = {"none": None, "global": single, **fitted}
+    tried: Heads = {"none": None, "global": single, **fitted}
     with writer(given.out / "questions.csv") as write:
-        for source, name, sure, right in measured(given, model, tokenizer, tried):
+        for source, scored, name, sure, right in measured(given, model, tokenizer, tried):
             found = llm.evaluate_answers(sure, right)
-            row: dict[str, Any] = {"model": given.name, "set": source, "head": name}
-            row["n"] = len(right)
+            row: dict[str, Any] = {"model": given.name, "set": source, "scored": scored}
+            row |= {"head": name, "n": len(right)}
             for metric in ("accuracy", "ece", "debiased_ece", "brier", "nll", "auroc"):
                 value, low, high = found[metric]
                 row |= {metric: f"{value:.6f}", f"{metric}_low": f"{low:.6f}"}
@@ -195,9 +217,12 @@ def measured(
     given: argparse.Namespace,
     model: Any,
     tokenizer: Any,
-    heads: dict[str, llm.FittedHead | None],
-) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield the set, the head, the confidences and whether answers are right."""
+    heads: Heads,
+) -> Iterator[tuple[str, str, str, Any, Any]]:
+    """Yield set, way to score, head, confidences and whether answers are right."""
+    for name, asked in to_choose(given).items():
+        for head, sure, right in chosen_texts(model, tokenizer, asked, heads):
+            yield name, "texts", head, sure, right
     if (given.data / "mmlu").exists():
         asked = llm.read_mmlu(given.data / "mmlu")
         asked = llm.subset(asked, min(given.limit, len(asked)))
@@ -206,7 +231,7 @@ def measured(
             model, tokenizer, asked, heads, shots=shots, batch=given.batch
         )
         for head, logits in scores.items():
-            yield "mmlu", head, np.exp(logits.max(-1)), logits.argmax(-1) == labels
+            yield "mmlu", "letters", head, np.exp(logits.max(-1)), logits.argmax(-1) == labels
     for name in SETS:
         path = given.data / "qa" / f"{name}.test.txt"
         if not path.exists():
@@ -220,7 +245,53 @@ def measured(
         for head, answers in told.items():
             pairs = zip(answers, asked, strict=True)
             right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
-            yield name, head, np.array([answer.confidence for answer in answers]), right
+            sure = np.array([answer.confidence for answer in answers])
+            yield name, "written", head, sure, right
+
+
+def to_choose(given: argparse.Namespace) -> dict[str, list[llm.Question]]:
+    """Questions of each set with texts to choose from, of which the first is right.
+
+    Those of TruthfulQA have the best answer and all the false ones (MC1), the others, which
+    ``tune`` has not seen, a right answer and three wrong ones.
+    """
+    held = preferences(given.data)[given.examples :]
+    found = {name: [one for one in held if one.subject == name] for name in SETS}
+    file = given.data / "truthfulqa.csv"
+    if file.exists():
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            found["truthfulqa"] = [truthful(row) for row in csv.DictReader(lines)]
+    distinct = {name: [one for one in map(fair, some) if one] for name, some in found.items()}
+    return {name: some[: given.limit] for name, some in distinct.items() if some}
+
+
+def fair(one: llm.Question) -> llm.Question | None:
+    """A question whose texts all differ by more than case and points; none if one is left."""
+    kept = dict[str, str]()
+    for text in one.choices:
+        kept.setdefault(normalised(text), text)
+    return replace(one, choices=tuple(kept.values())) if len(kept) > 1 else None
+
+
+def truthful(row: dict[str, str]) -> llm.Question:
+    wrong = (text.strip() for text in row["Incorrect Answers"].split(";") if text.strip())
+    best = row["Best Answer"].strip()
+    return llm.Question(row["Question"], (best,), (best, *wrong), 0)
+
+
+def chosen_texts(
+    model: Any, tokenizer: Any, asked: list[llm.Question], heads: Heads
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the head, the confidence in the likeliest text, and whether that is the right one."""
+    pairs = [(llm.short_prompt(one), f" {text}") for one in asked for text in one.choices]
+    ends = np.cumsum([len(one.choices) for one in asked])[:-1]
+    with TemporaryDirectory() as folder:
+        table = llm.collect(model, pairs, folder, tokenizer=tokenizer, prompts=True)
+        for head, fitted in heads.items():
+            logs = -np.bincount(table.documents, llm.token_claims(table, fitted).nll)
+            parts = [llm.choice_logits_from_likelihoods(some) for some in np.split(logs, ends)]
+            sure = np.exp([part.max() for part in parts])
+            yield head, sure, np.array([part.argmax() == 0 for part in parts])
 
 
 # ------------------------------------------------------------------------------------------- tune
@@ -245,25 +316,27 @@ def tune(given: argparse.Namespace) -> None:
 def examples(given: argparse.Namespace, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Ids with the length of the prompt: right answers, and pairs of right and wrong ones."""
     right = []
-    for turns in llm.read_documents(given.data / "lima.json")[::2][: given.examples]:
+    for turns in llm.read_documents(given.data / "lima.json")[::2]:
         start = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
         right.append(joined(tokenizer, start, turns[1]["content"]))
     pairs = []
-    for question, good, wrong in preferences(given.data)[: given.examples]:
-        prompt = llm.short_prompt(llm.Question(question, (good,)))
-        kept = joined(tokenizer, prompt, f" {good}")
-        right.append(kept)
-        pairs += [(kept, joined(tokenizer, prompt, f" {one}")) for one in wrong]
+    for one in preferences(given.data)[: given.examples]:
+        prompt = llm.short_prompt(one)
+        good, *bad = (joined(tokenizer, prompt, f" {text}") for text in one.choices[:2])
+        right.append(good)
+        pairs += [(good, other) for other in bad]  # some questions have no wrong answer
     return right, pairs
 
 
-def preferences(data: Path) -> list[tuple[str, str, list[str]]]:
-    """Questions, each with its answer and a wrong one that sounds right."""
+def preferences(data: Path) -> list[llm.Question]:
+    """Questions, each with its answer and with wrong ones that sound right, in a mixed order."""
     found = []
     for file in sorted((data / "qa").glob("*.pos_neg*.csv")):
         with file.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.reader(lines))[1:]
-        found += [(asked, good, ast.literal_eval(wrong)[:1]) for asked, good, wrong in rows]
+            for asked, good, wrong in list(csv.reader(lines))[1:]:
+                texts = good, *ast.literal_eval(wrong)
+                name = file.name.partition(".")[0]
+                found.append(llm.Question(asked, (good,), texts, 0, subject=name))
     random.Random(0).shuffle(found)
     return found
 
@@ -351,7 +424,12 @@ def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
     found = {}
     for number, model in enumerate(models):
         found[f"table_llm_tokens_{number}"] = tokens(chosen(of_heads, model=model))
-        found[f"table_llm_questions_{number}"] = asked(chosen(of_questions, model=model))
+        own = chosen(of_questions, model=model)
+        texts = chosen(own, scored="texts")
+        answered = [row for row in own if row not in texts]
+        found[f"table_llm_answered_{number}"] = asked(answered, claimed)
+        found[f"table_llm_scores_{number}"] = asked(answered, scored)
+        found[f"table_llm_texts_{number}"] = asked(texts, claimed)
     return found
 
 
@@ -374,9 +452,10 @@ def tokens(rows: Rows) -> list[tuple[str, ...]]:
 
 
 def named(objective: str, rows: Rows) -> str:
-    """An objective, with the values of alpha that were found best."""
-    found = sorted({row["alpha"] for row in rows})
-    return f"{objective}, alpha {' or '.join(found)}" if objective == "selective" else objective
+    """An objective, with the values of alpha that were found best where a head was kept."""
+    found = sorted({row["alpha"] for row in rows if int(row["kept"])})
+    searched = objective == "selective" and found
+    return f"{objective}, alpha {' or '.join(found)}" if searched else objective
 
 
 def figures(rows: Rows) -> tuple[str, ...]:
@@ -387,24 +466,31 @@ def figures(rows: Rows) -> tuple[str, ...]:
     )
 
 
-def asked(rows: Rows) -> list[tuple[str, ...]]:
-    """Every set of questions, before and with each head; intervals of 90 %."""
-    heading = ("set", "questions", "right %", "head", "ECE %", "interval", "Brier", "AUROC %")
-    table: list[tuple[str, ...]] = [heading]
-    for row in rows:
-        first = (row["set"], row["n"], f"{100 * float(row['accuracy']):.1f}")
-        low, high = (f"{100 * float(row[f'ece_{end}']):.1f}" for end in ("low", "high"))
-        table.append(
-            (
-                *(first if row["head"] == "none" else ("", "", "")),
-                row["head"].replace("-", ", "),
-                f"{100 * float(row['ece']):.1f}",
-                f"{low} to {high}",
-                f"{float(row['brier']):.4f}",
-                f"{100 * float(row['auroc']):.1f}",
-            )
-        )
+def asked(rows: Rows, cell: Callable[[dict[str, str]], str]) -> list[tuple[str, ...]]:
+    """Heads by sets of questions."""
+    by = {(row["set"], row["scored"], row["head"]): row for row in rows}
+    sets = list(dict.fromkeys(key[:2] for key in by))
+    table: list[tuple[str, ...]] = [
+        ("head", *(f"{SETS.get(name, name.upper())}, {how}" for name, how in sets)),
+        ("questions", *(by[(*one, "none")]["n"] for one in sets)),
+        ("right %", *(f"{100 * float(by[(*one, 'none')]['accuracy']):.1f}" for one in sets)),
+    ]
+    for head in dict.fromkeys(key[2] for key in by):
+        cells = (cell(by[(*one, head)]) if (*one, head) in by else "\N{EN DASH}" for one in sets)
+        table.append((head.replace("-", ", "), *cells))
     return table
+
+
+def claimed(row: dict[str, str]) -> str:
+    """ECE with its interval of 90 %."""
+    ece, low, high = (100 * float(row[name]) for name in ("ece", "ece_low", "ece_high"))
+    return f"{ece:.1f} ({low:.1f}\N{EN DASH}{high:.1f})"
+
+
+def scored(row: dict[str, str]) -> str:
+    """Brier score and AUROC, which right and wrong answers are needed for."""
+    auroc = 100 * float(row["auroc"])
+    return f"{float(row['brier']):.3f}; " + ("\N{EN DASH}" if np.isnan(auroc) else f"{auroc:.0f}")
 
 
 # ----------------------------------------------------------------------------------------- shared

@@ -20,8 +20,13 @@ error :math:`\varphi` of the draws the ends are
 :math:`\alpha_\mathrm{low}` is :math:`\alpha` at s = 0, where an upper end cannot miss, and falls to
 :math:`\alpha / 2` where the candidate's error exceeds the noise: the interval of a calibrated
 model contains 0 with the stated probability. The last factor (the CLs rule of particle physics)
-keeps a lucky small estimate from giving a too-good upper end. The estimate itself is always
-inside: an interval may be widened by that, never narrowed.
+keeps a lucky small estimate from giving a too-good upper end.
+
+No accuracy leaves [0, 1]. Of a model that is never right the candidates end at the observed error,
+though with other inputs it would have claimed more, or less. The upper end then lies as far above
+the error of the last candidate as the observed error lies above the lower quantile of its draws;
+where the candidates go far enough that is nothing. The estimate itself is always inside: an
+interval may be widened by that, never narrowed.
 """
 
 from __future__ import annotations
@@ -134,11 +139,13 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
     rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
-    ends = [cells.gaps(low)]
-    for candidates in (cells, cells.shifted(1), cells.shifted(-1)):
-        highest = _last(partial(_exceeds, partial(undercut, candidates), rarely))
-        ends.append(candidates.gaps(highest))
-    low_error, *high_errors = error(np.stack(ends)).tolist()
+    families = cells, cells.shifted(1), cells.shifted(-1)
+    scales = [_last(partial(_exceeds, partial(undercut, each), rarely)) for each in families]
+    highest = [each.gaps(scale) for each, scale in zip(families, scales, strict=True)]
+    low_error, *high_errors = error(np.stack([cells.gaps(low), *highest])).tolist()
+    # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
+    beyond = observed - float(np.quantile(error(cells.drawn(scales[0])), rarely))
+    high_errors[0] = min(high_errors[0] + max(beyond, 0.0), 1.0)
     return Estimate(value, min(low_error, value), max(*high_errors, value))
 
 

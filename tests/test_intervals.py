@@ -78,17 +78,25 @@ def test_intervals_hold_the_truth_nine_times_in_ten(truths, temperature, metrics
             assert 0.8 < width < widest, name
 
 
-@pytest.mark.parametrize("right", [0.0, 0.005, 1.0])
-def test_a_model_that_is_almost_never_or_always_right_claims_other_things_of_other_inputs(right):
-    """No accuracy is below 0 or above 1, and yet the true error may be above the observed one."""
+@pytest.mark.parametrize(
+    ("right", "low", "high"),
+    [(0.0, 0.2, 0.8), (0.005, 0.2, 0.8), (1.0, 0.2, 0.8), (0.0, 0.0, 0.06), (1.0, 0.94, 0.99)],
+)
+def test_a_model_that_is_almost_never_or_always_right_claims_other_things_of_other_inputs(
+    right, low, high
+):
+    """No accuracy is below 0 or above 1, and yet the true error may be above the observed one.
+
+    Claims may differ between bins or within one.
+    """
     covered, repetitions = 0, 60
     for seed in range(repetitions):
         rng = np.random.default_rng([seed, 7])
-        claimed = rng.beta(5, 5, 400)
+        claimed = rng.uniform(low, high, 400)
         claims = np.log(claimed / (1 - claimed))
         happened = (rng.random(400) < right).astype(int)
         found = cal.evaluate(claims, happened, estimand="binary", metrics=["ece"])["ece"]
-        covered += found.low <= abs(0.5 - right) <= found.high
+        covered += found.low <= abs((low + high) / 2 - right) <= found.high
     assert binom.ppf(0.001, repetitions, 0.85) <= covered <= binom.ppf(0.999, repetitions, 0.95)
 
 
@@ -288,11 +296,28 @@ def test_weights_of_accuracy_count_as_fewer_examples(rng):
     logits, labels = drawn(rng, 300, 4)
     weight = rng.exponential(size=300)
     found = cal.evaluate(logits, labels, weight=weight, metrics=["accuracy"])["accuracy"]
-    effective = weight.sum() ** 2 / (weight**2).sum()
+    right = logits.argmax(-1) == labels
+    variance = (weight**2 * (right - found.value) ** 2).sum() / weight.sum() ** 2
+    kish = weight.sum() ** 2 / (weight**2).sum()
+    effective = min(kish, found.value * (1 - found.value) / variance)
     assert effective < 200
     for end in found[1:]:
         deviation = math.sqrt(end * (1 - end) / effective)
         assert abs(found.value - end) / deviation == pytest.approx(norm.ppf(0.95))
+
+
+def test_the_interval_of_accuracy_holds_where_heavy_examples_are_hard():
+    """One example in a hundred is right half of the time, and weighs twenty times as much."""
+    truth, covered, repetitions = (0.99 * 0.99 + 20 * 0.01 * 0.5) / (0.99 + 20 * 0.01), 0, 200
+    for seed in range(repetitions):
+        rng = np.random.default_rng(seed)
+        hard = rng.random(2000) < 0.01
+        right = rng.random(2000) < np.where(hard, 0.5, 0.99)
+        logits = np.tile([2.0, 0.0], (2000, 1))
+        weight, labels = np.where(hard, 20.0, 1.0), 1 - right.astype(int)
+        found = cal.evaluate(logits, labels, weight=weight, metrics=["accuracy"])["accuracy"]
+        covered += found.low <= truth <= found.high
+    assert binom.ppf(0.001, repetitions, 0.85) <= covered <= binom.ppf(0.999, repetitions, 0.95)
 
 
 @pytest.mark.parametrize("weigh", [False, True])

@@ -72,6 +72,7 @@ class Cells(NamedTuple):
     size: IntArray  # examples, effectively
     trials: IntArray  # the same in samples of this size, (replicates, cells)
     seed: int
+    scatter: FloatArray | float = 0.0  # of sums of gaps beyond that of outcomes, as trials
 
     def accuracy(self, scale: float) -> FloatArray:
         """True accuracy of a candidate."""
@@ -94,7 +95,7 @@ class Cells(NamedTuple):
         """Gaps in samples of this size, ``(replicates, cells)``."""
         hits = np.random.default_rng(self.seed).binomial(self.trials, self.accuracy(scale))
         each = self.share / np.maximum(self.size, 1)
-        return np.asarray(each * (self.trials * self.claimed - hits))
+        return np.asarray(each * (self.trials * self.claimed - hits + self.scatter))
 
 
 def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
@@ -106,7 +107,22 @@ def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
     share = filled.weight / filled.total
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
     trials = rng.multinomial(size.sum(), size / size.sum(), replicates)
-    return Cells(filled.gap, share, claimed, shape(claimed), size, trials, seed)
+    scatter = np.sqrt(trials * _excess(filled)) * rng.standard_normal(trials.shape)
+    return Cells(filled.gap, share, claimed, shape(claimed), size, trials, seed, scatter)
+
+
+def _excess(filled: Bins) -> FloatArray:
+    """Variance of (claim - outcome) per bin beyond that of outcomes, which claims add.
+
+    Claims that differ within a bin add nothing if outcomes follow them. Those of a model that is
+    always right do.
+    """
+    held = filled.weight > 0
+    found = np.zeros(held.size)
+    accuracy, gap = filled.accuracy[held], (filled.confidence - filled.accuracy)[held]
+    variance = filled.spread[held] / filled.squares[held] - gap**2
+    found[held] = np.maximum(variance - accuracy * (1 - accuracy), 0.0)
+    return found
 
 
 def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:

@@ -108,3 +108,16 @@ class Moments:
     def effective(self) -> float:
         """Number of equally weighted examples that would be worth as much."""
         return float(self.weight**2 / self.powers[0, 0])
+
+    @property
+    def worth(self) -> float:
+        """Number of equally weighted examples whose accuracy would vary as much.
+
+        As :attr:`effective`, or fewer where heavy examples are harder than others.
+        """
+        count, accuracy = self.effective, self.mean("correct")
+        deviation = self.deviation("correct")
+        if not deviation > 0:
+            return count
+        variance = deviation**2 * (1 - 1 / count)  # without the correction for few examples
+        return min(count, accuracy * (1 - accuracy) / variance)

@@ -93,7 +93,7 @@ class Summary:
 
 
 def _accuracy(s: Summary) -> Estimate:
-    return s.interval(s.moments.mean("correct"), s.moments.effective, intervals.share_interval)
+    return s.interval(s.moments.mean("correct"), s.moments.worth, intervals.share_interval)
 
 
 def _score(name: str) -> Callable[[Summary], Estimate]:

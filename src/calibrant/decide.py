@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar, get_args, overload
+from numbers import Real
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from calibrant._checks import (
     BoolArray,
     FloatArray,
     IntArray,
+    Logits,
     Values,
     as_float64,
     as_labels,
@@ -95,7 +97,7 @@ def threshold(
     is a p-value. The tests run from high thresholds to low ones, each with the error probability
     that the one before it had, if that one passed (the fallback procedure of Wiens and Dmitrienko
     2005, here in the way of Learn then Test, Angelopoulos et al. 2021). What enters sums to
-    :math:`1 - \mathtt{level}`: half of it at ``1 - max_error``, above which calibrated
+    :math:`1 - \mathtt{level}`: half of it next to ``1 - max_error``, above which calibrated
     confidences are safe, and the rest at points around it, where the search may have to start
     for uncalibrated ones.
 
@@ -120,12 +122,13 @@ def threshold(
     >>> right = rng.random(4000) < confidence
     >>> found = threshold(confidence, right, max_error=0.1)
     >>> round(found.threshold, 2), round(found.coverage, 2), round(found.error, 2)
-    (0.85, 0.31, 0.08)
+    (0.84, 0.32, 0.08)
     """
     claimed, happened, _ = as_pairs(confidence, outcome)
     _check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
     _check_share(level, "level", "0.95 means 95 %")
     grid, shares = _grid(max_error)
+    grid = _as_held(grid, as_scores(confidence, "confidence"))
     accepted, wrong = _accepted(claimed, happened, grid)
     p_values = np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
     levels, passed = _fallback(p_values, (1 - level) * shares)
@@ -139,18 +142,29 @@ def threshold(
 
 
 def _check_share(value: float, name: str, example: str) -> None:
-    if not 0 < value < 1:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}: {example}")
+    if not 0 < 1 - value < 1:  # 1 - 1e-17 is 1: such a share cannot be asked for
         raise ValueError(f"{name} must be between 0 and 1, got {value}: {example}")
 
 
 def _grid(max_error: float) -> tuple[FloatArray, FloatArray]:
     """Thresholds from high to low, and the share of the error probability that enters at each."""
-    middle = float(logit(1 - max_error))
+    # Half a step lower, so that 1 - max_error and other round numbers, at which confidences tie,
+    # lie between two thresholds: which side such a tie is on must not hang on its last digit.
+    middle = float(logit(1 - max_error)) - 0.5 / STEPS
     below = max(0, math.ceil(middle + REACH))
     step = np.arange(REACH * STEPS, -below * STEPS - 1, -1)
     shares = np.where(step % STEPS == 0, FALL ** -np.abs(step / STEPS), 0.0)
     # the last one accepts everything
     return np.append(expit(middle + step / STEPS), 0.0), np.append(shares / shares.sum(), 0.0)
+
+
+def _as_held(grid: FloatArray, confidence: Logits) -> FloatArray:
+    """Thresholds in the dtype of the confidences, to which ``confidence >= t`` rounds them."""
+    if isinstance(confidence, Tensor):
+        return as_float64(torch.from_numpy(grid).to(confidence.dtype))
+    return as_float64(grid.astype(confidence.dtype))
 
 
 def _accepted(
@@ -175,7 +189,7 @@ def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, Boo
 
 
 def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
-    # what a test at 1 - max_error needs when nothing is wrong
+    # what a test next to 1 - max_error needs when nothing is wrong
     needed = math.ceil(math.log((1 - level) * share) / math.log1p(-max_error))
     warnings.warn(
         f"no threshold is shown to keep the error at {max_error:g} with {level:.0%} certainty by "
@@ -190,14 +204,24 @@ def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
 Score = Literal["lac", "aps", "raps"]
 """How unlike its class an example is.
 
-- ``lac``: one minus the probability of the class. The smallest sets on average; those of hard
+- ``lac``: minus the probability of the class. The smallest sets on average; those of hard
   examples are too small, and may be empty.
 - ``aps``: the probability of all classes before it, from the most probable on, and a random part
-  of its own (Romano et al. 2020). Set sizes follow the difficulty.
+  of its own (Romano et al. 2020), less one. Set sizes follow the difficulty.
 - ``raps``: as ``aps``, and 0.01 for each rank after the fifth (Angelopoulos et al. 2021), which
   keeps a long tail of classes out.
+
+The papers' scores are larger by one. They cannot tell 1 - 1e-17 from 1, and with probabilities
+that are surer than that every set would hold all classes.
 """
 PENALTY, FREE_RANKS = 0.01, 5
+SLACK = 1e-6
+"""Part of a limit by which a score may exceed it: the last digits of probabilities depend on the
+precision and on the batch, and must not decide where many of them are alike."""
+CELLS = 50
+"""Probabilities per unit of their logarithm that the random part tells apart."""
+FLOOR = 1e-30
+"""Below this it does not; float32 may have rounded them to zero."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +231,8 @@ class ConformalSets:
     Attributes
     ----------
     limit : float
-        A class is in the set when its score is at most this; inf if it always is.
+        A class is in the set when its score is at most this, but for the last digits; inf if it
+        always is.
     score : {"lac", "aps", "raps"}
     coverage : float
         The share that was asked for.
@@ -248,7 +273,9 @@ class ConformalSets:
             raise ValueError(
                 f"probs must have {self.classes} classes, as in conformal, got {rows.shape[-1]}"
             )
-        found = _class_scores(rows, self.score, self.seed) <= self.limit
+        # a stored zero is a probability too small for its dtype: it may be that large
+        scores = _class_scores(rows, self.score, self.seed, least=_least(probs))
+        found = scores <= _loosened(self.limit, probs)
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(found, rows.argmax(-1)[..., None], True, -1)
         return _as_given(found, probs)
@@ -270,13 +297,14 @@ def conformal(
 
     .. math:: 1 - \alpha \le P(y \in \text{set}) \le 1 - \alpha + \frac{1}{n + 1} ,
 
-    the upper side where no two scores are equal. That holds for any probabilities: better
-    calibrated ones give smaller sets, not truer ones. It is an average over examples and
+    the upper side where no two scores are equal. If many are, as with calibrators that give few
+    different values, the coverage may be well above. The lower side holds for any probabilities:
+    better calibrated ones give smaller sets, not truer ones. It is an average over examples and
     over draws of the n examples, not a promise for each class or each kind of input, and the n
     examples must not be those on which the model or its calibrator was fitted.
 
-    The random part of ``aps`` and ``raps`` is computed from the probabilities of a row and the
-    seed: the same row always gets the same set, in whatever batch it comes.
+    The random part of ``aps`` and ``raps`` is computed from the first digits of a row's
+    probabilities and the seed: the same row always gets the same set, in whatever batch it comes.
 
     Parameters
     ----------
@@ -305,7 +333,7 @@ def conformal(
         raise ValueError(f"score must be one of {get_args(Score)}, got {score!r}")
     rows, targets = _labelled(probs, labels)
     scores = np.take_along_axis(_class_scores(rows, score, seed), targets[:, None], -1)[:, 0]
-    limit = _limit(scores, coverage)
+    limit = _loosened(_limit(scores, coverage), probs)
     return ConformalSets(limit, score, coverage, len(scores), rows.shape[-1], seed)
 
 
@@ -332,13 +360,28 @@ def _limit(scores: FloatArray, coverage: float) -> float:
     return float(np.partition(scores, rank - 1)[rank - 1])
 
 
-def _class_scores(rows: FloatArray, score: Score, seed: int) -> FloatArray:
-    """Score of every class of every row, ``(..., classes)``."""
+def _loosened(limit: float, probs: Values) -> float:
+    """The limit for scores that are as exact as the probabilities given."""
+    return limit + max(SLACK, _info(as_scores(probs)).eps) * abs(limit)
+
+
+def _least(probs: Values) -> float:
+    """What a probability that is given as zero, or whose complement is given as one, may be."""
+    given = as_scores(probs)
+    info = _info(given)
+    return float(info.eps if given.ndim == 1 else info.tiny * info.eps)
+
+
+def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0) -> FloatArray:
+    """Score of every class of every row, ``(..., classes)``, with zeros taken for ``least``."""
+    probs = np.maximum(rows, least)
     if score == "lac":
-        return 1 - rows
-    order = np.argsort(-rows, axis=-1, kind="stable")
-    ranked = np.take_along_axis(rows, order, -1)
-    ranked_scores = np.cumsum(ranked, -1) - ranked + _uniform(rows, seed)[..., None] * ranked
+        return -probs
+    order = np.argsort(-probs, axis=-1, kind="stable")
+    ranked = np.take_along_axis(probs, order, -1)
+    # what is left after a class, summed from the least on, keeps its digits where 1 - sum would not
+    left = np.cumsum(ranked[..., ::-1], -1)[..., ::-1] - _uniform(rows, seed)[..., None] * ranked
+    ranked_scores = -left
     if score == "raps":
         ranked_scores += PENALTY * np.maximum(np.arange(1, rows.shape[-1] + 1) - FREE_RANKS, 0)
     scores = np.empty_like(rows)
@@ -347,22 +390,25 @@ def _class_scores(rows: FloatArray, score: Score, seed: int) -> FloatArray:
 
 
 def _uniform(rows: FloatArray, seed: int) -> FloatArray:
-    """A number in [0, 1) for each row, made from its values and the seed.
+    """A number in [0, 1) for each row, made from the first digits of its values and the seed.
 
     A stream of random numbers would give a row that comes alone the first number of the stream,
     always the same one, and the coverage of a service that answers one by one would be that of
     this number. Since the score is a function of the row, coverage does not depend on how good
-    the mixing is; the mixing makes the sets small.
+    the mixing is; the mixing makes the sets small. Rows that differ in their last digits only,
+    by another precision or batch, must get the same number, and rows of a very sure model, which
+    differ in the tails only, must not: so it is the logarithms that are rounded.
     """
     odd = np.random.default_rng(seed).integers(2**63, size=rows.shape[-1], dtype=np.uint64) * 2 + 1
-    mixed = (np.ascontiguousarray(rows).view(np.uint64) * odd).sum(-1, dtype=np.uint64)
+    cells = np.round(-CELLS * np.log(np.clip(rows, FLOOR, 1))).astype(np.uint64)
+    mixed = (cells * odd).sum(-1, dtype=np.uint64)
     return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)
 
 
 # ------------------------------------------------------------------------------ another class mix
 
 PRECISION = 0.01
-"""Log-likelihood, of all examples together, that an estimated prior may lack."""
+"""Nats, of all examples together, by which an estimated prior may be below the best."""
 ROUNDS = 5_000
 """Steps after which the search for a prior gives up."""
 
@@ -419,10 +465,18 @@ def estimate_prior(probs: ArrayLike, old_prior: Values) -> FloatArray: ...
 def estimate_prior(probs: Values, old_prior: Values) -> Tensor | FloatArray:
     r"""Frequencies of the classes in unlabelled data, from calibrated probabilities.
 
-    The prior :math:`q` that makes the data likeliest, the maximum of
-    :math:`\sum_i \log \sum_k p_{ik}\, q_k / \pi_k`, which is concave. EM finds it (Saerens et al.
-    2002): shift the probabilities to the present estimate, average them, repeat. It stops when
-    no prior can be likelier by more than a hundredth of a nat, all data together.
+    The prior :math:`q` at the maximum of
+
+    .. math:: \sum_i \log \sum_k \frac{p_{ik}\, q_k}{\pi_k} + K \sum_k \pi_k \log q_k ,
+
+    which is concave. The first sum is the likelihood of the data (Saerens et al. 2002). The
+    second counts K examples more, as many as there are classes, at the old frequencies
+    :math:`\pi`: the maximum a posteriori of a Dirichlet prior. Without them a class that no
+    example happens to show gets a prior of zero, and the correction then rules it out. With few
+    examples for each class that is far worse than no correction; with many the second sum hardly
+    counts. EM finds the maximum: shift the probabilities to the present estimate, average them
+    and the K examples, repeat. It stops when no prior can be better by more than a hundredth of
+    a nat, all data together.
 
     Only the frequencies of the classes may differ from where the probabilities were calibrated,
     and they must be calibrated class by class, not in the largest probability only: methods with
@@ -453,14 +507,16 @@ def estimate_prior(probs: Values, old_prior: Values) -> Tensor | FloatArray:
     return _as_given(found, probs)
 
 
-def _likeliest(ratios: FloatArray, start: FloatArray) -> FloatArray:
-    """Weights ``(classes,)`` that maximise the mean of ``log(ratios @ weights)``."""
+def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
+    """Weights ``(classes,)`` at the maximum of which :func:`estimate_prior` tells."""
     check_some(len(ratios))
-    weights: FloatArray = start
+    added = len(old) * old  # examples of each class that are counted besides the data
+    total = len(ratios) + added.sum()
+    weights: FloatArray = old
     for _ in range(ROUNDS):
-        gradient: FloatArray = (1 / (ratios @ weights)) @ ratios / len(ratios)
+        gradient: FloatArray = ((1 / (ratios @ weights)) @ ratios + added / weights) / total
         # the function is concave: nowhere on the simplex is it higher by more than this
-        if gradient.max() - 1 <= PRECISION / len(ratios):
+        if gradient.max() - 1 <= PRECISION / total:
             break
         weights = weights * gradient
     else:
@@ -589,7 +645,7 @@ def label_shift(
 def _as_probs(probs: Values) -> FloatArray:
     """Probabilities ``(..., classes)`` in float64; of P(y = 1), ``(n,)``, both classes."""
     given = as_scores(probs, "probs")
-    eps = float((torch if isinstance(given, Tensor) else np).finfo(given.dtype).eps)
+    eps = float(_info(given).eps)
     exact = as_float64(given)
     if not ((exact >= 0) & (exact <= 1 + 4 * eps)).all():
         raise ValueError(
@@ -601,6 +657,10 @@ def _as_probs(probs: Values) -> FloatArray:
         raise ValueError(f"probs must be (..., classes) or (n,), got {exact.shape}")
     check_sums(rows, eps)
     return rows
+
+
+def _info(given: Logits) -> np.finfo[Any] | torch.finfo:
+    return torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
 
 
 def _as_priors(old_prior: Values, new_prior: Values, classes: int) -> tuple[FloatArray, FloatArray]:

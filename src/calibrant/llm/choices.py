@@ -15,7 +15,7 @@ import torch
 from scipy.special import expit, log_softmax, logsumexp, softmax
 from torch import Tensor
 
-from calibrant._checks import FloatArray, Values, as_float64, as_labels, as_scores
+from calibrant._checks import FloatArray, Values, as_float64, as_labels, as_scores, bad_row
 from calibrant.decide import ConformalSets, Score, conformal
 from calibrant.llm.topk import TopLogprobs, by_token
 
@@ -216,7 +216,18 @@ def choice_sets(
     >>> bool(0.87 < inside.mean() < 0.93)
     True
     """
-    probs = softmax(as_float64(as_scores(choice_scores, "choice_scores")), axis=-1)
+    scores = as_float64(as_scores(choice_scores, "choice_scores"))
+    if scores.ndim < 2 or scores.shape[-1] < 2:
+        raise ValueError(
+            f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}: "
+            "one row of logits is wanted for each question"
+        )
+    rows = scores.reshape(-1, scores.shape[-1])
+    bad = np.isnan(rows).any(-1) | (np.abs(rows.max(-1, initial=-np.inf)) == np.inf)
+    if bad.any():
+        at = int(bad.argmax())
+        raise bad_row(torch.from_numpy(rows[at]), 0, at)
+    probs = softmax(scores, axis=-1)
     return conformal(probs, answers, coverage=coverage, score=score, seed=seed)
 
 

@@ -9,8 +9,9 @@ import os
 import pickle
 import runpy
 import warnings
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -286,6 +287,40 @@ def test_windows_by_date_have_names(rng):
         watch.observe(confidence, outcome, window=date(2026, 10, 31))
 
 
+def test_windows_without_names_take_the_dates_after_the_last(rng, tmp_path):
+    confidence, outcome = drawn_pairs(rng, 50)
+    watch = Monitor(window=20, first=date(2026, 12, 30))
+    for each in (watch, watch.like(), Monitor(window=20).merge(watch)):
+        each.save(tmp_path / "state.json")
+        again = Monitor.load(tmp_path / "state.json").observe(confidence, outcome)
+        names = [row["window"] for row in again.report().windows]
+        assert names == ["2026-12-30", "2026-12-31", "2027-01-01"]
+    with pytest.raises(ValueError, match="window 2026-12-29 is before the first, 2026-12-30"):
+        again.observe(confidence, outcome, window=date(2026, 12, 29))
+    again = Monitor(window=50).observe(confidence, outcome, window=datetime(2026, 1, 4, 12))
+    names = [row["window"] for row in again.observe([0.5], [1]).report().windows]
+    assert names == ["2026-01-04", "2026-01-05"]
+
+
+def test_empty_batches_are_taken():
+    watch = Monitor()
+    empty: list[Any] = [[], (), np.zeros(0), np.zeros(0, int), torch.zeros(0)]
+    for nothing in empty:
+        assert watch.observe(nothing, nothing) is watch
+        assert watch.labelled([], nothing) == 0
+        assert watch.update(np.zeros((0, 3)), nothing) is watch
+        assert watch.update([], nothing) is watch
+        watch.predicted([], [])
+    assert (watch.seen, watch.windows) == (0, {})
+    watch.update([[1.0, 0.0, 0.0]], [0])  # an empty list was not one of log-odds
+    assert watch.labelled([], [], window=2) == 0
+    assert [row["n"] for row in watch.report().windows] == [1, 0]
+    with pytest.raises(ValueError, match="equal shapes"):
+        watch.observe([], [1])
+    with pytest.raises(ValueError, match="one label per id"):
+        watch.labelled([], [1])
+
+
 def test_order_of_arrival_does_not_matter(rng):
     parts = [(k, *drawn_pairs(rng, 40, 0.1)) for k in (1, 2, 2, 5, 9)]
     watches = []
@@ -495,19 +530,61 @@ def test_limits_of_the_reference_are_those_of_clopper_and_pearson(rng):
         tail = 0.025 / 2 / 4  # half of 5 %, two sides, four bins with examples
         assert binom.sf(k - 1, n, low[b] + mean) == pytest.approx(tail, rel=1e-6)
         assert binom.cdf(k, n, high[b] + mean) == pytest.approx(tail, rel=1e-6)
-    assert (low[:6] == low[6]).all()  # bins without examples share the limits above them
+    assert (low[:6] == -1).all()  # without examples anything may be
+    assert (high[:6] == 1).all()
 
 
-def test_small_bins_of_a_reference_are_taken_together():
-    confidence = np.repeat([0.95, 0.85, 0.75, 0.65, 0.15], [150, 60, 60, 99, 1])
-    low, high = Monitor(bins=10, reference=(confidence, np.ones(370))).known
-    assert len({*low.tolist()}) == 3
-    assert low[8] == low[7]
-    assert low[6] == low[1] == low[0]
-    np.testing.assert_allclose(high[9], 0.05)  # all right: no upper limit
-    confidence = np.repeat([0.95, 0.85], [150, 60])
-    low, _ = Monitor(bins=10, reference=(confidence, np.ones(210))).known
-    assert len({*low.tolist()}) == 1  # what is left over joins its neighbour
+def test_a_small_bin_of_a_reference_has_wide_limits_of_its_own():
+    confidence = np.repeat([0.95, 0.85, 0.15], [950, 3, 1])
+    outcome = np.repeat([1, 0, 1, 1, 0], [900, 50, 2, 1, 1])
+    low, high = Monitor(bins=10, reference=(confidence, outcome)).known
+    tail = 0.025 / 2 / 3
+    assert 900 / 950 - 0.95 - 0.03 < low[9] < high[9] < 900 / 950 - 0.95 + 0.03
+    assert low[8] == pytest.approx(tail ** (1 / 3) - 0.85)  # three of three were right
+    assert high[1] == pytest.approx(1 - tail - 0.15)  # the one was wrong
+    assert high[8] == 1  # no limit where all were right, none was, or nothing is known
+    assert (low[[0, 1, 2, 7]] == -1).all()
+
+
+def test_limits_of_a_reference_hold_for_all_bins_at_once():
+    """The share of references whose limits miss the truth anywhere, at 40 %: at most half of it."""
+    share, gap = 0.4, -0.1
+    missed = 0
+    for seed in range(400):
+        rng = np.random.default_rng([8, seed])
+        c = rng.uniform(0.5, 1, 600)
+        low, high = Monitor(
+            bins=20, false_alarms=share, reference=(c, outcomes(rng, c + gap))
+        ).known
+        missed += bool(((low > gap) | (high < gap)).any())
+    assert missed <= binom.ppf(0.999, 400, share / 2)
+    assert missed >= 20  # or the limits would be too wide
+
+
+def mixed(rng, n):
+    """Confidences of 80 to 93 %, and a few below 50 %."""
+    return np.where(rng.random(n) < 0.97, rng.uniform(0.8, 0.93, n), rng.uniform(0.2, 0.5, n))
+
+
+def clear(rng, n):
+    return np.maximum(expit(rng.normal(6, 2, n)), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("draw", "curve"),
+    [
+        (mixed, lambda c: np.where(c > 0.8, c - 0.25, c)),
+        (clear, lambda c: expit(logit(np.minimum(c, 1 - 1e-12)) / 2.5)),
+    ],
+)
+def test_gaps_that_differ_between_bins_are_no_drift(draw, curve):
+    """Few examples lie in the low bins, and their gap is not that of the others."""
+    for seed in range(6):
+        rng = np.random.default_rng([9, seed])
+        c = draw(rng, 1000)
+        watch = Monitor(window=500, reference=(c, outcomes(rng, curve(c))))
+        c = draw(rng, 50_000)
+        assert watch.observe(c, outcomes(rng, curve(c))).alarm is None
 
 
 def test_a_model_that_was_never_calibrated_raises_no_alarm_against_its_reference(rng):
@@ -593,6 +670,7 @@ def test_the_state_remembers_its_calibrator(rng, tmp_path):
         lambda state: state["windows"][0].update(count=[1, 2]),
         lambda state: state["windows"][0].update(bins=[99]),
         lambda state: state.update(alarm={"window": "1"}),
+        lambda state: state.update(files=[1]),
     ],
 )
 def test_a_damaged_state_is_refused(rng, tmp_path, damage):
@@ -664,6 +742,72 @@ def test_a_file_that_was_given_twice_counts_once(rng, tmp_path):
     save_predictions(path, {"logits": 2 * logits, "labels": labels})  # the next day
     watch.update_file(path)
     assert (watch.seen, sorted(watch.windows)) == (180, [1, 2])
+
+
+def day_file(rng, path):
+    logits, labels = drawn(rng, 90, 4)
+    save_predictions(path, {"logits": logits, "labels": labels})
+    return path
+
+
+def test_a_file_counts_once_when_its_window_is_summed_up(rng, tmp_path):
+    files = [day_file(rng, tmp_path / f"{day}.npz") for day in range(5)]
+    watch, state = Monitor(keep=2), tmp_path / "state.json"
+    for file in files:
+        watch.update_file(file)
+    before = watch.e_value
+    for file in files:
+        watch.save(state)
+        watch = Monitor.load(state)
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            watch.update_file(file)
+    assert (watch.seen, watch.e_value) == (450, before)
+    day_file(rng, files[0])  # the same name, another day
+    assert watch.update_file(files[0]).seen == 540
+
+
+def test_a_file_counts_once_when_its_window_holds_more(rng, tmp_path):
+    file = day_file(rng, tmp_path / "a.npz")
+    watch = Monitor().update_file(file).observe([0.9], [1])
+    total = watch.like().merge(watch)
+    for seen in (watch, total):
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            assert seen.update_file(file).seen == 91
+
+
+def test_files_with_equal_counts_are_told_apart_by_their_confidence(tmp_path):
+    file, watch = tmp_path / "today.npz", Monitor()
+    for day, odds in enumerate((3.0, 3.0001, 3.0002), 1):
+        save_predictions(file, {"logits": [[odds, 0.0]], "labels": [0]})
+        assert watch.update_file(file).seen == day
+    with pytest.warns(UserWarning, match="is in the stream already"):
+        watch.update_file(file)
+
+
+def test_rounding_does_not_make_another_file(rng, tmp_path):
+    file = day_file(rng, tmp_path / "a.npz")
+    watch = Monitor().update_file(file)
+    for totals in watch._files.totals.values():
+        totals[0] *= 1 + 1e-13  # as another machine adds up
+    with pytest.warns(UserWarning, match="is in the stream already"):
+        assert watch.update_file(file).seen == 90
+
+
+def test_a_state_without_a_list_of_files_knows_those_of_its_windows(rng, tmp_path):
+    files = [day_file(rng, tmp_path / f"{day}.npz") for day in range(3)]
+    path, watch = tmp_path / "state.json", Monitor(keep=2)
+    for file in files:
+        watch.update_file(file)
+    watch.save(path)
+    state = json.loads(path.read_text())
+    del state["files"], state["dated"]
+    path.write_text(json.dumps(state))
+    old = Monitor.load(path)
+    assert old.report().to_dict() == watch.report().to_dict()
+    for file in files[1:]:
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            old.update_file(file)
+    assert old.seen == 270
 
 
 def test_a_file_without_labels_is_an_empty_window(rng, tmp_path):

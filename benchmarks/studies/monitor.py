@@ -36,6 +36,8 @@ from calibrant.monitor.evidence import bin_runs
 Array = NDArray[np.float64]
 Truth = Callable[[Array, int], Array]
 """Probability of being right, given the confidence and the number of the window."""
+Draw = Callable[[np.random.Generator, int], Array]
+"""Confidences of that many examples."""
 Row = dict[str, object]
 
 COLUMNS = (
@@ -74,14 +76,27 @@ def claims(rng: np.random.Generator, n: int) -> Array:
     return np.minimum(expit(rng.gamma(2.0, 1.6, n) - 0.5), 1 - 1e-9)
 
 
+def sure_claims(rng: np.random.Generator, n: int) -> Array:
+    """Those of a model that is nearly always sure."""
+    return np.minimum(expit(rng.normal(6.0, 2.0, n)), 1 - 1e-9)
+
+
+def split_claims(rng: np.random.Generator, n: int) -> Array:
+    """Most of 80 to 93 %, and 3 % of them below 50 %."""
+    sure = rng.random(n) < 0.97
+    return np.where(sure, rng.uniform(0.8, 0.93, n), rng.uniform(0.2, 0.5, n))
+
+
 def right(rng: np.random.Generator, truth: Array) -> NDArray[np.bool_]:
     return rng.random(truth.size) < truth
 
 
-def stream(watch: Monitor, rng: np.random.Generator, truth: Truth, windows: int) -> float:
+def stream(
+    watch: Monitor, rng: np.random.Generator, truth: Truth, windows: int, draw: Draw = claims
+) -> float:
     """Examples until the alarm; inf without one."""
     for k in range(windows):
-        confidence = claims(rng, watch.window)
+        confidence = draw(rng, watch.window)
         watch.observe(confidence, right(rng, truth(confidence, k)))
         if watch.alarm:
             return watch.alarm.examples
@@ -128,28 +143,45 @@ def null_row(study: str, name: str, watch: Monitor, taken: list[float]) -> Row:
 
 
 def with_reference(streams: int) -> Iterator[Row]:
-    """A model that was never calibrated and does not change, with a reference of 5000 examples."""
+    """A model that was never calibrated and does not change, with a reference of it."""
 
-    def tempered(c: Array) -> Array:
-        return expit(logit(c) / 1.5)
+    def tempered(c: Array, temperature: float = 1.5) -> Array:
+        return expit(logit(c) / temperature)
 
     def lower(c: Array) -> Array:
         return c - 0.07
 
-    cases = {
-        "temperature 1.5 since ever, reference": (0.02, tempered, 0.0),
-        "7 points over since ever, reference": (0.0, lower, 0.0),
-        "7 points over since ever, 2 more, reference": (0.02, lower, 0.02),
+    def odd(c: Array) -> Array:
+        return np.where(c > 0.6, c - 0.25, c)
+
+    cases: dict[str, tuple[float, Callable[[Array], Array], float, int, Draw]] = {
+        "temperature 1.5 since ever, reference": (0.02, tempered, 0.0, 5000, claims),
+        "7 points over since ever, reference": (0.0, lower, 0.0, 5000, claims),
+        "7 points over since ever, 2 more, reference": (0.02, lower, 0.02, 5000, claims),
+        "temperature 2.5 since ever, nearly always sure, reference of 1000": (
+            0.02,
+            lambda c: tempered(c, 2.5),
+            0.0,
+            1000,
+            sure_claims,
+        ),
+        "25 points over above 60 % since ever, reference of 1000": (
+            0.02,
+            odd,
+            0.0,
+            1000,
+            split_claims,
+        ),
     }
-    for name, (tolerance, curve, more) in cases.items():
+    for name, (tolerance, curve, more, size, draw) in cases.items():
         taken = []
         for seed in range(streams):
             rng = np.random.default_rng([2, seed])
-            confidence = claims(rng, 5000)
+            confidence = draw(rng, size)
             known = confidence, right(rng, curve(confidence))
             watch = Monitor(window=WINDOW, tolerance=tolerance, reference=known)
             truth = lambda c, k, curve=curve, more=more: curve(c) - more  # noqa: E731
-            taken.append(stream(watch, rng, truth, WINDOWS))
+            taken.append(stream(watch, rng, truth, WINDOWS, draw))
         yield null_row("false alarms", name, watch, taken)
 
 

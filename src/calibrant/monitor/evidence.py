@@ -31,7 +31,10 @@ the recursion of Shiryaev and Roberts with weights. On e-processes see Ramdas et
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -141,15 +144,48 @@ def bin_runs(bins: int) -> BinRuns:
     return BinRuns(first, last + 1, np.log(shares / TILTS.size))
 
 
-def same_file(one: Window, other: Window) -> bool:
-    """Whether two windows are of one file: same name and same sums, up to rounding."""
-    return (
-        one.name == other.name
-        and one.n > 0
-        and np.array_equal(one.count, other.count)
-        and np.array_equal(one.right, other.right)
-        and np.allclose(one.claimed, other.claimed, rtol=1e-9)
-    )
+class Files:
+    """Which files are in the stream: a digest and a sum of each, also when its window is gone.
+
+    Attributes
+    ----------
+    totals : dict of str to list of float
+        Sums of confidences, by a digest of what rounding does not touch: the name, the counts and
+        the right answers per bin.
+    """
+
+    def __init__(self) -> None:
+        self.totals: dict[str, list[float]] = {}
+
+    @classmethod
+    def restored(cls, totals: dict[str, list[float]] | None, windows: Iterable[Window]) -> Files:
+        """Those that were written; those of the windows, where a state has no such entry."""
+        found = cls()
+        if totals is None:
+            for window in windows:
+                found.add(window)
+        else:
+            found.totals = {str(key): [*map(float, sums)] for key, sums in totals.items()}
+        return found
+
+    def __contains__(self, window: Window) -> bool:
+        known = self.totals.get(_digest(window), [])
+        return any(math.isclose(window.claimed.sum(), total, rel_tol=1e-9) for total in known)
+
+    def add(self, window: Window) -> None:
+        """Remember the window of a file; one without examples is not a file that was counted."""
+        if window.n:
+            self.totals.setdefault(_digest(window), []).append(float(window.claimed.sum()))
+
+    def merge(self, other: Files) -> None:
+        """Remember the files of another stream too."""
+        for key, sums in other.totals.items():
+            self.totals.setdefault(key, []).extend(sums)
+
+
+def _digest(window: Window) -> str:
+    sums = [window.name, window.count.tolist(), window.right.tolist()]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:16]
 
 
 def no_sums(bins: int) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:

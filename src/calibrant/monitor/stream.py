@@ -42,18 +42,16 @@ from calibrant.metrics.rows import Pairs, walk
 from calibrant.monitor.evidence import (
     TILTS,
     Evidence,
+    Files,
     Window,
     bin_runs,
     no_sums,
     pack,
-    same_file,
     unpack,
 )
 from calibrant.monitor.report import Alarm, Drift, MonitorReport
 from calibrant.shards import Report as Told, over_parts
 
-POOL = 100
-"""Examples of a reference that a gap of confidence and accuracy is taken from, at least."""
 MOST_BINS = 100
 FORMAT = 1
 """Version of the state's layout."""
@@ -84,8 +82,8 @@ class Monitor:
         Confidences and outcomes measured when the model was deployed, and not those of a fit.
         Drift then means away from the gaps of the reference, bin by bin, by more than the
         tolerance. Half of ``false_alarms`` goes into Clopper-Pearson limits of those gaps, which
-        are taken to be equal within a bin; bins with fewer than 100 examples are taken together
-        with their neighbours.
+        are taken to be equal within a bin, but for what the tolerance covers. Where the
+        reference has no examples, no drift is found.
     bins : int
         Number of equal-width bins.
     first : int or date, optional
@@ -132,6 +130,7 @@ class Monitor:
         self.window, self.pending, self.keep, self.bins = map(int, (window, pending, keep, bins))
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
         self.first: int | None = None if first is None else _number(first)
+        self.dated = isinstance(first, date)  # numbers of windows are those of days
         self.edges = uniform_edges(bins)
         self.level = false_alarms if reference is None else false_alarms / 2
         known = np.zeros((2, bins)) if reference is None else _gaps(reference, bins, self.level)
@@ -139,6 +138,7 @@ class Monitor:
         self.windows: dict[int, Window] = {}
         self.alarm: Alarm | None = None
         self.made_for = None if calibrator is None else _fingerprint(calibrator)
+        self._files = Files()
         self._folded = Evidence.none(bins)
         self._folded_n = 0
         self._before: tuple[int, Evidence] | None = None  # the last window, evidence before it
@@ -160,13 +160,15 @@ class Monitor:
         """Add logits ``(..., classes)``, or ``probs``, whose labels ``(...)`` are known.
 
         ``features`` ``(..., width)`` are for calibrators that need them. Without ``window`` the
-        examples fill numbered windows of the size that was set. A refused batch leaves no trace.
+        examples fill windows of the size that was set, with the numbers, or dates, after the
+        last. A refused batch leaves no trace.
         """
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._check_open(window)
-        found = self._pairs(logits, labels, probs, features)
-        self._counts["ignored"] += as_labels(labels).size - found.outcome.size
+        targets = _targets(labels)
+        found = self._pairs(logits, targets, probs, features)
+        self._counts["ignored"] += targets.size - found.outcome.size
         return self._take(found, window)
 
     def observe(
@@ -178,6 +180,8 @@ class Monitor:
         2
         """
         self._check_open(window)
+        if _is_empty(confidence) and _is_empty(outcome):
+            return self._take(Pairs(np.zeros(0), np.zeros(0, np.bool_)), window)
         claimed, happened, _ = as_pairs(confidence, outcome)
         return self._take(Pairs(claimed, happened > 0), window)
 
@@ -219,7 +223,7 @@ class Monitor:
         An example belongs to the window in which its label comes. Ids that are not waiting, or not
         any more, are counted and left out. The label -100 says that none will come.
         """
-        names, targets = _ids(ids), as_labels(labels)
+        names, targets = _ids(ids), _targets(labels)
         if targets.shape != (len(names),):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(names)}")
         if self._classes:
@@ -250,7 +254,8 @@ class Monitor:
         """Add a prediction file, or a folder or glob of shards, as one window.
 
         ``window`` is the next one by default. A file that is in the stream already, under the same
-        name and with the same sums, is left out with a warning: it was given twice.
+        name and with the same sums, is left out with a warning: it was given twice. Files are
+        recognised for good, also when their window has been summed up.
         """
         chosen = open_predictions(path).split(split, ("test", ""))
         name = name or (f"{path}, {chosen.name}" if split else os.fspath(path))
@@ -264,12 +269,13 @@ class Monitor:
         except Exception:
             self._classes = classes  # a refused file leaves no trace
             raise
-        if any(same_file(total, old) for old in self.windows.values()):
+        if total in self._files:
             warn(f"{name} is in the stream already and is not counted again")
             return self
         if total.n == 0:
             warn(f"{name} has no labelled examples: its window is empty")
         self._counts["ignored"] += ignored
+        self._files.add(total)
         self._add(total)
         return self
 
@@ -292,9 +298,11 @@ class Monitor:
             self.first = other.first
         for number in other.windows:
             self._check_open(number)
+        self.dated = self.dated or other.dated
         for window in other.windows.values():
             self._put(window)
         self._fold()
+        self._files.merge(other._files)
         for key, count in other._counts.items():
             self._counts[key] += count
         self._classes = self._classes or other._classes
@@ -316,6 +324,7 @@ class Monitor:
             keep=self.keep,
         )
         fresh.level, fresh.known, fresh.made_for = self.level, self.known, self.made_for
+        fresh.dated = self.dated
         return fresh
 
     # -------------------------------------------------------------------------------- findings
@@ -434,11 +443,13 @@ class Monitor:
             "settings": {name: getattr(self, name) for name in settings},
             "level": self.level,
             "known": self.known.tolist(),
+            "dated": self.dated,
             "calibrator": self.made_for,
             "classes": self._classes,
             "alarm": self.alarm and self.alarm._asdict(),
             "counts": self._counts,
             "waiting": [[name, *kept] for name, kept in self._waiting.items()],
+            "files": self._files.totals,
             "windows": [pack(self.windows[number]) for number in sorted(self.windows)],
             "folded": {
                 "n": self._folded_n,
@@ -454,6 +465,7 @@ class Monitor:
         found = cls(**state["settings"])
         found.level, found.made_for = float(state["level"]), state["calibrator"]
         found.known = np.array(state["known"], dtype=np.float64).reshape(2, found.bins)
+        found.dated = bool(state.get("dated", False))
         found._classes = int(state["classes"])
         found.alarm = None if state["alarm"] is None else Alarm(**state["alarm"])
         found._counts = {name: int(state["counts"][name]) for name in found._counts}
@@ -461,6 +473,7 @@ class Monitor:
         for packed in state["windows"]:
             window = unpack(packed, found.bins)
             found.windows[window.number] = window
+        found._files = Files.restored(state.get("files"), found.windows.values())
         folded = state["folded"]
         if folded["position"]:
             logs = np.array(folded["logs"], dtype=np.float64).reshape(found._folded.logs.shape)
@@ -545,6 +558,8 @@ class Monitor:
         return total, ignored
 
     def _check_classes(self, scores: Logits) -> None:
+        if _is_empty(scores):
+            return  # an empty list says nothing about classes
         classes = 2 if scores.ndim == 1 else int(scores.shape[-1])
         if self._classes not in (0, classes):
             raise ValueError(
@@ -555,8 +570,9 @@ class Monitor:
     def _take(self, pairs: Pairs, window: Number | None) -> Monitor:
         """Add pairs to one window, or to as many numbered ones as they fill."""
         if window is not None:
-            name = window.isoformat() if isinstance(window, date) else str(window)
-            self._add(self._sums(pairs, _number(window), name))
+            self.dated = self.dated or isinstance(window, date)
+            number = _number(window)
+            self._add(self._sums(pairs, number, self._name(number)))
             return self
         done = 0
         while done < pairs.outcome.size:
@@ -566,9 +582,13 @@ class Monitor:
                 number, room = self._next(), self.window
             some = slice(done, done + room)
             part = Pairs(pairs.confidence[some], pairs.outcome[some])
-            self._add(self._sums(part, number, str(number)))
+            self._add(self._sums(part, number, self._name(number)))
             done += room
         return self
+
+    def _name(self, number: int) -> str:
+        """What a window is called that has no name of its own."""
+        return date.fromordinal(number).isoformat() if self.dated else str(number)
 
     def _next(self) -> int:
         """Number of the window after the last."""
@@ -634,12 +654,12 @@ class Monitor:
         number = _number(window)
         if self.first is not None and number < self.first:
             raise ValueError(
-                f"window {number} is before the first, {self.first}: set first= when the stream "
-                "begins"
+                f"window {window} is before the first, {self._name(self.first)}: set first= when "
+                "the stream begins"
             )
         if self._folded.position and self._position(number) <= self._folded.position:
             raise ValueError(
-                f"window {number} was summed up with all but the last {self.keep}: raise keep"
+                f"window {window} was summed up with all but the last {self.keep}: raise keep"
             )
 
     def _drop(self) -> None:
@@ -686,6 +706,16 @@ def _ids(ids: Iterable[Id]) -> list[Id]:
     return plain
 
 
+def _is_empty(values: Values) -> bool:
+    shape = getattr(values, "shape", None)
+    return isinstance(values, (list, tuple)) and not values if shape is None else 0 in shape
+
+
+def _targets(labels: Values) -> IntArray:
+    """Labels as whole numbers; an empty list, which NumPy takes for one of floats, is no error."""
+    return np.zeros(0, np.int64) if _is_empty(labels) else as_labels(labels)
+
+
 def _rows(values: Logits, kept: NDArray[np.bool_]) -> Logits:
     return values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
 
@@ -700,25 +730,18 @@ def _top(scores: Logits) -> IntArray:
 def _gaps(reference: tuple[Values, Values], bins: int, level: float) -> FloatArray:
     """Limits of accuracy minus confidence per bin, ``(2, bins)``, that hold for all bins at once.
 
-    From the highest confidence down, bins are taken together until they hold :data:`POOL`.
+    By Clopper and Pearson, at ``level`` divided by the two sides of all bins with examples
+    (Bonferroni). There is no upper limit (1) where all were right, no lower one (-1) where none
+    was, and neither in a bin without examples: a neighbour's gap may be quite another.
     """
     claimed, happened, _ = as_pairs(*reference)
     index = bin_index(claimed, uniform_edges(bins))
-    pools, pool, held = np.zeros(bins, np.int64), 0, 0
-    for b, count in reversed(list(enumerate(np.bincount(index, minlength=bins).tolist()))):
-        if held >= POOL:
-            pool, held = pool + 1, 0
-        pools[b], held = pool, held + count
-    if held < POOL and pool:  # what is left over at the low end joins the pool above it
-        pools[pools == pool] = pool - 1
-    size = int(pools.max()) + 1
-    n, right, total = (
-        np.bincount(pools[index], values, size) for values in (None, happened, claimed)
-    )
-    tail = level / (2 * size)
-    low = np.where(right > 0, beta.ppf(tail, np.maximum(right, 1), n - right + 1), 0.0)
-    high = np.where(right < n, beta.ppf(1 - tail, right + 1, np.maximum(n - right, 1)), 1.0)
-    return np.stack([low - total / n, high - total / n])[:, pools]
+    n, right, total = (np.bincount(index, values, bins) for values in (None, happened, claimed))
+    tail = level / (2 * np.count_nonzero(n))
+    low = beta.ppf(tail, np.maximum(right, 1), n - right + 1)
+    high = beta.ppf(1 - tail, right + 1, np.maximum(n - right, 1))
+    mean = total / np.maximum(n, 1)
+    return np.stack([np.where(right > 0, low - mean, -1.0), np.where(right < n, high - mean, 1.0)])
 
 
 def _fingerprint(calibrator: Calibrator) -> str:

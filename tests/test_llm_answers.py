@@ -218,13 +218,93 @@ def test_certain_tokens_have_finite_odds():
     assert np.isfinite(fitted.predict([[1.0], [0.0]])).all()
 
 
+SAID = np.array([0, 0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 1])
+HOW_OFTEN = np.array([0.02, 0.05, 0.1, 0.1, 0.15, 0.25, 0.2, 0.15]) / 1.02
+WORTH = np.array([0.15, 0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85])
+
+
+def said_answers(rng, n):
+    """Confidences as models say them, 0 and 1 among them, and outcomes of a known chance."""
+    at = rng.choice(8, n, p=HOW_OFTEN)
+    return SAID[at], rng.random(n) < WORTH[at]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_confidences_of_zero_and_one_do_not_bend_the_map(stage, zeros, rng):
+    off = []
+    for _ in range(20):
+        sure, right = said_answers(rng, 1000)
+        seen = (sure > 0) | zeros
+        found = AnswerCalibrator(None, stage=stage).fit(sure[seen], right[seen]).predict(SAID)
+        assert (np.diff(found) >= 0).all()
+        off.append(HOW_OFTEN @ np.abs(found - WORTH))
+    assert np.mean(off) < (0.04 if stage == "isotonic" else 0.03)  # steps are noisier
+
+
+def test_zero_and_one_are_taken_for_values_halfway_to_the_next(rng):
+    sure, right = said_answers(rng, 1000)
+    fitted = AnswerCalibrator(None).fit(sure, right)
+    assert fitted.limits_ == pytest.approx((0.1, 0.975))
+    moved = logit(np.clip(sure, 0.1, 0.975))
+    other = LogisticRegression(C=np.inf, tol=1e-10).fit(moved[:, None], right)
+    wanted = other.predict_proba(moved[:, None])[:, 1]
+    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
+    # values between, which fit has not seen, never fall below their lower neighbours
+    assert (np.diff(fitted.predict(np.linspace(0, 1, 2001))) >= 0).all()
+    # 0 and 1 that fit has not seen are no more certain than any other
+    inner = (sure > 0) & (sure < 1)
+    assert AnswerCalibrator(None).fit(sure[inner], right[inner]).limits_ == fitted.limits_
+    # others know no limits
+    assert AnswerCalibrator(None, stage="isotonic").fit(sure, right).limits_ is None
+    assert AnswerCalibrator("first").fit(list(sure[:, None]), right).limits_ is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_zeros_and_ones_alone_are_worth_their_shares(stage, rng):
+    sure = (np.arange(300) % 3 > 0).astype(float)
+    right = np.where(sure == 1, rng.random(300) < 0.8, rng.random(300) < 0.3)
+    fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
+    low, middle, high = fitted.predict([0, 0.5, 1])
+    shares = [right[sure == 0].mean(), right[sure == 1].mean()]
+    assert [low, high] == pytest.approx(shares, abs=1e-4)
+    assert low < middle < high
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("value", [0, 0.7, 1])
+def test_one_confidence_alone_is_worth_its_share(stage, value):
+    right = np.arange(200) < 120
+    fitted = AnswerCalibrator(None, stage=stage).fit(np.full(200, value), right)
+    found = fitted.predict([0, value, 1])
+    assert found[1] == pytest.approx(0.6, abs=1e-4)
+    assert 0.1 < found[0] <= found[1] <= found[2] < 0.95
+
+
+def test_a_failed_fit_changes_nothing(rng):
+    sure, right = said_answers(rng, 300)
+    fitted = AnswerCalibrator(None).fit(sure, right)
+    before = fitted.config()
+    with pytest.raises(ValueError, match="0 or 1"):
+        fitted.fit(np.full(300, 0.5), np.full(300, 2))
+    assert fitted.config() == before
+
+
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("right", [True, False])
-def test_all_right_or_all_wrong_warns(stage, right, answers):
+@pytest.mark.parametrize("number", [1, 5, 50])
+def test_all_right_or_all_wrong_warns(stage, right, number, answers):
+    some = answers[:number]
     with pytest.warns(UserWarning, match="all of them right, or all wrong"):
-        fitted = AnswerCalibrator(stage=stage).fit(answers, np.full(50, right))
-    found = fitted.predict(answers)
-    assert ((found > 0.9) if right else (found < 0.1)).all()
+        fitted = AnswerCalibrator(stage=stage).fit(some, np.full(number, right))
+    found = fitted.predict(some)
+    assert ((found >= 0.75) if right else (found <= 0.25)).all()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_few_all_right_confidences_warn(stage):
+    with pytest.warns(UserWarning, match="all of them right, or all wrong"):
+        AnswerCalibrator(None, stage=stage).fit(np.linspace(0.6, 0.9, 5), np.ones(5))
 
 
 def test_bad_fits_are_refused(answers):
@@ -282,7 +362,45 @@ def test_wrong_answers_stay_below_the_target_as_often_as_promised(rng):
     assert given > 0.9 * times
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_zeros_and_ones_leave_the_guarantee_and_cost_no_answers(stage, rng):
+    target, delta, times = 0.25, 0.1, 200
+    failed, given = 0, []
+    for _ in range(times):
+        sure, right = said_answers(rng, 4000)
+        fitted = AnswerCalibrator(None, stage=stage).fit(sure[:500], right[:500])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where none is safe, none is given
+            fitted.control(sure[500:], right[500:], max_error=target, level=1 - delta)
+        kept = ~fitted.abstains(fitted.predict(SAID))
+        assert (np.diff(kept.astype(int)) >= 0).all()  # what is surer is answered first
+        failed += bool(kept.any() and HOW_OFTEN[kept] @ (WORTH[kept] - 1 + target) < 0)
+        given.append(HOW_OFTEN[kept].sum())
+    assert failed <= most(times, delta)
+    assert np.mean(given) > 0.3  # 1 and 0.95, with 20.7 % wrong; 0.9 would make it 28 %
+
+
 # --------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_limits_are_saved_and_files_without_them_still_load(stage, rng, tmp_path):
+    sure, right = said_answers(rng, 500)
+    fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
+    fitted.save(tmp_path / "new.json")
+    again = AnswerCalibrator.load(tmp_path / "new.json")
+    assert again.limits_ == fitted.limits_
+    np.testing.assert_array_equal(again.predict(SAID), fitted.predict(SAID))
+    # the map of an older file was fitted to confidences as they are
+    line = {"sigmoid": [0.1, 0.2], "beta": [0.1, 0.3, 0.2]}.get(stage)
+    old = {**fitted.config(), "learned": {"line": line}} if line else fitted.config()
+    del old["limits"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    found = AnswerCalibrator.load(tmp_path / "old.json").predict([0, 0.5, 1])
+    if stage == "sigmoid":
+        ends = [log_odds(np.log([np.finfo(np.float32).tiny]))[0], 0, log_odds(np.zeros(1))[0]]
+        np.testing.assert_allclose(found, expit(0.1 * np.array(ends) + 0.2), rtol=1e-6)
+    assert found[0] < found[1] < found[2]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -330,6 +448,12 @@ THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n":
         ("beta", {"learned": {"line": [1.0, 0.0]}}, "line of beta must be 3 finite numbers"),
         ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds of isotonic must be 1 finite"),
         ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob of isotonic must be 2"),
+        ("sigmoid", {"limits": 0.5}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": [0.5]}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": [0.9, 0.1]}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": [0.0, 0.5]}, "limits must be two rising numbers between 0 and 1"),
+        ("sigmoid", {"limits": [0.1, math.nan]}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": ["a", 0.5]}, "limits must be two rising numbers"),
         ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
         ("sigmoid", {"threshold": {"threshold": 0.5}}, "a threshold has the numbers"),
         ("sigmoid", {"threshold": {**THRESHOLD, "n": None}}, "a threshold has the numbers"),
@@ -391,6 +515,43 @@ def test_bounds_hold_for_full_distributions(rng, temperature, k):
         np.testing.assert_allclose(found.high, np.exp(logs[:, 0]))
 
 
+@pytest.mark.parametrize("temperature", [0.2, 0.5, 1.0, 1.5, 5.0])
+@pytest.mark.parametrize("k", [1, 5, 60])
+@pytest.mark.parametrize("digits", [1, 2, 4])
+def test_bounds_hold_for_rounded_log_probabilities(rng, temperature, k, digits):
+    logs = full_distributions(rng, 500, 60)
+    truth = softmax(logs / temperature, -1)[:, 0]
+    sums = np.log(np.exp(logs / temperature).sum(1))
+    options = {"vocabulary": 60, "rounding": 0.5 * 10**-digits}
+    shown = logs[:, :k].round(digits)
+    found = top_confidence(shown, temperature, **options)
+    assert ((found.low <= truth + 1e-12) & (truth <= found.high + 1e-12)).all()
+    assert ((found.low <= found.middle) & (found.middle <= found.high) & (found.high <= 1)).all()
+    low, high = log_partition_bounds(top_logprobs(shown, rounding=0.05), 1 / temperature, **options)
+    assert ((low <= sums + 1e-12) & (sums <= high + 1e-12)).all()
+    if k == 60:  # then a difference of two log-probabilities is off by twice the rounding
+        widest = np.tanh(10**-digits / temperature / 2)
+        assert (found.high - found.low <= widest + 1e-12).all()
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.5, 1.5, 5.0])
+def test_hidden_tokens_may_exceed_the_least_shown_by_its_rounding(temperature):
+    for equal in range(2, 60):  # so many tokens share everything, others are impossible
+        shown = np.log([[1 / equal]]).round(1)
+        logs = top_logprobs(shown, rounding=0.05)
+        low, high = log_partition_bounds(logs, 1 / temperature, vocabulary=60, rounding=0.05)
+        truth = (1 - 1 / temperature) * np.log(equal)
+        assert low[0] - 1e-12 <= truth <= high[0] + 1e-12
+
+
+def test_high_is_at_most_one_and_not_below_low(rng):
+    for logs in ([[0.0]], [[-1e-9, -30.0]], np.log1p(-rng.exponential(1e-7, (2000, 1)))):
+        for temperature in (0.05, 0.2, 1.0, 20.0):
+            found = top_confidence(np.asarray(logs), temperature, vocabulary=1000)
+            assert (found.low <= found.high).all()
+            assert found.high.max() <= 1
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.7])
 def test_bounds_are_reached(temperature):
     shown, vocabulary = np.array([0.4, 0.15, 0.1]), 40
@@ -450,6 +611,8 @@ def test_forms_of_top_logprobs_agree():
     ("top", "options", "message"),
     [
         ([[2.0, 1.0]], {}, "not logits"),
+        ([[0.004]], {}, "rounded by more than 1e-06"),
+        ([[0.007]], {"rounding": 0.005}, "sum to 1.007"),
         ([[-np.inf, -np.inf]], {}, "at least one per position"),
         ([[np.nan, -1.0]], {}, "natural"),
         ([-1.0, -2.0], {}, r"got shape \(2,\)"),
@@ -602,6 +765,33 @@ def test_choice_sets_hold_the_right_choice_as_often_as_asked(score, rng):
         inside += sets[np.arange(500), labels[200:]].mean() / 60
     # between 0.85 and 0.85 + 1/201, and the noise of 30,000 questions and 60 limits
     assert 0.84 < inside < 0.865
+
+
+@pytest.mark.parametrize("gap", [5, 40, 80])
+def test_choice_sets_of_whole_texts_are_those_of_their_log_probabilities(gap, rng):
+    """Log-likelihoods of texts are tens of nats apart: 1e-40 and 1e-30 are not the same."""
+    likelihoods, answers = -300 + gap * rng.normal(size=(1200, 4)), rng.integers(4, size=1200)
+    likelihoods[np.arange(1200), answers] += 0.9 * gap
+    logits = choice_logits_from_likelihoods(np.minimum(likelihoods, -0.1))
+    sets = choice_sets(logits[:600], answers[:600]).sets(softmax(logits[600:], -1))
+    limit = np.sort(-logits[np.arange(600), answers[:600]])[math.ceil(601 * 0.9) - 1]
+    assert np.array_equal(sets, -logits[600:] <= limit + 1e-5)
+    assert sets.sum(-1).mean() < 3.2
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([0.1, 0.2, 0.3], r"choice_scores must be \(n, choices\) .*, got \(3,\)"),
+        ([[0.1], [0.2], [0.3]], r"two choices or more, got \(3, 1\)"),
+        ([[0.0, 1.0], [np.nan, 1.0], [0.0, 1.0]], "logits must be finite.*row 1 has NaN"),
+        ([[0.0, 1.0], [0.0, 1.0], [-np.inf, -np.inf]], "row 2 has -inf in every class"),
+        ([[0.0, np.inf], [0.0, 1.0], [0.0, 1.0]], r"row 0 has \+inf"),
+    ],
+)
+def test_choice_sets_refuse_what_are_no_logits(scores, message):
+    with pytest.raises(ValueError, match=message):
+        choice_sets(scores, [0, 1, 0], coverage=0.5)
 
 
 # -------------------------------------------------------------------------------------- questions

@@ -619,6 +619,33 @@ def test_paired_gain_against_the_bootstrap():
     assert paired_gain(before[:1], after[:1], documents[:1], weight[:1]).error == math.inf
 
 
+def test_paired_gain_of_unequal_documents():
+    rng = np.random.default_rng(1)
+    lengths = np.array([1, 2, 500, 30, 4, 2000])
+    documents = np.repeat(np.arange(6), lengths)
+    change = rng.normal(size=6)[documents] + rng.normal(size=lengths.sum())
+    weight = rng.uniform(0.5, 2, lengths.sum())
+    gain = paired_gain(change, np.zeros_like(change), documents, weight)
+    without = [
+        np.average(change[documents != one], weights=weight[documents != one]) for one in range(6)
+    ]
+    wanted = math.sqrt(5 / 6 * sum((mean - gain.mean) ** 2 for mean in without))
+    assert gain.error == pytest.approx(wanted)
+    # one document that holds everything says nothing about others
+    weight[documents != 5] = 0
+    assert paired_gain(change, np.zeros_like(change), documents, weight).error == math.inf
+
+
+def test_paired_gain_seldom_finds_what_is_not_there():
+    rng = np.random.default_rng(2)
+    found, times = 0, 3000
+    for _ in range(times):
+        mass = rng.lognormal(3, 2, 20)
+        gain = paired_gain(rng.normal(size=20), np.zeros(20), np.arange(20), mass)
+        found += gain.mean > gain.error
+    assert found / times < 0.23  # 0.16 with many documents, 0.165 with 20 of one length
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -810,6 +837,13 @@ def test_daca_masked_and_refused():
         daca(logits, -np.nan_to_num(logits, neginf=5.0))
     with pytest.raises(ValueError, match=r"got \(2, 3\) and \(1, 3\)"):
         daca(logits, logits[:1])
+    for at in (0, 2):
+        broken = logits.copy()
+        broken[1, at] = np.nan
+        with pytest.raises(ValueError, match="base must be logits, got NaN for 1 of 2 tokens"):
+            daca(broken, logits)
+        with pytest.raises(ValueError, match="chat must be logits, got NaN for 1 of 2 tokens"):
+            daca(logits, broken)
     records = tabulate(examples(logits, [0, 1]))
     with pytest.raises(ValueError, match="got 2, 2 and 1"):
         daca_of_records(records, records, np.array([True]))

@@ -262,7 +262,9 @@ def _sigmoid(odds: FloatArray, line: FloatArray) -> FloatArray:
 
 def _fit_beta(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
     found = fit_beta(odds, correct, np.ones_like(odds))
-    return {"line": found.x}, found.converged
+    # a few answers of one kind may end before a bound, where nothing is left to be gained
+    both = bool(correct.any() and not correct.all())
+    return {"line": found.x}, found.converged and both
 
 
 def _beta(odds: FloatArray, line: FloatArray) -> FloatArray:
@@ -313,6 +315,11 @@ class AnswerCalibrator:
     the confidence of the likelier of two classes, under which an answer with 30 % and one with
     70 % would be two sides of the same thing.)
 
+    A confidence of exactly 0 or 1, as judges and models that are asked for a number give it, has
+    no log-odds. Without ``how``, sigmoid and beta take those, and all others beyond, for values
+    halfway between 0 or 1 and the nearest other confidence of :meth:`fit`; of 1/2, if there is
+    none. Isotonic steps need no such values: they know only the order.
+
     Parameters
     ----------
     how : str or None
@@ -323,6 +330,8 @@ class AnswerCalibrator:
     Attributes
     ----------
     learned_ : dict of arrays
+    limits_ : (float, float) or None
+        What confidences of 0 and 1 are taken for; None: no values are limited.
     threshold_ : Threshold or None
         Set by :meth:`control`.
 
@@ -347,6 +356,7 @@ class AnswerCalibrator:
         self.how = how
         self.stage = stage
         self.learned_: dict[str, FloatArray] | None = None
+        self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
 
     def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
@@ -359,7 +369,10 @@ class AnswerCalibrator:
         **layout
             ``mask`` or ``documents`` of :func:`answer_confidence`.
         """
-        odds = self._odds(answers, layout)
+        limits = None
+        if self.how is None and self.stage != "isotonic":
+            limits = _halfway(_confidences(answers, layout))
+        odds = self._odds(answers, layout, limits)
         _, happened, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, happened == 1)
         if not converged:
@@ -367,7 +380,7 @@ class AnswerCalibrator:
                 f"AnswerCalibrator found no optimum for these {len(odds):,} answers and stopped at "
                 "its bounds; are all of them right, or all wrong, or nearly? Grade more answers"
             )
-        self.learned_, self.threshold_ = learned, None
+        self.learned_, self.limits_, self.threshold_ = learned, limits, None
         return self
 
     def predict(self, answers: Answers, **layout: Any) -> FloatArray:
@@ -376,7 +389,7 @@ class AnswerCalibrator:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
         stage = STAGES[self.stage]
         values = (self.learned_[name] for name in stage.sizes)
-        return stage.apply(self._odds(answers, layout), *values)
+        return stage.apply(self._odds(answers, layout, self.limits_), *values)
 
     def control(
         self,
@@ -428,6 +441,7 @@ class AnswerCalibrator:
             "how": self.how,
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self.learned_.items()},
+            "limits": self.limits_ and list(self.limits_),
             # JSON has no infinity and no NaN
             "threshold": found and {k: v if math.isfinite(v) else None for k, v in found.items()},
         }
@@ -435,12 +449,13 @@ class AnswerCalibrator:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AnswerCalibrator:
         """The calibrator that :meth:`config` described."""
-        keys = {"format", "how", "stage", "learned", "threshold"}
+        keys = {"format", "how", "stage", "learned", "limits", "threshold"}
         if not isinstance(config, Mapping):
             raise ValueError(
                 f"an answer calibrator is an object with the keys {sorted(keys)}, got a "
                 f"{type(config).__name__}; {AGAIN}"
             )
+        config = {"limits": None, **config}  # there were none in the first files
         if set(config) != keys or config["format"] != FORMAT:
             raise ValueError(
                 f"this is no answer calibrator of format {FORMAT}: keys {sorted(keys)} are wanted, "
@@ -448,6 +463,8 @@ class AnswerCalibrator:
             )
         made = cls(config["how"], stage=config["stage"])
         made.learned_ = _learned(made.stage, config["learned"])
+        if config["limits"] is not None:
+            made.limits_ = _limits(config["limits"])
         if config["threshold"] is not None:
             made.threshold_ = _threshold(config["threshold"])
         return made
@@ -471,18 +488,36 @@ class AnswerCalibrator:
         except ValueError as error:
             raise ValueError(f"{file} cannot be loaded: {error}") from error
 
-    def _odds(self, answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
+    def _odds(
+        self, answers: Answers, layout: Mapping[str, Any], limits: tuple[float, float] | None
+    ) -> FloatArray:
         """Log-odds of the confidences, finite: exact also where a product underflows."""
         if self.how is not None:
             layout = {"mask": None, "documents": None, **layout}
             return log_odds(_log_confidence(answers, self.how, **layout))
-        given = as_float64(_one_array(answers))
-        if given.ndim != 1 or layout or not ((given >= 0) & (given <= 1)).all():
-            raise ValueError(
-                f"without how, answers are confidences (answers,) in [0, 1], got shape "
-                f"{given.shape} or values beyond: pass how='geometric' for probabilities of tokens"
-            )
-        return log_odds(np.log(np.maximum(given, SMALLEST)))
+        given = _confidences(answers, layout)
+        return log_odds(np.log(np.maximum(np.clip(given, *(limits or (0, 1))), SMALLEST)))
+
+
+def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
+    given = as_float64(_one_array(answers))
+    if given.ndim != 1 or layout or not ((given >= 0) & (given <= 1)).all():
+        raise ValueError(
+            f"without how, answers are confidences (answers,) in [0, 1], got shape "
+            f"{given.shape} or values beyond: pass how='geometric' for probabilities of tokens"
+        )
+    return given
+
+
+def _halfway(given: FloatArray) -> tuple[float, float]:
+    """What confidences of 0 and 1 are taken for, so that they do not outweigh all others.
+
+    >>> _halfway(np.array([0.0, 0.2, 0.9, 1.0]))
+    (0.1, 0.95)
+    """
+    between = given[(given > SMALLEST) & (given < 1 - SUREST)]
+    low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
+    return float(low / 2), float((1 + high) / 2)
 
 
 def log_odds(log_confidence: FloatArray) -> FloatArray:
@@ -513,6 +548,15 @@ def _learned(stage: str, given: Any) -> dict[str, FloatArray]:
                 f"{given[name]!r:.60}; {AGAIN}"
             )
     return found
+
+
+def _limits(given: Any) -> tuple[float, float]:
+    pair = isinstance(given, (list, tuple)) and len(given) == 2 and all(map(_is_number, given))
+    if not pair or not 0 < given[0] < given[1] < 1:
+        raise ValueError(
+            f"limits must be two rising numbers between 0 and 1, got {given!r:.60}; {AGAIN}"
+        )
+    return float(given[0]), float(given[1])
 
 
 def _threshold(given: Any) -> Threshold:

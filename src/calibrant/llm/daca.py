@@ -70,6 +70,8 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
             f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
         )
     ours, theirs = ours.flatten(0, -2), theirs.flatten(0, -2)
+    for name, logits in (("base", ours), ("chat", theirs)):
+        _check_numbers(name, logits)
     agree = ours.argmax(-1) == theirs.argmax(-1)
     _check_agreement(agree.cpu().numpy())
     ours, theirs = ours[agree], theirs[agree]
@@ -133,6 +135,15 @@ def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
             "the chat model rules out a token that its base model does not: mask both alike"
         )
     return np.asarray(gaps.cpu().numpy())
+
+
+def _check_numbers(name: str, logits: Tensor) -> None:
+    bad = logits.amax(-1).isnan()  # a NaN anywhere is the largest
+    if bad.any():
+        raise ValueError(
+            f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: leave "
+            "those out, or run the model in higher precision"
+        )
 
 
 def _check_agreement(agree: BoolArray) -> None:

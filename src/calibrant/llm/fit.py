@@ -337,7 +337,10 @@ def paired_gain(
     """Mean difference of the scores of tokens, with documents as what was drawn.
 
     Tokens of one text resemble each other, so the error comes from the totals of documents: it is
-    that of a ratio, total difference over total weight.
+    that of a ratio, total difference over total weight, by the jackknife. (A document pulls the
+    mean to itself, a long one more, and hides its own deviation thereby; what is seen without it
+    is not hidden.) Where one document holds everything, nothing is known of others, and the error
+    is infinite.
 
     >>> paired_gain(np.array([2.0, 2.0, 3.0]), np.ones(3), np.array([0, 0, 1]), np.ones(3)).mean
     1.333...
@@ -347,9 +350,11 @@ def paired_gain(
     mass = np.bincount(member, weight)
     mean = total.sum() / mass.sum()
     count = len(total)
-    spread = ((total - mean * mass) ** 2).sum() * count / max(count - 1, 1)
-    error = math.sqrt(spread) / mass.sum() if count > 1 else math.inf
-    return Gain(float(mean), float(error), count)
+    others = 1 - mass / mass.sum()
+    if not others.all():
+        return Gain(float(mean), math.inf, count)
+    spread = (((total - mean * mass) / others) ** 2).sum() * (count - 1) / count
+    return Gain(float(mean), math.sqrt(spread) / float(mass.sum()), count)
 
 
 def _claims(head: Head, table: TokenTable, rows: IntArray) -> Claims:

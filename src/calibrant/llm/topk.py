@@ -30,6 +30,8 @@ TopLogprobs: TypeAlias = Sequence[Mapping[str, Any]]
 
 ROUNDING = 1e-6
 """How far log-probabilities are off that were computed in single precision."""
+SLACK = 1e-3
+"""By how much more than everything the tokens shown may hold, besides their rounding."""
 
 
 class Bounds(NamedTuple):
@@ -62,14 +64,16 @@ def top_confidence(
         How many of the tokens are surely the likeliest ones. Some services add the token that
         was drawn, however unlikely it was: then say how many were asked for.
     rounding : float
-        By how much the log-probabilities may be off. It matters where the tokens shown hold
-        nearly everything: a rest of a millionth, spread over a vocabulary, is much at
-        temperature 2.
+        By how much each log-probability may be off, either way: 0.005 for those with two digits
+        after the point. It matters where the tokens shown hold nearly everything (a rest of a
+        millionth, spread over a vocabulary, is much at temperature 2), and at temperatures
+        close to 0, which blow up differences.
 
     Returns
     -------
     Bounds
-        The confidence is within ``[low, high]`` for every distribution that agrees with ``top``.
+        The confidence is within ``[low, high]`` for every distribution that agrees with ``top``
+        up to ``rounding``.
 
     Examples
     --------
@@ -77,11 +81,13 @@ def top_confidence(
     >>> [round(float(x[0]), 2) for x in found]
     [0.11, 0.36, 0.6]
     """
-    logs = top_logprobs(top)
+    logs = top_logprobs(top, rounding=rounding)
     sharpness = _sharpness(temperature, len(logs))
     low, high = log_partition_bounds(logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding)
-    first = sharpness * logs[:, 0]
-    least, most = np.exp(first - high), np.exp(first - low)
+    less, more = (np.exp(sharpness * (logs[:, 0] + off)) for off in (-rounding, rounding))
+    # the sums count the token itself as off the other way, but it is as likely here as there
+    least, most = _share(less, np.exp(high) - more), _share(more, np.exp(low) - less)
+    most = np.maximum(least, most)  # where nothing is open they may differ by a last digit
     return Bounds(least, (least + most) / 2, most)
 
 
@@ -95,7 +101,8 @@ def log_partition_bounds(
 ) -> tuple[FloatArray, FloatArray]:
     r"""Least and largest :math:`\log \sum_j p_j^\beta` over the vocabulary, each ``(n,)``.
 
-    The calibrated log-probability of any shown token is :math:`\beta \log p` less this.
+    The calibrated log-probability of any shown token is :math:`\beta \log p` less this. The
+    bounds allow for ``rounding``; where :math:`\log p` is rounded too, that comes on top.
 
     Parameters
     ----------
@@ -114,14 +121,23 @@ def log_partition_bounds(
     probs = np.exp(logprobs)
     known = (probs ** beta[:, None]).sum(1, where=np.isfinite(logprobs), initial=0.0)
     surely = shown if k is None else np.minimum(shown, k)
-    limit = probs[np.arange(len(probs)), surely - 1]
+    # the larger the limit, the fewer tokens hold the rest: the packed tail is then more extreme
+    limit = probs[np.arange(len(probs)), surely - 1] * np.exp(rounding)
     hidden = vocabulary - shown
-    rest = 1 - probs.sum(1)
-    # hidden tokens hold no less than nothing, and no more than each its limit
-    least, most = (np.clip(rest + off, 0.0, hidden * limit) for off in (-rounding, rounding))
+    # what is shown holds more or less than it says; hidden tokens hold no less than nothing, and
+    # no more than each its limit
+    least, most = (
+        np.clip(1 - probs.sum(1) * np.exp(off), 0.0, hidden * limit)
+        for off in (rounding, -rounding)
+    )
     low = np.minimum(_equal_tail(least, hidden, beta), _packed_tail(least, limit, beta))
     high = np.maximum(_equal_tail(most, hidden, beta), _packed_tail(most, limit, beta))
-    return np.log(known + low), np.log(known + high)
+    wider = np.exp(beta * rounding)
+    return np.log(known / wider + low), np.log(known * wider + high)
+
+
+def _share(own: FloatArray, others: FloatArray) -> FloatArray:
+    return np.asarray(own / (own + np.maximum(others, 0.0)))
 
 
 def _equal_tail(rest: FloatArray, hidden: IntArray, beta: FloatArray) -> FloatArray:
@@ -136,8 +152,10 @@ def _packed_tail(rest: FloatArray, limit: FloatArray, beta: FloatArray) -> Float
     return np.asarray(full * limit**beta + np.maximum(rest - full * limit, 0.0) ** beta)
 
 
-def top_logprobs(top: TopLogprobs | Values) -> FloatArray:
+def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> FloatArray:
     """Log-probabilities ``(n, k)`` of each position, the largest first, -inf where there are fewer.
+
+    Those whose probabilities sum to more than ``rounding`` explains are refused.
 
     >>> top_logprobs([{"b": -2.0, "a": -0.5}, {"c": -0.1}])
     array([[-0.5, -2. ],
@@ -157,12 +175,13 @@ def top_logprobs(top: TopLogprobs | Values) -> FloatArray:
     # some services write -9999 for a token that is not there
     logs = -np.sort(-np.where(np.exp(logs) == 0, -np.inf, logs), axis=1)
     total = np.exp(logs).sum(1)
-    bad = ~(np.isfinite(logs[:, 0]) & (total <= 1 + 1e-3))
+    bad = ~(np.isfinite(logs[:, 0]) & (total <= np.exp(rounding + SLACK)))
     if bad.any():
         at = int(bad.nonzero()[0][0])
         raise ValueError(
             f"position {at} of top has probabilities that sum to {total[at]:.4g}: natural "
-            "logarithms of probabilities are wanted, at least one per position, not logits"
+            "logarithms of probabilities are wanted, at least one per position, not logits; if "
+            f"they are rounded by more than {rounding:g}, say so by rounding"
         )
     return np.asarray(logs)
 

@@ -71,19 +71,22 @@ def test_order_and_names_of_documents_do_not_matter(tokens, rng):
         np.testing.assert_allclose(found[name], again[name], atol=1e-9)
 
 
-def test_replicates_are_resampled_documents(tokens):
+def test_noise_is_that_of_documents_left_out_in_turn(tokens):
     claimed, right, number = tokens
     index = np.minimum((claimed * 5).astype(int), 4)
     sums = module._per_document(number, 80, [right.astype(float)], index, claimed - right, 5)
-    means, gaps = module._replicates(sums, 1, 4, seed=7)
-    rng = np.random.default_rng(7)
-    drawn = rng.integers(80, size=(4, 80))
-    for i in range(4):
-        rows = np.concatenate([np.flatnonzero(number == d) for d in drawn[i]])
-        assert means[i, 0] == pytest.approx(right[rows].mean())
-        for b in range(5):
-            off = (claimed - right)[rows][index[rows] == b].sum() / rows.size
-            assert gaps[i, b] == pytest.approx(off)
+    found = module._left_out(sums)
+
+    def figures(kept):
+        off = (claimed - right)[kept]
+        gaps = [off[index[kept] == b].sum() / off.size for b in range(5)]
+        return np.array([right[kept].mean(), *gaps])
+
+    all_of_them = figures(np.ones(number.size, bool))
+    without = np.array([figures(number != d) for d in range(80)])
+    np.testing.assert_allclose(found, np.sqrt(79 / 80) * (all_of_them - without), atol=1e-12)
+    drawn = module._noise(found, 20_000, seed=0)
+    np.testing.assert_allclose(np.cov(drawn.T), found.T @ found, atol=0.03 * (found**2).sum())
 
 
 def test_blocks_of_replicates_make_no_difference(tokens, monkeypatch):
@@ -119,6 +122,8 @@ def test_undefined_intervals_are_left_out(tokens):
         assert found["ece"].value == pytest.approx(cal.ece(claimed, right))
         assert all(math.isnan(e.low) and math.isnan(e.high) for e in found.values())
         assert found.level is None
+    giant = evaluate_tokens(claimed, right, np.where(number < 75, 0, number))
+    assert giant.level is None  # one document holds nearly all
     perfect = evaluate_tokens(claimed, np.ones_like(right), number)
     assert math.isnan(perfect["auroc"].value)
     assert math.isnan(perfect["accuracy"].low)
@@ -171,6 +176,23 @@ def test_intervals_hold_where_tokens_of_a_document_share_their_luck(rng, gap):
             naive[name] += alone[name].low <= truth[name] <= alone[name].high
     assert min(held.values()) >= LEAST, held
     assert max(naive.values()) < 0.75 * TIMES, naive
+
+
+@pytest.mark.parametrize("sizes", [[1500] + 30 * [50], 40 * [0], 5 * [2000]])
+def test_intervals_hold_for_documents_of_unequal_length_and_for_few(rng, sizes):
+    """One that holds half of the tokens, lengths with a heavy tail, and five."""
+    held = dict.fromkeys(("ece", "accuracy"), 0)
+    for _ in range(TIMES):
+        drawn = np.clip(30 * rng.pareto(1.1, len(sizes)), 5, 3000).astype(int)
+        size = np.array(sizes) if sizes[0] else drawn
+        number = np.repeat(np.arange(size.size), size)
+        claimed = rng.uniform(0.25, 0.75, number.size)
+        luck = rng.uniform(-0.15, 0.15, size.size)[number]
+        right = rng.random(number.size) < claimed - 0.08 + luck
+        found = evaluate_tokens(claimed, right, number, replicates=200)
+        for name, truth in (("ece", 0.08), ("accuracy", 0.42)):
+            held[name] += found[name].low <= truth <= found[name].high
+    assert min(held.values()) >= binom.ppf(1e-3, TIMES, 0.85), held
 
 
 def test_an_interval_tells_a_miscalibrated_model(rng):

@@ -8,10 +8,10 @@ What a document does to a mean (accuracy, NLL, Brier) gives its standard error. 
 standard error of clustered data (Obuchowski 1997), by the same rule. ECE is a sum of absolute
 values, and a resampled ECE is too large by the noise that was added a second time (see the page on
 intervals): its percentiles are no interval. For it *noise* is drawn, gaps that are correlated as
-those of the documents are (a bootstrap of documents with normal multipliers in place of counts). An interval then holds the errors of those true gaps that agree with
-what was observed, by :func:`calibrant.metrics.intervals.error_interval`. The degrees of freedom are
-those of so many equally long documents as these are worth,
-:math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
+those of the documents are (a bootstrap of documents, with normal multipliers in place of counts).
+An interval then holds the errors of those true gaps that agree with what was observed, by
+:func:`calibrant.metrics.intervals.error_interval`. The degrees of freedom are those of so many
+equally long documents as these are worth, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -81,3 +82,20 @@ def test_heads_that_questions_wait_for_are_trained_first(study, tmp_path):
     assert first == set(study.ASKED)
     assert len({job[1:4] for job in jobs}) == len(jobs) == 2 * sum(map(len, study.HEADS.values()))
     assert {job[1] for job in jobs if job[5] == "cuda"} == {"decoder"}
+
+
+def test_a_map_is_measured_on_answers_that_it_was_not_fitted_on(study):
+    rng = np.random.default_rng(0)
+    sure = rng.uniform(0.5, 0.99, 4000)
+    right = rng.random(4000) < sure**3
+    as_it_is, after = study.judged("none", sure, right)
+    assert (as_it_is["head"], after["head"]) == ("none", "none, map")
+    assert (as_it_is["n"], after["n"]) == (4000, 2000)
+    assert float(after["ece"]) < 0.05 < 0.2 < float(as_it_is["ece"])
+    claimed, held = study.mapped(sure, right)
+    second = np.random.default_rng(0).permutation(4000)[2000:]
+    changed = np.where(np.isin(np.arange(4000), second), ~right, right)
+    again, flipped = study.mapped(sure, changed)
+    np.testing.assert_array_equal(claimed, again)
+    np.testing.assert_array_equal(held, ~flipped)
+    assert len(list(study.judged("decoder-paper", sure, right))) == 1

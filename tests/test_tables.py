@@ -120,3 +120,10 @@ def test_the_claims_about_questions_to_language_models(model):
     for source in ("triviaqa", "sciq", "NQ"):
         lost = figure("auroc", source, "none") - figure("auroc", source, "decoder-paper")
         assert lost > 0.05
+    for source, scored in {(row["set"], row["scored"]) for row in rows}:
+        for head in ("none", "linear-bce"):
+            assert figure("ece", source, f"{head}, map", scored) < 0.06
+    for source in ("triviaqa", "sciq", "NQ", "truthfulqa"):
+        before = figure("ece", source, "none", "texts")
+        single = [row["head"] for row in rows if row["set"] == source and "map" not in row["head"]]
+        assert min(figure("ece", source, head, "texts") for head in single) > 0.7 * before > 0.27

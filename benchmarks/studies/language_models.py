@@ -68,6 +68,8 @@ ASKED = (
     *("decoder-light", "decoder-paper", "decoder-official"),
 )
 """Saved heads with which questions are put."""
+MAPPED = ("none", "linear-bce")
+"""Those whose answers are also graded for a map from confidence to the chance of being right."""
 SETS = {"triviaqa": "TriviaQA", "sciq": "SciQ", "NQ": "NQ", "truthfulqa": "TruthfulQA"}
 
 
@@ -203,14 +205,33 @@ def questions(given: argparse.Namespace) -> None:
     tried: Heads = {"none": None, "global": single, **fitted}
     with writer(given.out / "questions.csv") as write:
         for source, scored, name, sure, right in measured(given, model, tokenizer, tried):
-            found = llm.evaluate_answers(sure, right)
-            row: dict[str, Any] = {"model": given.name, "set": source, "scored": scored}
-            row |= {"head": name, "n": len(right)}
-            for metric in ("accuracy", "ece", "debiased_ece", "brier", "nll", "auroc"):
-                value, low, high = found[metric]
-                row |= {metric: f"{value:.6f}", f"{metric}_low": f"{low:.6f}"}
-                row |= {f"{metric}_high": f"{high:.6f}"}
-            write(row)
+            about = {"model": given.name, "set": source, "scored": scored}
+            for row in judged(name, sure, right):
+                write({**about, **row})
+
+
+def judged(name: str, sure: Any, right: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a head's answers: as they are, and for some heads after a map."""
+    yield {"head": name, **answer_figures(sure, right)}
+    if name in MAPPED:
+        yield {"head": f"{name}, map", **answer_figures(*mapped(sure, right))}
+
+
+def answer_figures(sure: Any, right: Any) -> dict[str, Any]:
+    found = llm.evaluate_answers(sure, right)
+    row: dict[str, Any] = {"n": len(right)}
+    for metric in ("accuracy", "ece", "debiased_ece", "brier", "nll", "auroc"):
+        value, low, high = found[metric]
+        row |= {metric: f"{value:.6f}", f"{metric}_low": f"{low:.6f}"}
+        row |= {f"{metric}_high": f"{high:.6f}"}
+    return row
+
+
+def mapped(sure: Any, right: Any) -> tuple[Any, Any]:
+    """Half of the answers, with confidences from a map that was fitted on the other half."""
+    first, second = np.array_split(np.random.default_rng(0).permutation(len(right)), 2)
+    learned = llm.AnswerCalibrator(how=None).fit(sure[first], right[first])
+    return learned.predict(sure[second]), right[second]
 
 
 def measured(

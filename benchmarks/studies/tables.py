@@ -164,13 +164,19 @@ def spread(rows: Rows, figure: str, scale: float, digits: int) -> str:
     return shown if len(values) < 2 else f"{shown}±{statistics.stdev(values):.{digits}f}"
 
 
+def variant(row: dict[str, str]) -> str:
+    """Name of a loss, with its alpha where that was chosen."""
+    chosen = [option for option in row["options"].split() if option.startswith("alpha=")]
+    return ", ".join((row["loss"], *chosen))
+
+
 def trained(training: Rows, network: str) -> list[Sequence[str]]:
     """Figures of each loss as it is, and of cross-entropy with a temperature after it."""
     table: list[Sequence[str]] = [
         ("loss", "seeds", "accuracy", "ECE", "AECE", "O-ECE", "U-ECE", "NLL", "OOD AUROC")
     ]
     rows = [row for row in training if row["network"] == network]
-    for loss, part in grouped(rows, lambda row: row["loss"]).items():
+    for loss, part in grouped(rows, variant).items():
         after = grouped(part, lambda row: row["after"])
         shown = ("none", "ts") if loss == "ce" else ("none",)
         for calibrator in shown:
@@ -189,7 +195,7 @@ def trained_after(training: Rows) -> list[Sequence[str]]:
         ("network", "loss", "ECE", "ECE, ts", "ECE, smart", "NLL", "NLL, ts", "NLL, smart")
     ]
     for (network, loss), part in grouped(
-        training, lambda row: (row["network"], row["loss"])
+        training, lambda row: (row["network"], variant(row))
     ).items():
         after = grouped(part, lambda row: row["after"])
         eces = [spread(after[name], "ece", 100, 2) for name in ("none", "ts", "smart")]
@@ -209,8 +215,8 @@ def beside_papers(training: Rows, papers: Rows) -> list[Sequence[str]]:
     for paper in papers:
 
         def ours(network: str, after: str, loss: str = paper["loss"]) -> str:
-            wanted = {"network": network, "loss": loss, "after": after}
-            found = [row for row in training if wanted.items() <= row.items()]
+            wanted = network, loss, after
+            found = [r for r in training if (r["network"], variant(r), r["after"]) == wanted]
             return spread(found, "ece", 100, 2) if found else MISSING
 
         table.append(

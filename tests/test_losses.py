@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit, log_softmax, softmax
+from torch import nn
 from torch.nn import functional as F
 
+import calibrant as cal
 from calibrant.losses import LOSSES, PER_EXAMPLE, STATISTICS, Loss
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal, dual_focal, flsd, focal
@@ -146,6 +148,12 @@ def test_mmce_is_the_double_sum(data):
         - 2 * sum((1 - c[i]) * c[j] * kernel[i, j] for i in right for j in wrong) / (m * n)
     )
     assert value(mmce(*data)) == pytest.approx(math.sqrt(both), rel=1e-6)
+    again = (
+        sum((1 - c[i]) * (1 - c[j]) * kernel[i, j] for i in right for j in right) / m**4
+        + sum(c[i] * c[j] * kernel[i, j] for i in wrong for j in wrong) / n**4
+        - 2 * sum((1 - c[i]) * c[j] * kernel[i, j] for i in right for j in wrong) / (m * n) ** 2
+    )
+    assert value(mmce(*data, twice=True)) == pytest.approx(math.sqrt(again + 1e-10), rel=1e-6)
 
 
 def test_mmce_of_answers_of_one_kind_is_zero():
@@ -552,3 +560,42 @@ def test_half_precision_under_autocast(rng):
     assert found.dtype == torch.float32
     found.backward()
     assert torch.isfinite(gradient(last.weight)).all()
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """Accuracy and ECE on other examples, of a small network that is trained with a loss."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(10, 20, generator=generator)
+    labels = torch.randint(10, (5000,), generator=generator)
+    inputs = centres[labels] + 1.3 * torch.randn(5000, 20, generator=generator)
+
+    def trained(loss):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 10))
+        optimiser = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
+        for epoch in range(15):
+            optimiser.param_groups[0]["lr"] = 0.1 if epoch < 10 else 0.01
+            for part in torch.randperm(2000).split(125):
+                optimiser.zero_grad()
+                loss(network(inputs[part]), labels[part]).backward()
+                nn.utils.clip_grad_norm_(network.parameters(), 2.0)
+                optimiser.step()
+        with torch.no_grad():
+            found = cal.evaluate(network(inputs[2000:]), labels[2000:], level=None)
+        return found["accuracy"].value, found["ece"].value
+
+    return trained
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_with_their_own_weights_do_not_harm_the_training(learned, name):
+    (plain, before), (accuracy, ece) = learned(Loss("ce")), learned(Loss(name))
+    assert accuracy > plain - 0.01
+    assert ece < before + 0.005
+
+
+def test_weights_of_published_code_are_too_much_for_the_formulas(learned):
+    accuracy, before = learned(Loss("ce"))
+    assert learned(Loss("mmce", weight=2.0))[1] > before + 0.03
+    assert learned(Loss("avuc", weight=3.0))[0] < accuracy - 0.2

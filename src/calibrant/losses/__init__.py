@@ -26,12 +26,17 @@ PER_EXAMPLE: dict[str, Callable[..., Tensor]] = {
 }
 """Losses that are sums over examples."""
 STATISTICS: dict[str, tuple[Callable[..., Tensor], float]] = {
-    "mmce": (mmce, 2.0),
+    "mmce": (mmce, 0.2),
     "mdca": (mdca, 1.0),
-    "soft_ece": (soft_ece, 1.0),
-    "avuc": (avuc, 3.0),
+    "soft_ece": (soft_ece, 0.5),
+    "avuc": (avuc, 0.5),
 }
-"""Statistics of a batch that are added to a loss, with their usual weight."""
+"""Statistics of a batch that are added to a loss, each with a weight that harms no training.
+
+Published code has 2 for mmce, which belongs to its sums that are divided ``twice``: with the
+formula as it is, CIFAR-10 was learned to 86 instead of 94 % and with an ECE of 14 %. It has 3 for
+avuc, of networks that are trained already.
+"""
 
 
 class Loss(nn.Module):

@@ -10,7 +10,14 @@ from calibrant.losses.base import Batch, batch_of, summed_over_ranks
 from calibrant.losses.smoothing import entropy
 
 
-def mmce(logits: Tensor, labels: Tensor, *, width: float = 0.4, weighted: bool = True) -> Tensor:
+def mmce(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    width: float = 0.4,
+    weighted: bool = True,
+    twice: bool = False,
+) -> Tensor:
     r"""Maximum mean calibration error of a batch (Kumar et al. 2018).
 
     .. math:: \text{MMCE}^2 = \frac{1}{n^2} \sum_{ij} (c_i - a_i)(c_j - a_j)\, k(c_i, c_j), \qquad
@@ -18,8 +25,8 @@ def mmce(logits: Tensor, labels: Tensor, *, width: float = 0.4, weighted: bool =
 
     ``weighted`` gives right and wrong answers equal say: with :math:`c_i - 1` of the :math:`m`
     right ones divided by :math:`m` and :math:`c_i` of the :math:`n - m` wrong ones by
-    :math:`n - m`; it is 0 where one kind is missing. Published code divides once more by these
-    numbers, which makes the term vanish in large batches.
+    :math:`n - m`; it is 0 where one kind is missing. Published code divides by these numbers
+    ``twice``, which makes the term vanish in large batches, and adds it with a weight of 2.
 
     Returns
     -------
@@ -36,7 +43,8 @@ def mmce(logits: Tensor, labels: Tensor, *, width: float = 0.4, weighted: bool =
     confidence = batch.confidence
     kernel = (-(confidence[:, None] - confidence).abs() / width).exp()
     if weighted:
-        share = right / right.sum().clamp(min=1) + wrong / wrong.sum().clamp(min=1)
+        power = 2 if twice else 1
+        share = sum(kind / kind.sum().clamp(min=1) ** power for kind in (right, wrong))
         both = (right.sum() > 0) & (wrong.sum() > 0)
     else:
         share = batch.mask / batch.mask.sum().clamp(min=1)
@@ -96,7 +104,9 @@ def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
     where accurate and inaccurate, certain (:math:`u` up to the threshold) and uncertain examples
     add :math:`c\,(1 - \tanh u)`, :math:`c \tanh u`, :math:`(1 - c)(1 - \tanh u)` and
     :math:`(1 - c) \tanh u` to their cell. A usual threshold is the mean of the mean entropies of
-    right and of wrong validation examples.
+    right and of wrong validation examples. To be wrong and uncertain throughout is as good for
+    this as to be right and certain, so a large weight (published code has 3) is for networks that
+    have learned something already; with it from the first step on they learn nothing.
 
     Examples
     --------

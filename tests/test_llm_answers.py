@@ -208,6 +208,7 @@ def test_long_products_keep_their_order_where_floats_underflow():
     assert (np.diff(found) < 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:surer answers are not right")
 def test_certain_tokens_have_finite_odds():
     odds = log_odds(np.log(np.array([1.0, 1 - 1e-12, 0.5, 1e-300])))
     assert np.isfinite(odds).all()
@@ -307,6 +308,7 @@ def test_few_all_right_confidences_warn(stage):
         AnswerCalibrator(None, stage=stage).fit(np.linspace(0.6, 0.9, 5), np.ones(5))
 
 
+@pytest.mark.filterwarnings("ignore:surer answers are not right")
 def test_bad_fits_are_refused(answers):
     with pytest.raises(ValueError, match="each of 50 answers"):
         AnswerCalibrator().fit(answers, np.ones(49))
@@ -421,6 +423,7 @@ def test_saved_calibrators_come_back(stage, max_error, rng, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
 
 
+@pytest.mark.filterwarnings("ignore:surer answers are not right")
 def test_other_configs_are_refused(answers):
     config = AnswerCalibrator().fit(answers, np.arange(50) % 2).config()
     json.dumps(config, allow_nan=False)
@@ -461,6 +464,7 @@ THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n":
         ("sigmoid", {"threshold": {**THRESHOLD, "threshold": "0.5"}}, "has the numbers"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:surer answers are not right")
 def test_damaged_files_are_refused_when_they_are_loaded(stage, changed, message, answers, tmp_path):
     path = tmp_path / "answers.json"
     config = AnswerCalibrator(stage=stage).fit(answers, np.arange(50) % 2).config()
@@ -933,3 +937,34 @@ def test_a_file_without_questions(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match=r"empty\.txt has no question"):
         read_questions(tmp_path / "empty.txt")
+
+
+def test_a_map_that_tells_no_answers_apart_says_so():
+    rng = np.random.default_rng(0)
+    sure = rng.uniform(0.1, 0.9, 400)
+    right = rng.random(400) < 0.6 - 0.4 * sure  # the surer, the more often wrong
+    for stage in ("sigmoid", "beta"):
+        with pytest.warns(UserWarning, match=r"not right more often .* same chance, 3\d %"):
+            AnswerCalibrator(None, stage=stage).fit(sure, right)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AnswerCalibrator(None).fit(sure, rng.random(400) < sure)
+        AnswerCalibrator(None).fit(np.full(400, 0.5), right)  # nothing to tell apart
+
+
+@pytest.mark.parametrize(
+    ("how", "answers", "message"),
+    [
+        (None, [[0.5, 0.6], [0.7]], "are confidences .* what is none"),
+        (None, ["yes", "no"], "are confidences .* what is none"),
+        ("geometric", ["yes", "no"], r"pass \[answer\.probs for answer in answers\]"),
+        (
+            "geometric",
+            [("text", ["a"], [0.5], 0.5)],
+            r"pass \[answer\.probs for answer in answers\]",
+        ),
+    ],
+)
+def test_answers_that_are_no_numbers(how, answers, message):
+    with pytest.raises(ValueError, match=message):
+        AnswerCalibrator(how).fit(answers, np.ones(len(answers)))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -388,6 +389,419 @@ def test_a_table_sees_the_adapter(tmp_path, family, targets, trained):
         collect(build(family), documents, tmp_path / "adapted")
 
 
+# ------------------------------------------------------- ways to run a model that go around hooks
+
+
+@pytest.fixture
+def whole():
+    """A prompt without padding, and its mask."""
+    return {"prompt": PROMPT[1:], "attention_mask": MASK[1:]}
+
+
+def error_of_call(model, fitted, tokens, logits):
+    """Largest error of the calibrated log-probabilities of texts without padding."""
+    wanted, _ = forced(model, fitted, tokens, torch.ones_like(tokens))
+    return float((logits.log_softmax(-1) - wanted).abs().max())
+
+
+@pytest.mark.parametrize("kind", ["global", "linear", "decoder"])
+@torch.no_grad()
+def test_compiled_model_is_exact(kind):
+    config = transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1})  # compiles sooner
+    model, tokens = transformers.LlamaForCausalLM(config).eval(), PROMPT[1:]
+    compiled: Any = torch.compile(model, backend="eager")
+    fit, plain = fitted(model, kind), model(tokens).logits
+    for given in (model, compiled):  # the second after a call without hooks
+        with attached(given, fit) as same:
+            assert same is given
+            calls = [compiled(text).logits for text in (tokens, tokens + 1)]
+            with pytest.raises(ValueError, match="already"), attached(compiled, fit):
+                pass
+        assert torch.equal(compiled(tokens).logits, plain)
+        for text, logits in zip((tokens, tokens + 1), calls, strict=True):
+            assert error_of_call(model, fit, text, logits) < 1e-4
+    with attached(compiled, fit):
+        output = compiled.generate(
+            PROMPT,
+            attention_mask=MASK,
+            max_new_tokens=4,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    assert largest_error(model, fit, output) < 1e-4
+    told = report(compiled, fit, model.generate(tokens, max_new_tokens=2, **REPORTED))
+    assert told.tokens.shape == (1, 2)
+
+
+REPORTED = {
+    name: True for name in ("return_dict_in_generate", "output_logits", "output_hidden_states")
+}
+
+
+@pytest.mark.parametrize("kind", ["linear", "shape"])
+def test_generation_that_compiles_is_exact(kind, whole):
+    """With a static cache ``generate`` compiles the model itself, on a GPU without being asked."""
+    model = build("Llama")
+    how = transformers.CompileConfig(backend="eager", fullgraph=False, mode=None)
+    how._compile_all_devices = True
+    whole |= {"cache_implementation": "static", "compile_config": how}
+    before = generated(model, **whole)
+    assert hasattr(model, "_compiled_call")
+    fit = fitted(model, kind)
+    output, after = generated(model, fit, **whole), generated(model, **whole)
+    wanted, _ = forced(model, fit, output.sequences, MASK[1:])
+    got = torch.stack(output.logits, 1).log_softmax(-1)
+    assert (got - wanted[:, PROMPT.shape[1] - 1 : -1]).abs().max() < 1e-4
+    for old, new in zip(before.logits, after.logits, strict=True):
+        assert torch.equal(old, new)
+
+
+@torch.no_grad()
+def test_compiled_model_with_an_adapter_is_exact():
+    model = adapted("q_proj", "v_proj")
+    fit, tokens = fitted(model, "linear"), PROMPT[1:]
+    compiled: Any = torch.compile(model, backend="eager")
+    with attached(compiled, fit):
+        called = compiled(tokens).logits
+    assert error_of_call(model, fit, tokens, called) < 1e-4
+    model.base_model.model = torch.compile(model.base_model.model, backend="eager")
+    with attached(model, fit):
+        again = model(tokens).logits
+    assert torch.allclose(again, called, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "decoder"])
+def test_states_that_were_not_seen(llama, kind, monkeypatch):
+    """A call whose hooks did not run must not take the states of the one before."""
+    with attached(llama, fitted(llama, kind)):
+        llama(PROMPT)
+        output = llama(PROMPT)
+        output.logits = torch.zeros(2, 6, 101)
+        monkeypatch.setattr(llama, "forward", lambda *args, **named: copy.copy(output))
+        with pytest.raises(RuntimeError, match="attach before the first compiled call"):
+            llama(PROMPT)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_logits_to_keep_by_position_or_unknown(llama, kind, monkeypatch):
+    fit, tokens = fitted(llama, kind), PROMPT[1:]
+    with torch.no_grad(), attached(llama, fit):
+        wanted = llama(tokens).logits
+        run = llama.forward
+
+        def short(input_ids, logits_to_keep=0):
+            return run(input_ids, logits_to_keep=logits_to_keep)
+
+        monkeypatch.setattr(llama, "forward", short)
+        kept = llama(tokens, 1).logits
+        monkeypatch.setattr(llama, "forward", lambda input_ids, logits_to_keep: run(input_ids))
+        everything = llama(tokens, logits_to_keep=1).logits
+    torch.testing.assert_close(kept, wanted[:, -1:])
+    torch.testing.assert_close(everything, wanted)
+
+
+def test_logits_made_in_parts_are_refused(llama, monkeypatch):
+    with attached(llama, fitted(llama, "linear")):
+        output = llama(PROMPT)
+
+        def parts(input_ids):
+            for row in output.logits.new_ones(2, 1, 32):
+                llama.lm_head(row)
+            return copy.copy(output)
+
+        monkeypatch.setattr(llama, "forward", parts)
+        with pytest.raises(ValueError, match=r"each of the \(2, 6\) logits, got states \(1,\)"):
+            llama(PROMPT)
+
+
+@pytest.mark.parametrize("outer", ["model", "forward"])
+@pytest.mark.parametrize("kind", ["linear", "decoder", "global"])
+def test_threads_do_not_disturb_each_other(llama, kind, outer):
+    """Each waits for the others in the middle of its calls, so that their hooks run in between."""
+    fit, wrapper = fitted(llama, kind), Wrapper(llama, outer)
+    texts = [PROMPT[1:, : 6 - n] + 7 * n for n in range(3)]
+    together, found = threading.Barrier(3, timeout=60), {}
+
+    def wait(*_):
+        together.wait()
+
+    def run(n):
+        with torch.no_grad():
+            first = wrapper(texts[n][:, :2], use_cache=True)
+            rest = wrapper(texts[n][:, 2:], past_key_values=first.past_key_values).logits
+            found[n] = torch.cat([first.logits, rest], 1)
+
+    with attached(wrapper, fit):
+        # after the hooks of the head on these modules
+        waits = [m.register_forward_hook(wait) for m in (llama.model, llama.lm_head, llama)]
+        waits.append(llama.lm_head.register_forward_pre_hook(wait))
+        waits.append(llama.model.register_forward_pre_hook(wait))
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for hook in waits:
+            hook.remove()
+    for n, text in enumerate(texts):
+        assert error_of_call(llama, fit, text, found[n]) < 1e-4
+
+
+def test_copies_within_a_block(llama, whole):
+    fit = fitted(llama, "decoder")
+    rows = PROMPT[1:, :4].repeat(3, 1) + torch.arange(3)[:, None]
+    with torch.no_grad(), attached(llama, fit):
+        twin = copy.deepcopy(llama)
+        cache = llama(rows, use_cache=True).past_key_values
+        other, used = copy.deepcopy(cache), copy.deepcopy(cache)
+        with pytest.raises(ValueError, match="must have seen all tokens"):
+            llama(rows, past_key_values=used)
+    with pytest.raises(ValueError, match="do not copy a model"), attached(twin, fit):
+        pass
+    with pytest.raises(ValueError, match="without a head"):
+        report(twin, fit, None)
+    keys = cache.layers[0].keys.clone()
+    for copied in (other, used):
+        copied.reorder_cache(torch.tensor([2, 2, 0]))
+        assert torch.equal(copied.layers[0].keys[..., :4, :], keys[[2, 2, 0]])
+    assert torch.equal(cache.layers[0].keys, keys)
+
+
+# ----------------------------------------------------------- texts that the decoder head must know
+
+
+def other_model(family, **settings):
+    torch.manual_seed(0)
+    known = {"vocab_size": 101, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = getattr(transformers, f"{family}Config")(**known, **settings)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "initializer_range": 0.3}
+RWKV = {"hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}
+RECURRENT_GEMMA = {
+    **{name: SMALL[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "lru_width": 32},
+    **{"block_types": ["recurrent", "attention"], "attention_window_size": 8},
+}
+RECURRENT: dict[str, Any] = {"Mamba": MAMBA, "Rwkv": RWKV, "RecurrentGemma": RECURRENT_GEMMA}
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_decoder_on_a_recurrent_model(family, whole):
+    model = other_model(family, **RECURRENT[family])
+    fit = fitted(model, "decoder")
+    with pytest.raises(ValueError, match=r"past_key_values, got .*: pass use_cache=False"):
+        generated(model, fit, **whole)
+    output = generated(model, fit, **whole, use_cache=False)
+    plain = model(output.sequences, use_cache=False, output_hidden_states=True)
+    b = sharpness(fit.head, plain)[..., None]
+    wanted = (plain.logits * b).log_softmax(-1)[:, PROMPT.shape[1] - 1 : -1]
+    assert (torch.stack(output.logits, 1).log_softmax(-1) - wanted).abs().max() < 1e-3
+    with attached(model, fit):  # a whole text in one call
+        called = model(output.sequences).logits
+    torch.testing.assert_close(called, plain.logits * b, rtol=1e-3, atol=1e-3)
+
+
+def test_decoder_refuses_a_state_of_earlier_tokens(whole):
+    model = other_model("Mamba", **MAMBA)
+    with attached(model, fitted(model, "decoder")):
+        state = model(PROMPT[1:]).cache_params
+        with pytest.raises(ValueError, match="got cache_params"):
+            model(PROMPT[1:, :1], cache_params=state, use_cache=False)
+
+
+def test_decoder_refuses_a_cache_that_is_not_returned(llama, monkeypatch):
+    fit, tokens, run = fitted(llama, "decoder"), PROMPT[1:], llama.model.forward
+
+    def forgetful(**named):
+        output = run(**named)
+        output.past_key_values = None
+        return output
+
+    with torch.no_grad(), attached(llama, fit):
+        cache = llama(tokens[:, :3], use_cache=True).past_key_values
+        monkeypatch.setattr(llama.model, "forward", forgetful)
+        whole = llama(tokens).logits
+        with pytest.raises(ValueError, match="got past_key_values"):
+            llama(tokens[:, 3:], past_key_values=cache)
+        with pytest.raises(ValueError, match="got use_cache=True"):
+            llama(tokens, use_cache=True)
+    assert error_of_call(llama, fit, tokens, whole) < 1e-4
+
+
+def test_decoder_refuses_a_cache_that_does_not_count(llama, monkeypatch):
+    """As one whose first layer is recurrent may be: the head would forget the text at each call."""
+    cache = transformers.DynamicCache()
+    monkeypatch.setattr(cache, "get_seq_length", lambda *_, **named: 0)
+    fit = fitted(llama, "decoder")
+    with attached(llama, fit), pytest.raises(ValueError, match="a cache that counts its tokens"):
+        llama(PROMPT[1:], past_key_values=cache)
+
+
+OPT = {
+    **{"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "max_position_embeddings": 64, "init_std": 0.3},
+}
+BART = {
+    **{"d_model": 32, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4},
+    **{"decoder_ffn_dim": 48, "max_position_embeddings": 64, "init_std": 0.3, "is_decoder": True},
+}
+
+
+@pytest.mark.parametrize("mode", ["greedy", "beam", "no cache"])
+@pytest.mark.parametrize(("family", "settings"), [("OPT", OPT), ("Bart", BART)])
+def test_models_that_call_a_decoder_in_their_base_model(family, settings, mode, whole):
+    model = other_model(family, **settings)
+    fit = fitted(model, "decoder")
+    output = generated(model, fit, **whole, **MODES[mode])
+    for text, beams in zip(
+        output.sequences, output.get("beam_indices", [[0] * 6] * 3), strict=False
+    ):
+        with torch.no_grad():
+            plain = model(text[None], output_hidden_states=True)
+        wanted = plain.logits[0] * sharpness(fit.head, plain)[0, :, None]
+        for step, beam in enumerate(beams):
+            if beam >= 0 and not (text[6 : 6 + step] == 2).any():
+                got = output.logits[step][beam].log_softmax(-1)
+                assert (got - wanted[5 + step].log_softmax(-1)).abs().max() < 1e-4
+
+
+class Bare(nn.Module):
+    """A model with nothing below its output embeddings that could be heard."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(32, 101)
+
+    def get_output_embeddings(self):
+        return self.head
+
+    get_decoder = get_output_embeddings
+
+    @property
+    def base_model(self):
+        return self
+
+
+def test_model_without_a_backbone_is_refused():
+    model = Bare()
+    with pytest.raises(ValueError, match="no decoder or base_model"):
+        attached(model, fitted(model, "decoder")).__enter__()
+
+
+GAPS = torch.tensor([[5, 6, 0, 0, 7, 8, 9], [0, 11, 12, 0, 13, 14, 15]])
+
+
+def without_gaps(model, fit, row, written=()):
+    """Calibrated log-probabilities of the text of a row, by the model without hooks."""
+    text = torch.cat([row[row != 0], torch.as_tensor(written, dtype=torch.long)])[None]
+    return forced(model, fit, text, torch.ones_like(text))[0][0]
+
+
+@pytest.mark.parametrize("mode", ["greedy", "no cache"])
+@pytest.mark.parametrize("kind", ["linear", "decoder"])
+def test_padding_in_the_middle_is_not_there(llama, kind, mode):
+    fit, mask = fitted(llama, kind), (GAPS != 0).long()
+    given = {"prompt": GAPS, "attention_mask": mask, **MODES[mode]}
+    output = generated(llama, fit, **given)
+    told = report(
+        llama, fit, generated(llama, **given, output_hidden_states=True), attention_mask=mask
+    )
+    for row, text in enumerate(output.sequences):
+        wanted = without_gaps(llama, fit, GAPS[row], text[7:])[-7:-1]
+        got = torch.stack(output.logits, 1)[row].log_softmax(-1)
+        assert (got - wanted).abs().max() < 1e-4
+        assert torch.equal(told.tokens[row], text[7:])  # greedy: calibration keeps the order
+        torch.testing.assert_close(
+            told.log_probs[row], wanted.gather(-1, text[7:, None])[:, 0], rtol=0, atol=1e-4
+        )
+    with torch.no_grad(), attached(llama, fit):
+        position = (mask.cumsum(1) - 1).clamp(min=0)
+        called = llama(GAPS, attention_mask=mask, position_ids=position).logits.log_softmax(-1)
+    for row, logits in zip(GAPS, called, strict=True):
+        assert (logits[row != 0] - without_gaps(llama, fit, row)).abs().max() < 1e-4
+
+
+def test_decoder_refuses_packed_texts(llama):
+    packed, position = PROMPT[1:], torch.tensor([[0, 1, 2, 0, 1, 2]])
+    for mask in (None, torch.ones_like(packed)):
+        with attached(llama, fitted(llama, "decoder")):
+            with pytest.raises(ValueError, match="one text in each row"):
+                llama(packed, position_ids=position, attention_mask=mask, use_cache=False)
+            llama(packed, position_ids=2 * torch.arange(6)[None], attention_mask=mask)
+    fit = fitted(llama, "linear")
+    with torch.no_grad(), attached(llama, fit):
+        logits = llama(packed, position_ids=position, use_cache=False).logits
+    for text, found in zip(packed.reshape(2, 1, 3), logits.reshape(2, 1, 3, -1), strict=True):
+        assert error_of_call(llama, fit, text, found) < 1e-4
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("mode", ["greedy", "beam", "no cache", "lookup", "static"])
+def test_report_by_the_decoder_head(llama, whole, mode, masked):
+    """A mask is not needed where there is no padding."""
+    fit = fitted(llama, "decoder")
+    how = {"lookup": {"prompt_lookup_num_tokens": 2}, **MODES}[mode]
+    output = generated(llama, **whole, output_hidden_states=True, **how)
+    told = report(llama, fit, output, attention_mask=MASK[1:] if masked else None)
+    repeated = MASK[1:].repeat(len(output.sequences), 1)
+    wanted = forced(llama, fit, output.sequences, repeated)[0][:, 5:-1]
+    chosen = wanted.gather(-1, output.sequences[:, 6:, None])[..., 0]
+    there = told.written
+    torch.testing.assert_close(told.log_probs[there], chosen[there], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_report_refuses_a_prompt_that_it_cannot_see(llama, whole, masked):
+    fit, mask = fitted(llama, "decoder"), MASK[1:] if masked else None
+    whole["output_hidden_states"] = True
+    cache = llama(PROMPT[1:, :4], use_cache=True).past_key_values
+    for how, got in (({"prefill_chunk_size": 4}, 2), ({"past_key_values": cache}, 2)):
+        output = generated(llama, **whole, **how)
+        with pytest.raises(ValueError, match=f"all 6 tokens of the prompt, got {got} and 6"):
+            report(llama, fit, output, attention_mask=mask)
+        report(llama, fitted(llama, "linear"), output)
+    output = generated(llama, **whole)
+    with pytest.raises(ValueError, match="got 6 and 4"):
+        report(llama, fit, output, attention_mask=MASK[1:, :4])
+
+
+def test_report_of_embedded_prompts(llama, whole):
+    fit = fitted(llama, "decoder")
+    whole["output_hidden_states"] = True
+    wanted = report(llama, fit, generated(llama, **whole))
+    embedded = llama.get_input_embeddings()(PROMPT[1:])
+    output = generated(llama, **{**whole, "prompt": None}, inputs_embeds=embedded)
+    got = report(llama, fit, output, attention_mask=MASK[1:])
+    torch.testing.assert_close(got.log_probs, wanted.log_probs)
+    with pytest.raises(ValueError, match="with inputs_embeds, pass attention_mask"):
+        report(llama, fit, output)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "beam"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_report_refuses_what_was_generated_with_a_head(model, kind, mode):
+    fit = fitted(model, kind)
+    with attached(model, fit):
+        output = generated(model, output_hidden_states=True, **MODES[mode])
+    with pytest.raises(ValueError, match="or generate outside of attached"):
+        report(model, fit, output, attention_mask=MASK)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_weights_that_are_kept_elsewhere(kind):
+    accelerate = pytest.importorskip("accelerate")
+    model, other = build("Llama"), build("Llama")
+    fit = fitted(model, kind)
+    accelerate.cpu_offload(other, execution_device="cpu")
+    with attached(model, fit), attached(other, fit):
+        wanted, got = (one(PROMPT[1:]).logits for one in (model, other))
+    torch.testing.assert_close(got, wanted)
+    assert {weight.device.type for weight in other.parameters()} == {"meta"}
+
+
 @pytest.mark.parametrize("mode", ["greedy", "sampling", "beam", "two beams"])
 @pytest.mark.parametrize("kind", HEADS)
 def test_report(model, kind, mode):
@@ -559,6 +973,24 @@ def test_official_head_that_does_not_fit(llama, official, change, message):
     folder, state = official
     change(state)
     save_file(state, folder / "calibration_head.safetensors")
+    with pytest.raises(ValueError, match=message):
+        read_official(folder, llama)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("[]", "must hold an object, got a list"),
+        ("{", "is not JSON"),
+        ('{"num_attention_heads": 0}', "must be 1 or more, got 0"),
+        ('{"num_attention_heads": "4"}', "must be 1 or more, got '4'"),
+        ('{"feature_key": "maxlogit"}', "feature_key='maxlogit', and only heads with 'hidden_st"),
+        ('{"normalize_logits": true}', "normalize_logits=True, and only heads with False"),
+    ],
+)
+def test_official_head_with_another_configuration(llama, official, config, message):
+    folder, _ = official
+    (folder / "config.json").write_text(config)
     with pytest.raises(ValueError, match=message):
         read_official(folder, llama)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import get_args
 
@@ -41,7 +42,7 @@ from calibrant.llm import (
     token_claims,
     verdict_prompt,
 )
-from calibrant.llm.answering import _spelled
+from calibrant.llm.answering import _length, _pieces, _spelled
 from calibrant.llm.answers import Aggregator
 
 transformers = pytest.importorskip("transformers")
@@ -119,7 +120,8 @@ def test_answers_are_those_of_a_loop_without_cache_and_padding(model, tokenizer,
     assert done == [(2, 3), (3, 3)]
     for prompt, answer in zip(PROMPTS, found, strict=True):
         tokens, probs = by_hand(model, tokenizer, prompt, 6, temperature)
-        assert answer.pieces == [tokenizer.decode([token]) for token in tokens]
+        assert len(answer.pieces) == len(tokens)
+        assert "".join(answer.pieces) == tokenizer.decode(tokens)
         np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
         assert answer.confidence == pytest.approx(float(answer_confidence([probs])[0]), abs=1e-5)
         assert answer.text == tokenizer.decode(tokens, skip_special_tokens=True).strip()
@@ -130,8 +132,56 @@ def test_without_a_head_the_probabilities_are_those_of_the_model(model, tokenize
     plain, same = (ask(model, tokenizer, PROMPTS[:1], fitted=f, most=3)[0] for f in (None, one))
     np.testing.assert_allclose(plain.probs, same.probs)
     assert tokenizer.padding_side == "right"
-    with pytest.raises(ValueError, match="a prompt at least"):
-        ask(model, tokenizer, [])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "error", "message"),
+    [
+        ([], {}, ValueError, "a prompt at least"),
+        ("what is it", {}, TypeError, "got one text: put it into a list"),
+        (["what is it", 5], {}, TypeError, "got 5 for prompt 1"),
+        (["what is it", ""], {}, ValueError, "prompt 1 is empty"),
+        (["what is it"], {"fitted": "head"}, TypeError, "got 'head': load_head"),
+    ],
+)
+def test_prompts_and_heads_that_are_none(model, tokenizer, prompts, options, error, message):
+    with pytest.raises(error, match=message):
+        ask(model, tokenizer, prompts, **options)
+
+
+def test_pieces_of_characters_and_of_words_with_their_blanks():
+    made = tokenizers
+    letters = sorted(made.pre_tokenizers.ByteLevel.alphabet())
+    inner = made.Tokenizer(made.models.BPE({one: i for i, one in enumerate(letters)}, []))
+    inner.pre_tokenizer = made.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = made.decoders.ByteLevel()
+    byte_wise = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    text = "a\N{CJK UNIFIED IDEOGRAPH-4F60}b \N{GRINNING FACE}"
+    ids = byte_wise(text)["input_ids"]
+    assert len(ids) == 1 + 3 + 1 + 1 + 4
+    found = _pieces(byte_wise, ids)
+    assert found == [text[0], "", "", text[1], text[2], text[3], "", "", "", text[4]]
+    cut = _pieces(byte_wise, ids[:-1])
+    assert "".join(cut) == byte_wise.decode(ids[:-1])  # the broken end is shown
+
+    words = {"<unk>": 0, "\u2581Lima": 1, "\u2581is": 2, "\u2581it": 3}
+    inner = made.Tokenizer(made.models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = made.pre_tokenizers.Metaspace()
+    inner.decoder = made.decoders.Metaspace()
+    word_wise = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    assert word_wise.decode([2]) == "is"  # alone it has no blank
+    assert _pieces(word_wise, [1, 2, 3]) == ["Lima", " is", " it"]
+
+
+def test_whether_an_answer_was_cut(model, tokenizer):
+    whole = ask(model, tokenizer, PROMPTS, most=64)
+    prompt, answer = next(
+        pair for pair in zip(PROMPTS, whole, strict=True) if pair[1].probs.size > 1
+    )
+    assert not answer.cut
+    (short,) = ask(model, tokenizer, [prompt], most=answer.probs.size - 1)
+    assert short.cut
+    assert short.pieces == answer.pieces[:-1]
 
 
 def test_answers_of_a_model_with_an_adapter(model, tokenizer):
@@ -145,7 +195,8 @@ def test_answers_of_a_model_with_an_adapter(model, tokenizer):
     merged = copy.deepcopy(adapted).merge_and_unload()
     for prompt, answer in zip(PROMPTS, found, strict=True):
         tokens, probs = by_hand(merged, tokenizer, prompt, 6, temperature=2.0)
-        assert answer.pieces == [tokenizer.decode([token]) for token in tokens]
+        assert len(answer.pieces) == len(tokens)
+        assert "".join(answer.pieces) == tokenizer.decode(tokens)
         np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
     plain = ask(model, tokenizer, PROMPTS, fitted=fitted, most=6)
     assert [one.pieces for one in plain] != [one.pieces for one in found]
@@ -161,7 +212,8 @@ def test_a_rendered_chat_begins_once(model, tokenizer):
     found = ask(model, adding, texts, most=6)
     for prompt, answer in zip((PROMPTS[0], PROMPTS[0], PROMPTS[2]), found, strict=True):
         tokens, probs = by_hand(model, tokenizer, f"<s> {prompt}", 6)
-        assert answer.pieces == [tokenizer.decode([token]) for token in tokens]
+        assert len(answer.pieces) == len(tokens)
+        assert "".join(answer.pieces) == tokenizer.decode(tokens)
         np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
     _, twice = by_hand(model, tokenizer, f"<s> <s> {PROMPTS[0]}", 1)
     assert abs(found[0].probs[0] - twice[0]) > 1e-3
@@ -173,8 +225,6 @@ def test_an_answer_ends_before_a_line_break(tokenizer, model, monkeypatch):
         "decode",
         lambda self, ids, **_: " ".join("\n" if i == 18 else WORDS[i] for i in ids),
     )
-    from calibrant.llm.answering import _length
-
     assert _length(tokenizer, [14, 15, 18, 16]) == 2
     assert _length(tokenizer, [18, 14, 15]) == 3  # a break before the first word does not count
     assert _length(tokenizer, [14, 2, 0]) == 1
@@ -387,10 +437,14 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert told["figures"]["global"] == fitted.figures["global"]
     assert told["figures"]["global"]["brier"] < told["figures"]["before"]["brier"]
 
-    code, out, err = run("llm", "evaluate", table, "--head", head, "--level", "0", "--json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = run("llm", "evaluate", table, "--head", head, "--level", "0", "--json")
     assert code == 0, err
+    assert "warning: the head was trained on tokens of this table" in err
     found = json.loads(out)
-    claims = token_claims(open_table(table), fitted)
+    with pytest.warns(UserWarning, match="trained on tokens of this table"):
+        claims = token_claims(open_table(table), fitted)
     assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
     assert found["before"]["metrics"]["nll"]["value"] > found["after"]["metrics"]["nll"]["value"]
 
@@ -415,9 +469,21 @@ def test_from_documents_to_an_answer(run, saved, model):
     (answer,) = ask(*load_model(saved / "model"), [PROMPTS[0]], most=64)
     chance = float(mapped.predict([answer.probs])[0])
     assert out.splitlines()[-1] == f"confidence {100 * chance:.0f} %"
-    mapped.control(answers[300:], right[300:], max_error=0.05)
+    found = mapped.control(answers[300:], right[300:], max_error=0.05)
     mapped.save(saved / "mapped.json")
-    assert run(*told)[1].startswith("no answer")
+    assert "no confidence was enough" in run(*told)[1]
+    mapped.threshold_ = found._replace(threshold=chance + 0.01)
+    mapped.save(saved / "mapped.json")
+    for more in ([], ["--least", chance / 2]):
+        assert f"below the {100 * (chance + 0.01):.0f} % asked for" in run(*told, *more)[1]
+    lengths = [one.probs.size for one in ask(*load_model(saved / "model"), PROMPTS, most=64)]
+    longest = int(np.argmax(lengths))
+    cut = ["--most", lengths[longest] - 1]
+    code, out, _ = run("llm", "ask", saved / "model", PROMPTS[longest], *cut)
+    assert out.splitlines()[-1].endswith("tokens: --most cut the answer")
+    code, _, err = run(*told[:4], "--least", "nan")
+    assert code == 2
+    assert "from 0 to 1, got nan" in err
 
     questions = ["--model", saved / "model", "--head", head, "--shots", "1", "--level", "0"]
     code, out, err = run("llm", "evaluate", saved / "questions.txt", *questions)
@@ -705,3 +771,12 @@ def test_the_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n\n{"text": \n')
     with pytest.raises(ValueError, match=r"line 3 of .*bad\.jsonl is not valid JSON"):
         read_documents(tmp_path / "bad.jsonl")
+
+
+def test_files_of_other_editors(tmp_path):
+    (tmp_path / "marked.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
+    assert read_documents(tmp_path / "marked.jsonl") == ["a"]
+    (tmp_path / "old.txt").write_bytes("Frage: Gr\u00f6\u00dfe?\nAntwort".encode("latin-1"))
+    for read in (read_documents, read_questions):
+        with pytest.raises(ValueError, match=r"old\.txt is no text in UTF-8"):
+            read(tmp_path / "old.txt")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,14 @@ from calibrant.data.formats import replacing
 from calibrant.llm import fit as fit_module
 from calibrant.llm.daca import daca, daca_of_records
 from calibrant.llm.files import load_head, save_head
-from calibrant.llm.fit import FittedHead, fit_head, paired_gain, predicted, split_documents
+from calibrant.llm.fit import (
+    FittedHead,
+    fit_head,
+    paired_gain,
+    predicted,
+    split_documents,
+    token_claims,
+)
 from calibrant.llm.heads import (
     HEADS,
     DecoderHead,
@@ -587,7 +595,11 @@ def test_always_keeps_what_the_last_epoch_gave():
     assert always.kept
     assert always.head.kind == "linear"
     assert always.settings["epoch"] == 2
+    assert "is kept, as asked for whatever comes out: " in always.reasons
     assert "higher" in always.reasons
+    assert "whatever" not in chosen.reasons
+    with pytest.raises(ValueError, match="alpha is an argument of its own"):
+        fit_head(table, "linear", "selective", objective_options={"alpha": 0.3})
     assert always.figures["head"]["brier"] > always.figures["global"]["brier"]
 
 
@@ -849,3 +861,19 @@ def test_daca_masked_and_refused():
         daca_of_records(records, records, np.array([True]))
     with pytest.warns(UserWarning, match="no temperature"):
         daca(np.zeros((5, 3)), np.array([[2.0, 1.0, 0.0]] * 5))
+
+
+def test_a_table_that_a_head_was_trained_on_is_no_measure_of_it(tmp_path):
+    table, other = simulated(60), simulated(60)
+    table.sources, other.sources = ("one", "two"), ("three",)
+    fitted = fit_head(table, "global")
+    save_head(fitted, tmp_path / "head")
+    again = load_head(tmp_path / "head")
+    for head in (fitted, again):
+        with pytest.warns(UserWarning, match="was trained on tokens of this table"):
+            token_claims(table, head)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            token_claims(other, head)
+            token_claims(table)
+            token_claims(simulated(60), fit_head(simulated(60), "global"))  # not known of these

@@ -16,6 +16,7 @@ from calibrant._walk import examples
 from calibrant.llm import (
     FittedHead,
     TokenTable,
+    ask,
     attached,
     collect,
     fit_head,
@@ -83,9 +84,9 @@ def gpt2():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)).eval()
 
 
-def granite():
+def granite(scaling=4.0):
     torch.manual_seed(5)
-    config = transformers.GraniteConfig(**SMALL, logits_scaling=4.0)
+    config = transformers.GraniteConfig(**SMALL, logits_scaling=scaling)
     return transformers.GraniteForCausalLM(config).eval()
 
 
@@ -95,7 +96,30 @@ def cohere():
     return transformers.CohereForCausalLM(config).eval()
 
 
-FAMILIES = [llama, qwen2, qwen3, gemma, gpt2, granite, cohere]
+def recurrent_gemma():
+    torch.manual_seed(7)
+    options = {"lru_width": 16, "block_types": ["recurrent", "attention"], "logits_soft_cap": 3.0}
+    config = transformers.RecurrentGemmaConfig(**SMALL, **options)
+    return transformers.RecurrentGemmaForCausalLM(config).eval()
+
+
+def xlstm():
+    torch.manual_seed(8)
+    options = {"hidden_size": 16, "num_heads": 2, "num_hidden_layers": 1}
+    config = transformers.xLSTMConfig(vocab_size=VOCABULARY, output_logit_soft_cap=3.0, **options)
+    found = transformers.xLSTMForCausalLM(config).eval()
+    torch.nn.init.normal_(found.lm_head.weight, std=0.4)
+    return found
+
+
+def llama4():
+    torch.manual_seed(9)
+    options = {"head_dim": 4, "intermediate_size_mlp": 24, "num_local_experts": 2}
+    config = transformers.Llama4TextConfig(**SMALL, **options)
+    return transformers.Llama4ForCausalLM(config).eval()
+
+
+FAMILIES = [llama, qwen2, qwen3, gemma, gpt2, granite, cohere, recurrent_gemma, xlstm, llama4]
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +150,18 @@ def documents():
 @torch.no_grad()
 def direct(model, documents):
     """Hidden states, logits, labels and documents, one document at a time and all at once."""
-    hidden, logits, labels, owners = [], [], [], []
+    hidden, logits, labels, owners, heard = [], [], [], [], []
+    hook = model.lm_head.register_forward_pre_hook(lambda _, args: heard.append(args[0]))
     for number, document in enumerate(documents):
         ids = torch.tensor(document["input_ids"])[None]
         wanted = torch.tensor(document["labels"])[1:]
-        found = model(input_ids=ids, output_hidden_states=True)
+        found = model(input_ids=ids, use_cache=False)
         kept = wanted != -100
-        hidden.append(found.hidden_states[-1][0, :-1][kept])
+        hidden.append(heard[-1][0, :-1][kept])
         logits.append(found.logits[0, :-1][kept])
         labels.append(wanted[kept])
         owners.append(torch.full((int(kept.sum()),), number))
+    hook.remove()
     return [torch.cat(part) for part in (hidden, logits, labels, owners)]
 
 
@@ -174,6 +200,20 @@ def test_a_table_holds_what_a_direct_pass_gives(family, documents, tmp_path):
         np.testing.assert_allclose(b * records.own_gap + curve.value, loss, atol=1e-4)
 
 
+@pytest.mark.parametrize("scaling", [0.8, 1.0005])
+def test_scales_near_one_are_measured(documents, tmp_path, scaling):
+    model = granite(scaling)
+    table = collect(model, documents, tmp_path / "table")
+    np.testing.assert_allclose(table.records().top, direct(model, documents)[1].amax(-1), rtol=2e-5)
+
+
+def test_a_model_may_write_over_its_logits(documents, tmp_path):
+    model = llama()
+    model.register_forward_hook(lambda m, a, out: setattr(out, "logits", out.logits.mul_(0.5)))
+    table = collect(model, documents, tmp_path / "table")
+    np.testing.assert_allclose(table.records().top, direct(model, documents)[1].amax(-1), rtol=2e-5)
+
+
 def test_the_softcap_matters_to_gemma(documents, tmp_path):
     """Otherwise the comparison above would not show that it is applied."""
     logits = direct(gemma(), documents)[1]
@@ -188,8 +228,17 @@ def test_padding_and_batches_have_no_effect(model, documents, tmp_path):
     assert_same(alone, together, exact=False)
 
 
-def test_half_precision(documents, tmp_path):
-    model = llama().to(torch.bfloat16)
+def mamba():
+    """Its states stay in single precision."""
+    torch.manual_seed(10)
+    options = {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    config = transformers.MambaConfig(vocab_size=VOCABULARY, **options)
+    return transformers.MambaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("family", [llama, mamba])
+def test_half_precision(family, documents, tmp_path):
+    model = family().to(torch.bfloat16)
     table = collect(model, documents, tmp_path / "table", batch=1)
     hidden, logits, labels, _ = direct(model, documents)
     np.testing.assert_allclose(table.hidden(), hidden.float(), rtol=0.02, atol=0.02)
@@ -262,6 +311,65 @@ def test_a_model_that_makes_logits_in_another_way_is_refused(documents, tmp_path
         collect(model, documents, tmp_path / "table")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("times", [2, 20])
+def test_a_cap_that_is_not_known_is_refused(documents, tmp_path, dtype, times):
+    model = llama().to(dtype)
+    cap = times * direct(model, documents)[1].abs().max()
+
+    def bend(_, args, output):
+        output.logits = torch.tanh(output.logits / cap) * cap
+
+    model.register_forward_hook(bend)
+    with pytest.raises(ValueError, match="in a way that is not known here"):
+        collect(model, documents, tmp_path / "table")
+
+
+def xlnet():
+    options = {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 24}
+    return transformers.XLNetLMHeadModel(transformers.XLNetConfig(**options))
+
+
+def cpm_ant():
+    options = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 4, "dim_head": 4}
+    small = {"dim_ff": 24, "num_hidden_layers": 1, "prompt_types": 4, "prompt_length": 4}
+    return transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**options, **small))
+
+
+@pytest.mark.parametrize("family", [xlnet, cpm_ant])
+def test_a_model_that_looks_ahead_is_refused(documents, tmp_path, family):
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="hidden states change with the tokens after them"):
+        collect(family(), documents, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_model_with_a_head_is_refused(documents, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM")
+    for model in (llama(), peft.get_peft_model(llama(), config)):
+        fitted = FittedHead.of_temperature(3.0, mark_of(model))
+        with attached(model, fitted), pytest.raises(ValueError, match="with a head attached"):
+            collect(model, documents, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize("family", [llama, qwen2])
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_weights_that_are_kept_elsewhere(documents, tmp_path, family, place):
+    accelerate = pytest.importorskip("accelerate")
+    model = family()
+    if place == "cpu":
+        accelerate.cpu_offload(model, execution_device="cpu")
+    else:
+        accelerate.disk_offload(model, tmp_path / "weights", execution_device="cpu")
+    assert mark_of(model) == mark_of(family())
+    table = collect(model, documents, tmp_path / "table")
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    assert_same(table, collect(family(), documents, tmp_path / "table"))  # and the same settings
+    assert_same(table, collect(family(), documents, tmp_path / "plain"))
+
+
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
 def test_an_adapter_that_adds_tokens_is_refused(documents, tmp_path, kind):
     peft = pytest.importorskip("peft")
@@ -324,7 +432,7 @@ def test_a_whole_table_is_not_collected_again(model, documents, tmp_path):
     second = collect(model, documents, tmp_path)
     hook.remove()
     assert_same(first, second)
-    assert len(calls) <= 2  # the look at how the model makes its logits
+    assert len(calls) <= 3  # the look at how the model makes its logits
 
 
 def test_ranks_join_to_the_table_of_one_process(model, tmp_path, monkeypatch):
@@ -344,6 +452,19 @@ def test_ranks_join_to_the_table_of_one_process(model, tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "three" / "rank-1")
     with pytest.raises(ValueError, match="all 3 processes"):
         open_table(tmp_path / "three")
+
+
+def test_documents_at_the_end_that_do_not_count(model, tmp_path):
+    silent = [{"input_ids": [5]}, {"input_ids": [4, 5], "labels": [-100, -100]}]
+    long = [{"input_ids": list(range(3, 15))}]
+    table = collect(model, long + silent, tmp_path / "table", tokens_per_shard=5)
+    assert_same(table, collect(model, long, tmp_path / "long"))
+
+
+def test_a_rank_without_the_number_of_processes(model, documents, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ValueError, match=r"RANK must be below WORLD_SIZE, got 1 and 1.*set both"):
+        collect(model, documents, tmp_path)
 
 
 def test_more_processes_than_documents(model, documents, tmp_path, monkeypatch):
@@ -425,8 +546,21 @@ FORGETFUL = (  # only the last answer has thoughts, as in Qwen3
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
+PHI3 = (  # with an end of all text
+    "{% for m in messages %}<|start|> {{ m['role'] }} {{ m['content'] }} <|end|> <nl> {% endfor %}"
+    "{% if add_generation_prompt %}<|start|> assistant {% else %}</s>{% endif %}"
+)
+LLAMA3 = (  # as it came out at first: always ready for an answer
+    "{% for m in messages %}<|start|> {{ m['role'] }} {{ m['content'] | trim }} <|end|> "
+    "{% endfor %}<|start|> assistant "
+)
+ENDLESS = (  # special tokens begin turns, and none ends them
+    "{% for m in messages %}<|start|> {{ m['role'] }} {{ m['content'] }} <nl> {% endfor %}"
+    "{% if add_generation_prompt %}<|start|> assistant {% else %}</s>{% endif %}"
+)
+
+
+def made_tokenizer(around):
     names = ["<pad>", "<s>", "</s>", "<unk>", "<|start|>", "<|end|>", "<nl>", "<think>", *WORDS]
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
@@ -435,11 +569,16 @@ def tokenizer():
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens(["<s>", "</s>", "<|start|>", "<|end|>"])
     inner.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
+        single=around, special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return made_tokenizer("<s> $A")
 
 
 CHAT = [
@@ -480,9 +619,29 @@ def test_a_text_begins_once(tokenizer, text):
     assert pair.ids.tolist() == [*wanted, 1, 15]
 
 
+@pytest.mark.parametrize("around", ["<s> $A </s>", "$A </s>"])
+def test_nothing_ends_a_prompt(model, tokenizer, around):
+    ending = made_tokenizer(around)
+    start = [1] if "<s>" in around else []
+    pairs = ("hello </s>", "you"), ("", "you"), ("<s> hello", "you")
+    text, pair, empty, rendered = encoded(["it", *pairs], ending, 99)
+    assert rendered.ids.tolist() == [1, 11, 15]
+    assert text.ids.tolist() == [*start, 22, 2]  # a text as the tokenizer has it
+    assert pair.ids.tolist() == [*start, 11, 2, 15]
+    assert pair.labels.tolist() == [-100] * len(start) + [-100, -100, 15]
+    assert empty.ids.tolist() == [*start, 15]
+    plain = tokenizer if start else made_tokenizer("$A")
+    (found,), (wanted,) = (ask(model, each, ["what is it"], most=4) for each in (ending, plain))
+    assert found.pieces == wanted.pieces
+    np.testing.assert_array_equal(found.probs, wanted.probs)
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [
+        (PHI3, "how are you <|end|> good bye <|end|>"),
+        (LLAMA3, "how are you <|end|> good bye <|end|>"),
+        (ENDLESS, "how are you good bye <nl> </s>"),
         (CHATML, "how are you <|end|> good bye <|end|>"),
         (MARKED, "how are you <|end|> good bye <|end|>"),
         (FORGETFUL, "<think> good bye <|end|>"),
@@ -493,6 +652,43 @@ def test_only_the_assistant_counts_in_a_chat(model, tokenizer, tmp_path, templat
     tokenizer.chat_template = template
     table = collect(model, [CHAT], tmp_path, tokenizer=tokenizer)
     assert words(tokenizer, table) == said
+
+
+@pytest.mark.parametrize("template", [CHATML, PHI3, LLAMA3])
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        (CHAT[:3], "how are you <|end|>"),
+        (CHAT[1:], "how are you <|end|> good bye <|end|>"),
+        (CHAT[1:3], "how are you <|end|>"),
+        ([CHAT[0], {"role": "assistant", "content": ""}, *CHAT[2:]], "<|end|> good bye <|end|>"),
+        (
+            [CHAT[0], {"role": "assistant", "content": " are <|end|> you "}, CHAT[2]],
+            "are <|end|> you <|end|>",
+        ),
+        ([*CHAT[:2], *CHAT[:2]], "how are you <|end|> how are you <|end|>"),
+        ([*CHAT[:2], CHAT[3]], "how are you <|end|> good bye <|end|>"),
+    ],
+    ids=["ends with the user", "begins with it", "both", "empty", "special", "twice", "two turns"],
+)
+def test_answers_are_found_wherever_they_are(tokenizer, template, turns, said):
+    tokenizer.chat_template = template
+    (found,) = encoded([turns], tokenizer, 99)
+    kept = found.labels[found.labels != -100]
+    assert " ".join(tokenizer.convert_ids_to_tokens(kept.tolist())) == said
+    np.testing.assert_array_equal(kept, found.ids[found.labels != -100])
+
+
+def test_calls_of_tools_count(tokenizer):
+    tokenizer.chat_template = CHATML.replace(
+        "<|end|>", "{% if m['calls'] %}<|start|> {{ m['calls'] }} {% endif %}<|end|>"
+    ).replace(" <nl>", "")
+    calling = [CHAT[0], {**CHAT[1], "calls": "what is"}, CHAT[2]]
+    for turns in (calling, calling[:2]):
+        (found,) = encoded([turns], tokenizer, 99)
+        kept = found.labels[found.labels != -100].tolist()
+        wanted = "how are you <|start|> what is <|end|>"
+        assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == wanted
 
 
 @pytest.mark.parametrize(("answer", "said"), [("how", "how<end>"), ("\n\nhow", "how<end>")])
@@ -509,9 +705,35 @@ def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
         "{% for m in messages %}{{ m['role'] + '\n' + m['content'] + '<end>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
     )
-    chat = [{"role": "user", "content": "you"}, {"role": "assistant", "content": answer}]
+    chat: list[Any] = [
+        {"role": "user", "content": "you"},
+        {"role": "assistant", "content": answer},
+    ]
     (found,) = encoded([chat], breaking, 99)
     assert breaking.decode(found.labels[found.labels != -100]) == said
+    breaking.chat_template = breaking.chat_template.replace("m['content']", "m['content'][0].text")
+    parts = [{**turn, "content": [{"text": turn["content"]}]} for turn in chat]
+    (same,) = encoded([parts], breaking, 99)
+    np.testing.assert_array_equal(same.labels, found.labels)
+
+
+def test_words_of_answers_have_their_blanks():
+    names = ["user:", "assistant:", " how", " you", "<end>"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({name: i for i, name in enumerate(names)})
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(" [a-z]+"), "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.add_special_tokens(["<end>"])
+    blank = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    blank.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    roles = ("assistant", "user", "assistant")
+    chat = [{"role": role, "content": "how"} for role in roles]
+    (found,) = encoded([chat], blank, 99)
+    assert found.labels.tolist() == [-100, 2, 4, -100, -100, -100, -100, 2, 4]
 
 
 def test_chats_and_texts_mix(model, tokenizer, tmp_path):
@@ -787,7 +1009,12 @@ def test_marks_tell_models_apart():
     mine.check(mark_of(llama()), "the head")
     for first, second in product((torch.float32, torch.bfloat16, torch.float16), repeat=2):
         mark_of(llama().to(first)).check(mark_of(llama().to(first).to(second)), "the head")
-    assert mark_of(gemma()).softcap == 3.0
+    assert [mark_of(family()).softcap for family in (gemma, recurrent_gemma, xlstm)] == [3.0] * 3
+    halves = [mark_of(llama().to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
+    for half in halves:
+        mine.check(half, "the head")
+    with pytest.raises(ValueError, match="load it in float32"):
+        halves[0].check(halves[1], "the head")
     for other in (qwen2(), qwen3(), gemma(), gpt2()):
         with pytest.raises(ValueError, match=r"the head belongs to another model.*digest"):
             mine.check(mark_of(other), "the head")
@@ -798,3 +1025,9 @@ def test_marks_tell_models_apart():
         mine.check(mark_of(changed), "the head")
     with pytest.raises(ValueError, match=r"softcap 5\.0 where LlamaForCausalLM has None"):
         mine.check(ModelMark("x", 16, VOCABULARY, mine.digest, 5.0), "the head")
+
+
+def test_one_text_is_no_list_of_documents(model, tmp_path):
+    with pytest.raises(TypeError, match=r"got the text 'chats\.jsonl': put it into a list"):
+        collect(model, "chats.jsonl", tmp_path / "table")
+    assert not (tmp_path / "table").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ def collect(
 
     MODEL is a folder of Hugging Face, a name on its hub, or a .gguf file. DOCUMENTS is .jsonl,
     .json or .txt: chats, instructions with outputs, prompts with answers, or texts. Only what the
-    assistant says counts, or the answer, or all of a text. A run that was stopped goes on.
+    assistant says counts, or the answer, or all of a text. A run that was stopped goes on after
+    its last whole shard of 65,536 tokens.
 
     \b
     Examples:
@@ -279,28 +281,39 @@ def ask(
 
     if not question.strip():
         raise click.UsageError("the question is empty")
+    if least is not None and math.isnan(least):
+        raise click.UsageError("--least must be a number from 0 to 1, got nan")
+    # before the model is read, which takes longer than finding a mistake in them
     calibrator = AnswerCalibrator.load(mapped) if mapped else None
     if calibrator is not None:
         _check_rule(how, calibrator.how)
+    fitted = load_head(folder) if folder else None
     network, tokenizer = load_model(model, device=device, dtype=dtype)
 
     def form(text: str) -> str:
         return text if plain else chat_prompt(tokenizer, text)
 
-    fitted = load_head(folder) if folder else None
     (found,) = answered(network, tokenizer, [form(question)], fitted=fitted, most=most)
     (sure,) = _sure((network, tokenizer), [Question(question, ())], [found], fitted, how, form)
-    withheld = False
+    needed = 0.0 if least is None else least
     if calibrator is not None:
         sure = float(calibrator.predict([found.probs] if calibrator.how else [sure])[0])
-        withheld = calibrator.threshold_ is not None and bool(calibrator.abstains([sure])[0])
+        if calibrator.threshold_ is not None:
+            needed = max(needed, calibrator.threshold_.threshold)
     console = new_console()
     with until_closed():
-        if withheld or (least is not None and sure < least):
-            console.print("no answer: the confidence is below what was asked for", style="bold")
+        if sure < needed:
+            console.print(_withheld(needed), style="bold")
         else:
             console.print(_shaded(found))
-        console.print(f"confidence {100 * sure:.0f} %")
+        cut = f", of the first {most} tokens: --most cut the answer" if found.cut else ""
+        console.print(f"confidence {100 * sure:.0f} %{cut}")
+
+
+def _withheld(needed: float) -> str:
+    if math.isinf(needed):
+        return "no answer: no confidence was enough for the error that --answers is to keep"
+    return f"no answer: the confidence is below the {100 * needed:.0f} % asked for"
 
 
 def _check_unused(*names: str) -> None:

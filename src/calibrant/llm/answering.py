@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._checks import FloatArray, IntArray
-from calibrant._models import device_of, evaluating, own_device
+from calibrant._models import evaluating, own_device
 from calibrant.llm.answers import Aggregator, answer_confidence
 from calibrant.llm.attach import Report, report
 from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens, p_true
-from calibrant.llm.documents import token_ids
+from calibrant.llm.documents import prompt_ids
 from calibrant.llm.fit import FittedHead
-from calibrant.llm.marks import mark_of, positions_of
+from calibrant.llm.marks import inputs_device, mark_of, positions_of
 from calibrant.llm.questions import Question, choice_prompt
 
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers give for a part of a character."""
 Told = Callable[[int, int], object]
 """Told (prompts done, prompts in all)."""
 
@@ -34,17 +36,20 @@ class Answer(NamedTuple):
     text : str
         Up to the first line break.
     pieces : list of str
-        The text of each token.
+        What each token adds to the text; a character of several tokens comes with its last.
     probs : (tokens,)
         Calibrated probability of each token.
     confidence : float
         Of the whole answer.
+    cut : bool
+        Whether it would have gone on, had there been more tokens to write.
     """
 
     text: str
     pieces: list[str]
     probs: FloatArray
     confidence: float
+    cut: bool
 
 
 def load_model(
@@ -197,9 +202,24 @@ def _answer(
     ids = [int(tokens[i]) for i in kept]
     count = _length(tokenizer, ids)
     claimed = probs[kept[:count]].numpy()
-    pieces = [tokenizer.decode([token]) for token in ids[:count]]
     text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
-    return Answer(text, pieces, claimed, float(answer_confidence([claimed], how)[0]))
+    sure = float(answer_confidence([claimed], how)[0])
+    return Answer(text, _pieces(tokenizer, ids[:count]), claimed, sure, count == len(tokens))
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    """What each token adds to the text of those before it.
+
+    Alone, a part of a character is no text, and some tokenizers give a word without its blank.
+    """
+    found, done = [], ""
+    for count in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:count], clean_up_tokenization_spaces=False)
+        if text.endswith(BROKEN) and count < len(ids):
+            text = done
+        found.append(text[len(done) :])
+        done = text
+    return found
 
 
 def ask_choices(
@@ -337,6 +357,9 @@ def _reports(
 
     With it come the logits ``(rows, vocabulary)`` of their first tokens, as the model has them.
     """
+    for fitted in heads.values():
+        if not isinstance(fitted, (FittedHead, type(None))):
+            raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: load_head reads one")
     plain = FittedHead.of_temperature(1.0, mark_of(model))
     done = 0
     for inputs, output in _generated(model, tokenizer, prompts, batch, most):
@@ -356,14 +379,13 @@ def _generated(
     model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, most: int
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the inputs and the output of ``generate``, for some prompts at a time."""
-    if not prompts:
-        raise ValueError("there must be a prompt at least, got none")
+    _check_prompts(prompts)
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, got {batch}")
-    place, positions = device_of(model), positions_of(model)
+    place, positions = inputs_device(model), positions_of(model)
     with evaluating(model), _left_padded(tokenizer), torch.no_grad():
         for start in range(0, len(prompts), batch):
-            ids = [token_ids(tokenizer, prompt) for prompt in prompts[start : start + batch]]
+            ids = [prompt_ids(tokenizer, prompt) for prompt in prompts[start : start + batch]]
             longest = max(map(len, ids))
             if positions and longest + most > positions:
                 raise ValueError(
@@ -388,6 +410,18 @@ def _generated(
                 pad_token_id=tokenizer.pad_token_id,
             )
             yield inputs, output
+
+
+def _check_prompts(prompts: Any) -> None:
+    if isinstance(prompts, str):
+        raise TypeError("prompts must be a list of texts, got one text: put it into a list")
+    if not prompts:
+        raise ValueError("there must be a prompt at least, got none")
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
+        if not prompt:
+            raise ValueError(f"prompt {number} is empty: there is nothing to go on with")
 
 
 @contextmanager

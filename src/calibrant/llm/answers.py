@@ -46,6 +46,8 @@ AGAIN = "fit and save it again"
 """Remedy for a file that cannot be used."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 """What a stored probability of zero is taken for: it was too small for its digits."""
+SAME = 1e-6
+"""Chances that differ by less do not tell answers apart."""
 SUREST = 1e-9
 """Distance from 1 within which confidences are not told apart."""
 
@@ -183,7 +185,13 @@ def _from_list(token_probs: Answers) -> Tokens:
             "belong to which answer by mask (answers, tokens) or documents (tokens,), or pass a "
             "list with an array for each answer"
         )
-    answers = [as_float64(one) for one in token_probs]  # type: ignore[union-attr]
+    try:
+        answers = [as_float64(one) for one in token_probs]  # type: ignore[union-attr]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"token_probs must have the probabilities of its tokens for each answer ({error}); of "
+            "what ask returned, pass [answer.probs for answer in answers]"
+        ) from error
     odd = [i for i, one in enumerate(answers) if one.ndim != 1]
     if odd:
         raise ValueError(
@@ -375,12 +383,18 @@ class AnswerCalibrator:
         odds = self._odds(answers, layout, limits)
         _, happened, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, happened == 1)
+        self.learned_, self.limits_, self.threshold_ = learned, limits, None
         if not converged:
             warn(
                 f"AnswerCalibrator found no optimum for these {len(odds):,} answers and stopped at "
                 "its bounds; are all of them right, or all wrong, or nearly? Grade more answers"
             )
-        self.learned_, self.limits_, self.threshold_ = learned, limits, None
+        elif np.ptp(happened) and np.ptp(odds) and np.ptp(self.predict(answers, **layout)) < SAME:
+            warn(
+                f"surer answers are not right more often among these {len(odds):,}: every answer "
+                f"gets the same chance, {100 * happened.mean():.0f} %; take another rule for the "
+                "confidence, or grade more answers"
+            )
         return self
 
     def predict(self, answers: Answers, **layout: Any) -> FloatArray:
@@ -500,12 +514,16 @@ class AnswerCalibrator:
 
 
 def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
-    given = as_float64(_one_array(answers))
+    wanted = (
+        "without how, answers are confidences (answers,) in [0, 1], got {}: pass how='geometric' "
+        "for probabilities of tokens"
+    )
+    try:
+        given = as_float64(_one_array(answers))
+    except (TypeError, ValueError) as error:
+        raise ValueError(wanted.format(f"what is none ({error})")) from error
     if given.ndim != 1 or layout or not ((given >= 0) & (given <= 1)).all():
-        raise ValueError(
-            f"without how, answers are confidences (answers,) in [0, 1], got shape "
-            f"{given.shape} or values beyond: pass how='geometric' for probabilities of tokens"
-        )
+        raise ValueError(wanted.format(f"shape {given.shape} or values beyond"))
     return given
 
 

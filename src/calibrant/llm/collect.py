@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from calibrant._walk import examples
 from calibrant.calibrators.base import check_whole
 from calibrant.heads.models import digest
 from calibrant.llm.documents import Document, Encoded, digest_of, encoded, groups
-from calibrant.llm.marks import mark_of, output_embeddings, positions_of
+from calibrant.llm.marks import at_hand, inputs_device, mark_of, output_embeddings, positions_of
 from calibrant.llm.tables import (
     COLUMNS,
     HEADER,
@@ -117,11 +118,12 @@ def collect(
     check_whole("batch", batch)
     check_whole("tokens_per_shard", tokens_per_shard)
     check_whole("length", length, 2)
+    _check_plain(model)
+    rank, ranks = _processes()
     model = model if device is None else model.to(own_device(device))
     mark = mark_of(model)
     texts = encoded(documents, tokenizer, length)
     _check_documents(texts, model)
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
     header = Header(
@@ -143,6 +145,32 @@ def collect(
 
 
 # What is checked and decided before the model runs.
+
+
+def _check_plain(model: nn.Module) -> None:
+    from calibrant.llm.attach import _has_head, _uncompiled
+
+    if _has_head(_uncompiled(_inner(model))):
+        raise ValueError(
+            "a model as it is is wanted, got one with a head attached, whose logits are scaled: "
+            "collect outside of that block"
+        )
+
+
+def _inner(model: Any) -> Any:
+    """The causal language model in a PEFT model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _processes() -> tuple[int, int]:
+    """Number of this process and of all, as ``torchrun`` and ``accelerate launch`` tell them."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if not 0 <= rank < ranks:
+        raise ValueError(
+            f"RANK must be below WORLD_SIZE, got {rank} and {ranks} (1 where it is not set): set "
+            "both, as torchrun does, or none of them"
+        )
+    return rank, ranks
 
 
 def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
@@ -177,7 +205,7 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
 
 
 def _embeddings(model: Any) -> Tensor:
-    """Matrix of the input embeddings; its device is where the token ids go."""
+    """Matrix of the input embeddings."""
     weight: Tensor = model.get_input_embeddings().weight
     return weight
 
@@ -201,11 +229,12 @@ def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]
     tokens = 0
     for number, text in enumerate(texts):
         count = len(text.targets)
+        if not count:
+            continue
         if plan[-1] and tokens + count > tokens_per_shard:
             plan.append([])
             tokens = 0
-        if count:
-            plan[-1].append(number)
+        plan[-1].append(number)
         tokens += count
     return plan
 
@@ -218,7 +247,10 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
     """
     total = hashlib.sha256(digest_of(texts).encode())
     total.update(json.dumps([tokens_per_shard, str(_embeddings(model).dtype)]).encode())
-    total.update(digest(model).encode())
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.enter_context(at_hand(module, "cpu"))  # a GPU may be too small for all at once
+        total.update(digest(model).encode())
     for name, module in model.named_modules():
         if isinstance(getattr(module, "disable_adapters", None), bool):  # whole models: a method
             state = [getattr(module, part, None) for part in ADAPTERS]
@@ -279,10 +311,10 @@ class _Reader(NamedTuple):
         Models scale their logits under various names and in both directions, so the factor is
         measured: it is the one from the output of the last layer to the logits before the cap.
         """
-        device, softcap = _embeddings(model).device, mark_of(model).softcap
+        device, softcap = inputs_device(model), mark_of(model).softcap
         reader = cls(_backbone(model), output_embeddings(model), 1.0, softcap, device)
         probe = torch.from_numpy(ids[None, :PROBE]).to(device)
-        with layer_inputs(model, reader.layer) as inputs:
+        with layer_inputs(model, reader.layer) as inputs, _widened(reader.layer) as raw:
             wanted = model(input_ids=probe, use_cache=False).logits[0]
             hidden = inputs()[0]
         if not torch.isfinite(hidden).all():
@@ -290,41 +322,78 @@ class _Reader(NamedTuple):
                 f"hidden states of {type(model).__name__} are NaN or infinite: load the model in "
                 "bfloat16 or float32, and see that its weights are whole"
             )
-        reader = reader._replace(scale=_scale(reader.layer(hidden), wanted, softcap))
+        reader = reader._replace(scale=_scale(raw[0], wanted, softcap))
         if not (
-            _close(reader.states(probe, None)[0], hidden) and _close(reader.logits(hidden), wanted)
+            _close(reader.states(probe, None)[0], hidden) and _close(reader.bent(raw[0]), wanted)
         ):
             raise ValueError(
                 f"{type(model).__name__} makes its logits in a way that is not known here: they "
                 "are not those of its layers and output embeddings, scaled and capped; token "
                 "tables need that (prompt tuning, for one, puts tokens before a text)"
             )
+        other = probe.clone()
+        other[0, -1] = (probe[0, -1] + 1) % len(_embeddings(model))
+        if not _close(reader.states(other, None)[0, :-1], hidden[:-1]):
+            raise ValueError(
+                f"{type(model).__name__} must look at a token and those before it alone, but its "
+                "hidden states change with the tokens after them: load a causal language model"
+            )
         return reader
 
     def states(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Hidden states ``(rows, t, width)`` as the output embeddings get them."""
         found = self.backbone(input_ids=ids, attention_mask=mask, use_cache=False)
-        states: Tensor = found.last_hidden_state
+        states: Tensor = found.last_hidden_state.to(self.layer.weight.dtype)  # Mamba's are wider
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``(n, vocabulary)`` of hidden states, in the precision of the model."""
-        raw: Tensor = self.layer(hidden)
+        return self.bent(self.layer(hidden))
+
+    def bent(self, raw: Tensor) -> Tensor:
+        """Logits from what comes out of the output embeddings: scaled, and then capped."""
         raw = raw if self.scale == 1 else raw * self.scale
         return raw if self.softcap is None else torch.tanh(raw / self.softcap) * self.softcap
 
 
 def _backbone(model: Any) -> Any:
     """The part of a model below its output embeddings, also with an adapter of PEFT in it."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _inner(model)
     backbone = inner.base_model
-    return inner.get_decoder() if backbone is inner else backbone
+    if backbone is inner:
+        backbone = inner.get_decoder()
+    return inner.model if backbone is inner else backbone  # Llama 4 finds its layers by no method
+
+
+@contextmanager
+def _widened(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Keep what comes out of a layer, and let the model go on with it in single precision.
+
+    A scale or a cap that is not known here would drown in the rounding of half precision.
+    """
+    heard: list[Tensor] = []
+
+    def widen(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        heard[:] = [output[0].float().clone()]  # models may write over what they get
+        return output.float()
+
+    hook = layer.register_forward_hook(widen)
+    try:
+        yield heard
+    finally:
+        hook.remove()
 
 
 def _close(got: Tensor, wanted: Tensor) -> bool:
-    """Whether two ways to the same numbers agree, up to what half precision allows."""
-    same = got.shape == wanted.shape
-    return same and torch.allclose(got, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    """Whether two ways to the same numbers agree, up to what their precision allows."""
+    x, y, allowed = got.double(), wanted.double(), _allowed(got, wanted)
+    same = x.shape == y.shape
+    return same and torch.allclose(x, y, rtol=allowed, atol=allowed * float(y.abs().max()))
+
+
+def _allowed(*values: Tensor) -> float:
+    """Relative error that may come from rounding: more where one of them is in half precision."""
+    return 0.02 if any(torch.finfo(x.dtype).bits < 32 for x in values) else 1e-4
 
 
 def _scale(raw: Tensor, logits: Tensor, softcap: float | None) -> float:
@@ -335,7 +404,7 @@ def _scale(raw: Tensor, logits: Tensor, softcap: float | None) -> float:
         kept = logits.abs() < 0.9 * softcap
         x, y = x[kept], y[kept]
     factor = float((x * y).sum() / (x * x).sum().clamp(min=torch.finfo(torch.double).tiny))
-    return 1.0 if abs(factor - 1) < 1e-3 else factor
+    return 1.0 if abs(factor - 1) < _allowed(raw, logits) / 20 else factor
 
 
 def _fill(

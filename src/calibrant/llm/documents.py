@@ -16,6 +16,8 @@ Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\b")
 """In chat templates that tell which tokens are the assistant's."""
+SEAM = "\ue000calibrant\ue000"
+"""Put where an answer begins or ends, to see where that is in a chat; letters of no language."""
 
 
 class Encoded(NamedTuple):
@@ -35,6 +37,11 @@ class Encoded(NamedTuple):
 
 def encoded(documents: Iterable[Document], tokenizer: Any, length: int) -> list[Encoded]:
     """Turn documents into ids and labels, cut at ``length`` tokens."""
+    if isinstance(documents, str):
+        raise TypeError(
+            f"documents must be a list, got the text {documents!r:.40}: put it into a list, or "
+            "read_documents of a file first"
+        )
     found = []
     for number, document in enumerate(documents):
         ids, labels = _encoded(document, tokenizer, f"document {number}")
@@ -50,6 +57,24 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     start = tokenizer.bos_token
     rendered = bool(start) and text.startswith(start)
     return list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
+
+
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text that goes on: without the tokens that the tokenizer puts after texts."""
+    ids = token_ids(tokenizer, text)
+    return ids[: len(ids) - _ending(tokenizer)] if len(ids) > len(_bare(tokenizer, text)) else ids
+
+
+def _ending(tokenizer: Any) -> int:
+    """Number of tokens that a tokenizer puts after a text."""
+    whole, bare = token_ids(tokenizer, "a"), _bare(tokenizer, "a")
+    before = next((n for n in range(len(whole)) if bare and whole[n : n + len(bare)] == bare), None)
+    return 0 if before is None else len(whole) - len(bare) - before
+
+
+def _bare(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text, and of nothing around it."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def groups(lengths: Sequence[int], size: int) -> Iterator[slice]:
@@ -129,8 +154,7 @@ def _ready(document: Mapping[str, Any], what: str) -> Encoded:
 
 def _pair(tokenizer: Any, prompt: str, answer: str) -> Encoded:
     """Prompt and answer are cut into tokens apart, as they are when the answer is generated."""
-    before = token_ids(tokenizer, prompt)
-    after = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    before, after = prompt_ids(tokenizer, prompt), _bare(tokenizer, answer)
     labels = [IGNORED] * len(before) + after
     return Encoded(np.array(before + after, np.int64), np.array(labels, np.int64))
 
@@ -143,9 +167,10 @@ def _chat(tokenizer: Any, turns: list[Any], what: str) -> Encoded:
         )
         ids, said = np.array(found["input_ids"]), np.array(found["assistant_masks"]) == 1
     else:
-        ids = _rendered(tokenizer, turns)
+        whole = _rendered(tokenizer, turns)
+        ids = np.array(_bare(tokenizer, whole), np.int64)
         said = np.zeros(len(ids), bool)
-        for first, last in _answers(tokenizer, turns, ids):
+        for first, last in _answers(tokenizer, turns, whole, ids):
             said[first:last] = True
     if not said.any():
         raise ValueError(
@@ -156,23 +181,78 @@ def _chat(tokenizer: Any, turns: list[Any], what: str) -> Encoded:
     return Encoded(ids, np.where(said, ids, IGNORED))
 
 
-def _answers(tokenizer: Any, turns: list[Any], ids: IntArray) -> list[tuple[int, int]]:
+def _answers(
+    tokenizer: Any, turns: list[Any], whole: str, ids: IntArray
+) -> Iterator[tuple[int, int]]:
     """First token of each answer and the one after its last, in a chat without marks.
 
-    An answer lies between the chat before it, ready for an answer, and the chat up to it. Where
-    one of these is not how the whole chat begins, the model never saw that answer in this
-    form (some templates drop the thoughts of earlier turns), and it is left out.
+    An answer begins after the chat before it, made ready for an answer, and ends where the whole
+    chat has the token that ends its turn. Where the chat up to it is written in another way than
+    in the whole, the model never saw that answer in this form (some templates drop the thoughts of
+    earlier turns), and it is left out.
     """
-    found = []
     for number, turn in enumerate(turns):
-        if turn["role"] != "assistant" or number == 0:
+        if turn["role"] != "assistant":
             continue
-        before = _rendered(tokenizer, turns[:number], add_generation_prompt=True)
-        after = _rendered(tokenizer, turns[: number + 1])
-        first = _after_prompt(tokenizer, before, after)
-        if _begins(ids, after) and first is not None and first < len(after):
-            found.append((first, first + _spoken(tokenizer, after[first:])))
-    return found
+        start, end = _start(tokenizer, turns, number, whole), _end(tokenizer, turns, number, whole)
+        if start is not None and end is not None:
+            first = _after_prompt(tokenizer, np.array(_bare(tokenizer, whole[:start]), int), ids)
+            last = _shared(_bare(tokenizer, whole[:end]), ids.tolist())
+            if first is not None and first < last:
+                yield first, last
+
+
+def _start(tokenizer: Any, turns: list[Any], number: int, whole: str) -> int | None:
+    """Where an answer begins in a chat; None where the chat has it in another way."""
+    if number:
+        prompt: str | None = _rendered(tokenizer, turns[:number], add_generation_prompt=True)
+    else:  # nothing before it could be made ready; a blank belongs to the word after it
+        before = _around(tokenizer, turns, number, SEAM, "")[0]
+        prompt = before and before.rstrip(" ")
+    return len(prompt) if prompt is not None and whole.startswith(prompt) else None
+
+
+def _end(tokenizer: Any, turns: list[Any], number: int, whole: str) -> int | None:
+    """Where an answer ends in a chat, after its end token; None where the chat has it otherwise.
+
+    Templates may write more at the end of a chat, such as the end of all text, or the beginning of
+    the next answer. It is no part of this one, and is not there when the chat goes on.
+    """
+    until = _rendered(tokenizer, turns[: number + 1])
+    same = _shared(until, whole)
+    special = _special(tokenizer)
+    rest = _around(tokenizer, turns, number, "", SEAM)[1]
+    known = rest is not None and whole.endswith(rest)
+    said = len(whole) - len(rest or "")
+    closing = re.compile(rf"\s*(?:{special})").match(whole, said) if known else None
+    if closing and closing.end() <= same:
+        return closing.end()
+    if same == len(until):  # without the line break that templates put after an end token
+        last = re.search(rf"(?:{special})(\s*)\Z", until)
+        return last.start(1) if last else same
+    return said if known and said <= same else None
+
+
+def _around(
+    tokenizer: Any, turns: list[Any], number: int, before: str, after: str
+) -> tuple[str | None, str | None]:
+    """What a chat has before and after a seam at the content of a turn; None if that is unclear.
+
+    Turns may have more to say than a content, such as calls of tools, which may follow it.
+    """
+    turn = turns[number]
+    if set(turn) != {"role", "content"} or not isinstance(turn["content"], str):
+        return None, None
+    seamed = {**turn, "content": f"{before}{turn['content']}{after}"}
+    parts = _rendered(tokenizer, [*turns[:number], seamed, *turns[number + 1 :]]).split(SEAM)
+    return (parts[0], parts[1]) if len(parts) == 2 else (None, None)
+
+
+def _special(tokenizer: Any) -> str:
+    """Pattern of the special tokens of a tokenizer."""
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    names = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 def _after_prompt(tokenizer: Any, prompt: IntArray, whole: IntArray) -> int | None:
@@ -189,18 +269,16 @@ def _after_prompt(tokenizer: Any, prompt: IntArray, whole: IntArray) -> int | No
     return size if merged and other.startswith(last) else None
 
 
-def _rendered(tokenizer: Any, turns: list[Any], **options: Any) -> IntArray:
-    return np.array(tokenizer.apply_chat_template(turns, return_dict=False, **options), np.int64)
+def _rendered(tokenizer: Any, turns: list[Any], **options: Any) -> str:
+    text: str = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+    return text
 
 
 def _begins(whole: IntArray, start: IntArray) -> bool:
     return bool(np.array_equal(whole[: len(start)], start))
 
 
-def _spoken(tokenizer: Any, answer: IntArray) -> int:
-    """Length of an answer without the line break that templates put after its end token."""
-    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    ends = np.flatnonzero(np.isin(answer, list(special | set(tokenizer.all_special_ids))))
-    if len(ends) and not tokenizer.decode(answer[ends[-1] + 1 :]).strip():
-        return int(ends[-1]) + 1
-    return len(answer)
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of what two texts, or two lists of ids, begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._checks import BoolArray, FloatArray, IntArray
+from calibrant._checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._models import own_device
 from calibrant._partition import Records
 from calibrant._solve import check_time, minimise_scalar
@@ -44,6 +44,7 @@ from calibrant.metrics.ranking import auroc
 
 ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Where alpha is searched."""
+ASKED = "one temperature for all tokens is kept, as asked for"
 RATES = {"mlp": 3e-4, "shape": 1e-2, "decoder": 1e-4}
 """Learning rates; that of the linear head goes with its width, since AdamW moves every weight."""
 LINEAR_RATE = 0.2
@@ -83,7 +84,7 @@ class FittedHead:
         on the documents that judge. Under ``before``, ``global`` and, for an adaptive head,
         ``head``.
     settings : dict
-        What else was chosen: alpha, the epoch, the seed.
+        What else was chosen: alpha, the epoch, the seed; and the ``tables`` it was trained on.
     """
 
     head: Head
@@ -188,6 +189,8 @@ def fit_head(
             "alpha belongs to the selective objective of an adaptive head, got "
             f"objective={objective!r} and head={head!r}"
         )
+    if "alpha" in (objective_options or {}):
+        raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
     if head == "global" and (options or objective_options):
         raise ValueError("the global temperature has no options: leave them out, or choose a head")
     parts = split_documents(table.documents, seed=seed)
@@ -197,9 +200,10 @@ def fit_head(
     told = {"before": _claims(GlobalHead(), table, parts.judge)}
     told["global"] = _claims(simple, table, parts.judge)
     settings: dict[str, Any] = {"seed": seed, "temperature": math.exp(-start)}
+    settings["tables"] = list(table.sources)
     if head == "global":
         figures = {name: claims.figures() for name, claims in told.items()}
-        return FittedHead(simple, table.mark, score.name, True, "asked for", figures, settings)
+        return FittedHead(simple, table.mark, score.name, True, ASKED, figures, settings)
     new = partial(make_head, head, width=table.mark.hidden_size, start=start, **dict(options or {}))
     if rate is None:
         rate = RATES.get(head, LINEAR_RATE / table.mark.hidden_size)
@@ -219,7 +223,7 @@ def fit_head(
         table.mark,
         objective,
         kept,
-        _reasons(head, score.name, kept, best.epoch, gain),
+        _reasons(head, score.name, kept, always, best.epoch, gain),
         {name: claims.figures() for name, claims in told.items()},
         {**settings, "epoch": best.epoch, **({} if best.alpha is None else {"alpha": best.alpha})},
     )
@@ -233,17 +237,18 @@ def _check_whole(head: Head | type[Head], table: TokenTable) -> None:
         )
 
 
-def _reasons(head: str, score: str, kept: bool, epoch: int, gain: Gain) -> str:
+def _reasons(head: str, score: str, kept: bool, always: bool, epoch: int, gain: Gain) -> str:
     if not epoch:
         return (
             f"the global temperature is kept: no epoch of the {head} head was better than it on "
             "held-out documents"
         )
     which = f"the {head} head" if kept else "the global temperature"
+    why = ", as asked for whatever comes out" if always else ""
     way = "lower" if gain.mean > 0 else "higher"
     return (
-        f"{which} is kept: on {gain.documents} held-out documents the {score} of the {head} head "
-        f"is {abs(gain.mean):.2g} {way} than with one temperature, with a standard error of "
+        f"{which} is kept{why}: on {gain.documents} held-out documents the {score} of the {head} "
+        f"head is {abs(gain.mean):.2g} {way} than with one temperature, with a standard error of "
         f"{gain.error:.2g}"
     )
 
@@ -548,4 +553,9 @@ def token_claims(table: TokenTable, fitted: FittedHead | None = None) -> Claims:
         return _claims(GlobalHead(), table, np.arange(len(table)))
     fitted.mark.check(table.mark, "the table")
     _check_whole(fitted.head, table)
+    if set(table.sources) & set(fitted.settings.get("tables", ())):
+        warn(
+            "the head was trained on tokens of this table, so that it looks better here than it "
+            "is: measure it on a table of other documents"
+        )
     return _claims(fitted.head, table, np.arange(len(table)))

@@ -340,7 +340,8 @@ class DecoderHead(Head):
         hidden : (batch, tokens, width)
             States of the tokens that follow those in the memory.
         present : (batch, tokens so far) bool, optional
-            False for padding, on whichever side; all tokens count by default.
+            False for padding, wherever it is: the others see and count the text without it. All
+            tokens count by default.
         memory : Memory, optional
             What is known of earlier tokens; these ones are added to it.
         """
@@ -360,14 +361,15 @@ class DecoderHead(Head):
             for name in "qkv"
         )
         past = len(memory)
-        # Only distances count, so that padding on the left need not be known here.
-        position = torch.arange(past, past + tokens, device=x.device)
-        keys, values = memory.extend(self._turned(key, position), value)
-        allowed = torch.arange(past + tokens, device=x.device) <= position[:, None]
+        everything = torch.arange(past + tokens, device=x.device)
+        position = own = everything[past:]
+        allowed = everything <= own[:, None]
         if present is not None:
+            present = present.bool()
             # a padded token still sees itself, since a softmax over nothing is no number
-            own = torch.arange(past + tokens, device=x.device) == position[:, None]
-            allowed = (allowed & present[:, None, None, :].bool()) | own
+            allowed = (allowed & present[:, None, None, :]) | (everything == own[:, None])
+            position = present.cumsum(1)[:, None, past:] - 1  # padding takes up no position
+        keys, values = memory.extend(self._turned(key, position), value)
         found = F.scaled_dot_product_attention(
             self._turned(query, position), keys, values, attn_mask=allowed
         )
@@ -377,7 +379,7 @@ class DecoderHead(Head):
         """Rotary positions: pairs (i, i + size/2) are turned by an angle (Su et al. 2021)."""
         half = x.shape[-1] // 2
         speed = self.theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-        angle = position[:, None].to(torch.float32) * speed
+        angle = position[..., None].to(torch.float32) * speed
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         left, right = x[..., :half], x[..., half:]
         return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 
 ROWS = 256
 """Rows of the output embedding that tell one model from another."""
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names that configurations have for the bound of the logits."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,12 @@ class ModelMark:
     digest : str
         Of some rows of the output embedding, rounded to bfloat16.
     half : str
-        The same, rounded to float16 first: a model is the same in all three precisions, and its
-        numbers reach bfloat16 on either way.
+        The same, rounded to float16 first. By the two a model in single precision agrees with
+        itself in either half precision. These two do not agree with each other if both were
+        rounded from single precision: some numbers between two of bfloat16 go up on one way and
+        down on the other, so no digest is the same for both.
     softcap : float or None
-        Bound of the logits in models of the Gemma family (``final_logit_softcapping``).
+        Bound of the logits in models of the Gemma family and some others (``SOFTCAPS``).
 
     Examples
     --------
@@ -64,7 +70,8 @@ class ModelMark:
         if differing:
             raise ValueError(
                 f"{what} belongs to another model: {other.name} has {', '.join(differing)}; "
-                "collect and fit again with this model, or load the one it was made for"
+                "collect and fit again with this model, or load the one it was made for (a model "
+                "that was rounded to bfloat16 is another than in float16: load it in float32)"
             )
 
 
@@ -80,17 +87,41 @@ def mark_of(model: nn.Module) -> ModelMark:
     -------
     ModelMark
     """
-    weight = output_embeddings(model).weight
+    layer = output_embeddings(model)
     config: Any = getattr(model, "config", None)
-    cap = settings_of(model).get("final_logit_softcapping")
-    return ModelMark(
-        name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
-        hidden_size=int(weight.shape[1]),
-        vocabulary=int(weight.shape[0]),
-        digest=_digest(weight),
-        softcap=None if cap is None else float(cap),
-        half=_digest(weight, torch.float16),
-    )
+    with at_hand(layer):
+        return ModelMark(
+            name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
+            hidden_size=int(layer.weight.shape[1]),
+            vocabulary=int(layer.weight.shape[0]),
+            digest=_digest(layer.weight),
+            softcap=_softcap(model),
+            half=_digest(layer.weight, torch.float16),
+        )
+
+
+@contextmanager
+def at_hand(layer: nn.Module, device: str | None = None) -> Iterator[None]:
+    """Let the weights of a layer be there for a while, if accelerate keeps them elsewhere.
+
+    Between calls such weights are on the device ``meta``, without numbers. They come to where the
+    layer computes, or to ``device``.
+    """
+    if not getattr(getattr(layer, "_hf_hook", None), "offload", False):
+        yield
+        return
+    from accelerate.utils import align_module_device  # type: ignore[import-untyped]
+
+    with align_module_device(layer, device):
+        yield
+
+
+def inputs_device(model: Any) -> torch.device:
+    """Where token ids go: the device of the input embeddings."""
+    layer = model.get_input_embeddings()
+    with at_hand(layer):
+        device: torch.device = layer.weight.device
+    return device
 
 
 def output_embeddings(model: nn.Module) -> Any:
@@ -117,6 +148,12 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     """The configuration of the text part of a model, as a dictionary."""
     config: Any = getattr(model, "config", None)
     return {} if config is None else dict(config.get_text_config().to_dict())
+
+
+def _softcap(model: nn.Module) -> float | None:
+    """Bound of the logits, by whichever name; None where there is none."""
+    settings = settings_of(model)
+    return next((float(settings[name]) for name in SOFTCAPS if settings.get(name)), None)
 
 
 def positions_of(model: nn.Module) -> int | None:

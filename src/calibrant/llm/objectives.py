@@ -66,7 +66,8 @@ def selective(
         group is empty.
     ignored : float
         Number of masked positions in the batch, which that code takes for wrong ones whose loss
-        is 0. For ``official`` only.
+        is 0 (with the whole vocabulary; over a few tokens it counts their loss too, which is not
+        done here). For ``official`` only.
 
     Returns
     -------

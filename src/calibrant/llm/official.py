@@ -20,6 +20,8 @@ WEIGHTS = "calibration_head.safetensors"
 CONFIG = "config.json"
 CAP = 10.0
 """Their code cuts the sharpness here."""
+KNOWN = {"feature_key": "hidden_states", "normalize_logits": False, "hidden_act": "silu"}
+"""Settings of their code that are read here; it has others, of which no head was published."""
 DERIVED = "rotary_emb.inv_freq"
 """Angles that some versions of transformers saved, though they follow from theta."""
 
@@ -53,7 +55,7 @@ def read_official(
         With a :class:`DecoderHead` whose sharpness is cut at 10, as there.
     """
     place = Path(folder)
-    state = _state(place)
+    state, told = _state(place), _attention_heads(place, model)
     mark = mark_of(model)
     width = state["last.weight"].shape[1] if "last.weight" in state else None
     if width != mark.hidden_size:
@@ -64,7 +66,7 @@ def read_official(
     inner = state.get("mlp.gate_proj.weight")
     head = DecoderHead(
         width=mark.hidden_size,
-        attention_heads=attention_heads or _attention_heads(place, model),
+        attention_heads=attention_heads or told,
         inner=None if inner is None else len(inner),
         eps=eps,
         theta=theta,
@@ -102,8 +104,25 @@ def _state(folder: Path) -> dict[str, Tensor]:
 
 
 def _attention_heads(folder: Path, model: Any) -> int:
-    if (folder / CONFIG).is_file():
-        found = json.loads((folder / CONFIG).read_text("utf-8")).get("num_attention_heads")
-        if isinstance(found, int):
-            return found
-    return int(model.config.num_attention_heads)
+    """As the configuration says, which must ask for nothing that is not known here."""
+    file = folder / CONFIG
+    given = _object(file) if file.is_file() else {}
+    for name, known in KNOWN.items():
+        if given.get(name, known) != known:
+            raise ValueError(
+                f"{file} has {name}={given[name]!r}, and only heads with {known!r} are read"
+            )
+    found = given.get("num_attention_heads", model.config.num_attention_heads)
+    if not isinstance(found, int) or found < 1:
+        raise ValueError(f"num_attention_heads in {file} must be 1 or more, got {found!r}")
+    return found
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); download it again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} must hold an object, got a {type(found).__name__}")
+    return found

@@ -20,6 +20,7 @@ import numpy as np
 
 from calibrant._checks import BoolArray, FloatArray
 from calibrant.llm.choices import LETTERS
+from calibrant.llm.reading import text_of
 
 ROUNDED = 1e-6
 """Last digit of the probabilities in files of answers; a zero there stands for less than half."""
@@ -121,7 +122,7 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
 def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Runs of lines that are not empty, with the number of their first."""
     held: list[str] = []
-    lines = path.read_text("utf-8-sig").split("\n")
+    lines = text_of(path).split("\n")
     for number, line in enumerate([*lines, ""], start=1):
         if line.strip():
             held.append(line.strip())
@@ -307,7 +308,7 @@ def read_answers(file: str | os.PathLike[str]) -> GradedAnswers:
     path = Path(file)
     rows: list[dict[str, Any]] = []
     # only "\n" ends a line: strings of JSON may hold the other breaks of splitlines
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
+    for number, line in enumerate(text_of(path).split("\n"), start=1):
         if not line.strip():
             continue
         row = _parsed(line, f"{path}: line {number}")

@@ -49,7 +49,7 @@ def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     [('2 + 2 =', ' 4')]
     """
     file = Path(path)
-    content = file.read_text("utf-8")
+    content = text_of(file)
     if file.suffix == ".txt":
         found: list[Any] = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
     elif file.suffix in (".json", ".jsonl"):
@@ -60,6 +60,14 @@ def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     if not found:
         raise ValueError(f"{file} must have a document at least, got none")
     return found
+
+
+def text_of(file: Path) -> str:
+    """A file of UTF-8, with or without the mark that some editors put first."""
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8 ({error}): save it as such") from error
 
 
 def _rows(file: Path, content: str) -> list[Any]:

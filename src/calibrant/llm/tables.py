@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
@@ -76,6 +76,8 @@ class TokenTable:
         Place of each token among the states of its document that are kept, from 0 on.
     whole : bool
         Whether these are the states of all tokens before it, those of prompts too.
+    sources : tuple of str
+        Digests of the collections that it was read from; none of a table in memory.
 
     Examples
     --------
@@ -90,9 +92,12 @@ class TokenTable:
     array([ True, False])
     """
 
-    def __init__(self, parts: Sequence[_Part], mark: ModelMark, whole: bool) -> None:
+    def __init__(
+        self, parts: Sequence[_Part], mark: ModelMark, whole: bool, sources: Iterable[str] = ()
+    ) -> None:
         self.mark = mark
         self.whole = whole
+        self.sources = tuple(dict.fromkeys(sources))
         self.documents: IntArray = np.concatenate([part.documents for part in parts])
         self.places: IntArray = np.concatenate([part.places() for part in parts])
         self._parts = list(parts)
@@ -367,7 +372,8 @@ def open_table(folder: Where | Sequence[Where]) -> TokenTable:
         for inner, header, shift in zip(folders, headers, shifts, strict=False)
         for number in range(len(header.shards))
     ]
-    return TokenTable(parts, headers[0].mark, all(header.whole for header in headers))
+    whole = all(header.whole for header in headers)
+    return TokenTable(parts, headers[0].mark, whole, (header.settings for header in headers))
 
 
 def _with_ranks(folder: Path) -> list[Path]:

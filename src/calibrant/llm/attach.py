@@ -22,7 +22,14 @@ from torch import Tensor, nn
 
 from calibrant.llm.fit import FittedHead
 from calibrant.llm.heads import DecoderHead, Head, Memory, bounded, shape_features_of_logits
-from calibrant.llm.marks import at_hand, mark_of, output_embeddings
+from calibrant.llm.marks import (
+    at_hand,
+    backbone_of,
+    mark_of,
+    output_embeddings,
+    plain_model,
+    uncompiled,
+)
 
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that multiply logits, and of the states whose logits they multiplied."""
@@ -60,8 +67,8 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     PreTrainedModel
         The model.
     """
-    inner = _inner(model, fitted)
-    if _has_head(inner):
+    inner = _fitting(model, fitted)
+    if has_head(inner):
         raise ValueError(
             "this model has a head attached already, logits would be scaled twice: leave that "
             "block first, and do not copy a model within it"
@@ -96,28 +103,21 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
 
         # generate calls the inner model. So does a call of a PEFT model, but up to PEFT 0.20 by its
         # forward, which passes over the hooks: then the outer one scales.
-        for module in dict.fromkeys((inner, _uncompiled(model))):
+        for module in dict.fromkeys((inner, uncompiled(model))):
             hook = _hooked(module.register_forward_hook, scale, stack, with_kwargs=True)
             setattr(hook, SCALES, True)
         torch.compiler.reset()  # nor does what was compiled before
         yield model
 
 
-def _inner(model: Any, fitted: FittedHead) -> nn.Module:
-    """The causal language model in a PEFT model, or the model itself, if the head fits it."""
-    getter = getattr(model, "get_base_model", None)
-    inner = _uncompiled(getter() if callable(getter) else model)
+def _fitting(model: Any, fitted: FittedHead) -> Any:
+    """The causal language model itself, if the head fits it."""
+    inner = plain_model(model)
     mark_of(inner).check(fitted.mark, "the head")
     return inner
 
 
-def _uncompiled(model: Any) -> nn.Module:
-    """The model that ``torch.compile`` wrapped: generate calls it, and not the wrapper."""
-    found: nn.Module = getattr(model, "_orig_mod", model)
-    return found
-
-
-def _has_head(inner: nn.Module) -> bool:
+def has_head(inner: nn.Module) -> bool:
     """Whether logits are scaled now; a copy that was made within a block keeps its hooks."""
     return any(hasattr(hook, SCALES) for hook in inner._forward_hooks.values())
 
@@ -205,7 +205,7 @@ def _of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -> Tensor:
 
 def _decoding(inner: Any, head: DecoderHead, call: _Call, stack: ExitStack) -> Source:
     """For the decoder head: the states of all tokens, from what the backbone returns."""
-    backbone = _backbone(inner)
+    backbone = backbone_of(inner)
     follower = _Follower(head, call)
     stack.callback(follower.leave)
 
@@ -225,23 +225,6 @@ def _decoding(inner: Any, head: DecoderHead, call: _Call, stack: ExitStack) -> S
         return chosen if chosen.shape == logits.shape[:-1] else found
 
     return kept
-
-
-def _backbone(inner: Any) -> Any:
-    """The module that the model calls for the states of all tokens.
-
-    OPT and Bart call the decoder in their base model. What ModernBERT has under this name are its
-    output embeddings, and Llama 4 finds its layers by no method.
-    """
-    getter = getattr(inner, "get_decoder", None)
-    decoder = getter() if callable(getter) else inner
-    for found in (decoder, inner.base_model, getattr(inner, "model", inner)):
-        if found is not inner and found is not output_embeddings(inner):
-            return found
-    raise ValueError(
-        f"the decoder head needs the states of all tokens, and {type(inner).__name__} has no "
-        "decoder or base_model that returns them: use a linear, mlp or shape head"
-    )
 
 
 MEMORIES = ("past_key_values", "cache_params", "state")
@@ -428,8 +411,8 @@ def report(
     -------
     Report
     """
-    inner = _inner(model, fitted)
-    if _has_head(inner) or _was_scaled(output):
+    inner = _fitting(model, fitted)
+    if has_head(inner) or _was_scaled(output):
         raise ValueError(
             "report is for texts that were generated without a head, and this one had one: read "
             "the calibrated logits of the output itself, or generate outside of attached"

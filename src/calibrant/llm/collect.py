@@ -21,8 +21,17 @@ from calibrant._partition import tabulate
 from calibrant._walk import examples
 from calibrant.calibrators.base import check_whole
 from calibrant.heads.models import digest
+from calibrant.llm.attach import has_head
 from calibrant.llm.documents import Document, Encoded, digest_of, encoded, groups
-from calibrant.llm.marks import at_hand, inputs_device, mark_of, output_embeddings, positions_of
+from calibrant.llm.marks import (
+    at_hand,
+    backbone_of,
+    inputs_device,
+    mark_of,
+    output_embeddings,
+    plain_model,
+    positions_of,
+)
 from calibrant.llm.tables import (
     COLUMNS,
     HEADER,
@@ -148,18 +157,11 @@ def collect(
 
 
 def _check_plain(model: nn.Module) -> None:
-    from calibrant.llm.attach import _has_head, _uncompiled
-
-    if _has_head(_uncompiled(_inner(model))):
+    if has_head(plain_model(model)):
         raise ValueError(
             "a model as it is is wanted, got one with a head attached, whose logits are scaled: "
             "collect outside of that block"
         )
-
-
-def _inner(model: Any) -> Any:
-    """The causal language model in a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _processes() -> tuple[int, int]:
@@ -312,7 +314,9 @@ class _Reader(NamedTuple):
         measured: it is the one from the output of the last layer to the logits before the cap.
         """
         device, softcap = inputs_device(model), mark_of(model).softcap
-        reader = cls(_backbone(model), output_embeddings(model), 1.0, softcap, device)
+        reader = cls(
+            backbone_of(plain_model(model)), output_embeddings(model), 1.0, softcap, device
+        )
         probe = torch.from_numpy(ids[None, :PROBE]).to(device)
         with layer_inputs(model, reader.layer) as inputs, _widened(reader.layer) as raw:
             wanted = model(input_ids=probe, use_cache=False).logits[0]
@@ -354,15 +358,6 @@ class _Reader(NamedTuple):
         """Logits from what comes out of the output embeddings: scaled, and then capped."""
         raw = raw if self.scale == 1 else raw * self.scale
         return raw if self.softcap is None else torch.tanh(raw / self.softcap) * self.softcap
-
-
-def _backbone(model: Any) -> Any:
-    """The part of a model below its output embeddings, also with an adapter of PEFT in it."""
-    inner = _inner(model)
-    backbone = inner.base_model
-    if backbone is inner:
-        backbone = inner.get_decoder()
-    return inner.model if backbone is inner else backbone  # Llama 4 finds its layers by no method
 
 
 @contextmanager

@@ -124,6 +124,34 @@ def inputs_device(model: Any) -> torch.device:
     return device
 
 
+def plain_model(model: Any) -> Any:
+    """The causal language model in a PEFT model or a compiled one, or the model itself."""
+    getter = getattr(model, "get_base_model", None)
+    return uncompiled(getter() if callable(getter) else model)
+
+
+def uncompiled(model: Any) -> Any:
+    """The model that ``torch.compile`` wrapped: generate calls it, and not the wrapper."""
+    return getattr(model, "_orig_mod", model)
+
+
+def backbone_of(inner: Any) -> Any:
+    """The module that the model calls for the states of all tokens.
+
+    OPT and Bart call the decoder in their base model. What ModernBERT has under this name are its
+    output embeddings, and Llama 4 finds its layers by no method.
+    """
+    getter = getattr(inner, "get_decoder", None)
+    decoder = getter() if callable(getter) else inner
+    for found in (decoder, inner.base_model, getattr(inner, "model", inner)):
+        if found is not inner and found is not output_embeddings(inner):
+            return found
+    raise ValueError(
+        f"the states of all tokens are wanted, and {type(inner).__name__} has no decoder or "
+        "base_model that returns them: load another causal language model, or use a global head"
+    )
+
+
 def output_embeddings(model: nn.Module) -> Any:
     """The layer that turns hidden states into logits.
 

@@ -184,6 +184,18 @@ def test_whether_an_answer_was_cut(model, tokenizer):
     assert short.pieces == answer.pieces[:-1]
 
 
+def test_an_answer_that_the_model_ends_is_not_cut(model, tokenizer, monkeypatch):
+    (plain,) = ask(model, tokenizer, PROMPTS[:1], most=1)
+    token = tokenizer.convert_tokens_to_ids(plain.pieces[0].strip())
+    assert plain.cut == (token not in tokenizer.all_special_ids)
+    # a token that ends texts, though the tokenizer does not count it among the special ones
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [2, token])
+    for most in (1, 8):
+        (ended,) = ask(model, tokenizer, PROMPTS[:1], most=most)
+        assert not ended.cut
+        assert ended.pieces == plain.pieces  # one at least, so that there is a claim
+
+
 def test_answers_of_a_model_with_an_adapter(model, tokenizer):
     peft = pytest.importorskip("peft")
     torch.manual_seed(5)
@@ -225,10 +237,12 @@ def test_an_answer_ends_before_a_line_break(tokenizer, model, monkeypatch):
         "decode",
         lambda self, ids, **_: " ".join("\n" if i == 18 else WORDS[i] for i in ids),
     )
-    assert _length(tokenizer, [14, 15, 18, 16]) == 2
-    assert _length(tokenizer, [18, 14, 15]) == 3  # a break before the first word does not count
-    assert _length(tokenizer, [14, 2, 0]) == 1
-    assert _length(tokenizer, [2]) == 1
+    assert _length(tokenizer, [14, 15, 18, 16], {0, 2}) == 2
+    assert (
+        _length(tokenizer, [18, 14, 15], {0, 2}) == 3
+    )  # a break before the first word does not count
+    assert _length(tokenizer, [14, 2, 0], {0, 2}) == 1
+    assert _length(tokenizer, [2], {0, 2}) == 1
 
 
 QUESTIONS = [

@@ -447,6 +447,9 @@ def test_ranks_join_to_the_table_of_one_process(model, tmp_path, monkeypatch):
         sizes.append(len(collect(model, documents, tmp_path / "three", batch=1)))
     joined = open_table(tmp_path / "three")
     assert_same(one, joined)
+    parts = [open_table(tmp_path / "three" / f"rank-{rank}") for rank in range(3)]
+    assert joined.sources == tuple(source for part in parts for source in part.sources)
+    assert len(set(joined.sources)) == 3
     assert min(sizes) > 0
     assert sum(sizes) == len(one)
     shutil.rmtree(tmp_path / "three" / "rank-1")
@@ -677,6 +680,24 @@ def test_answers_are_found_wherever_they_are(tokenizer, template, turns, said):
     kept = found.labels[found.labels != -100]
     assert " ".join(tokenizer.convert_ids_to_tokens(kept.tolist())) == said
     np.testing.assert_array_equal(kept, found.ids[found.labels != -100])
+
+
+@pytest.mark.parametrize("template", [CHATML, PHI3, LLAMA3])
+def test_keys_without_a_value_change_nothing(tokenizer, template):
+    tokenizer.chat_template = template
+    filled = [{**turn, "tool_calls": None, "name": ""} for turn in CHAT]
+    wanted, found = encoded([CHAT, filled], tokenizer, 99)
+    np.testing.assert_array_equal(found.labels, wanted.labels)
+
+
+def test_a_template_that_wants_the_user_first(tokenizer):
+    tokenizer.chat_template = (
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+        "{{ raise_exception('no user') }}{% endif %}" + CHATML
+    )
+    (found,) = encoded([CHAT[1:]], tokenizer, 99)  # the first answer cannot be told apart
+    kept = found.labels[found.labels != -100].tolist()
+    assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == "good bye <|end|>"
 
 
 def test_calls_of_tools_count(tokenizer):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calibrant._checks import FloatArray, IntArray
 from calibrant._models import evaluating, own_device
 from calibrant.llm.answers import Aggregator, answer_confidence
-from calibrant.llm.attach import Report, report
+from calibrant.llm.attach import Report, end_tokens, report
 from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.documents import prompt_ids
 from calibrant.llm.fit import FittedHead
@@ -187,24 +187,26 @@ def ask_each(
         By the same names; the texts are the same.
     """
     found: dict[str, list[Answer]] = {name: [] for name in heads}
+    stop = set(tokenizer.all_special_ids) | end_tokens(model)
     for name, told, _ in _reports(model, tokenizer, prompts, heads, batch, most, progress):
         columns = told.tokens, told.log_probs, told.written
         tokens, logs, written = (column.cpu() for column in columns)
         rows = zip(tokens, logs.double().exp(), written, strict=True)
-        found[name] += [_answer(tokenizer, *row, how) for row in rows]
+        found[name] += [_answer(tokenizer, *row, how, stop) for row in rows]
     return found
 
 
 def _answer(
-    tokenizer: Any, tokens: Tensor, probs: Tensor, written: Tensor, how: Aggregator
+    tokenizer: Any, tokens: Tensor, probs: Tensor, written: Tensor, how: Aggregator, stop: set[int]
 ) -> Answer:
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
-    count = _length(tokenizer, ids)
+    count = _length(tokenizer, ids, stop)
     claimed = probs[kept[:count]].numpy()
     text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
     sure = float(answer_confidence([claimed], how)[0])
-    return Answer(text, _pieces(tokenizer, ids[:count]), claimed, sure, count == len(tokens))
+    cut = count == len(tokens) and ids[-1] not in stop
+    return Answer(text, _pieces(tokenizer, ids[:count]), claimed, sure, cut)
 
 
 def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
@@ -437,11 +439,10 @@ def _left_padded(tokenizer: Any) -> Iterator[None]:
         tokenizer.padding_side, tokenizer.pad_token = before
 
 
-def _length(tokenizer: Any, ids: list[int]) -> int:
+def _length(tokenizer: Any, ids: list[int], stop: set[int]) -> int:
     """Tokens before the first line break or the end; one at least, so that there is a claim."""
-    special = set(tokenizer.all_special_ids)
     for count in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:count])
-        if ids[count - 1] in special or "\n" in text.lstrip():
+        if ids[count - 1] in stop or "\n" in text.lstrip():
             return max(1, count - 1)
     return len(ids)

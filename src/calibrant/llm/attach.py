@@ -397,7 +397,8 @@ def report(
     Parameters
     ----------
     model : PreTrainedModel
-        That generated, without the head attached.
+        That generated, without the head attached. A text that was generated with it is refused,
+        except by an assistant model, where that leaves no trace.
     fitted : FittedHead
     output : GenerateOutput
         Of ``model.generate(..., return_dict_in_generate=True, output_logits=True,
@@ -429,7 +430,9 @@ def report(
     tokens = output.sequences[:, -steps:]
     if beams is None:
         rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
-        written = _written(tokens, _ends(inner) if eos_token_id is None else eos_token_id)
+        written = _written(
+            tokens, list(end_tokens(inner)) if eos_token_id is None else eos_token_id
+        )
     else:
         rows, written = beams.clamp(min=0), beams >= 0
     pairs = zip(output.logits[:steps], rows.T, strict=True)
@@ -459,15 +462,16 @@ def _was_scaled(output: Any) -> bool:
     return states is not None and hasattr(states[0][-1], SCALES)
 
 
-def _ends(inner: Any) -> Any:
-    return getattr(getattr(inner, "generation_config", None), "eos_token_id", None)
+def end_tokens(model: Any) -> set[int]:
+    """Tokens with which ``generate`` ends a text."""
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return set() if found is None else set(torch.as_tensor(found).reshape(-1).tolist())
 
 
-def _written(tokens: Tensor, ends: Any) -> Tensor:
+def _written(tokens: Tensor, ends: int | Sequence[int]) -> Tensor:
     """Which tokens belong to their texts, the one that ends them among them."""
-    if ends is None:
-        return torch.ones_like(tokens, dtype=torch.bool)
-    ended = torch.isin(tokens, torch.as_tensor(ends, device=tokens.device)).int()
+    stop = torch.as_tensor(ends, dtype=torch.long, device=tokens.device)
+    ended = torch.isin(tokens, stop).int()
     return (ended.cumsum(1) - ended) == 0
 
 

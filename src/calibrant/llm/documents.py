@@ -191,10 +191,12 @@ def _answers(
     in the whole, the model never saw that answer in this form (some templates drop the thoughts of
     earlier turns), and it is left out.
     """
+    special = _special(tokenizer)
     for number, turn in enumerate(turns):
         if turn["role"] != "assistant":
             continue
-        start, end = _start(tokenizer, turns, number, whole), _end(tokenizer, turns, number, whole)
+        start = _start(tokenizer, turns, number, whole)
+        end = _end(tokenizer, turns, number, whole, special)
         if start is not None and end is not None:
             first = _after_prompt(tokenizer, np.array(_bare(tokenizer, whole[:start]), int), ids)
             last = _shared(_bare(tokenizer, whole[:end]), ids.tolist())
@@ -205,22 +207,23 @@ def _answers(
 def _start(tokenizer: Any, turns: list[Any], number: int, whole: str) -> int | None:
     """Where an answer begins in a chat; None where the chat has it in another way."""
     if number:
-        prompt: str | None = _rendered(tokenizer, turns[:number], add_generation_prompt=True)
+        prompt = _part(tokenizer, turns[:number], add_generation_prompt=True)
     else:  # nothing before it could be made ready; a blank belongs to the word after it
         before = _around(tokenizer, turns, number, SEAM, "")[0]
         prompt = before and before.rstrip(" ")
     return len(prompt) if prompt is not None and whole.startswith(prompt) else None
 
 
-def _end(tokenizer: Any, turns: list[Any], number: int, whole: str) -> int | None:
+def _end(tokenizer: Any, turns: list[Any], number: int, whole: str, special: str) -> int | None:
     """Where an answer ends in a chat, after its end token; None where the chat has it otherwise.
 
     Templates may write more at the end of a chat, such as the end of all text, or the beginning of
     the next answer. It is no part of this one, and is not there when the chat goes on.
     """
-    until = _rendered(tokenizer, turns[: number + 1])
+    until = _part(tokenizer, turns[: number + 1])
+    if until is None:
+        return None
     same = _shared(until, whole)
-    special = _special(tokenizer)
     rest = _around(tokenizer, turns, number, "", SEAM)[1]
     known = rest is not None and whole.endswith(rest)
     said = len(whole) - len(rest or "")
@@ -241,10 +244,12 @@ def _around(
     Turns may have more to say than a content, such as calls of tools, which may follow it.
     """
     turn = turns[number]
-    if set(turn) != {"role", "content"} or not isinstance(turn["content"], str):
+    more = {name for name, value in turn.items() if value} - {"role", "content"}
+    if more or not isinstance(turn["content"], str):
         return None, None
     seamed = {**turn, "content": f"{before}{turn['content']}{after}"}
-    parts = _rendered(tokenizer, [*turns[:number], seamed, *turns[number + 1 :]]).split(SEAM)
+    text = _part(tokenizer, [*turns[:number], seamed, *turns[number + 1 :]])
+    parts = (text or "").split(SEAM)
     return (parts[0], parts[1]) if len(parts) == 2 else (None, None)
 
 
@@ -272,6 +277,16 @@ def _after_prompt(tokenizer: Any, prompt: IntArray, whole: IntArray) -> int | No
 def _rendered(tokenizer: Any, turns: list[Any], **options: Any) -> str:
     text: str = tokenizer.apply_chat_template(turns, tokenize=False, **options)
     return text
+
+
+def _part(tokenizer: Any, turns: list[Any], **options: Any) -> str | None:
+    """Some turns of a chat; None where the template wants others, such as one of the user first."""
+    from jinja2 import TemplateError
+
+    try:
+        return _rendered(tokenizer, turns, **options)
+    except TemplateError:
+        return None
 
 
 def _begins(whole: IntArray, start: IntArray) -> bool:

@@ -373,7 +373,8 @@ def open_table(folder: Where | Sequence[Where]) -> TokenTable:
         for number in range(len(header.shards))
     ]
     whole = all(header.whole for header in headers)
-    return TokenTable(parts, headers[0].mark, whole, (header.settings for header in headers))
+    sources = (f"{header.settings}-{header.rank}" for header in headers)
+    return TokenTable(parts, headers[0].mark, whole, sources)
 
 
 def _with_ranks(folder: Path) -> list[Path]:

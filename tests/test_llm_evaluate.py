@@ -75,7 +75,7 @@ def test_noise_is_that_of_documents_left_out_in_turn(tokens):
     claimed, right, number = tokens
     index = np.minimum((claimed * 5).astype(int), 4)
     sums = module._per_document(number, 80, [right.astype(float)], index, claimed - right, 5)
-    found = module._left_out(sums)
+    found = module.left_out(sums)
 
     def figures(kept):
         off = (claimed - right)[kept]

@@ -712,16 +712,21 @@ def test_calls_of_tools_count(tokenizer):
         assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == wanted
 
 
-@pytest.mark.parametrize(("answer", "said"), [("how", "how<end>"), ("\n\nhow", "how<end>")])
-def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
-    names = ["\n", "\n\n\n", "user", "assistant", "how", "you", "<end>"]
+def splitting(names, pattern):
+    """A tokenizer of these names, cut out by a pattern, which puts nothing between them."""
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({name: i for i, name in enumerate(names)})
     )
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\n+"), "isolated")
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     inner.decoder = tokenizers.decoders.Fuse()
     inner.add_special_tokens(["<end>"])
-    breaking = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@pytest.mark.parametrize(("answer", "said"), [("how", "how<end>"), ("\n\nhow", "how<end>")])
+def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
+    names = ["\n", "\n\n\n", "user", "assistant", "how", "you", "<end>"]
+    breaking = splitting(names, r"\n+")
     breaking.chat_template = (
         "{% for m in messages %}{{ m['role'] + '\n' + m['content'] + '<end>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
@@ -740,13 +745,7 @@ def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
 
 def test_words_of_answers_have_their_blanks():
     names = ["user:", "assistant:", " how", " you", "<end>"]
-    inner = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({name: i for i, name in enumerate(names)})
-    )
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(" [a-z]+"), "isolated")
-    inner.decoder = tokenizers.decoders.Fuse()
-    inner.add_special_tokens(["<end>"])
-    blank = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    blank = splitting(names, " [a-z]+")
     blank.chat_template = (
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<end>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"

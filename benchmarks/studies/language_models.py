@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Rows, chosen, read, shown, write_tables
+from rows import MISSING, Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 from calibrant import llm
@@ -497,7 +497,7 @@ def asked(rows: Rows, cell: Callable[[dict[str, str]], str]) -> list[tuple[str, 
         ("right %", *(f"{100 * float(by[(*one, 'none')]['accuracy']):.1f}" for one in sets)),
     ]
     for head in dict.fromkeys(key[2] for key in by):
-        cells = (cell(by[(*one, head)]) if (*one, head) in by else "\N{EN DASH}" for one in sets)
+        cells = (cell(by[(*one, head)]) if (*one, head) in by else MISSING for one in sets)
         table.append((head.replace("-", ", "), *cells))
     return table
 
@@ -511,7 +511,7 @@ def claimed(row: dict[str, str]) -> str:
 def scored(row: dict[str, str]) -> str:
     """Brier score and AUROC, which right and wrong answers are needed for."""
     auroc = 100 * float(row["auroc"])
-    return f"{float(row['brier']):.3f}; " + ("\N{EN DASH}" if np.isnan(auroc) else f"{auroc:.0f}")
+    return f"{float(row['brier']):.3f}; " + (MISSING if np.isnan(auroc) else f"{auroc:.0f}")
 
 
 # ----------------------------------------------------------------------------------------- shared

@@ -7,6 +7,7 @@ from pathlib import Path
 
 Rows = list[dict[str, str]]
 Table = Sequence[Sequence[str]]
+MISSING = "\N{EN DASH}"
 
 
 def read(path: Path) -> Rows:
@@ -22,7 +23,7 @@ def shown(rows: Rows, figure: str, scale: float = 1.0, digits: int = 2) -> str:
     """The mean over the seeds, and their standard deviation."""
     values = [scale * float(row[figure]) for row in rows if row[figure]]
     if not values:
-        return "\N{EN DASH}"
+        return MISSING
     spread = f"±{statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{spread}"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rows import Rows, read, write_tables
+from rows import MISSING, Rows, read, shown, write_tables
 
 Row = dict[str, str]
 Key = TypeVar("Key", bound=Hashable)
@@ -30,7 +30,6 @@ PAPER = ("none", "ts", "pts", "cts", "spline", "gc", "procal", "fc", "smart", "a
 KEEPING = ("none", "ts", "pts", "smart", "odds", "blend", "auto")
 MAPS = ("ts", "sigmoid", "beta", "histogram", "isotonic", "bbq", "scaling_binning", "spline")
 CHANGING = ("ts", "vector", "matrix", "dirichlet", "cts", "histogram_ovr", "isotonic_ovr", "auto")
-MISSING = "\N{EN DASH}"
 LEFT_OUT = ("text_banking77_minilm", "imagenet1000_efficientnet_lite0_upscaled")
 """Files that are not among the fifteen of the mean."""
 
@@ -157,13 +156,6 @@ def crossed(
     return table
 
 
-def spread(rows: Rows, figure: str, scale: float, digits: int) -> str:
-    """Mean over the seeds, and their standard deviation."""
-    values = [scale * float(row[figure]) for row in rows]
-    shown = f"{statistics.fmean(values):.{digits}f}"
-    return shown if len(values) < 2 else f"{shown}±{statistics.stdev(values):.{digits}f}"
-
-
 def variant(row: dict[str, str]) -> str:
     """Name of a loss, with its alpha where that was chosen."""
     chosen = [option for option in row["options"].split() if option.startswith("alpha=")]
@@ -178,13 +170,12 @@ def trained(training: Rows, network: str) -> list[Sequence[str]]:
     rows = [row for row in training if row["network"] == network]
     for loss, part in grouped(rows, variant).items():
         after = grouped(part, lambda row: row["after"])
-        shown = ("none", "ts") if loss == "ce" else ("none",)
-        for calibrator in shown:
+        for calibrator in ("none", "ts") if loss == "ce" else ("none",):
             found = after[calibrator]
             name = loss if calibrator == "none" else f"{loss} + {calibrator}"
             figures = ("accuracy", "ece", "ada_ece", "over_ece", "under_ece")
-            cells = [spread(found, figure, 100, 2) for figure in figures]
-            cells += [spread(found, "nll", 1, 3), spread(found, "ood_auroc", 100, 1)]
+            cells = [shown(found, figure, 100, 2) for figure in figures]
+            cells += [shown(found, "nll", 1, 3), shown(found, "ood_auroc", 100, 1)]
             table.append((name, str(len(found)), *cells))
     return table
 
@@ -198,8 +189,8 @@ def trained_after(training: Rows) -> list[Sequence[str]]:
         training, lambda row: (row["network"], variant(row))
     ).items():
         after = grouped(part, lambda row: row["after"])
-        eces = [spread(after[name], "ece", 100, 2) for name in ("none", "ts", "smart")]
-        nlls = [spread(after[name], "nll", 1, 3) for name in ("none", "ts", "smart")]
+        eces = [shown(after[name], "ece", 100, 2) for name in ("none", "ts", "smart")]
+        nlls = [shown(after[name], "nll", 1, 3) for name in ("none", "ts", "smart")]
         table.append((network, loss, *eces, *nlls))
     return table
 
@@ -217,7 +208,7 @@ def beside_papers(training: Rows, papers: Rows) -> list[Sequence[str]]:
         def ours(network: str, after: str, loss: str = paper["loss"]) -> str:
             wanted = network, loss, after
             found = [r for r in training if (r["network"], variant(r), r["after"]) == wanted]
-            return spread(found, "ece", 100, 2) if found else MISSING
+            return shown(found, "ece", 100, 2)
 
         table.append(
             (

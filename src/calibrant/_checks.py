@@ -129,6 +129,11 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
+def float_info(given: Logits) -> np.finfo[Any] | torch.finfo:
+    """What the dtype of scores can hold."""
+    return torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
+
+
 def look_like_probs(logits: Logits) -> bool:
     """Whether each of the first rows ``(..., classes)`` is nonnegative and sums to one.
 
@@ -143,7 +148,7 @@ def look_like_probs(logits: Logits) -> bool:
         return False
     each = math.prod(logits.shape[1:-1])  # tokens or pixels of one example
     first = logits[: -(-LOOKED_AT // each)].reshape(-1, logits.shape[-1])[:LOOKED_AT]
-    eps = torch.finfo(first.dtype).eps if isinstance(first, Tensor) else np.finfo(first.dtype).eps
+    eps = float_info(first).eps
     rows = as_float64(first)
     # entries of bfloat16 are off by more than a thousandth
     off = np.abs(rows.sum(-1) - 1)
@@ -266,7 +271,7 @@ def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple
     """
     given = as_scores(probs, "probs")
     values = np.asarray(given.detach().double().cpu() if isinstance(given, Tensor) else given)
-    info = torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
+    info = float_info(given)
     if not ((values >= 0) & (values <= 1 + 4 * info.eps)).all():
         raise ValueError(
             "probs must be in [0, 1]: NaN, negative or larger values were found; scores that are "

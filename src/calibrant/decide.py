@@ -11,7 +11,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import Literal, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from calibrant._checks import (
     check_shapes,
     check_some,
     check_sums,
+    float_info,
 )
 from calibrant._walk import Examples
 from calibrant.calibrators.base import Calibrator, Context
@@ -362,13 +363,13 @@ def _limit(scores: FloatArray, coverage: float) -> float:
 
 def _loosened(limit: float, probs: Values) -> float:
     """The limit for scores that are as exact as the probabilities given."""
-    return limit + max(SLACK, _info(as_scores(probs)).eps) * abs(limit)
+    return limit + max(SLACK, float_info(as_scores(probs)).eps) * abs(limit)
 
 
 def _least(probs: Values) -> float:
     """What a probability that is given as zero, or whose complement is given as one, may be."""
     given = as_scores(probs)
-    info = _info(given)
+    info = float_info(given)
     return float(info.eps if given.ndim == 1 else info.tiny * info.eps)
 
 
@@ -645,7 +646,7 @@ def label_shift(
 def _as_probs(probs: Values) -> FloatArray:
     """Probabilities ``(..., classes)`` in float64; of P(y = 1), ``(n,)``, both classes."""
     given = as_scores(probs, "probs")
-    eps = float(_info(given).eps)
+    eps = float(float_info(given).eps)
     exact = as_float64(given)
     if not ((exact >= 0) & (exact <= 1 + 4 * eps)).all():
         raise ValueError(
@@ -657,10 +658,6 @@ def _as_probs(probs: Values) -> FloatArray:
         raise ValueError(f"probs must be (..., classes) or (n,), got {exact.shape}")
     check_sums(rows, eps)
     return rows
-
-
-def _info(given: Logits) -> np.finfo[Any] | torch.finfo:
-    return torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
 
 
 def _as_priors(old_prior: Values, new_prior: Values, classes: int) -> tuple[FloatArray, FloatArray]:

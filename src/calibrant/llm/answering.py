@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calibrant._checks import FloatArray, IntArray
 from calibrant._models import evaluating, own_device
 from calibrant.llm.answers import Aggregator, answer_confidence
-from calibrant.llm.attach import Report, end_tokens, report
+from calibrant.llm.attach import Report, end_tokens, fitting, report
 from calibrant.llm.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.documents import prompt_ids
 from calibrant.llm.fit import FittedHead
@@ -359,15 +359,15 @@ def _reports(
 
     With it come the logits ``(rows, vocabulary)`` of their first tokens, as the model has them.
     """
-    for fitted in heads.values():
-        if not isinstance(fitted, (FittedHead, type(None))):
-            raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: load_head reads one")
     plain = FittedHead.of_temperature(1.0, mark_of(model))
+    tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
+    for fitted in tried.values():
+        fitting(model, fitted)  # before the model writes
     done = 0
     for inputs, output in _generated(model, tokenizer, prompts, batch, most):
         first, mask = output.logits[0].float(), inputs["attention_mask"]
-        for name, fitted in heads.items():
-            yield name, report(model, fitted or plain, output, attention_mask=mask), first
+        for name, fitted in tried.items():
+            yield name, report(model, fitted, output, attention_mask=mask), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))

@@ -389,7 +389,7 @@ class AnswerCalibrator:
                 f"AnswerCalibrator found no optimum for these {len(odds):,} answers and stopped at "
                 "its bounds; are all of them right, or all wrong, or nearly? Grade more answers"
             )
-        elif np.ptp(happened) and np.ptp(odds) and np.ptp(self.predict(answers, **layout)) < SAME:
+        elif np.ptp(happened) and np.ptp(odds) and np.ptp(self._chances(odds)) < SAME:
             warn(
                 f"surer answers are not right more often among these {len(odds):,}: every answer "
                 f"gets the same chance, {100 * happened.mean():.0f} %; take another rule for the "
@@ -401,9 +401,7 @@ class AnswerCalibrator:
         """Chance of each answer to be right, ``(answers,)``."""
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
-        stage = STAGES[self.stage]
-        values = (self.learned_[name] for name in stage.sizes)
-        return stage.apply(self._odds(answers, layout, self.limits_), *values)
+        return self._chances(self._odds(answers, layout, self.limits_))
 
     def control(
         self,
@@ -501,6 +499,11 @@ class AnswerCalibrator:
             return cls.from_config(config)
         except ValueError as error:
             raise ValueError(f"{file} cannot be loaded: {error}") from error
+
+    def _chances(self, odds: FloatArray) -> FloatArray:
+        assert self.learned_ is not None
+        stage = STAGES[self.stage]
+        return stage.apply(odds, *(self.learned_[name] for name in stage.sizes))
 
     def _odds(
         self, answers: Answers, layout: Mapping[str, Any], limits: tuple[float, float] | None

@@ -67,7 +67,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     PreTrainedModel
         The model.
     """
-    inner = _fitting(model, fitted)
+    inner = fitting(model, fitted)
     if has_head(inner):
         raise ValueError(
             "this model has a head attached already, logits would be scaled twice: leave that "
@@ -110,8 +110,10 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         yield model
 
 
-def _fitting(model: Any, fitted: FittedHead) -> Any:
+def fitting(model: Any, fitted: FittedHead) -> Any:
     """The causal language model itself, if the head fits it."""
+    if not isinstance(fitted, FittedHead):
+        raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: load_head reads one")
     inner = plain_model(model)
     mark_of(inner).check(fitted.mark, "the head")
     return inner
@@ -412,7 +414,7 @@ def report(
     -------
     Report
     """
-    inner = _fitting(model, fitted)
+    inner = fitting(model, fitted)
     if has_head(inner) or _was_scaled(output):
         raise ValueError(
             "report is for texts that were generated without a head, and this one had one: read "

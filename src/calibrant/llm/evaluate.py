@@ -188,7 +188,7 @@ def evaluate_tokens(
     check_level(level)
     index = bin_index(claimed, filled.edges)
     sums = _per_document(number, count, [*scores.values()], index, claimed - happened, bins)
-    off = _left_out(sums)
+    off = left_out(sums)
     spread = dict(zip(scores, np.linalg.norm(off, axis=0), strict=False))
     found = {
         name: _student(values[name], float(spread[name]), worth, level)
@@ -264,7 +264,7 @@ def _per_document(
     return np.column_stack([*columns, gaps])
 
 
-def _left_out(sums: FloatArray) -> FloatArray:
+def left_out(sums: FloatArray) -> FloatArray:
     """What each document does to mean scores and gaps, ``(documents, scores + bins)``.
 
     By the jackknife: the root of the sum of squares is the standard error.
@@ -336,9 +336,8 @@ def _clustered_auroc(
     influence[right], influence[~right] = (above - value) / yes, (below - value) / no
     if documents < 2:
         return ranking.Influenced(value, math.nan, 0.0)
-    shares = np.bincount(number, minlength=documents) / number.size
-    total = np.bincount(number, influence, documents) / (1 - shares)
-    deviation = math.sqrt(float((total**2).sum()) * (documents - 1) / documents)
+    columns = (np.bincount(number, each, documents) for each in (None, number.size * influence))
+    deviation = float(np.linalg.norm(left_out(np.column_stack([*columns]))))
     worth = min(_worth(number[side]) for side in (right, ~right))
     return ranking.Influenced(value, deviation, worth - 1)
 
@@ -404,7 +403,7 @@ def compare_tokens(
         scores = _scores(claimed, happened, nll)
         index = bin_index(claimed, filled.edges)
         sums = _per_document(number, count, [*scores.values()], index, claimed - happened, bins)
-        off = _left_out(sums)
+        off = left_out(sums)
         # the same seed: the same noise of documents for both
         noise = _noise(off[:, len(scores) :], replicates, seed)
         value = binned.debiased(_worth_fewer(filled, noise)), *(x.mean() for x in scores.values())

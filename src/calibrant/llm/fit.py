@@ -25,6 +25,7 @@ from calibrant.calibrators.base import check_choice
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.documents import groups
+from calibrant.llm.evaluate import left_out
 from calibrant.llm.heads import (
     HEADS,
     LIMIT,
@@ -44,7 +45,6 @@ from calibrant.metrics.ranking import auroc
 
 ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Where alpha is searched."""
-ASKED = "one temperature for all tokens is kept, as asked for"
 RATES = {"mlp": 3e-4, "shape": 1e-2, "decoder": 1e-4}
 """Learning rates; that of the linear head goes with its width, since AdamW moves every weight."""
 LINEAR_RATE = 0.2
@@ -203,7 +203,8 @@ def fit_head(
     settings["tables"] = list(table.sources)
     if head == "global":
         figures = {name: claims.figures() for name, claims in told.items()}
-        return FittedHead(simple, table.mark, score.name, True, ASKED, figures, settings)
+        why = "one temperature for all tokens is kept, as asked for"
+        return FittedHead(simple, table.mark, score.name, True, why, figures, settings)
     new = partial(make_head, head, width=table.mark.hidden_size, start=start, **dict(options or {}))
     if rate is None:
         rate = RATES.get(head, LINEAR_RATE / table.mark.hidden_size)
@@ -355,11 +356,10 @@ def paired_gain(
     mass = np.bincount(member, weight)
     mean = total.sum() / mass.sum()
     count = len(total)
-    others = 1 - mass / mass.sum()
-    if not others.all():
+    if not (mass < mass.sum()).all():
         return Gain(float(mean), math.inf, count)
-    spread = (((total - mean * mass) / others) ** 2).sum() * (count - 1) / count
-    return Gain(float(mean), math.sqrt(spread) / float(mass.sum()), count)
+    error = np.linalg.norm(left_out(np.column_stack([mass, total])))
+    return Gain(float(mean), float(error), count)
 
 
 def _claims(head: Head, table: TokenTable, rows: IntArray) -> Claims:

@@ -15,8 +15,8 @@ import torch
 from support import peak_beyond_logits, seconds
 
 import calibrant as cal
-from calibrant._partition import tabulate
-from calibrant._walk import examples
+from calibrant._core.chunks import examples
+from calibrant._core.logpartition import tabulate
 
 SAMPLES, CLASSES = 20_000, 1000
 

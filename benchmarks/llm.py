@@ -25,9 +25,10 @@ from support import seconds
 from torch.nn.functional import cross_entropy
 
 from calibrant.calibrators.objectives import nll
-from calibrant.llm import TokenTable, collect, open_table
-from calibrant.llm.heads import bounded, make_head
-from calibrant.llm.objectives import loss
+from calibrant.llm import TokenTable, open_table
+from calibrant.llm.heads.modules import bounded, make_head
+from calibrant.llm.heads.objectives import loss
+from calibrant.llm.tokens.collect import collect
 
 VOCABULARY, WIDTH = 49_152, 576
 DOCUMENTS, LENGTH = 16, 257

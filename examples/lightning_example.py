@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrant as cal
-from calibrant.deploy import CalibratedModel, calibrated, collect
+from calibrant.deploy.attach import CalibratedModel, calibrated
+from calibrant.deploy.collect import collect
 
 
 def loaders():

@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from calibrant import _walk, cli
+from calibrant import cli
+from calibrant._core import chunks as _walk
 
 settings.register_profile("calibrant", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("calibrant")

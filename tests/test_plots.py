@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from tests.simulate import drawn, drawn_pairs
+from tests.support.simulate import drawn, drawn_pairs
 
 plt = pytest.importorskip("matplotlib.pyplot")
 from matplotlib.collections import LineCollection  # noqa: E402

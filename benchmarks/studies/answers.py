@@ -28,8 +28,9 @@ import numpy as np
 from rows import write_tables
 
 import calibrant as cal
-from calibrant.llm.answers import AGGREGATORS, STAGES, AnswerCalibrator, answer_confidence
-from calibrant.llm.questions import GradedAnswers, read_answers
+from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
+from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
+from calibrant.llm.answers.questions import GradedAnswers, read_answers
 
 SPLITS = 20
 TARGETS = (0.2, 0.3)

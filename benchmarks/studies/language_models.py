@@ -38,7 +38,7 @@ from rows import MISSING, Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 from calibrant import llm
-from calibrant.llm.questions import first_of_each, normalised
+from calibrant.llm.answers.questions import first_of_each, normalised
 
 PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {

@@ -37,7 +37,7 @@ from rows import Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.heads import MaCCal
+from calibrant.retrain.maccal import MaCCal
 
 FIGURES = ("accuracy", "ece", "ada_ece", "nll", "brier", "auroc")
 COLUMNS = (

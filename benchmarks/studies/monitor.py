@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, logsumexp
 
 import calibrant as cal
-from calibrant.calibrators.files import calibrated
 from calibrant.monitor import Monitor
 from calibrant.monitor.evidence import bin_runs
+from calibrant.workflows.effect import calibrated
 
 Array = NDArray[np.float64]
 Truth = Callable[[Array, int], Array]

@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 
 import calibrant as cal
-from calibrant._solve import time_limit
+from calibrant._core.solve import time_limit
 
 FIGURES = ("ece", "ada_ece", "nll", "brier", "auroc", "accuracy")
 LIMIT = 120.0

@@ -20,9 +20,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 
 import calibrant as cal
-from calibrant._partition import tabulate
-from calibrant._walk import examples
-from calibrant.calibrators.adaptive import SmartIndicator, SmartObjective
+from calibrant._core.chunks import examples
+from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.network import SmartIndicator, SmartObjective
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
 FEW = ("cifar10_resnet50", "cifar10_vgg19_bn", "cifar100_vgg16_bn", "cifar100_wideresnet16x4")

@@ -1,6 +1,6 @@
 """Diagrams of calibration: drawing only.
 
-What is drawn comes from :mod:`calibrant.metrics.curves` and :mod:`calibrant.calibrators.curves`.
+What is drawn comes from :mod:`calibrant.metrics.curves` and :mod:`calibrant.calibrators.margin_curves`.
 
 Every function draws into ``ax`` (a new figure without one) and returns it. Text, ticks and
 frames take the colours of the matplotlib style in use, and fills are translucent, so the same
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from calibrant._checks import FloatArray
-from calibrant.calibrators.curves import MarginChange, MarginTemperature
+from calibrant._core.checks import FloatArray
+from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature
 from calibrant.metrics.curves import Histogram, MarginGroup, Reliability, SmoothReliability
 from calibrant.metrics.ranking import RiskCoverage
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from calibrant.heads import Epoch
+    from calibrant.retrain.maccal import Epoch
 
 RIGHT, WRONG = "#2f7fb8", "#d9662b"
 """Blue for accuracy and right answers, orange for what is missing: told apart by everyone."""

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._checks import IGNORED, FloatArray, IntArray, Values, check_some, warn
-from calibrant._partition import tabulate
-from calibrant._solve import Objective, Solution, check_time, minimise
-from calibrant._walk import BLOCK, Block, Examples, blocks, explained, on_threads
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, Values, check_some, warn
+from calibrant._core.chunks import BLOCK, Block, Examples, blocks, explained, on_threads
+from calibrant._core.logpartition import tabulate
+from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness

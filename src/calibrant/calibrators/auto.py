@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._checks import IGNORED, FloatArray, IntArray, Logits, warn
-from calibrant._partition import Records, tabulate
-from calibrant._walk import Examples, as_tensor, blocks
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, warn
+from calibrant._core.chunks import Examples, as_tensor, blocks
+from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators.base import Calibrator, Claims, Context, RecordsCalibrator
+from calibrant.calibrators.confidence_maps import BetaCalibration, SplineCalibration
 from calibrant.calibrators.features import GroupCalibration, ProCal
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.calibrators.smooth_maps import BetaCalibration, SplineCalibration
-from calibrant.calibrators.toplabel import Blend
+from calibrant.calibrators.top_label import Blend
 
 CANDIDATES: dict[str, type[Calibrator]] = {
     "none": Identity,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from calibrant._checks import (
+from calibrant._core.checks import (
     FEW,
     IGNORED,
     LOOKED_AT,
@@ -29,23 +28,18 @@ from calibrant._checks import (
     warn,
     warn_of_probs,
 )
-from calibrant._partition import Records, tabulate
-from calibrant._solve import Solution
-from calibrant._walk import BLOCK, Examples, as_tensor, examples
+from calibrant._core.chunks import BLOCK, Examples, as_tensor, examples
+from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.solve import Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 BOUNDS = (0.05, 20.0)
 """Temperatures that a fit may give. Data without an optimum (all right, all wrong) end there."""
 ENOUGH = 5
 """Samples per parameter below which a fit warns."""
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise unless an option is one of its choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 class Context(NamedTuple):
@@ -54,12 +48,6 @@ class Context(NamedTuple):
     features: Logits | None = None
     head: tuple[Any, Any] | None = None
     groups: NDArray[Any] | None = None
-
-
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raise unless an option is a whole number."""
-    if not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
 
 
 def _members(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -138,7 +126,7 @@ class Calibrator(nn.Module):
 
     @property
     def fits_records(self) -> bool:
-        """Whether :class:`calibrant._partition.Records` suffice for a fit."""
+        """Whether :class:`calibrant._core.logpartition.Records` suffice for a fit."""
         return False
 
     # ------------------------------------------------------------------------------ fit and use

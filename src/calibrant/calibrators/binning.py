@@ -15,16 +15,16 @@ import torch
 from scipy.special import expit, gammaln, logit, logsumexp
 from torch import Tensor
 
-from calibrant._binning import check_bins, fill, uniform_edges
-from calibrant._checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
-from calibrant._partition import gap_blocks
-from calibrant._solve import check_time
-from calibrant._walk import Examples, on_threads, strips
+from calibrant._core.binning import check_bins, fill, uniform_edges
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
+from calibrant._core.chunks import Examples, on_threads, strips
+from calibrant._core.logpartition import gap_blocks
+from calibrant._core.solve import check_time
 from calibrant.calibrators.affine import missing
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.pieces import BEYOND, at_place, place
+from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.platt import fit_platt
-from calibrant.calibrators.toplabel import CERTAIN, TopLabelMap, top_odds
+from calibrant.calibrators.top_label import CERTAIN, TopLabelMap, top_odds
 
 DIGITS = 5
 """Decimals to which log-odds are told apart: a fit sees them with an error of some 1e-6."""
@@ -369,7 +369,7 @@ def ranked(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Ranks:
 
 
 def equal_mass(ranks: Ranks, bins: int) -> IntArray:
-    """The last place of each bin but the last, as :func:`calibrant._binning.equal_mass_edges`."""
+    """The last place of each bin but the last, as :func:`calibrant._core.binning.equal_mass_edges`."""
     wanted = ranks.mass[-1] * np.arange(1, bins) / bins
     cuts = np.unique(np.searchsorted(ranks.mass, wanted * (1 - 1e-12)))
     return np.asarray(cuts[cuts < len(ranks.mass) - 1])

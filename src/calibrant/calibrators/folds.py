@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrant._checks import IntArray
+from calibrant._core.checks import IntArray
 
 
 def folds(

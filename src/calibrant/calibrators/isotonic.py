@@ -24,22 +24,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
-from calibrant._solve import check_time
-from calibrant._walk import (
-    Block,
-    Examples,
-    blocks,
-    explained,
-    on_threads,
-    strips,
-    top_class,
-)
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
+from calibrant._core.chunks import Block, Examples, blocks, explained, on_threads, strips, top_class
+from calibrant._core.solve import check_time
 from calibrant.calibrators.affine import missing
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.pieces import at_place, place
+from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.toplabel import log_rest
+from calibrant.calibrators.top_label import log_rest
 
 Odds: TypeAlias = NDArray[np.float32]
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from calibrant._checks import BoolArray, FloatArray
-from calibrant._partition import Curve, Records
-from calibrant._walk import runs
+from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.chunks import runs
+from calibrant._core.logpartition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
 
 LogSharpness: TypeAlias = float | FloatArray

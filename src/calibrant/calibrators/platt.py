@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import expit
 
-from calibrant._checks import BoolArray, FloatArray
-from calibrant._solve import Solution, minimise_within
+from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.solve import Solution, minimise_within
 from calibrant.calibrators.base import BOUNDS
 
 STEEPEST = 1 / BOUNDS[0]

@@ -10,17 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._checks import IGNORED, FloatArray, check_some, warn
-from calibrant._partition import LARGEST_GAP, Records, gap_blocks, tabulate
-from calibrant._solve import Solution, check_time, minimise_convex, minimise_scalar, minimise_within
-from calibrant._walk import Examples, on_threads, strips
+from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
+from calibrant._core.chunks import Examples, on_threads, strips
+from calibrant._core.logpartition import LARGEST_GAP, Records, gap_blocks, tabulate
+from calibrant._core.solve import (
+    Solution,
+    check_time,
+    minimise_convex,
+    minimise_scalar,
+    minimise_within,
+)
 from calibrant.calibrators.base import (
     BOUNDS,
     Claims,
     Context,
     RecordsCalibrator,
     TemperatureCalibrator,
-    check_choice,
 )
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from calibrant.bench.images import ImageSet
+    from calibrant.bench.train.images.sets import ImageSet
 
 SHOWN = "ce ls mbls acls focal fedlas_ls fedlas_mbls"
 DIGITS = {"network": "tiny", "epochs": 30, "augment": False}
@@ -100,10 +100,10 @@ def train(
       calibrant bench train cifar-10-python.tar.gz --loss "ce fedlas_ls" --epochs 60 --half
       torchrun --nproc-per-node 2 -m calibrant bench train --loss ce
     """  # noqa: D301
-    from calibrant.bench.images import read_images
-    from calibrant.bench.ranks import joining
-    from calibrant.bench.results import summary, train as run
-    from calibrant.bench.train import Recipe
+    from calibrant.bench.train.images import read_images
+    from calibrant.bench.train.ranks import joining
+    from calibrant.bench.train.results import summary, train as run
+    from calibrant.bench.train.trainer import Recipe
 
     losses = list(dict.fromkeys(names_in(loss) or []))
     seeds = list(dict.fromkeys(_whole(word) for word in names_in(seed) or []))
@@ -156,7 +156,7 @@ def rows(folders: tuple[str, ...]) -> None:
     Examples:
       calibrant bench rows runs/resnet18-ce-0 runs/resnet18-ls-0 > results.csv
     """  # noqa: D301
-    from calibrant.bench.results import COLUMNS, rows as measured
+    from calibrant.bench.train.results import COLUMNS, rows as measured
 
     with until_closed():
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
@@ -172,7 +172,8 @@ def _whole(word: str) -> int:
 
 
 def _foreign(images: ImageSet, kind: str) -> NDArray[Any]:
-    from calibrant.bench.images import OOD_KINDS, ood_images, read_images
+    from calibrant.bench.train.images import read_images
+    from calibrant.bench.train.images.shifts import OOD_KINDS, ood_images
 
     if kind in OOD_KINDS:
         return ood_images(images.test.images, kind)
@@ -181,8 +182,8 @@ def _foreign(images: ImageSet, kind: str) -> NDArray[Any]:
 
 def _add_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
     """Add rows to a file, in place of those about the same runs."""
-    from calibrant.bench.results import COLUMNS
-    from calibrant.data.formats import replacing
+    from calibrant._core.atomic_files import replacing
+    from calibrant.bench.train.results import COLUMNS
 
     about = COLUMNS[: COLUMNS.index("after") + 1]
     kept: dict[tuple[str, ...], Mapping[str, str]] = {}

@@ -27,8 +27,8 @@ from calibrant.cli.shared import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from calibrant.comparison import Comparison
     from calibrant.metrics.evaluation import Evaluation
+    from calibrant.workflows.compare import Comparison
 
 
 @click.command()
@@ -84,8 +84,8 @@ def compare(
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
     """  # noqa: D301
-    from calibrant.comparison import compare as compared
     from calibrant.data import open_predictions
+    from calibrant.workflows.compare import compare as compared
 
     check_split(pred, fit_split, "--fit-split")
     check_split(pred, test_split, "--test-split")
@@ -120,9 +120,9 @@ def demo() -> None:
     The predictions are those of a ResNet-50 trained on CIFAR-10. It is measured on 10,000 test
     images; methods are fitted on 5,000 others and compared on the test images.
     """
-    from calibrant.comparison import compare as compared
     from calibrant.data import sample_path
-    from calibrant.metrics.files import evaluate_file
+    from calibrant.workflows.compare import compare as compared
+    from calibrant.workflows.evaluate import evaluate_file
 
     path, console = sample_path(), new_console()
     found = evaluate_file(path, split="test")

@@ -81,7 +81,7 @@ def evaluate(
     Exit status: 0 done, 1 the ECE exceeds --max-ece, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
     from calibrant.data import open_predictions
-    from calibrant.metrics.files import evaluate_file
+    from calibrant.workflows.evaluate import evaluate_file
 
     names = names_in(metrics)
     if max_ece is not None and not 0 <= max_ece <= 1:

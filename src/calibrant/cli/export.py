@@ -30,8 +30,8 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
       calibrant export calibrator -o calibrator.onnx
       calibrant export calibrator -o calibrator.pt2 --tokens
     """  # noqa: D301
-    from calibrant.export import EXPORTS
-    from calibrant.io import load
+    from calibrant.artifacts import load
+    from calibrant.deploy.exports import EXPORTS
 
     suffix = Path(out).suffix
     if suffix not in EXPORTS:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from calibrant.calibrators.base import Calibrator
-    from calibrant.calibrators.crossfit import CrossFit
-    from calibrant.calibrators.files import Effect, Fit
+    from calibrant.workflows.cross_fit import CrossFit
+    from calibrant.workflows.effect import Effect
+    from calibrant.workflows.fit import Fit
 
 METRICS = ("accuracy", "ece", "nll", "brier")
 
@@ -83,9 +84,9 @@ def fit(
       calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
       calibrant fit predictions.npz --method maccal --train train.npz -o head
     """  # noqa: D301
-    from calibrant.calibrators.crossfit import cross_fit
-    from calibrant.calibrators.files import fit_and_measure
-    from calibrant.io import save
+    from calibrant.artifacts import save
+    from calibrant.workflows.cross_fit import cross_fit
+    from calibrant.workflows.fit import fit_and_measure
 
     method, chosen = method.lower(), method_options(options)
     given: dict[str, Any] = {"options": chosen, "weight": weight_by, "groups": group_by}
@@ -120,9 +121,10 @@ def fit(
 
 def _retrained(pred: str, train: str | None, options: dict[str, Any]) -> Fit:
     """A head trained on the train split, with its effect on the val split."""
-    from calibrant.calibrators.files import Fit, effect_file
     from calibrant.data import open_predictions
-    from calibrant.heads import retrain_file
+    from calibrant.workflows.effect import effect_file
+    from calibrant.workflows.fit import Fit
+    from calibrant.workflows.retrain import retrain_file
 
     val = open_predictions(pred).split("val")
     if "features" not in val.keys:
@@ -152,8 +154,8 @@ def apply(folder: str, pred: str, out: str) -> None:
       calibrant apply calibrator predictions.npz -o calibrated.npz
       calibrant apply calibrator 'shards/*.npz' -o calibrated.safetensors
     """  # noqa: D301
-    from calibrant.calibrators.files import apply_file
-    from calibrant.io import load
+    from calibrant.artifacts import load
+    from calibrant.workflows.apply import apply_file
 
     written = how_written(out)
     with progress_bar() as progress:

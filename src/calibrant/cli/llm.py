@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from calibrant._checks import FloatArray
+    from calibrant._core.checks import FloatArray
     from calibrant.llm import Answer, FittedHead, Question
     from calibrant.metrics.evaluation import Evaluation
 
@@ -81,7 +81,8 @@ def collect(
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm import collect as run, load_model, read_documents
+    from calibrant.llm import load_model, read_documents
+    from calibrant.llm.tokens.collect import collect as run
 
     texts = read_documents(documents)[:limit]
     network, tokenizer = load_model(model, device=device, dtype=dtype)
@@ -361,7 +362,7 @@ def _measured_tokens(
     tables: list[str], fitted: FittedHead | None, level: float | None
 ) -> dict[str, Evaluation]:
     from calibrant.llm import evaluate_tokens, open_table
-    from calibrant.llm.fit import token_claims
+    from calibrant.llm.heads.fit import token_claims
 
     table = open_table(tables)
     found: dict[str, Evaluation] = {}
@@ -384,7 +385,7 @@ def _questions(
     from pathlib import Path
 
     from calibrant.llm import read_mmlu, read_questions, read_truthfulqa, subset
-    from calibrant.llm.questions import first_of_each
+    from calibrant.llm.answers.questions import first_of_each
 
     if Path(source).is_dir():
         solved = first_of_each(read_mmlu(source, "dev"), shots)

@@ -23,7 +23,7 @@ from calibrant.cli.shared import (
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
-    from calibrant.metrics.rows import Pairs
+    from calibrant.metrics.reductions import Pairs
     from calibrant.monitor import Monitor, MonitorReport
 
 
@@ -90,7 +90,7 @@ def monitor(
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
     """  # noqa: D301
-    from calibrant.io import load
+    from calibrant.artifacts import load
     from calibrant.monitor import Monitor
 
     given = {"tolerance": tolerance, "false_alarms": false_alarms, "bins": bins}
@@ -149,9 +149,9 @@ def _resumed(
 
 def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs:
     """Pairs of a reference."""
-    from calibrant.calibrators.files import calibrated
     from calibrant.data import open_predictions
-    from calibrant.metrics.rows import top_label
+    from calibrant.metrics.reductions import top_label
+    from calibrant.workflows.effect import calibrated
 
     check_split(path, split, "--reference-split")
     chosen = open_predictions(path).split(split, ("test", ""))

@@ -123,8 +123,8 @@ def text_table(
 
 def check_split(pred: str, name: str | None, option: str) -> None:
     """Raise unless a file has the split that an option names."""
+    from calibrant._core.messages import listed
     from calibrant.data import open_predictions
-    from calibrant.data.formats import listed
 
     splits = open_predictions(pred).splits
     if name is None or name in splits or not splits:
@@ -137,7 +137,7 @@ def check_split(pred: str, name: str | None, option: str) -> None:
 
 def warn_of_stored_probs(pred: str, *splits: str) -> None:
     """Say which of the splits have logits that look like probabilities."""
-    from calibrant._checks import LOOKED_AT, SUMS_TO_ONE, look_like_probs
+    from calibrant._core.checks import LOOKED_AT, SUMS_TO_ONE, look_like_probs
     from calibrant.data import open_predictions
 
     file = open_predictions(pred)

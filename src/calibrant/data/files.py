@@ -13,16 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrant.data.formats import (
-    FORMATS,
-    Array,
-    Shard,
-    Stored,
-    gathered,
-    listed,
-    native,
-    replacing,
-)
+from calibrant._core.atomic_files import replacing
+from calibrant._core.messages import listed
+from calibrant.data.formats import FORMATS, Array, Shard, Stored, gathered, native
 
 SCORES = ("logits", "probs")
 COLUMNS = (*SCORES, "labels", "features")

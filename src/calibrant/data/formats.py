@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +15,8 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from calibrant._core.messages import listed
 
 Array: TypeAlias = NDArray[Any]
 
@@ -49,11 +49,6 @@ class Stored:
 
 Shard: TypeAlias = dict[str, Stored]
 """The arrays of one file, or of the ``.npy`` files that belong together, by key."""
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for an error message."""
-    return ", ".join(names) or "nothing"
 
 
 # How a whole array and its blocks are made.
@@ -408,16 +403,3 @@ FORMATS = {
     ".parquet": Format(_parquet_headers, _parquet_blocks, _write_parquet),
     ".npy": Format(_npy_headers, _npy_blocks, None),
 }
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary name next to ``target`` that takes its place when all went well."""
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

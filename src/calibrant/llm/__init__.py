@@ -1,6 +1,6 @@
 """Language models: token tables, heads that set a temperature per token, calibrated answers."""
 
-from calibrant.llm.answering import (
+from calibrant.llm.answers.asking import (
     Answer,
     ask,
     ask_choices,
@@ -8,11 +8,9 @@ from calibrant.llm.answering import (
     ask_each,
     ask_true,
     chat_prompt,
-    load_model,
 )
-from calibrant.llm.answers import AnswerCalibrator, answer_confidence
-from calibrant.llm.attach import Report, attached, report
-from calibrant.llm.choices import (
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.choices import (
     choice_logits,
     choice_logits_from_likelihoods,
     choice_logits_from_top,
@@ -20,19 +18,9 @@ from calibrant.llm.choices import (
     choice_tokens,
     p_true,
 )
-from calibrant.llm.collect import collect
-from calibrant.llm.daca import Agreement, daca, daca_of_records
-from calibrant.llm.evaluate import (
-    ClaimsEvaluation,
-    compare_tokens,
-    evaluate_answers,
-    evaluate_tokens,
-)
-from calibrant.llm.files import load_head, save_head
-from calibrant.llm.fit import Claims, FittedHead, fit_head, token_claims
-from calibrant.llm.marks import ModelMark, mark_of
-from calibrant.llm.official import read_official
-from calibrant.llm.questions import (
+from calibrant.llm.answers.confidence import answer_confidence
+from calibrant.llm.answers.evaluate import ClaimsEvaluation, evaluate_answers
+from calibrant.llm.answers.questions import (
     GradedAnswers,
     Question,
     choice_prompt,
@@ -45,9 +33,18 @@ from calibrant.llm.questions import (
     subset,
     verdict_prompt,
 )
-from calibrant.llm.reading import read_documents
-from calibrant.llm.tables import TokenTable, open_table
-from calibrant.llm.topk import Bounds, log_partition_bounds, top_confidence, top_logprobs
+from calibrant.llm.answers.topk import Bounds, log_partition_bounds, top_confidence, top_logprobs
+from calibrant.llm.fingerprint import ModelMark, mark_of
+from calibrant.llm.heads.attach import Report, attached, report
+from calibrant.llm.heads.daca import Agreement, daca, daca_of_records
+from calibrant.llm.heads.files import load_head, save_head
+from calibrant.llm.heads.fit import Claims, FittedHead, fit_head, token_claims
+from calibrant.llm.heads.official import read_official
+from calibrant.llm.huggingface import load_model
+from calibrant.llm.tokens.collect import collect
+from calibrant.llm.tokens.evaluate import compare_tokens, evaluate_tokens
+from calibrant.llm.tokens.reading import read_documents
+from calibrant.llm.tokens.tables import TokenTable, open_table
 
 __all__ = [
     "Agreement",

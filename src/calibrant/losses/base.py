@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant._checks import IGNORED
+from calibrant._core.checks import IGNORED
 
 
 class Batch(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._checks import Values
+from calibrant._core.checks import Values
 from calibrant.losses.base import Batch, at, batch_of, log_others, shaped
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erf
 
-from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._checks import BoolArray, FloatArray, Values, as_pairs, check_some
-from calibrant._walk import examples
+from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
+from calibrant._core.checks import BoolArray, FloatArray, Values, as_pairs, check_some
+from calibrant._core.chunks import examples
 from calibrant.metrics.classwise import Average, ClassBins
-from calibrant.metrics.rows import walk
-from calibrant.metrics.shape import shape_of
+from calibrant.metrics.gap_curve import shape_of
+from calibrant.metrics.reductions import walk
 
 
 def bins_of(

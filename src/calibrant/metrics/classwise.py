@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._binning import bin_index, check_bins, uniform_edges
-from calibrant._checks import FloatArray
+from calibrant._core.binning import bin_index, check_bins, uniform_edges
+from calibrant._core.checks import FloatArray
 
 Average = Literal["mean", "prevalence"]
 

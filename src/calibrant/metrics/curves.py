@@ -10,8 +10,8 @@ from scipy.fft import dct, idct
 from scipy.stats import beta, norm
 from torch import Tensor
 
-from calibrant._binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._checks import (
+from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
+from calibrant._core.checks import (
     IGNORED,
     FloatArray,
     Values,
@@ -20,7 +20,7 @@ from calibrant._checks import (
     as_scores,
     check_level,
 )
-from calibrant.metrics.rows import margins, top_label
+from calibrant.metrics.reductions import margins, top_label
 from calibrant.metrics.smooth import smooth_ece
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibrant._binning import RULE, Bins
-from calibrant._walk import Estimand
+from calibrant._core.binning import RULE, Bins
+from calibrant._core.chunks import Estimand
 from calibrant.metrics.intervals import CalibrationTest, Estimate
-from calibrant.metrics.table import METRICS
+from calibrant.metrics.registry import METRICS
 
 
 @dataclass(frozen=True, eq=False)

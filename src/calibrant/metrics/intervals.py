@@ -40,11 +40,11 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import norm, t
 
-from calibrant._binning import Bins, equal_mass_edges, fill
-from calibrant._checks import FloatArray, IntArray, Values, as_pairs
+from calibrant._core.binning import Bins, equal_mass_edges, fill
+from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs
 from calibrant.metrics.binned import enough
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.shape import Shape
+from calibrant.metrics.gap_curve import Shape
 
 INPUTS = 1.1
 """Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and

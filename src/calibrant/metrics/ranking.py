@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._checks import FloatArray, IntArray, Values, as_pairs, as_values
+from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs, as_values
 
 
 def auroc(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrant._checks import FloatArray, Values, check_some
-from calibrant._walk import examples
-from calibrant.metrics.rows import Rows, walk
+from calibrant._core.checks import FloatArray, Values, check_some
+from calibrant._core.chunks import examples
+from calibrant.metrics.reductions import Rows, walk
 
 
 def accuracy(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
@@ -50,7 +50,7 @@ def scores(logits: Values, labels: Values, weight: Values | None = None) -> Mome
 
 
 SCORES = ("correct", "nll", "brier")
-"""Columns of :class:`~calibrant.metrics.rows.Rows` that are averaged."""
+"""Columns of :class:`~calibrant.metrics.reductions.Rows` that are averaged."""
 
 
 @dataclass(frozen=True)

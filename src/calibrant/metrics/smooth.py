@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 import numpy as np
 from scipy.fft import dct, idct
 
-from calibrant._checks import FloatArray, Values, as_pairs
+from calibrant._core.checks import FloatArray, Values, as_pairs
 
 MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""

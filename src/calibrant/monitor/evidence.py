@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from calibrant._checks import FloatArray, IntArray
+from calibrant._core.checks import FloatArray, IntArray
 
 TILTS: FloatArray = np.outer([1, -1], 0.05 * 2.0 ** np.arange(7)).reshape(-1)
 """Changes of the log-odds that are betted on: 0.05 to 3.2 in either direction, by factors of 2.

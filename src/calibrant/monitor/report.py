@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from calibrant._checks import IGNORED
+from calibrant._core.checks import IGNORED
 
 SHOWN = 20
 """Windows that are printed."""

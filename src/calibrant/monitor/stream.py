@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 from torch import Tensor
 
-from calibrant._binning import bin_index, check_bins, uniform_edges
-from calibrant._checks import (
+from calibrant._core.atomic_files import replacing
+from calibrant._core.binning import bin_index, check_bins, uniform_edges
+from calibrant._core.checks import (
     IGNORED,
     FloatArray,
     IntArray,
@@ -29,16 +30,15 @@ from calibrant._checks import (
     as_pairs,
     as_scores,
     check_labels,
+    check_whole,
     logits_from_probs,
     warn,
 )
-from calibrant._walk import as_tensor, examples, top_class
-from calibrant.calibrators.base import Calibrator, check_whole
-from calibrant.calibrators.files import calibrated
+from calibrant._core.chunks import as_tensor, examples, top_class
+from calibrant.calibrators.base import Calibrator
 from calibrant.data import Part, open_predictions
-from calibrant.data.formats import replacing
-from calibrant.metrics.files import BLOCK
-from calibrant.metrics.rows import Pairs, walk
+from calibrant.data.shards import BLOCK, Report as Told, over_parts
+from calibrant.metrics.reductions import Pairs, walk
 from calibrant.monitor.evidence import (
     TILTS,
     Evidence,
@@ -50,7 +50,7 @@ from calibrant.monitor.evidence import (
     unpack,
 )
 from calibrant.monitor.report import Alarm, Drift, MonitorReport
-from calibrant.shards import Report as Told, over_parts
+from calibrant.workflows.effect import calibrated
 
 MOST_BINS = 100
 FORMAT = 1

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._partition import Records, tabulate
-from calibrant._solve import check_time
-from calibrant._walk import Examples, blocks
-from calibrant.calibrators.base import Calibrator, Context, check_choice
+from calibrant._core.checks import check_choice
+from calibrant._core.chunks import Examples, blocks
+from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.solve import check_time
+from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.objectives import ece, nll
-from calibrant.calibrators.pieces import BEYOND
+from calibrant.calibrators.piecewise import BEYOND
 from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
 
 TAILS = (1e-5, 0.5, 17)

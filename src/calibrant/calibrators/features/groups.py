@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._checks import IGNORED, FloatArray, IntArray, warn
-from calibrant._partition import Records, tabulate
-from calibrant._solve import Objective, Solution, minimise
-from calibrant._walk import Examples
-from calibrant.calibrators.base import BOUNDS, Calibrator, Context, check_whole
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_whole, warn
+from calibrant._core.chunks import Examples
+from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.solve import Objective, Solution, minimise
+from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.features.shared import warn_of_constant, with_prior
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness, warn_of_bound

@@ -10,15 +10,15 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 
-from calibrant._checks import BoolArray, FloatArray, warn
-from calibrant._partition import Records, tabulate
-from calibrant._solve import minimise_within
-from calibrant._walk import Examples
-from calibrant.calibrators.base import Calibrator, Context, check_choice, check_whole
+from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, warn
+from calibrant._core.chunks import Examples
+from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.solve import minimise_within
+from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.features.shared import warn_of_constant, with_prior
-from calibrant.calibrators.pieces import place
+from calibrant.calibrators.piecewise import place
 from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
-from calibrant.calibrators.toplabel import (
+from calibrant.calibrators.top_label import (
     confidence_objective,
     record_odds,
     top_odds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from calibrant._checks import BoolArray, FloatArray, warn
+from calibrant._core.checks import BoolArray, FloatArray, warn
 
 PRIOR = 50.0
 """Samples that all others together count for in a group or bin: a small one ends near what is

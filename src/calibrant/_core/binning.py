@@ -1,0 +1,163 @@
+"""The one binning rule, and sums per bin that add.
+
+Bin ``i`` is ``(edges[i], edges[i + 1]]`` and the first bin also holds ``edges[0]``, so that
+confidences of exactly 0 and exactly 1 are counted. Metrics, plots and binning calibrators all
+bin here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from calibrant._core.checks import FloatArray, IntArray
+
+RULE = "(lo, hi], first bin closed"
+
+
+def uniform_edges(bins: int) -> FloatArray:
+    """Edges of ``bins`` equal-width bins of [0, 1].
+
+    ``i / bins`` is the float nearest to the edge, so 0.3 lies on an edge of ten bins;
+    ``numpy.linspace`` gives 0.30000000000000004 there.
+
+    >>> 0.3 in uniform_edges(10), 0.3 in np.linspace(0, 1, 11)
+    (True, False)
+    """
+    check_bins(bins)
+    return np.arange(bins + 1) / bins
+
+
+def equal_mass_edges(
+    confidence: FloatArray, bins: int, weight: FloatArray | None = None
+) -> FloatArray:
+    """Edges that put about equally much weight into each bin and never split a tie.
+
+    An edge is a value of the data, and equal values fall on the same side of it. Fewer bins
+    come back when there are fewer distinct values than ``bins``.
+
+    >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4]), 2)
+    array([0. , 0.2, 1. ])
+    >>> equal_mass_edges(np.full(1000, 0.7), 15)
+    array([0., 1.])
+    """
+    check_bins(bins)
+    order = np.argsort(confidence, kind="stable")
+    mass = np.cumsum(np.ones(order.size) if weight is None else weight[order])
+    wanted = mass[-1] * np.arange(1, bins) / bins
+    # the last sample of a bin is the first one that brings the running mass up to its share
+    cuts = np.searchsorted(mass, wanted * (1 - 1e-12))
+    inner = np.unique(confidence[order[cuts]])
+    # an inner edge at 0 keeps claims of exactly 0 in a bin of their own
+    return np.concatenate([[0.0], inner[inner < confidence.max()], [1.0]])
+
+
+def bin_index(confidence: FloatArray, edges: FloatArray) -> IntArray:
+    """Index of the bin of each confidence under :data:`RULE`.
+
+    >>> bin_index(np.array([0.0, 0.1, 0.11, 1.0]), uniform_edges(10))
+    array([0, 0, 1, 9])
+    """
+    index = np.searchsorted(edges, confidence, side="left") - 1
+    return np.clip(index, 0, edges.size - 2, out=index)
+
+
+def check_bins(bins: int) -> None:
+    """Raise unless ``bins`` is a positive whole number."""
+    if not isinstance(bins, (int, np.integer)) or bins < 1:
+        raise ValueError(f"bins must be a positive whole number, got {bins!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Sums per bin. The sums of two sets of examples add up to the sums of their union.
+
+    Attributes
+    ----------
+    edges : (bins + 1,) float64
+    count : (bins,) int64, examples
+    weight : (bins,) float64, sum of weights (the counts where there are no weights)
+    claimed : (bins,) float64, weighted sum of confidences
+    observed : (bins,) float64, weighted sum of outcomes
+    spread : (bins,) float64, sum of squared weight times squared ``confidence - outcome``
+    squares : (bins,) float64, sum of squared weights
+    """
+
+    edges: FloatArray
+    count: IntArray
+    weight: FloatArray
+    claimed: FloatArray
+    observed: FloatArray
+    spread: FloatArray
+    squares: FloatArray
+
+    @classmethod
+    def empty(cls, edges: FloatArray) -> Bins:
+        """Bins that hold nothing yet."""
+        zeros = np.zeros(edges.size - 1)
+        return cls(edges, zeros.astype(np.int64), zeros, zeros, zeros, zeros, zeros)
+
+    def __add__(self, other: Bins) -> Bins:
+        if not np.array_equal(self.edges, other.edges):
+            raise ValueError("bins with different edges do not add")
+        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self)[1:])
+        return Bins(self.edges, *sums)
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        return float(self.weight.sum())
+
+    @property
+    def effective(self) -> FloatArray:
+        """Number of equally weighted examples that each bin is worth."""
+        return _ratio(self.weight**2, self.squares, 0.0)
+
+    @property
+    def gap(self) -> FloatArray:
+        """Share of the examples times (mean confidence - mean outcome), per bin."""
+        return (self.claimed - self.observed) / self.total
+
+    @property
+    def confidence(self) -> FloatArray:
+        """Mean confidence per bin; NaN where the bin is empty."""
+        return _ratio(self.claimed, self.weight)
+
+    @property
+    def accuracy(self) -> FloatArray:
+        """Mean outcome per bin; NaN where the bin is empty."""
+        return _ratio(self.observed, self.weight)
+
+
+def fill(
+    confidence: FloatArray,
+    outcome: FloatArray,
+    edges: FloatArray,
+    weight: FloatArray | None = None,
+) -> Bins:
+    """Sum confidences ``(n,)`` and outcomes ``(n,)`` into bins.
+
+    >>> int(fill(np.array([0.95, 1.0]), np.array([1.0, 0.0]), uniform_edges(10)).count[-1])
+    2
+    """
+    index, size = bin_index(confidence, edges), edges.size - 1
+    weights = np.ones_like(confidence) if weight is None else weight
+
+    def total(values: FloatArray) -> FloatArray:
+        return np.bincount(index, values, size).astype(np.float64, copy=False)
+
+    count = np.bincount(index, minlength=size).astype(np.int64)
+    return Bins(
+        edges,
+        count,
+        count.astype(np.float64) if weight is None else total(weights),
+        total(weights * confidence),
+        total(weights * outcome),
+        total((weights * (confidence - outcome)) ** 2),
+        total(weights**2),
+    )
+
+
+def _ratio(top: FloatArray, bottom: FloatArray, otherwise: float = np.nan) -> FloatArray:
+    return np.divide(top, bottom, out=np.full_like(top, otherwise), where=bottom > 0)

@@ -1,0 +1,241 @@
+"""The walk over logits: checked examples, cut into blocks of rows, on one thread per core.
+
+Blocks fit the cache. Nothing of the size of the logits is ever allocated, so memory-mapped and
+half-precision arrays are walked as any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from calibrant._core.checks import (
+    IGNORED,
+    FloatArray,
+    IntArray,
+    Logits,
+    as_labels,
+    as_scores,
+    as_weight,
+    bad_row,
+    check_labels,
+    check_shapes,
+)
+
+T = TypeVar("T")
+
+Estimand = Literal["top_label", "binary", "multilabel"]
+"""Which probability is compared with which event.
+
+- ``top_label``: the largest probability, and whether its class is the label;
+- ``binary``: the probability of class 1 of two, and whether the label is 1;
+- ``multilabel``: every cell of ``(..., tags)`` logits is a binary problem of its own.
+"""
+
+BLOCK = {"cpu": 1 << 18, "cuda": 1 << 23}
+"""Elements of logits in a block: two megabytes of float64 stay in a core's cache."""
+RUN = 4096
+"""Samples in a run, where each has some tens of numbers."""
+
+
+class Examples(NamedTuple):
+    """Checked input: ``logits`` of any shape over flat ``labels`` and ``weight`` ``(n,)``."""
+
+    logits: Logits
+    labels: IntArray
+    weight: FloatArray | None
+    estimand: Estimand
+
+    @property
+    def one_logit(self) -> bool:
+        """Whether each number is a problem of its own: the log-odds z stand for (0, z)."""
+        return self.logits.ndim == 1 or self.estimand == "multilabel"
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; two where there is one logit."""
+        return 2 if self.one_logit else int(self.logits.shape[-1])
+
+    @property
+    def columns(self) -> int:
+        """Number of one-vs-rest problems: the tags where there are several, else the classes."""
+        return int(self.logits.shape[-1]) if self.estimand == "multilabel" else self.classes
+
+    def labelled_weight(self) -> FloatArray | None:
+        """Weights of the examples that a walk returns."""
+        return None if self.weight is None else self.weight[self.labels != IGNORED]
+
+
+def examples(
+    logits: Tensor | ArrayLike,
+    labels: Tensor | ArrayLike,
+    weight: Tensor | ArrayLike | None = None,
+    estimand: Estimand = "top_label",
+) -> Examples:
+    """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
+    scores, targets = as_scores(logits), as_labels(labels)
+    if estimand not in get_args(Estimand):
+        raise ValueError(f"estimand must be one of {get_args(Estimand)}, got {estimand!r}")
+    given = Examples(scores, targets, None, estimand)
+    if not given.one_logit:
+        check_shapes(scores, targets)
+    elif tuple(scores.shape) != targets.shape:
+        raise ValueError(
+            f"one logit per label is wanted, got logits {tuple(scores.shape)} and labels "
+            f"{targets.shape}: (n,) logits are log-odds, {estimand} ones have a label per cell"
+        )
+    if estimand == "multilabel" and scores.ndim < 2:
+        raise ValueError(
+            f"multilabel logits must be (..., tags), got {tuple(scores.shape)}: one logit per "
+            'example is estimand="binary"'
+        )
+    if estimand == "binary" and given.classes > 2:
+        raise ValueError(
+            f"the binary estimand needs (n,) or (n, 2) logits, got {tuple(scores.shape)}: use "
+            "calibrant.one_vs_rest(logits, labels, k) for one class of several"
+        )
+    if given.classes < 2:
+        raise ValueError(
+            f"logits must have at least two classes, got {tuple(scores.shape)}: one column of "
+            "log-odds goes in as logits.squeeze(-1)"
+        )
+    check_labels(targets, given.classes)
+    if weight is None:
+        return given._replace(labels=targets.reshape(-1))
+    weights = as_weight(weight, targets.shape)
+    flat = np.where(weights > 0, targets.reshape(-1), IGNORED)  # weight zero: as if not there
+    return given._replace(labels=flat, weight=weights)
+
+
+def strips(given: Examples) -> list[tuple[int, int]]:
+    """Cut the rows into one run per core; a GPU, or little work, takes them in one."""
+    on_cpu = not isinstance(given.logits, Tensor) or given.logits.device.type == "cpu"
+    worth_it = math.prod(given.logits.shape) >= 8 * BLOCK["cpu"]
+    workers = torch.get_num_threads() if on_cpu and worth_it else 1
+    cuts = np.linspace(0, given.labels.size, workers + 1).astype(int)
+    return [(int(a), int(b)) for a, b in pairwise(cuts)]
+
+
+def on_threads(task: Callable[..., T], *arguments: Sequence[Any], always: bool = False) -> list[T]:
+    """Call ``task`` with each set of arguments, each on a thread of its own.
+
+    One set alone is worked on by the caller's thread, unless ``always``.
+    """
+    if len(arguments[0]) == 1 and not always:
+        return [task(*(column[0] for column in arguments))]
+    before = torch.get_num_threads()
+    # Small operations on several OpenMP threads collapse when the cores are shared, so each
+    # worker runs on one. torch keeps the last number set for threads to come: put it back.
+    try:
+        with ThreadPoolExecutor(
+            len(arguments[0]), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            return list(pool.map(task, *arguments))
+    finally:
+        torch.set_num_threads(before)
+
+
+class Block(NamedTuple):
+    """Labelled rows that fit the cache."""
+
+    logits: Tensor  # (rows, classes)
+    labels: Tensor  # (rows,)
+    weight: Tensor | None  # (rows,)
+    column: Tensor | None  # (rows,) the tag of each cell of multi-label logits
+    number: IntArray  # (rows,) where the rows stand in the input
+
+
+def blocks(given: Examples, start: int, stop: int) -> Iterator[Block]:
+    """Yield the labelled rows between ``start`` and ``stop``."""
+    width = 1 if given.one_logit else given.classes
+    for first, values in slices(given.logits, width, start, stop):
+        number = np.arange(first, first + len(values))
+        kept = given.labels[first : first + len(values)] != IGNORED
+        if not kept.all():  # before anything is copied
+            number = number[kept]
+            values = values[
+                torch.from_numpy(kept).to(values.device) if isinstance(values, Tensor) else kept
+            ]
+        block = as_tensor(values)
+        if given.one_logit:
+            block = torch.cat([torch.zeros_like(block), block], dim=-1)
+        yield Block(
+            block,
+            torch.from_numpy(given.labels[number]).to(block.device),
+            None if given.weight is None else torch.from_numpy(given.weight[number]),
+            torch.from_numpy(number % given.columns) if given.estimand == "multilabel" else None,
+            number,
+        )
+
+
+def runs(count: int) -> list[slice]:
+    """Cut samples into runs whose few numbers each stay in a core's cache."""
+    return [slice(i, i + RUN) for i in range(0, count, RUN)]
+
+
+def slices(
+    logits: Logits, width: int, start: int, stop: int, first: int = 0
+) -> Iterator[tuple[int, Logits]]:
+    """Yield runs ``(rows, width)`` between ``start`` and ``stop``, each with its first number.
+
+    Leading dimensions are descended into rather than flattened: flattening a view whose
+    classes were moved to the end would copy all of it.
+    """
+    inner = math.prod(logits.shape[1:]) // width  # rows per index of the first dimension
+    if inner == 0:
+        return
+    device = logits.device.type if isinstance(logits, Tensor) else "cpu"
+    step = BLOCK.get(device, BLOCK["cpu"]) // (inner * width)
+    low = max(0, (start - first) // inner)
+    high = min(len(logits), -((first - stop) // inner))
+    if step == 0 and inner > 1:
+        for i in range(low, high):
+            yield from slices(logits[i], width, start, stop, first + i * inner)
+        return
+    for i in range(low, high, max(step, 1)):
+        at = first + i * inner
+        rows = logits[i : min(i + max(step, 1), high)].reshape(-1, width)
+        yield max(at, start), rows[max(0, start - at) : stop - at]
+
+
+def as_tensor(values: Logits) -> Tensor:
+    """A block as a tensor: of single precision at least, where numpy and torch agree on dtypes."""
+    if not isinstance(values, Tensor):
+        # a copy, since torch does not take read-only or foreign-endian memory
+        exact = np.float32 if values.dtype == np.float16 else np.float64
+        wanted = values.dtype if values.dtype == np.float32 else exact
+        return torch.from_numpy(np.array(values, dtype=np.dtype(wanted).newbyteorder("=")))
+    block = values.detach()
+    if block.device.type == "mps":  # has no float64
+        block = block.cpu()
+    return block.float() if block.dtype.itemsize < 4 else block
+
+
+def top_class(block: Tensor) -> Tensor:
+    """Class of the largest logit, the first of equals; numpy is several times faster."""
+    if block.device.type == "cpu":
+        return torch.from_numpy(block.numpy().argmax(-1))
+    return block.argmax(-1)
+
+
+def explained(given: Examples, at: int) -> ValueError:
+    """Say what is wrong with the row at a number."""
+    width = 1 if given.one_logit else given.classes
+    _, values = next(slices(given.logits, width, at, at + 1))
+    row = as_tensor(values)[0]
+    if given.one_logit:
+        row = torch.cat([torch.zeros_like(row), row])
+    return bad_row(row, int(given.labels[at]), at)
+
+
+def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:
+    """Concatenate the columns of several parts."""
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]

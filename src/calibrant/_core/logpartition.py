@@ -1,0 +1,397 @@
+r"""The log-partition table: all that a scalar temperature can change about a sample, in one pass.
+
+With the gaps :math:`d_k = \max_j z_j - z_k` and the sharpness :math:`b = 1/T`, everything that
+a temperature does to a row of logits is in
+
+.. math:: A(b) = \log \sum_k e^{-b d_k}
+
+and a few numbers that do not depend on :math:`b`: the confidence is :math:`e^{-A}`, the negative
+log-likelihood :math:`b d_y + A`, the entropy :math:`A - dA/d\log b`, and the Brier score
+:math:`1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`. What is kept at geometric nodes of :math:`b` is
+the same sum without the top class, :math:`R(b) = \log(e^{A(b)} - 1)`: its negative are the
+log-odds of the top class, exact also where the confidence rounds to 1. :func:`tabulate` walks
+once over the logits; after that a fit costs the same whatever the number of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
+
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
+from calibrant._core.chunks import (
+    Block,
+    Examples,
+    blocks,
+    explained,
+    on_threads,
+    runs,
+    strips,
+    top_class,
+)
+
+LOWEST = 0.05
+"""Sharpness of the first node: a temperature of 20."""
+OCTAVES = 9
+"""Doublings of the sharpness that the nodes span: temperatures down to 0.04."""
+TOP = 10
+"""How many of the smallest gaps of a sample are kept."""
+WINDOW = 4
+"""Nodes that an interpolation looks at; with a value and a slope at each the degree is 7."""
+LARGEST_GAP = 1e30
+"""Gaps are cut here, so that squares and means of them stay finite in float32."""
+LEAST_REST = 1e-37
+"""Sums without the top class are cut here, where float32 ends: a confidence of 1 - 1e-37."""
+
+
+def nodes_per_octave(classes: int) -> int:
+    """How dense the nodes must be for an error of the confidence well below 1e-4.
+
+    The hardest case is a row with one class close to the top and all others at one larger gap: R
+    then turns the more sharply the more classes there are (``tests/test_partition.py``).
+    """
+    return 4 if classes <= 100 else 5 if classes <= 1500 else 8
+
+
+class Curve(NamedTuple):
+    """A function of the sharpness and its derivative by ``log b``, each ``(n,)``."""
+
+    value: FloatArray
+    slope: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """What a temperature can do to each of ``n`` labelled samples.
+
+    Attributes
+    ----------
+    table : (n, nodes, 2) float32
+        R and its slope by the node number, at ``LOWEST * 2 ** (i / density)``.
+    own_gap : (n,)
+        Largest logit minus the one of the label.
+    mean_gap : (n,)
+        Mean of the gaps over the classes that are possible.
+    gaps : (n, 10) float32
+        The smallest gaps in order, the first of them 0; inf where there are fewer classes.
+    top : (n,)
+        The largest logit.
+    correct : (n,) bool
+        Whether the label is the class of the largest logit, the first of equals.
+    possible : (n,)
+        Number of classes whose logit is not -inf.
+    labels : (n,)
+    weight : (n,)
+        Weights, all 1 where none were given.
+    classes : int
+    """
+
+    table: NDArray[np.float32]
+    own_gap: FloatArray
+    mean_gap: FloatArray
+    gaps: NDArray[np.float32]
+    top: FloatArray
+    correct: BoolArray
+    possible: IntArray
+    labels: IntArray
+    weight: FloatArray
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.own_gap)
+
+    @property
+    def density(self) -> int:
+        """Nodes per octave."""
+        return self._last // OCTAVES
+
+    @property
+    def margin(self) -> FloatArray:
+        """Largest logit minus the second, inf where only one class is possible."""
+        return self.gaps[:, 1].astype(np.float64)
+
+    def take(self, which: IntArray | BoolArray | slice) -> Records:
+        """The samples of an index, a mask or a slice."""
+        columns: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "classes"}
+        return replace(self, **{name: values[which] for name, values in columns.items()})
+
+    def log_partition(self, sharpness: float | FloatArray) -> Curve:
+        """A and dA/dlog b of every sample at one sharpness, or at one for each ``(n,)``."""
+        rest, slope = self.log_rest(sharpness)
+        return Curve(np.logaddexp(0, rest), expit(rest) * slope)
+
+    def log_rest(self, sharpness: float | FloatArray) -> Curve:
+        """R and dR/dlog b: the negative log-odds of the top class.
+
+        Between the nodes a polynomial of degree 7 goes through four of them with their slopes.
+        Below them a cubic goes to the limit at 0, whose value and slope are known too. Above
+        them only the ten leading classes count.
+        """
+        b = np.broadcast_to(np.asarray(sharpness, dtype=np.float64), (len(self),))
+        if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
+            return self._at_one(float(self._position(b[0])))
+        found = np.empty((2, len(self)))
+        for run in runs(len(self)):
+            found[:, run] = self.take(run)._at_each(b[run])
+        return Curve(*found)
+
+    @property
+    def _last(self) -> int:
+        """Number of the last node."""
+        return int(self.table.shape[1] - 1)
+
+    def _position(self, b: Any) -> Any:
+        """Where sharpness lies among the numbers of the nodes."""
+        with np.errstate(divide="ignore"):
+            return np.log2(b / LOWEST) * self.density
+
+    def _at_each(self, b: FloatArray) -> Curve:
+        position = self._position(b)
+        value, slope = self._between(np.clip(position, 0, self._last))
+        for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
+            if beyond.any():
+                value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])
+        return Curve(value, slope)
+
+    def _at_one(self, position: float) -> Curve:
+        """One window and one set of weights serve all samples."""
+        start = self._first(position)
+        window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
+        x = position - start - CENTRE
+        powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * WINDOW)])
+        value, slope = (window @ (_HERMITE @ powers).astype(np.float32)).astype(np.float64).T
+        return Curve(value, slope * self.density / math.log(2))
+
+    def _between(self, position: FloatArray) -> Curve:
+        """The interpolants, one for each sample at its own position."""
+        first = self._first(position)
+        flat = self.table.reshape(len(self), 2 * self.table.shape[1])
+        windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
+        coefficients = (windows[np.arange(len(self)), 2 * first] @ _HERMITE).T
+        x = position - first - CENTRE
+        value, slope = coefficients[-1], np.zeros(len(self))
+        for c in coefficients[-2::-1]:  # Horner's scheme, and its derivative
+            slope = slope * x + value
+            value = value * x + c
+        return Curve(value, slope * (self.density / math.log(2)))
+
+    def _first(self, position: Any) -> Any:
+        """First node of the window around a position."""
+        nodes = self.table.shape[1]
+        return np.clip(np.floor(position).astype(np.int64) - 1, 0, nodes - WINDOW)
+
+
+def _hermite() -> FloatArray:
+    """Coefficients of the polynomial through values and slopes at 0, 1, 2, 3, as a matrix.
+
+    ``window @ matrix`` are the coefficients of powers of ``x - CENTRE``, from low to high, where
+    a window holds (value, slope) of each node in turn.
+    """
+    at, power = np.arange(WINDOW) - CENTRE, np.arange(2 * WINDOW)
+    values = at[:, None] ** power
+    slopes = power * at[:, None] ** np.maximum(power - 1, 0)
+    conditions = np.stack([values, slopes], axis=1).reshape(2 * WINDOW, 2 * WINDOW)
+    return np.asarray(np.linalg.inv(conditions).T)
+
+
+CENTRE = (WINDOW - 1) / 2
+_HERMITE = _hermite()
+
+
+def _blunt(records: Records, b: FloatArray) -> Curve:
+    """Below the nodes: the cubic in b that leaves from 0 and arrives at the first node.
+
+    R is convex in b, so the cubic is held above its tangents at both ends and below the chord:
+    where a few gaps are huge, it would swing far out.
+    """
+    others = np.maximum(records.possible - 1, LEAST_REST)
+    start, fall = np.log(others), -LOWEST * records.mean_gap * records.possible / others
+    fall = np.where(records.possible > 1, fall, 0)
+    end, rise = records.log_rest(LOWEST)
+    x, climb = b / LOWEST, end - start
+    square, cube = 3 * climb - 2 * fall - rise, fall + rise - 2 * climb
+    bounds = np.stack([start + x * fall, end + (x - 1) * rise, start + x * climb])
+    slopes = np.stack([fall, rise, climb])
+    lower, above = np.argmax(bounds[:2], axis=0), np.full(len(b), 2)
+    value = start + x * (fall + x * (square + x * cube))
+    slope = fall + x * (2 * square + x * 3 * cube)
+    row = np.arange(len(b))
+    for bound, beyond in ((lower, np.less), (above, np.greater)):
+        limit = bounds[bound, row]
+        slope = np.where(beyond(value, limit), slopes[bound, row], slope)
+        value = np.where(beyond(value, limit), limit, value)
+    return Curve(value, x * slope)
+
+
+def _sharp(records: Records, b: FloatArray) -> Curve:
+    """Above the nodes: the leading classes; the further ones fall like the last of them."""
+    highest = LOWEST * 2.0**OCTAVES
+    gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
+    further = np.exp(records.log_rest(highest).value) - np.exp(-highest * gaps).sum(-1)
+    terms = np.exp(-b[:, None] * gaps)
+    terms[:, -1] += np.maximum(further, 0) * np.exp(-(b - highest) * gaps[:, -1])
+    total = np.maximum(terms.sum(-1), LEAST_REST)
+    return Curve(np.log(total), -b * (terms * gaps).sum(-1) / total)
+
+
+def concatenate(parts: Sequence[Records]) -> Records:
+    """Join the records of several runs of rows: that is also the distributed fit."""
+    classes = {part.classes for part in parts}
+    if len(classes) != 1:
+        raise ValueError(f"parts must have the same number of classes, got {sorted(classes)}")
+    names = [f.name for f in fields(Records) if f.name != "classes"]
+    columns: Any = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], **columns)
+
+
+def tabulate(given: Examples) -> Records:
+    """Walk once over checked logits and keep the records of the labelled rows.
+
+    >>> from calibrant._core.chunks import examples
+    >>> records = tabulate(examples([[2.0, 1.0, -1.0]], [0]))
+    >>> value, slope = records.log_partition(0.5)
+    >>> np.exp(-value)  # the confidence at temperature 2
+    array([0.547])
+    """
+    runs = strips(given)
+    labels = given.labels[given.labels != IGNORED]
+    check_some(len(labels))
+    columns = _columns(len(labels), nodes_per_octave(given.classes))
+    ends = np.cumsum([0, *((given.labels[a:b] != IGNORED).sum() for a, b in runs)])
+    places = [tuple(column[a:b] for column in columns) for a, b in pairwise(ends)]
+    # Always on threads of their own: they flush denormal numbers, which nobody else must notice.
+    on_threads(partial(_fill, given), runs, places, always=True)
+    weight = given.labelled_weight()
+    weight = np.ones(len(labels)) if weight is None else weight
+    return Records(*(*columns, labels, weight, given.classes))
+
+
+def _columns(rows: int, density: int) -> tuple[Any, ...]:
+    """Room for the columns that a walk fills, in the order of :class:`Records`."""
+    return (
+        np.empty((rows, OCTAVES * density + 1, 2), np.float32),
+        np.empty(rows),
+        np.empty(rows),
+        np.empty((rows, TOP), np.float32),
+        np.empty(rows),
+        np.empty(rows, bool),
+        np.empty(rows, np.int64),
+    )
+
+
+def _fill(given: Examples, strip: tuple[int, int], columns: tuple[NDArray[Any], ...]) -> None:
+    """Write the records of a run of rows into their place."""
+    # Squaring small numbers again and again passes through denormal ones, at a hundred times
+    # the cost of a product; they are as good as zero here.
+    torch.set_flush_denormal(True)
+    density, done = nodes_per_octave(given.classes), 0
+    for found in gap_blocks(given, strip):
+        for column, values in zip(columns, _record(found, density), strict=True):
+            column[done : done + len(values)] = values.cpu().numpy()
+        done += len(found.own_gap)
+
+
+class Gaps(NamedTuple):
+    """The gaps of a block of rows; the buffers are overwritten by the next block."""
+
+    block: Block
+    top: Tensor  # (rows,) class of the largest logit
+    best: Tensor  # (rows, 1) that logit
+    own_gap: Tensor  # (rows,) of the label, float64
+    gaps: Tensor  # (rows, classes) float32
+    scratch: Tensor  # (rows, classes) float32, to compute in
+
+
+def gap_blocks(given: Examples, strip: tuple[int, int]) -> Iterator[Gaps]:
+    """Yield the gaps of every block of a run of rows; a row that has no softmax is refused."""
+    # one pair of buffers for all blocks: fresh memory of this size costs more than the sums
+    buffers = torch.empty(2, 0)
+    for block in blocks(given, *strip):
+        size, device = block.logits.numel(), block.logits.device
+        if buffers.shape[1] < size or buffers.device != device:
+            buffers = torch.empty(2, size, device=device)
+        gaps, scratch = (buffer[:size].view_as(block.logits) for buffer in buffers)
+        top = top_class(block.logits)
+        best = block.logits.gather(-1, top[:, None])
+        own_gap = (best - block.logits.gather(-1, block.labels[:, None]))[:, 0].double()
+        if not torch.isfinite(own_gap).all():
+            raise explained(given, int(block.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
+        torch.sub(best, block.logits, out=gaps)
+        gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
+        yield Gaps(block, top, best, own_gap, gaps, scratch)
+
+
+def _record(found: Gaps, density: int) -> tuple[Tensor, ...]:
+    """Columns of one block, in the order of :class:`Records`; the buffers are overwritten."""
+    block, top, best, own_gap, gaps, powers = found
+    mean_gap, possible = _mean_and_count(gaps, block.logits)
+    leading = _smallest(gaps, TOP)
+    gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest
+    return (
+        _nodes(gaps, powers, density),
+        own_gap,
+        mean_gap,
+        torch.where(leading < LARGEST_GAP, leading, torch.inf),
+        best[:, 0].double(),
+        top == block.labels,
+        possible,
+    )
+
+
+def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
+    """R and its slope by the node number at every node, ``(rows, nodes, 2)``.
+
+    Squaring exp(-b d) gives exp(-2 b d), so only the first octave needs exponentials. Rounding
+    errors double with each square, to a relative 2e-5 of the terms at the last node.
+    """
+    nodes = OCTAVES * density + 1
+    sums = torch.empty(2, nodes, len(gaps), device=gaps.device)
+    for first in range(density):
+        torch.mul(gaps, -LOWEST * 2 ** (first / density), out=powers).exp_()
+        for node in range(first, nodes, density):
+            torch.sum(powers, -1, out=sums[0, node])
+            torch.linalg.vecdot(powers, gaps, out=sums[1, node])
+            powers.mul_(powers)
+    total, drop = sums[0].clamp_(min=LEAST_REST), sums[1]
+    per_node = math.log(2) / density
+    sharpness = LOWEST * torch.exp(per_node * torch.arange(nodes, device=gaps.device))
+    slope = -per_node * sharpness[:, None] * drop / total
+    return torch.stack([total.log(), slope], -1).transpose(0, 1).contiguous()
+
+
+def _mean_and_count(gaps: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean gap over the possible classes, and how many they are."""
+    total = gaps.sum(-1)
+    possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
+    if (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
+        masked = torch.isneginf(logits)
+        possible -= masked.sum(-1)
+        total = gaps.masked_fill(masked, 0).sum(-1)
+    return total.double() / possible, possible
+
+
+def _smallest(values: Tensor, count: int) -> Tensor:
+    """The smallest values of each row in order, ``(rows, count)``, filled up with inf.
+
+    A tournament: columns meet in groups, and only the groups with the best winners play on.
+    """
+    rows, width = values.shape
+    groups = width // 16
+    if groups > count:
+        grouped = values[:, : 16 * groups].view(rows, 16, groups)
+        winners = grouped.amin(1).topk(count, largest=False).indices
+        finalists = grouped.gather(2, winners[:, None].expand(-1, 16, -1)).reshape(rows, -1)
+        values = torch.cat([finalists, values[:, 16 * groups :]], -1)
+    found = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
+    return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=torch.inf)

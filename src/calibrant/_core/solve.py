@@ -1,0 +1,199 @@
+"""The optimisers: the only places where parameters are searched for.
+
+Everything runs in float64 on NumPy arrays. A function to minimise returns its value and its
+gradient; what comes back says whether the search converged. Inside :func:`time_limit` every
+search gives up when the time is over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from scipy import optimize
+
+from calibrant._core.checks import FloatArray
+
+Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
+"""Value and gradient ``(p,)`` at parameters ``(p,)``."""
+
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+class Solution(NamedTuple):
+    """Where a search ended."""
+
+    x: FloatArray
+    value: float
+    steps: int
+    converged: bool
+
+
+_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise TimeoutError from searches within this context that last longer; None: no limit."""
+    ends = math.inf if seconds is None else time.monotonic() + seconds
+    token = _DEADLINE.set(min(ends, _DEADLINE.get()))
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def check_time() -> None:
+    """Raise TimeoutError when the time limit is over; long loops call this now and then."""
+    if time.monotonic() > _DEADLINE.get():
+        raise TimeoutError("the time limit was reached")
+
+
+def _timed(function: Callable[[X], Y]) -> Callable[[X], Y]:
+    def timed(x: X) -> Y:
+        check_time()
+        return function(x)
+
+    return timed
+
+
+def minimise_convex(
+    slope: Callable[[float], float], low: float, high: float, *, tolerance: float = 1e-10
+) -> Solution:
+    """Minimise a convex function of one variable in ``[low, high]`` by the sign of its slope.
+
+    The end towards which the function falls is returned where it has no minimum inside; its
+    ``converged`` is then False.
+
+    >>> minimise_convex(lambda x: 2 * (x - 3), 0, 10).x
+    array([3.])
+    >>> minimise_convex(lambda x: -1.0, 0, 10)[::3]
+    (array([10.]), False)
+    """
+    slope = _timed(slope)
+    for end, falls_beyond in ((low, slope(low) >= 0), (high, slope(high) <= 0)):
+        if falls_beyond:
+            return Solution(np.array([end], dtype=np.float64), math.nan, 2, False)
+    # SciPy wraps what it is given in a function that refers to itself: were it the slope, the data
+    # behind it would stay in memory until the garbage collector comes by.
+    held = [slope]
+    root, found = optimize.brentq(lambda x: held[0](x), low, high, xtol=tolerance, full_output=True)
+    held.clear()
+    return Solution(np.array([root]), math.nan, found.function_calls, found.converged)
+
+
+def minimise_scalar(
+    function: Callable[[float], float], low: float, high: float, *, points: int = 121
+) -> Solution:
+    """Minimise any function of one variable in ``[low, high]``: a grid, then its best cell.
+
+    >>> round(float(minimise_scalar(lambda x: abs(x - 3), 0, 10).x[0]), 6)
+    3.0
+    """
+    function = _timed(function)
+    grid = np.linspace(low, high, points)
+    values = [function(float(x)) for x in grid]
+    best = int(np.argmin(values))
+    left, right = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
+    found = optimize.minimize_scalar(
+        function, bounds=(left, right), method="bounded", options={"xatol": 1e-9}
+    )
+    inner = found.fun < values[best]
+    x, value = (found.x, found.fun) if inner else (grid[best], values[best])
+    inside = low < x - 1e-6 and x + 1e-6 < high
+    return Solution(np.array([x]), float(value), points + found.nfev, bool(inside))
+
+
+def minimise(
+    function: Objective, start: FloatArray, *, steps: int = 500, tolerance: float = 1e-8
+) -> Solution:
+    """Minimise a smooth function of many parameters by L-BFGS with a line search.
+
+    >>> minimise(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(2)).x
+    array([3., 3.])
+    """
+    found = optimize.minimize(
+        _timed(function),
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": steps, "maxfun": 2 * steps, "gtol": tolerance, "ftol": 1e-14},
+    )
+    # status 2 is a line search that can gain no more in float64: the end of the road as well
+    return Solution(found.x, float(found.fun), int(found.nit), found.status in (0, 2))
+
+
+def minimise_within(
+    function: Objective,
+    start: FloatArray,
+    bounds: Sequence[tuple[float, float]],
+    *,
+    total: float | None = None,
+) -> Solution:
+    """Minimise a smooth function of a few parameters within bounds, and of a given sum.
+
+    A parameter that ends at a bound is no failure: ``converged`` is about the search alone.
+
+    >>> square = lambda w: (float(w @ w), 2 * w)
+    >>> minimise_within(square, np.array([1.0, 0.0]), [(0, 1), (0, 1)], total=1.0).x
+    array([0.5, 0.5])
+    """
+    fixed_sum: Any = {"type": "eq", "fun": lambda w: w.sum() - total, "jac": np.ones_like}
+    found = optimize.minimize(
+        _timed(function),
+        start,
+        jac=True,
+        method="SLSQP",  # L-BFGS-B wakes the threads of BLAS for a handful of numbers
+        bounds=bounds,
+        constraints=() if total is None else fixed_sum,
+        options={"maxiter": 300, "ftol": 1e-13},
+    )
+    low, high = np.transpose(bounds)
+    x = np.clip(found.x, low, high)
+    # 8: no descent is left along the line, which is rounding error at the end of the road
+    return Solution(x, float(found.fun), int(found.nit), found.status in (0, 8))
+
+
+def adam(
+    function: Objective,
+    start: FloatArray,
+    *,
+    steps: int,
+    rate: float,
+    patience: int,
+    improvement: float = 1e-4,
+) -> Solution:
+    """Minimise by Adam on the whole data, and return the best parameters that were seen.
+
+    The search ends when the value has not fallen by ``improvement`` for ``patience`` steps;
+    only then it counts as converged.
+
+    >>> found = adam(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(1),
+    ...              steps=5000, rate=0.01, patience=100)
+    >>> found.converged, round(float(found.x[0]), 1)
+    (True, 3.0)
+    """
+    x, best, marked = start.copy(), start.copy(), math.inf
+    lowest, since = math.inf, 0
+    mean, square = np.zeros_like(x), np.zeros_like(x)
+    for step in range(1, steps + 1):
+        check_time()
+        value, gradient = function(x)
+        if value < lowest:
+            lowest, best = value, x.copy()
+        since = 0 if value < marked - improvement else since + 1
+        marked = value if since == 0 else marked
+        if since >= patience:
+            return Solution(best, lowest, step, math.isfinite(lowest))
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        corrected = math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        x = x - rate * corrected * mean / (np.sqrt(square) + 1e-8)
+    return Solution(best, lowest, steps, False)

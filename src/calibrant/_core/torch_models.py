@@ -1,0 +1,170 @@
+"""Models of others: what they take and return, and what goes into their layers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a model returned."""
+    found = output
+    if isinstance(output, Mapping) and "logits" in output:
+        found = output["logits"]
+    elif hasattr(output, "logits"):
+        found = output.logits
+    elif isinstance(output, (tuple, list)) and output:
+        found = output[0]
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            "the model must return logits: a tensor, a tuple or list that begins with them, or a "
+            f"dictionary or dataclass that has them as logits; got {type(output).__name__}"
+        )
+    return found
+
+
+def taken_apart(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Inputs by position, inputs by name, labels."""
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return (), {name: part for name, part in batch.items() if name != "labels"}, batch["labels"]
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        got = f"the keys {', '.join(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+        raise TypeError(
+            f"a batch of the loader must be (inputs, labels) or a dictionary with labels, got {got}"
+        )
+    *inputs, labels = batch
+    first = inputs[0]
+    if len(inputs) == 1 and isinstance(first, Mapping):
+        return (), dict(first), labels
+    if len(inputs) == 1 and isinstance(first, (tuple, list)):
+        return tuple(first), {}, labels
+    return tuple(inputs), {}, labels
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors of a batch on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: moved(part, device) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(moved(part, device) for part in value)
+    return value
+
+
+def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
+    """Where a model is; one without parameters is where the caller says."""
+    return next((p.device for p in model.parameters()), torch.device(otherwise))
+
+
+def own_device(device: str | torch.device) -> torch.device:
+    """The device of this process: one command line for several cannot name the GPU of each.
+
+    Raises
+    ------
+    ValueError
+        For a name that torch does not know, or a GPU where there is none.
+    """
+    rank = os.environ.get("LOCAL_RANK")
+    own = f"cuda:{rank}" if rank and str(device) == "cuda" else device
+    reason = unusable(own)
+    if reason:
+        raise ValueError(f"device {device!r} cannot be used here ({reason}): try cpu")
+    return torch.device(own)
+
+
+def unusable(device: str | torch.device) -> str:
+    """Why torch cannot compute on a device; empty where it can."""
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch has many for this
+        return str(error).splitlines()[0]
+    return ""
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Let a model be in ``eval`` mode for a while, and its layers in their own after it."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def name_of(model: nn.Module, layer: nn.Module | str) -> str:
+    """Name of a layer in a model, which it must be part of."""
+    names = {name: module for name, module in model.named_modules() if name}
+    for name, module in names.items():
+        if layer is module or layer == name:
+            return str(name)
+    asked = repr(layer) if isinstance(layer, str) else f"this {type(layer).__name__}"
+    raise ValueError(
+        f"last_layer must be a layer of the model or its name, got {asked}; the last of its "
+        f"{len(names)} layers are {', '.join(list(names)[-5:]) or 'none'}"
+    )
+
+
+@contextmanager
+def layer_inputs(model: nn.Module, layer: nn.Module | str) -> Iterator[Callable[[], Tensor]]:
+    """Hear what goes into a layer while a model runs: the features, for its last layer.
+
+    Parameters
+    ----------
+    model : nn.Module
+    layer : nn.Module or str
+        A layer of the model, or its name in it.
+
+    Yields
+    ------
+    function
+        Gives the input of the layer when the model was last called, with its gradient. At the
+        end of the block the model is as it was.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> with layer_inputs(model, "2") as features:
+    ...     logits = model(torch.randn(5, 4))
+    ...     features().shape
+    torch.Size([5, 8])
+    """
+    name = name_of(model, layer)
+    heard: list[Tensor] = []
+    here = threading.get_ident()  # another thread may run the same model
+
+    def hear(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if threading.get_ident() == here:
+            heard[:] = [*inputs, *named.values()][:1]
+
+    def last() -> Tensor:
+        if not heard:
+            raise ValueError(f"the model did not call its layer {name!r}: name another last_layer")
+        return heard[0]
+
+    hook = model.get_submodule(name).register_forward_pre_hook(hear, with_kwargs=True)
+    try:
+        yield last
+    finally:
+        hook.remove()
+
+
+# ---------------------------------------------------------------------------------- its features
+
+
+def digest(model: nn.Module) -> str:
+    """Tells the weights of a model from others, by some numbers of each of its tensors."""
+    seen = hashlib.sha256()
+    for name, values in model.state_dict().items():
+        some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
+        seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
+    return seen.hexdigest()

@@ -1,0 +1,215 @@
+"""A temperature for each class, searched greedily for the lowest calibration error."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import logsumexp
+from torch import Tensor
+
+from calibrant._core.binning import bin_index, uniform_edges
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.chunks import Examples
+from calibrant._core.solve import Solution, check_time
+from calibrant.calibrators.affine import FiniteCalibrator, Held, centred, gather, missing
+from calibrant.calibrators.base import BOUNDS, Context
+
+FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
+"""Temperatures that are tried for a class, relative to the one that is best for all."""
+EDGES = uniform_edges(15)
+LEAST = 1e-12
+"""How much the error must fall, so that rounding decides nothing."""
+
+
+class ClassTemperatures(FiniteCalibrator):
+    r"""A temperature for each class: :math:`\mathrm{softmax}(z_k / T_k)`.
+
+    Class-based temperature scaling of Frenkel and Goldberger 2021. All temperatures start at the
+    one with the lowest negative log-likelihood. Then each class in turn tries 49 temperatures
+    from about a third of that to three times as much, and takes the one with the lowest ECE (15
+    equal-width bins), if the ECE falls and the accuracy does not. This is repeated for a few
+    passes, or until nothing changes. Classes without a sample keep the common temperature.
+
+    Logits are centred first, :math:`z - \bar z`: different temperatures would make different
+    predictions of :math:`z` and of :math:`z + c`, which mean the same.
+
+    The search follows the error of the fitted samples down to their noise: with many classes
+    and few samples the ECE of new ones falls much less than that of the fit.
+
+    Parameters
+    ----------
+    passes : int
+        Most passes over the classes.
+
+    Attributes
+    ----------
+    temperatures_ : (classes,) Tensor
+    solution_ : Solution
+        ``value`` is the ECE of the fitted samples, ``steps`` the number of passes; converged
+        when the last of them changed nothing.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(1)
+    >>> logits = 3 * rng.normal(size=(3000, 3))
+    >>> logits -= logits.mean(-1, keepdims=True)
+    >>> labels = (logits / [1.0, 2.0, 3.0] + rng.gumbel(size=logits.shape)).argmax(-1)
+    >>> ClassTemperatures().fit(logits, labels).temperatures_
+    tensor([1.3, 2.6, 1.8])
+    """
+
+    temperatures_: Tensor
+
+    def __init__(self, *, passes: int = 3) -> None:
+        super().__init__()
+        if not isinstance(passes, int) or passes < 1:
+            raise ValueError(f"passes must be a positive whole number, got {passes!r}")
+        self.passes = passes
+        self._learned(temperatures_=torch.ones(1))
+
+    def size(self, classes: int) -> int:
+        """A temperature for each class."""
+        return classes
+
+    def _fit(self, given: Examples, context: Context) -> None:
+        held = gather(given, centred)
+        temperature = 1 / held.sharpness
+        self.solution_ = search(held, self.passes)
+        self._learned(temperatures_=torch.from_numpy(self.solution_.x))
+        notes = missing(given, "they keep the temperature that all classes start with")
+        if any(math.isclose(temperature, bound) for bound in BOUNDS):
+            notes.append(
+                f"the temperature that all classes start with went to its bound {temperature:g}; "
+                "are all samples right, or worse than chance?"
+            )
+        if notes:
+            warn(f"{type(self).__name__}: {'; '.join(notes)}")
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        return centred(logits) / self.temperatures_.to(logits.dtype)
+
+
+class Quality(NamedTuple):
+    """What a set of temperatures is judged by."""
+
+    ece: float
+    accuracy: float
+
+
+def search(held: Held, passes: int) -> Solution:
+    """Sweep over the classes, for a number of passes at most."""
+    rows = Scaled(held)
+    grid = np.unique(np.clip(FACTORS / held.sharpness, *BOUNDS))
+    present = np.unique(rows.labels)
+    before, now, done = None, rows.quality(), 0
+    while now != before and done < passes:
+        before, done = now, done + 1
+        rows.refresh(np.arange(len(rows.labels)))  # rounding errors of updates do not add up
+        for k in present.tolist():
+            check_time()
+            now = improved(rows, k, grid, now)
+    return Solution(rows.temperatures, now.ece, done, now == before)
+
+
+def improved(rows: Scaled, k: int, grid: FloatArray, now: Quality) -> Quality:
+    """Give class ``k`` the temperature of the grid with the lowest ECE, if that is better."""
+    others = rows.without(k)
+    found = [rows.quality_with(k, t, others) for t in grid.tolist()]
+    errors = [q.ece if q.accuracy >= now.accuracy - LEAST else math.inf for q in found]
+    best = int(np.argmin(errors))
+    if errors[best] >= now.ece - LEAST:
+        return now
+    rows.change(k, float(grid[best]), others)
+    return found[best]
+
+
+class Others(NamedTuple):
+    """What a class competes with, each ``(n,)``."""
+
+    log_sum: FloatArray  # log of the sum of the exponentials of all other classes
+    best: FloatArray  # largest scaled logit of them
+    leader: IntArray  # and its class, the first of equals
+
+
+class Scaled:
+    """Logits divided by the temperatures of their classes, by what a change of one of them needs.
+
+    The sum of exponentials and the two leading classes of each row are enough to try a
+    temperature in time O(n). Only rows in which its class leads are looked at whole.
+    """
+
+    def __init__(self, held: Held) -> None:
+        self.logits = held.inputs.cpu().numpy()  # (n, classes), centred
+        self.labels = held.labels.cpu().numpy()
+        self.share = (held.weight / held.weight.sum()).cpu().numpy()
+        self.temperatures = np.full(held.classes, 1 / held.sharpness)
+        n = len(self.labels)
+        self.log_sum = np.empty(n)
+        self.best, self.leader = np.empty((n, 2)), np.empty((n, 2), dtype=np.int64)
+        self.refresh(np.arange(n))
+
+    def refresh(self, rows: IntArray) -> None:
+        """Compute sums and leaders of some rows anew, a few rows at a time."""
+        for part in np.array_split(rows, 1 + rows.size * len(self.temperatures) // (1 << 18)):
+            scaled = self.logits[part] / self.temperatures
+            self.log_sum[part] = logsumexp(scaled, axis=-1)
+            for place in range(2):
+                leader = scaled.argmax(-1)[:, None]
+                self.leader[part, place] = leader[:, 0]
+                self.best[part, place] = np.take_along_axis(scaled, leader, -1)[:, 0]
+                np.put_along_axis(scaled, leader, -np.inf, -1)
+
+    def column(self, k: int, temperature: float) -> FloatArray:
+        """Scaled logits of a class, ``(n,)``."""
+        return self.logits[:, k].astype(np.float64) / temperature
+
+    def without(self, k: int) -> Others:
+        """All classes but one."""
+        prob = np.exp(self.column(k, float(self.temperatures[k])) - self.log_sum)
+        log_sum = self.log_sum + np.log1p(-np.minimum(prob, 0.5))
+        # where the class holds most of the sum, taking it away would leave rounding errors
+        rows = np.flatnonzero(prob > 0.5)
+        scaled = self.logits[rows] / self.temperatures
+        scaled[:, k] = -np.inf
+        log_sum[rows] = logsumexp(scaled, axis=-1)
+        leads = self.leader[:, 0] == k
+        best = np.where(leads, self.best[:, 1], self.best[:, 0])
+        return Others(log_sum, best, np.where(leads, self.leader[:, 1], self.leader[:, 0]))
+
+    def quality(self) -> Quality:
+        """ECE and accuracy as it stands."""
+        return self._judge(np.exp(self.best[:, 0] - self.log_sum), self.leader[:, 0] == self.labels)
+
+    def quality_with(self, k: int, temperature: float, others: Others) -> Quality:
+        """ECE and accuracy if a class had another temperature."""
+        scaled = self.column(k, temperature)
+        top = np.maximum(scaled, others.best)
+        confidence = 1 / (np.exp(others.log_sum - top) + np.exp(scaled - top))
+        leader = np.where(_ahead(scaled, k, others.best, others.leader), k, others.leader)
+        return self._judge(confidence, leader == self.labels)
+
+    def _judge(self, confidence: FloatArray, right: BoolArray) -> Quality:
+        gaps = np.bincount(bin_index(confidence, EDGES), self.share * (confidence - right))
+        return Quality(float(np.abs(gaps).sum()), float(self.share @ right))
+
+    def change(self, k: int, temperature: float, others: Others) -> None:
+        """Give a class another temperature."""
+        led = np.flatnonzero((self.leader == k).any(-1))
+        scaled = self.column(k, temperature)
+        self.temperatures[k] = temperature
+        self.log_sum = np.logaddexp(others.log_sum, scaled)
+        first = _ahead(scaled, k, self.best[:, 0], self.leader[:, 0])
+        second = ~first & _ahead(scaled, k, self.best[:, 1], self.leader[:, 1])
+        for kept, new in ((self.best, scaled), (self.leader, np.full(len(scaled), k))):
+            kept[first, 1] = kept[first, 0]
+            kept[first, 0] = new[first]
+            kept[second, 1] = new[second]
+        self.refresh(led)  # a third class may have come up
+
+
+def _ahead(scaled: FloatArray, k: int, best: FloatArray, leader: IntArray) -> BoolArray:
+    """Where class ``k`` comes before another: of equals the first."""
+    return np.asarray((scaled > best) | ((scaled == best) & (k < leader)))

@@ -1,0 +1,88 @@
+"""What a fitted calibrator does along the margin, as data for plots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant._core.checks import FloatArray, IntArray, Values, as_scores
+from calibrant._core.chunks import as_tensor
+from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
+from calibrant.metrics.reductions import margins
+
+
+class MarginTemperature(NamedTuple):
+    """Temperatures in groups of equally many examples by margin, each ``(groups,)``.
+
+    ``low`` and ``high`` hold the middle nine tenths of the temperatures of a group.
+    """
+
+    margin: FloatArray
+    temperature: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+class MarginChange(NamedTuple):
+    """Mean change of the confidence in groups by margin, each ``(groups,)``."""
+
+    margin: FloatArray
+    change: FloatArray
+
+
+def margin_temperature(
+    calibrator: TemperatureCalibrator, logits: Values, *, groups: int = 30
+) -> MarginTemperature:
+    """Temperature against margin (SMART, figure 16).
+
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(size=(90, 4))
+    >>> fitted = TemperatureScaling().fit(logits, (logits + rng.gumbel(size=(90, 4))).argmax(-1))
+    >>> margin_temperature(fitted, logits, groups=3).temperature.shape
+    (3,)
+    """
+    margin, parts = _by_margin(logits, groups)
+    scores = as_scores(logits)
+    found = np.asarray(torch.as_tensor(calibrator.temperature(scores)).cpu()).reshape(-1)
+    middle, low, high = (
+        np.array([np.quantile(found[part], share) for part in parts]) for share in (0.5, 0.05, 0.95)
+    )
+    return MarginTemperature(np.array([margin[part].mean() for part in parts]), middle, low, high)
+
+
+def margin_change(calibrator: Calibrator, logits: Values, *, groups: int = 30) -> MarginChange:
+    """How much a calibrator raises or lowers the confidence, by margin (SMART, figure 15 f).
+
+    >>> from calibrant.calibrators import Identity
+    >>> logits = np.random.default_rng(0).normal(size=(90, 4))
+    >>> margin_change(Identity().fit(logits, logits.argmax(-1)), logits, groups=2).change
+    array([0., 0.])
+    """
+    margin, parts = _by_margin(logits, groups)
+    scores = as_scores(logits)
+    rows = as_tensor(scores)
+    before, after = (
+        torch.maximum(p, 1 - p) if rows.ndim == 1 else p.amax(-1)
+        for p in (_softmax(rows), calibrator.predict_proba(rows).double())
+    )
+    change = (after - before).cpu().numpy().reshape(-1)
+    return MarginChange(*(np.array([x[p].mean() for p in parts]) for x in (margin, change)))
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Probabilities; of class 1 for log-odds ``(n,)``."""
+    wide = logits.double()
+    return wide.sigmoid() if wide.ndim == 1 else wide.softmax(-1)
+
+
+def _by_margin(logits: Values, groups: int) -> tuple[FloatArray, list[IntArray]]:
+    """Margins of all rows, and groups of equally many of those that are finite."""
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}")
+    margin = margins(logits).reshape(-1)
+    order = np.argsort(margin, kind="stable")[: int(np.isfinite(margin).sum())]
+    return margin, np.array_split(order, min(groups, order.size)) if order.size else []

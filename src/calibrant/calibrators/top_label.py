@@ -1,0 +1,376 @@
+r"""Maps of the top class's confidence, and how the rest of the row moves with it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from scipy.special import expit, ndtr
+from torch import Tensor
+
+from calibrant._core.checks import BoolArray, FloatArray, check_choice, warn
+from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records
+from calibrant._core.solve import Objective, minimise_convex, minimise_within
+from calibrant.calibrators.base import BOUNDS, Claims, RecordsCalibrator
+from calibrant.calibrators.network import SMART
+from calibrant.calibrators.objectives import binned_gaps
+from calibrant.calibrators.scaling import best_sharpness
+
+CERTAIN = 30.0
+"""Log-odds beyond which float32 cannot tell a confidence from 0 or 1."""
+PRIOR = 10.0
+"""Samples that the best single temperature is worth as a guess for that of the rest."""
+
+
+def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
+    r"""Give the top class new log-odds; the other classes keep their proportions.
+
+    .. math:: z'_\text{top} = 0, \qquad z'_k = z_k - \log\sum_{j \ne \text{top}} e^{z_j} - s
+
+    so that the confidence is :math:`\sigma(s)`. Where that would lift another class above the top
+    one, a calibrator that keeps the argmax holds it just below: the confidence of the top class
+    then ends above the wanted one, at that of the runner-up.
+
+    Parameters
+    ----------
+    logits : (..., classes)
+        With the largest at 0.
+    odds : (..., 1)
+    """
+    return _without_top(logits, logits - log_rest(logits) - odds, 0.0)
+
+
+def log_rest(logits: Tensor) -> Tensor:
+    """Logarithm of the sum over all classes but the top one, ``(..., 1)``.
+
+    With the largest logit at 0 its negative are the log-odds of the top class. It is finite also
+    where no other class is possible.
+    """
+    rest = _without_top(logits, logits, -torch.inf).logsumexp(-1, keepdim=True)
+    return rest.clamp(min=-LARGEST_GAP)
+
+
+def _without_top(logits: Tensor, values: Tensor, at_top: float) -> Tensor:
+    """Put a number in the place of the top class, the first of equals."""
+    top = logits.argmax(-1, keepdim=True)
+    return values.scatter(-1, top, at_top)
+
+
+class OddsCalibrator(RecordsCalibrator):
+    r"""New log-odds for the top class, and a temperature for the others.
+
+    The negative log-likelihood falls apart into that of "is the top class right?" and that of the
+    rest (:func:`with_log_odds`), so that calibrating the first does not cost the second, as it
+    does under one temperature for all. The log-odds are learned from logits divided by the best
+    single temperature; the proportions of the other classes are those under the temperature that
+    is best for the examples whose top class is wrong.
+
+    Subclasses write ``_fit_odds``, ``_odds`` and ``_record_odds``.
+    """
+
+    tempered: bool = True
+    """Whether there are temperatures other than 1."""
+    temperature_: Tensor
+    rest_temperature_: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._learned(temperature_=1.0, rest_temperature_=1.0)
+
+    def _fit_odds(self, records: Records) -> None:
+        """Learn the new log-odds; the temperature is there already."""
+        raise NotImplementedError
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        """New log-odds ``(..., 1)`` of logits whose largest is 0."""
+        raise NotImplementedError
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        """New log-odds ``(n,)`` of the samples of a table."""
+        raise NotImplementedError
+
+    def _fit_records(self, records: Records) -> None:
+        best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
+        rest = rest_sharpness(records, best) if self.tempered else 0.0
+        self._learned(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
+        self._fit_odds(records)
+
+    def claims(self, records: Records) -> Claims:
+        """Confidence and negative log-likelihood of each sample after calibration.
+
+        Exact where no more than nine classes would have to be held below the top one, and close
+        to it elsewhere.
+        """
+        b, odds = 1 / float(self.rest_temperature_), self._record_odds(records)
+        rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
+        own = np.where(records.own_gap == 0, 0.0, rise - b * records.own_gap)  # ties stay level
+        if not self.keeps_argmax:
+            return Claims(expit(odds), np.logaddexp(0, -odds) - own)
+        gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
+        next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
+        above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
+        mass = np.exp(-odds) - above
+        # where all classes are known, or even the last runner-up that is known is above the top
+        deep = (records.possible <= TOP) | (next_best[:, -1] > 0)
+        if deep.any():
+            rest = _held_rest(records.take(deep), b, rise[deep])
+            level = np.where(gaps[deep] == 0, 0, np.minimum(next_best[deep], 0))
+            mass[deep] = np.exp(level).sum(1) + rest
+        total = np.log1p(np.maximum(mass, 0))
+        return Claims(np.exp(-total), total - np.minimum(own, 0))
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        rest = logits / self.rest_temperature_.to(logits.dtype)
+        return with_log_odds(rest, self._odds(logits, top))
+
+
+def rest_sharpness(records: Records, prior: float) -> float:
+    r"""Log-sharpness under which wrong top classes leave the label likeliest.
+
+    It minimises the sum of :math:`b d_y + R(b)` over the wrong samples, which is
+    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten samples
+    more, so that few wrong samples say little.
+    """
+    wrong = records.take(records.own_gap > 0)
+
+    def slope(u: float) -> float:
+        b = math.exp(u)
+        pull = wrong.weight @ (b * wrong.own_gap + wrong.log_rest(b).slope)
+        return float(pull + PRIOR * (u - prior))
+
+    return float(minimise_convex(slope, -math.log(BOUNDS[1]), -math.log(BOUNDS[0])).x[0])
+
+
+def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
+    r"""Sum of :math:`\min(e^{r - b d_k}, 1)` over the classes beyond the leading ten, ``(n,)``.
+
+    Their gaps :math:`d_k` are taken for normal with the mean and the mean of :math:`e^{-b d_k}`
+    that they have: rows in which so many classes are close are those of a model that knows
+    nothing.
+    """
+    gaps = np.minimum(records.gaps.astype(np.float64), LARGEST_GAP)
+    count = np.maximum(records.possible - TOP, 1)
+    gap = (records.mean_gap * records.possible - gaps.sum(1)) / count
+    known = np.exp(-b * gaps).sum(1)
+    mass = np.maximum(np.exp(records.log_partition(b).value) - known, LEAST_REST) / count
+    spread = np.sqrt(np.maximum(2 * (np.log(mass) + b * gap), 1e-12))
+    middle = rise - b * gap
+    below = mass * np.exp(rise) * ndtr(-middle / spread - spread)
+    return np.where(records.possible > TOP, count * (below + ndtr(middle / spread)), 0.0)
+
+
+def top_odds(logits: Tensor) -> Tensor:
+    """Log-odds of the top class ``(..., 1)``, of logits whose largest is 0."""
+    return (-log_rest(logits)).clamp(-CERTAIN, CERTAIN)
+
+
+def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
+    """Log-odds of the top class ``(n,)`` at a sharpness."""
+    return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
+
+
+class TopLabelMap(OddsCalibrator):
+    """New log-odds for the top class as a function of the old ones alone.
+
+    Subclasses write ``_fit_map`` and ``_map``. Log-odds stand for confidences, which they are in
+    one-to-one relation with: near 1 a confidence has no digits left to tell samples apart.
+    """
+
+    def __init__(self, *, keep_argmax: bool = True) -> None:
+        super().__init__()
+        self.keep_argmax = keep_argmax
+        self.keeps_argmax = self.monotone = keep_argmax
+
+    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+        """Learn from log-odds of the top class, outcomes and weights, each ``(n,)``."""
+        raise NotImplementedError
+
+    def _map(self, odds: Tensor) -> Tensor:
+        """New log-odds of the same shape."""
+        raise NotImplementedError
+
+    def _fit_odds(self, records: Records) -> None:
+        odds = record_odds(records, 1 / float(self.temperature_))
+        self._fit_map(odds, records.correct, records.weight)
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        before = record_odds(records, 1 / float(self.temperature_))
+        found = self._map(torch.from_numpy(before).to(self.temperature_.device))
+        return np.asarray(found.cpu().numpy())
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        return self._map(top_odds(logits / self.temperature_.to(logits.dtype)))
+
+
+class OddsScaling(TopLabelMap):
+    r"""A rising broken line for the log-odds of the top class, and a temperature for the rest.
+
+    .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
+        + \theta_0
+
+    with two knots :math:`k` where the uncertain samples are: they cut the sum of
+    :math:`c\,(1 - c)`, the variance of being right, into thirds. Five parameters, all slopes at
+    least 0. This is calibrant's own method.
+
+    Parameters
+    ----------
+    objective : {"both", "nll"}
+        ``both`` adds the soft-binned calibration error (:func:`objectives.soft_ece`) to the
+        negative log-likelihood.
+    knots : int
+
+    Attributes
+    ----------
+    temperature_, rest_temperature_ : scalar Tensor
+        The best one for all, under which log-odds are taken, and the one of the other classes.
+    knots_ : (knots,) Tensor
+    line_ : (knots + 2,) Tensor
+        Slopes, then the offset.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(5000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> OddsScaling().fit(3 * truth, labels).temperature_
+    tensor(3.0...)
+    """
+
+    LIMIT: ClassVar[float] = 5.0
+    """Largest slope and offset: data without an optimum end there, with a warning."""
+
+    knots_: Tensor
+    line_: Tensor
+
+    def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: int = 2) -> None:
+        super().__init__()
+        check_choice("objective", objective, ("both", "nll"))
+        if knots < 1:
+            raise ValueError(f"knots must be at least 1, got {knots}")
+        self.objective = objective
+        self.knots = knots
+        self._learned(knots_=torch.zeros(knots), line_=self._straight())
+
+    def _straight(self) -> FloatArray:
+        """The line that changes nothing."""
+        return np.array([1.0] * (self.knots + 1) + [0.0])
+
+    def size(self, classes: int) -> int:
+        """Slopes, offset and the temperatures."""
+        return self.knots + 4
+
+    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+        share = weight / weight.sum()
+        self._learned(knots_=self._place(odds, share))
+        calibration = float(self.objective == "both")
+        self.solution_ = minimise_within(
+            confidence_objective(self._inputs(odds), correct, share, calibration),
+            self._straight(),
+            [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
+        )
+        if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
+            warn(
+                f"{type(self).__name__} found no optimum for these {len(odds):,} samples and "
+                "stopped at its bounds; are all of them right, or all wrong?"
+            )
+        self._learned(line_=self.solution_.x)
+
+    def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
+        confidence = expit(odds)
+        order = np.argsort(odds, kind="stable")
+        doubt = np.cumsum((share * confidence * (1 - confidence))[order])
+        cuts = doubt[-1] * np.arange(1, self.knots + 1) / (self.knots + 1)
+        return np.asarray(odds[order][np.searchsorted(doubt, cuts)])
+
+    def _basis(self, odds: Tensor) -> Tensor:
+        """Pieces of the line ``(..., 1) -> (..., knots + 1)``, each rising between its knots."""
+        knots = self.knots_.to(odds.dtype)
+        low = torch.cat([knots.new_full((1,), -torch.inf), knots])
+        high = torch.cat([knots, knots.new_full((1,), torch.inf)])
+        start = torch.cat([knots.new_zeros(1), knots])
+        return odds.clamp(low, high) - start
+
+    def _inputs(self, odds: FloatArray) -> FloatArray:
+        """The pieces and a column of ones, ``(n, knots + 2)``."""
+        basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device))
+        return np.concatenate([basis.cpu().numpy(), np.ones((len(odds), 1))], axis=1)
+
+    def _map(self, odds: Tensor) -> Tensor:
+        line = self.line_.to(odds.dtype)
+        return self._basis(odds[..., None]) @ line[:-1] + line[-1]
+
+
+class Blend(OddsCalibrator):
+    r"""The mean of what SMART and odds scaling say about the top class.
+
+    .. math:: s' = \tfrac12 (s_\text{SMART} + s_\text{odds})
+
+    in log-odds; the other classes have a temperature of their own. One looks at the margin, the
+    other at the confidence, and their errors partly cancel. This is calibrant's own method, and
+    what ``auto`` takes where one temperature is not enough.
+
+    Parameters
+    ----------
+    seed : int
+        Of SMART's first weights.
+
+    Attributes
+    ----------
+    smart : SMART
+    odds : OddsScaling
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> truth = 2 * rng.normal(size=(2000, 10))
+    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    >>> Blend().fit(3 * truth, labels).temperature_
+    tensor(3.0...)
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.smart = SMART(seed=seed)
+        self.odds = OddsScaling()
+
+    def size(self, classes: int) -> int:
+        """Those of both."""
+        return self.smart.size(classes) + self.odds.size(classes)
+
+    def _fit_odds(self, records: Records) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of their sizes: this one has warned
+            self.smart.fit_records(records)
+        self.odds.fit_records(records)
+        self.solution_ = self.smart.solution_
+
+    def _record_odds(self, records: Records) -> FloatArray:
+        by_margin = record_odds(records, self.smart._sharpness(records))
+        return np.asarray((by_margin + self.odds._record_odds(records)) / 2)
+
+    def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
+        by_margin = top_odds(logits / self.smart._temperature(logits, top))
+        return (by_margin + self.odds._odds(logits, top)) / 2
+
+
+def confidence_objective(
+    inputs: FloatArray, correct: BoolArray, share: FloatArray, weight: float
+) -> Objective:
+    """Likelihood of being right under log-odds linear in the inputs, plus weighted soft ECE."""
+
+    def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
+        odds = inputs @ parameters
+        confidence = expit(odds)
+        value = float(share @ (np.logaddexp(0, odds) - correct * odds))
+        gradient = share * (confidence - correct)
+        if weight:
+            gap, by_confidence = binned_gaps(confidence, correct, share, sigma=0.05, delta=1e-3)
+            value += weight * gap
+            gradient = gradient + weight * by_confidence * confidence * (1 - confidence)
+        return value, gradient @ inputs
+
+    return value_and_gradient

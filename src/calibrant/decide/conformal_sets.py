@@ -1,0 +1,232 @@
+"""Sets of classes with a guaranteed coverage."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal, get_args, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from calibrant._core.checks import (
+    IGNORED,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Values,
+    as_labels,
+    as_scores,
+    check_labels,
+    check_shapes,
+    check_some,
+    float_info,
+)
+from calibrant.decide.probabilities import _as_given, _as_probs
+from calibrant.decide.thresholds import FREE_RANKS, PENALTY, _check_share
+
+# ------------------------------------------------------------------------------ prediction sets
+
+Score = Literal["lac", "aps", "raps"]
+"""How unlike its class an example is.
+
+- ``lac``: minus the probability of the class. The smallest sets on average; those of hard
+  examples are too small, and may be empty.
+- ``aps``: the probability of all classes before it, from the most probable on, and a random part
+  of its own (Romano et al. 2020), less one. Set sizes follow the difficulty.
+- ``raps``: as ``aps``, and 0.01 for each rank after the fifth (Angelopoulos et al. 2021), which
+  keeps a long tail of classes out.
+
+The papers' scores are larger by one. They cannot tell 1 - 1e-17 from 1, and with probabilities
+that are surer than that every set would hold all classes.
+"""
+SLACK = 1e-6
+"""Part of a limit by which a score may exceed it: the last digits of probabilities depend on the
+precision and on the batch, and must not decide where many of them are alike."""
+CELLS = 50
+"""Probabilities per unit of their logarithm that the random part tells apart."""
+FLOOR = 1e-30
+"""Below this it does not; float32 may have rounded them to zero."""
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """Prediction sets that hold the true class as often as asked; made by :func:`conformal`.
+
+    Attributes
+    ----------
+    limit : float
+        A class is in the set when its score is at most this, but for the last digits; inf if it
+        always is.
+    score : {"lac", "aps", "raps"}
+    coverage : float
+        The share that was asked for.
+    n, classes : int
+        Size of the examples behind it.
+    seed : int
+        Of the random part of ``aps`` and ``raps``.
+    """
+
+    limit: float
+    score: Score
+    coverage: float
+    n: int
+    classes: int
+    seed: int
+
+    @overload
+    def sets(self, probs: Tensor, *, nonempty: bool = False) -> Tensor: ...
+    @overload
+    def sets(self, probs: ArrayLike, *, nonempty: bool = False) -> BoolArray: ...
+    def sets(self, probs: Values, *, nonempty: bool = False) -> Tensor | BoolArray:
+        """Which classes are in the set of each row.
+
+        Parameters
+        ----------
+        probs : (..., classes), or (n,) for P(y = 1)
+        nonempty : bool
+            Put the most probable class into sets that are empty. Coverage can only rise by it,
+            so that its upper limit no longer holds.
+
+        Returns
+        -------
+        (..., classes) of bool
+            NumPy for NumPy, a tensor for a tensor.
+        """
+        rows = _as_probs(probs)
+        if rows.shape[-1] != self.classes:
+            raise ValueError(
+                f"probs must have {self.classes} classes, as in conformal, got {rows.shape[-1]}"
+            )
+        # a stored zero is a probability too small for its dtype: it may be that large
+        scores = _class_scores(rows, self.score, self.seed, least=_least(probs))
+        found = scores <= _loosened(self.limit, probs)
+        if nonempty:  # every other set holds the most probable class already
+            np.put_along_axis(found, rows.argmax(-1)[..., None], True, -1)
+        return _as_given(found, probs)
+
+
+def conformal(
+    probs: Values,
+    labels: Values,
+    *,
+    coverage: float = 0.9,
+    score: Score = "aps",
+    seed: int = 0,
+) -> ConformalSets:
+    r"""Prediction sets with a guaranteed coverage, by split conformal prediction.
+
+    Of the scores :math:`s_i` of the n examples with their own labels, the set takes the classes
+    whose score is at most the :math:`\lceil (n + 1)(1 - \alpha) \rceil`-th smallest, with
+    :math:`1 - \alpha` the coverage. For a new example that is exchangeable with them
+
+    .. math:: 1 - \alpha \le P(y \in \text{set}) \le 1 - \alpha + \frac{1}{n + 1} ,
+
+    the upper side where no two scores are equal. If many are, as with calibrators that give few
+    different values, the coverage may be well above. The lower side holds for any probabilities:
+    better calibrated ones give smaller sets, not truer ones. It is an average over examples and
+    over draws of the n examples, not a promise for each class or each kind of input, and the n
+    examples must not be those on which the model or its calibrator was fitted.
+
+    The random part of ``aps`` and ``raps`` is computed from the first digits of a row's
+    probabilities and the seed: the same row always gets the same set, in whatever batch it comes.
+
+    Parameters
+    ----------
+    probs : (..., classes), or (n,) for P(y = 1)
+        Probabilities of held-out examples.
+    labels : (...) integers, -100 ignored
+    coverage : float in (0, 1)
+    score : {"lac", "aps", "raps"}
+        ``lac`` for the smallest sets, ``aps`` for sizes that follow the difficulty, ``raps`` for
+        many classes.
+    seed : int
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> logits = 2 * rng.normal(size=(3000, 10))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    >>> probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    >>> fitted = conformal(probs[:1000], labels[:1000], coverage=0.9)
+    >>> sets = fitted.sets(probs[1000:])
+    >>> print(sets[np.arange(2000), labels[1000:]].mean().round(1))
+    0.9
+    """
+    _check_share(coverage, "coverage", "0.9 means 90 %")
+    if score not in get_args(Score):
+        raise ValueError(f"score must be one of {get_args(Score)}, got {score!r}")
+    rows, targets = _labelled(probs, labels)
+    scores = np.take_along_axis(_class_scores(rows, score, seed), targets[:, None], -1)[:, 0]
+    limit = _loosened(_limit(scores, coverage), probs)
+    return ConformalSets(limit, score, coverage, len(scores), rows.shape[-1], seed)
+
+
+def _labelled(probs: Values, labels: Values) -> tuple[FloatArray, IntArray]:
+    """Rows ``(n, classes)`` that have a label, and the labels."""
+    rows, targets = _as_probs(probs), as_labels(labels)
+    check_shapes(rows, targets)
+    check_labels(targets, rows.shape[-1])
+    kept = targets != IGNORED
+    check_some(int(kept.sum()))
+    return rows[kept], targets[kept]
+
+
+def _limit(scores: FloatArray, coverage: float) -> float:
+    n = len(scores)
+    rank = math.ceil((n + 1) * coverage - 1e-9)  # 100 * 0.55 is a little more than 55
+    if rank > n:
+        warnings.warn(
+            f"{n:,} examples cannot show a coverage of {coverage:g}: every set holds all classes; "
+            f"{math.ceil(coverage / (1 - coverage) - 1e-9):,} examples or more are needed",
+            stacklevel=3,
+        )
+        return math.inf
+    return float(np.partition(scores, rank - 1)[rank - 1])
+
+
+def _loosened(limit: float, probs: Values) -> float:
+    """The limit for scores that are as exact as the probabilities given."""
+    return limit + max(SLACK, float_info(as_scores(probs)).eps) * abs(limit)
+
+
+def _least(probs: Values) -> float:
+    """What a probability that is given as zero, or whose complement is given as one, may be."""
+    given = as_scores(probs)
+    info = float_info(given)
+    return float(info.eps if given.ndim == 1 else info.tiny * info.eps)
+
+
+def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0) -> FloatArray:
+    """Score of every class of every row, ``(..., classes)``, with zeros taken for ``least``."""
+    probs = np.maximum(rows, least)
+    if score == "lac":
+        return -probs
+    order = np.argsort(-probs, axis=-1, kind="stable")
+    ranked = np.take_along_axis(probs, order, -1)
+    # what is left after a class, summed from the least on, keeps its digits where 1 - sum would not
+    left = np.cumsum(ranked[..., ::-1], -1)[..., ::-1] - _uniform(rows, seed)[..., None] * ranked
+    ranked_scores = -left
+    if score == "raps":
+        ranked_scores += PENALTY * np.maximum(np.arange(1, rows.shape[-1] + 1) - FREE_RANKS, 0)
+    scores = np.empty_like(rows)
+    np.put_along_axis(scores, order, ranked_scores, -1)
+    return scores
+
+
+def _uniform(rows: FloatArray, seed: int) -> FloatArray:
+    """A number in [0, 1) for each row, made from the first digits of its values and the seed.
+
+    A stream of random numbers would give a row that comes alone the first number of the stream,
+    always the same one, and the coverage of a service that answers one by one would be that of
+    this number. Since the score is a function of the row, coverage does not depend on how good
+    the mixing is; the mixing makes the sets small. Rows that differ in their last digits only,
+    by another precision or batch, must get the same number, and rows of a very sure model, which
+    differ in the tails only, must not: so it is the logarithms that are rounded.
+    """
+    odd = np.random.default_rng(seed).integers(2**63, size=rows.shape[-1], dtype=np.uint64) * 2 + 1
+    cells = np.round(-CELLS * np.log(np.clip(rows, FLOOR, 1))).astype(np.uint64)
+    mixed = (cells * odd).sum(-1, dtype=np.uint64)
+    return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)

@@ -1,0 +1,282 @@
+"""Class frequencies that differ between fitting and use."""
+
+from __future__ import annotations
+
+import warnings
+from typing import overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from calibrant._core.checks import (
+    IGNORED,
+    FloatArray,
+    Values,
+    as_float64,
+    as_scores,
+    check_some,
+)
+from calibrant._core.chunks import Examples
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.decide.probabilities import _as_given, _as_probs
+
+# ------------------------------------------------------------------------------ another class mix
+
+PRECISION = 0.01
+"""Nats, of all examples together, by which an estimated prior may be below the best."""
+ROUNDS = 5_000
+"""Steps after which the search for a prior gives up."""
+
+
+@overload
+def shift_prior(probs: Tensor, old_prior: Values, new_prior: Values) -> Tensor: ...
+@overload
+def shift_prior(probs: ArrayLike, old_prior: Values, new_prior: Values) -> FloatArray: ...
+def shift_prior(probs: Values, old_prior: Values, new_prior: Values) -> Tensor | FloatArray:
+    r"""Probabilities as they are where the classes have other frequencies.
+
+    .. math:: p'_k = \frac{p_k\, \pi'_k / \pi_k}{\sum_j p_j\, \pi'_j / \pi_j}
+
+    This is Bayes' rule if only the frequencies of the classes differ, and the inputs of each
+    class look as they did.
+
+    Parameters
+    ----------
+    probs : (..., classes), or (n,) for P(y = 1)
+        Calibrated probabilities.
+    old_prior : (classes,)
+        Frequencies of the classes where the probabilities are calibrated: above zero, sum 1.
+    new_prior : (classes,)
+        Frequencies where they will be used: zero or more, sum 1.
+
+    Returns
+    -------
+    As ``probs``
+
+    Examples
+    --------
+    >>> shift_prior([[0.5, 0.5], [0.9, 0.1]], [0.5, 0.5], [0.2, 0.8])
+    array([[0.2       , 0.8       ],
+           [0.69230769, 0.30769231]])
+    """
+    rows = _as_probs(probs)
+    old, new = _as_priors(old_prior, new_prior, rows.shape[-1])
+    shifted = rows * (new / old)
+    total = shifted.sum(-1, keepdims=True)
+    if not total.all():
+        at = int((total == 0).reshape(-1).nonzero()[0][0])
+        raise ValueError(
+            f"row {at} has no probability outside the classes whose new prior is 0: give those "
+            "a small share"
+        )
+    shifted /= total
+    return _as_given(shifted if np.ndim(probs) > 1 else shifted[..., 1], probs)
+
+
+@overload
+def estimate_prior(probs: Tensor, old_prior: Values) -> Tensor: ...
+@overload
+def estimate_prior(probs: ArrayLike, old_prior: Values) -> FloatArray: ...
+def estimate_prior(probs: Values, old_prior: Values) -> Tensor | FloatArray:
+    r"""Frequencies of the classes in unlabelled data, from calibrated probabilities.
+
+    The prior :math:`q` at the maximum of
+
+    .. math:: \sum_i \log \sum_k \frac{p_{ik}\, q_k}{\pi_k} + K \sum_k \pi_k \log q_k ,
+
+    which is concave. The first sum is the likelihood of the data (Saerens et al. 2002). The
+    second counts K examples more, as many as there are classes, at the old frequencies
+    :math:`\pi`: the maximum a posteriori of a Dirichlet prior. Without them a class that no
+    example happens to show gets a prior of zero, and the correction then rules it out. With few
+    examples for each class that is far worse than no correction; with many the second sum hardly
+    counts. EM finds the maximum: shift the probabilities to the present estimate, average them
+    and the K examples, repeat. It stops when no prior can be better by more than a hundredth of
+    a nat, all data together.
+
+    Only the frequencies of the classes may differ from where the probabilities were calibrated,
+    and they must be calibrated class by class, not in the largest probability only: methods with
+    a bias for each class (``vector``) do that.
+
+    Parameters
+    ----------
+    probs : (..., classes), or (n,) for P(y = 1)
+    old_prior : (classes,)
+        Frequencies of the classes in the data on which the calibrator was fitted.
+
+    Returns
+    -------
+    (classes,)
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.random(5000) < 0.2
+    >>> x = rng.normal(2.0 * y - 1)
+    >>> balanced = 1 / (1 + np.exp(-2 * x))  # P(y = 1) where both classes are as frequent
+    >>> estimate_prior(balanced, [0.5, 0.5]).round(2)
+    array([0.8, 0.2])
+    """
+    rows = _as_probs(probs)
+    old = _as_prior(old_prior, rows.shape[-1], "old_prior", least=1e-12)
+    found = _likeliest(rows.reshape(-1, rows.shape[-1]) / old, old)
+    return _as_given(found, probs)
+
+
+def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
+    """Weights ``(classes,)`` at the maximum of which :func:`estimate_prior` tells."""
+    check_some(len(ratios))
+    added = len(old) * old  # examples of each class that are counted besides the data
+    total = len(ratios) + added.sum()
+    weights: FloatArray = old
+    for _ in range(ROUNDS):
+        gradient: FloatArray = ((1 / (ratios @ weights)) @ ratios + added / weights) / total
+        # the function is concave: nowhere on the simplex is it higher by more than this
+        if gradient.max() - 1 <= PRECISION / total:
+            break
+        weights = weights * gradient
+    else:
+        warnings.warn(
+            f"the estimate of the prior had not settled after {ROUNDS:,} steps: classes that the "
+            "probabilities hardly tell apart still have something of their old share",
+            stacklevel=3,
+        )
+    return np.asarray(weights / weights.sum())
+
+
+class PriorCorrection(Calibrator):
+    r"""A calibrator, corrected for other class frequencies: :math:`f(z) + \log(\pi' / \pi)`.
+
+    :func:`label_shift` makes one from unlabelled data. By itself, :meth:`set_priors` corrects
+    between priors that are known, and ``fit`` fits the calibrator inside, takes the frequencies
+    of the labels for both priors, and so corrects nothing.
+
+    Parameters
+    ----------
+    calibrator : Calibrator
+
+    Attributes
+    ----------
+    old_prior_, new_prior_ : (classes,) Tensor
+
+    Examples
+    --------
+    >>> from calibrant.calibrators import Identity
+    >>> plain = Identity().fit([[0.0, 0.0], [0.0, 1.0]], [0, 1])
+    >>> PriorCorrection(plain).set_priors([0.5, 0.5], [0.2, 0.8]).predict_proba([[0.0, 0.0]])
+    array([[0.2, 0.8]])
+    """
+
+    old_prior_: Tensor
+    new_prior_: Tensor
+
+    def __init__(self, calibrator: Calibrator) -> None:
+        super().__init__()
+        self.calibrator = calibrator
+        self.needs_features = calibrator.needs_features
+        self.needs_head = calibrator.needs_head
+        self._learned(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
+        self.to(calibrator.classes_.device)
+
+    def size(self, classes: int) -> int:
+        """Parameters of the calibrator, and a free share for all classes but one."""
+        return self.calibrator.size(classes) + classes - 1
+
+    def set_priors(self, old_prior: Values, new_prior: Values) -> PriorCorrection:
+        """Correct from one prior ``(classes,)``, above zero, to another, and return self."""
+        inside = self.calibrator
+        if not inside._classes:
+            raise RuntimeError(
+                f"this {type(inside).__name__} is not fitted: call fit(logits, labels) first"
+            )
+        old, new = _as_priors(old_prior, new_prior, max(inside._classes, 2))
+        self._learned(old_prior_=old, new_prior_=new)
+        self._fitted(inside._classes)
+        return self
+
+    def _fit(self, given: Examples, context: Context) -> None:
+        self.calibrator._fit(given, context)
+        self.calibrator._fitted(1 if given.logits.ndim == 1 else given.classes)
+        kept = given.labels != IGNORED
+        mass = np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)
+        self._learned(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Corrected logits, as those of every calibrator."""
+        self._check_input(logits)
+        found: Tensor = self.calibrator(logits, features)
+        # At a prior of zero the logarithm is -87, not -inf: a class is out, and yet a row in
+        # which only such classes are possible keeps its probabilities.
+        tiny = torch.finfo(torch.float32).tiny
+        new, old = (p.clamp(min=tiny).log() for p in (self.new_prior_, self.old_prior_))
+        shift = (new - old).to(found.dtype)
+        if self._classes == 1:
+            return found + (shift[1] - shift[0])
+        shifted = found + shift
+        return shifted - shifted.amax(-1, keepdim=True)
+
+
+def label_shift(
+    calibrator: Calibrator,
+    logits: Values,
+    *,
+    old_prior: Values,
+    features: Values | None = None,
+) -> PriorCorrection:
+    r"""Adapt a fitted calibrator to data with other class frequencies, without labels.
+
+    The frequencies are estimated from the calibrated probabilities of the data by
+    :func:`estimate_prior`, and :class:`PriorCorrection` then shifts all probabilities to them.
+    The result is a calibrator as any other: it can be applied, saved and exported.
+
+    Parameters
+    ----------
+    calibrator : Calibrator
+        Fitted; it is used as it is, inside the result.
+    logits : (..., classes), or (n,) log-odds
+        Unlabelled, from where the calibrator will be used.
+    old_prior : (classes,)
+        Frequencies of the classes in the labels on which it was fitted.
+    features : (..., width), optional
+        For calibrators that need them.
+
+    Examples
+    --------
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(2000) % 2  # as many of each class
+    >>> fitted = TemperatureScaling().fit(6 * rng.normal(2 * y - 1), y)
+    >>> rare = rng.random(5000) < 0.1
+    >>> adapted = label_shift(fitted, 6 * rng.normal(2 * rare - 1), old_prior=[0.5, 0.5])
+    >>> round(float(adapted.new_prior_[1]), 1)
+    0.1
+    """
+    new_prior = estimate_prior(calibrator.predict_proba(logits, features), old_prior)
+    return PriorCorrection(calibrator).set_priors(old_prior, new_prior)
+
+
+def _as_priors(old_prior: Values, new_prior: Values, classes: int) -> tuple[FloatArray, FloatArray]:
+    # a share of nothing cannot be scaled to something
+    old = _as_prior(old_prior, classes, "old_prior", least=1e-12)
+    return old, _as_prior(new_prior, classes, "new_prior", least=0.0)
+
+
+def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatArray:
+    """Frequencies of the classes, ``(classes,)``, that sum to one exactly."""
+    shares = as_float64(as_scores(prior, name))
+    if shares.shape != (classes,):
+        raise ValueError(
+            f"{name} must have one share for each of {classes} classes, got {shares.shape}"
+        )
+    if not (shares >= least).all():  # NaN is not
+        worst = float(shares[~(shares >= least)][0])
+        raise ValueError(
+            f"{name} must be {least:g} or more in every class, got {worst:g}: a class that was "
+            "never seen has no probability to correct"
+        )
+    if abs(shares.sum() - 1) > 1e-4:
+        raise ValueError(
+            f"{name} must sum to one, got {shares.sum():g}: divide counts by their sum"
+        )
+    return np.asarray(shares / shares.sum())

@@ -1,0 +1,185 @@
+"""Thresholds on confidence that keep a promised error."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from numbers import Real
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import expit, logit
+from scipy.stats import beta, binom
+from torch import Tensor
+
+from calibrant._core.checks import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Logits,
+    Values,
+    as_float64,
+    as_pairs,
+    as_scores,
+)
+
+# ----------------------------------------------------------------------------------- thresholds
+
+STEPS = 10
+"""Thresholds that are tried per unit of log-odds."""
+REACH = 7
+"""Log-odds up to which they lie above ``1 - max_error``, and down to which below zero."""
+FALL = 3.0
+"""How much less of the error probability a search gets that starts one unit further away."""
+
+
+class Threshold(NamedTuple):
+    """From which confidence on to accept, and what is known about the examples accepted.
+
+    Attributes
+    ----------
+    threshold : float
+        Accept an example when its confidence is at least this; inf accepts none.
+    coverage : float
+        Share of the given examples that it accepts.
+    error : float
+        Share of wrong ones among those; NaN if there are none.
+    bound : float
+        Clopper-Pearson upper bound of the error at the level of the test that this threshold
+        passed. It shows how close the call was. What is guaranteed is ``max_error``.
+    n : int
+        Number of examples given.
+    """
+
+    threshold: float
+    coverage: float
+    error: float
+    bound: float
+    n: int
+
+
+def threshold(
+    confidence: Values, outcome: Values, *, max_error: float, level: float = 0.95
+) -> Threshold:
+    r"""Lowest confidence from which on the error is shown to be at most ``max_error``.
+
+    With :math:`R(t) = P(\text{wrong} \mid \text{confidence} \ge t)`, the error among accepted
+    examples of the population, and the threshold :math:`\hat t` that comes back,
+
+    .. math:: P\left(R(\hat t) \le \mathtt{max\_error}\right) \ge \mathtt{level}
+
+    over the draw of the given examples, for any number of them, with ties, and whether or not
+    the confidences are calibrated or in a useful order. The examples must be independent, from
+    the population to which the threshold will be applied, and not those on which the model or
+    its calibrator was fitted. The promise is about all accepted examples together, not about
+    a class or a group among them.
+
+    Thresholds are tried on a grid that does not depend on the data. Of m accepted examples k
+    are wrong; since k is binomial given m, :math:`P(\mathrm{Bin}(m, \mathtt{max\_error}) \le k)`
+    is a p-value. The tests run from high thresholds to low ones, each with the error probability
+    that the one before it had, if that one passed (the fallback procedure of Wiens and Dmitrienko
+    2005, here in the way of Learn then Test, Angelopoulos et al. 2021). What enters sums to
+    :math:`1 - \mathtt{level}`: half of it next to ``1 - max_error``, above which calibrated
+    confidences are safe, and the rest at points around it, where the search may have to start
+    for uncalibrated ones.
+
+    Parameters
+    ----------
+    confidence : (...) in [0, 1]
+        As ``calibrant.top_label`` gives it, for calibrated logits.
+    outcome : (...) 0 or 1
+        Whether the answer was right.
+    max_error : float in (0, 1)
+    level : float in (0, 1)
+
+    Returns
+    -------
+    Threshold
+        With a threshold of inf, and a warning, where the examples do not suffice for any.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> confidence = rng.uniform(0.5, 1, 4000)
+    >>> right = rng.random(4000) < confidence
+    >>> found = threshold(confidence, right, max_error=0.1)
+    >>> round(found.threshold, 2), round(found.coverage, 2), round(found.error, 2)
+    (0.84, 0.32, 0.08)
+    """
+    claimed, happened, _ = as_pairs(confidence, outcome)
+    _check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
+    _check_share(level, "level", "0.95 means 95 %")
+    grid, shares = _grid(max_error)
+    grid = _as_held(grid, as_scores(confidence, "confidence"))
+    accepted, wrong = _accepted(claimed, happened, grid)
+    p_values = np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
+    levels, passed = _fallback(p_values, (1 - level) * shares)
+    if not passed.any():
+        _warn_of_none(claimed.size, max_error, level, float(shares.max()))
+        return Threshold(math.inf, 0.0, math.nan, math.nan, claimed.size)
+    at = int(passed.nonzero()[0][-1])
+    m, k = int(accepted[at]), int(wrong[at])
+    bound = float(beta.ppf(1 - levels[at], k + 1, m - k))
+    return Threshold(float(grid[at]), m / claimed.size, k / m, bound, claimed.size)
+
+
+def _check_share(value: float, name: str, example: str) -> None:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}: {example}")
+    if not 0 < 1 - value < 1:  # 1 - 1e-17 is 1: such a share cannot be asked for
+        raise ValueError(f"{name} must be between 0 and 1, got {value}: {example}")
+
+
+def _grid(max_error: float) -> tuple[FloatArray, FloatArray]:
+    """Thresholds from high to low, and the share of the error probability that enters at each."""
+    # Half a step lower, so that 1 - max_error and other round numbers, at which confidences tie,
+    # lie between two thresholds: which side such a tie is on must not hang on its last digit.
+    middle = float(logit(1 - max_error)) - 0.5 / STEPS
+    below = max(0, math.ceil(middle + REACH))
+    step = np.arange(REACH * STEPS, -below * STEPS - 1, -1)
+    shares = np.where(step % STEPS == 0, FALL ** -np.abs(step / STEPS), 0.0)
+    # the last one accepts everything
+    return np.append(expit(middle + step / STEPS), 0.0), np.append(shares / shares.sum(), 0.0)
+
+
+def _as_held(grid: FloatArray, confidence: Logits) -> FloatArray:
+    """Thresholds in the dtype of the confidences, to which ``confidence >= t`` rounds them."""
+    if isinstance(confidence, Tensor):
+        return as_float64(torch.from_numpy(grid).to(confidence.dtype))
+    return as_float64(grid.astype(confidence.dtype))
+
+
+def _accepted(
+    claimed: FloatArray, happened: FloatArray, grid: FloatArray
+) -> tuple[IntArray, IntArray]:
+    """Number of examples at or above each threshold, and of wrong ones among them."""
+    order = np.argsort(-claimed)
+    wrong = np.append(0, np.cumsum(happened[order] == 0))
+    accepted = np.searchsorted(-claimed[order], -grid, side="right")
+    return accepted, wrong[accepted]
+
+
+def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, BoolArray]:
+    """Level of each test, and whether it passed: then its level is free for the next one."""
+    levels, passed = np.empty_like(p_values), np.zeros(len(p_values), dtype=bool)
+    carried = 0.0
+    for i, (p, share) in enumerate(zip(p_values, shares, strict=True)):
+        levels[i] = carried + share
+        passed[i] = 0 < levels[i] >= p
+        carried = levels[i] if passed[i] else 0.0
+    return levels, passed
+
+
+def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
+    # what a test next to 1 - max_error needs when nothing is wrong
+    needed = math.ceil(math.log((1 - level) * share) / math.log1p(-max_error))
+    warnings.warn(
+        f"no threshold is shown to keep the error at {max_error:g} with {level:.0%} certainty by "
+        f"these {n:,} examples: none is accepted. About {needed:,} confident ones without a "
+        "mistake, or more with few, are needed: label more, calibrate first, or allow more errors",
+        stacklevel=3,
+    )
+
+
+PENALTY, FREE_RANKS = 0.01, 5

@@ -1,0 +1,229 @@
+"""Models with a calibrator behind them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from calibrant._core.torch_models import (
+    layer_inputs,
+    logits_of,
+    name_of,
+)
+from calibrant.artifacts import load, save
+from calibrant.calibrators.base import Calibrator
+from calibrant.deploy.model_card import CALIBRATOR, CARD, model_card, write_card
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from calibrant.workflows.effect import Effect
+
+
+# ------------------------------------------------------------------------- the calibrated model
+
+
+def calibrated(
+    model: nn.Module, calibrator: Calibrator, *, last_layer: nn.Module | str | None = None
+) -> CalibratedModel:
+    """Put a fitted calibrator behind a model: the same model, with calibrated logits.
+
+    Parameters
+    ----------
+    model : nn.Module
+        It returns logits, or a tuple or list that begins with them, or a dictionary or dataclass
+        (as the outputs of Hugging Face models are) that has them as ``logits``.
+    calibrator : Calibrator
+        Fitted on logits of this model.
+    last_layer : nn.Module or str, optional
+        The layer of the model, or its name in it, whose input is the features; for methods that
+        need them.
+
+    Returns
+    -------
+    CalibratedModel
+
+    Examples
+    --------
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> logits = torch.tensor([[4.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 2.0], [4.0, 2.0]])
+    >>> fitted = TemperatureScaling().fit(logits, [0, 0, 1, 0, 1])
+    >>> model = calibrated(nn.Identity(), fitted)  # stands for a network that gives logits
+    >>> torch.equal(model(logits), fitted(logits))
+    True
+    """
+    return CalibratedModel(model, calibrator, last_layer=last_layer)
+
+
+class CalibratedModel(nn.Module):
+    """A model and the calibrator behind it; :func:`calibrated` makes one.
+
+    Everything that it is called with goes to the model, and the output of the model comes back
+    with other logits: float32 or wider, the largest of each row 0. All else that the model
+    returns is kept, also a loss, which is that of the logits before.
+
+    Attributes
+    ----------
+    model : nn.Module
+    calibrator : Calibrator
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from calibrant.calibrators import Identity
+    >>> plain = Identity().fit([[0.0, 1.0], [2.0, 0.0]], [1, 0])
+    >>> network = nn.Linear(3, 2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     calibrated(network, plain).save_pretrained(folder)
+    ...     again = CalibratedModel.from_pretrained(folder, model=network)
+    >>> again(torch.randn(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(
+        self, model: nn.Module, calibrator: Calibrator, *, last_layer: nn.Module | str | None = None
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        check_fitted(calibrator)
+        if calibrator.needs_features and last_layer is None:
+            raise ValueError(
+                f"{type(calibrator).__name__} needs features: pass last_layer=, the layer of the "
+                "model, or its name, whose input they are"
+            )
+        self.model = model
+        self.calibrator = calibrator
+        # by name, since a module that is held twice would be saved twice
+        self.last_layer = None if last_layer is None else name_of(model, last_layer)
+        self.training = model.training  # of the layers within, each keeps its own mode
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The output of the model, with calibrated logits."""
+        output, features = self.outcome(*inputs, **named)
+        return with_logits(output, self.calibrate(logits_of(output), features))
+
+    def outcome(self, *inputs: Any, **named: Any) -> tuple[Any, Tensor | None]:
+        """The output of the model as it is, and the features where the calibrator needs them."""
+        if not self.calibrator.needs_features:
+            return self.model(*inputs, **named), None
+        assert self.last_layer is not None
+        with layer_inputs(self.model, self.last_layer) as heard:
+            return self.model(*inputs, **named), heard()
+
+    def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        """Calibrated logits of the shape that the model gave them."""
+        if logits.ndim == 0:
+            raise ValueError(
+                "the model must return logits first, got a single number: a loss? Call it without "
+                "labels"
+            )
+        one_logit = self.calibrator._classes == 1 and logits.shape[-1] == 1
+        found: Tensor
+        if features is not None and one_logit and features.ndim == logits.ndim:
+            # (n, 1), as a layer with one output gives it
+            found = self.calibrator(logits[..., 0], features)[..., None]
+        else:
+            found = self.calibrator(logits, features)
+        return found
+
+    def save_pretrained(
+        self, folder: str | os.PathLike[str], *, figures: Effect | None = None
+    ) -> None:
+        """Write the folder that :meth:`from_pretrained` reads, with a model card.
+
+        The calibrator goes into its subfolder ``calibrator``, as :func:`calibrant.save` writes it,
+        and the card to ``README.md``. A model that has a ``save_pretrained`` of its own, as those
+        of Hugging Face have, writes its files beside them; another is left to you.
+
+        Parameters
+        ----------
+        folder : path
+            Created where it does not exist. Other files in it stay.
+        figures : Effect, optional
+            Before and after, as :func:`calibrant.effect_file` measures them, for the card.
+        """
+        target = Path(folder)
+        target.mkdir(exist_ok=True)
+        save(self.calibrator, target / CALIBRATOR)  # first, since it may be refused
+        own = getattr(self.model, "save_pretrained", None)
+        if own is not None:
+            own(target)
+        write_card(target / CARD, model_card(self, target, figures))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        model: nn.Module | type | None = None,
+        last_layer: nn.Module | str | None = None,
+    ) -> Self:
+        """Read a folder that :meth:`save_pretrained` wrote, without a look at the network.
+
+        Parameters
+        ----------
+        folder : path
+        model : nn.Module or class, optional
+            A model, or the class of transformers that reads it from the folder:
+            ``AutoModelForSequenceClassification`` by default.
+        last_layer : nn.Module or str, optional
+            As for :func:`calibrated`.
+        """
+        target = Path(folder)
+        if not target.is_dir():
+            raise FileNotFoundError(f"there is no folder {target}; save_pretrained makes one")
+        calibrator = load(target / CALIBRATOR)
+        inside: Any = _sequence_classifier() if model is None else model
+        if not isinstance(inside, nn.Module):
+            inside = inside.from_pretrained(target, local_files_only=True)
+        return cls(inside, calibrator, last_layer=last_layer)
+
+
+def check_fitted(calibrator: Calibrator) -> None:
+    """Raise unless it is a calibrator that was fitted."""
+    if not isinstance(calibrator, Calibrator):
+        raise TypeError(f"calibrator must be a Calibrator, got {type(calibrator).__name__}")
+    if not int(calibrator.classes_):
+        raise ValueError(
+            f"this {type(calibrator).__name__} is not fitted: call fit(logits, labels) first"
+        )
+
+
+# ------------------------------------------------------------------- what models take and return
+
+
+def with_logits(output: Any, logits: Tensor) -> Any:
+    """What a model returned, with other logits."""
+    if isinstance(output, Tensor):
+        return logits
+    if dataclasses.is_dataclass(output):
+        return dataclasses.replace(output, logits=logits)  # type: ignore[type-var]  # not a class
+    if isinstance(output, Mapping):
+        changed: Any = copy.copy(output)
+        changed["logits"] = logits
+        return changed
+    if hasattr(output, "_replace"):  # a named tuple
+        name = "logits" if hasattr(output, "logits") else output._fields[0]
+        return output._replace(**{name: logits})
+    return type(output)([logits, *output[1:]])
+
+
+# ------------------------------------------------------------------------------------- the card
+
+
+def _sequence_classifier() -> Any:
+    try:
+        from transformers import AutoModelForSequenceClassification
+    except ImportError as problem:
+        raise ImportError(
+            f"reading a model from a folder needs transformers ({problem}): pip install "
+            "transformers, or pass model="
+        ) from problem
+    return AutoModelForSequenceClassification

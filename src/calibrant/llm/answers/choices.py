@@ -1,0 +1,286 @@
+"""Questions with given choices: probabilities of the choices, sets of them, and P(True).
+
+The model's probability of a choice is divided by that of all choices together: what it would
+rather have written than any of them does not count. What comes out are logits of the choices,
+for every calibrator and metric that takes logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, log_softmax, logsumexp, softmax
+from torch import Tensor
+
+from calibrant._core.checks import FloatArray, Values, as_float64, as_labels, as_scores, bad_row
+from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
+from calibrant.llm.answers.topk import TopLogprobs, by_token
+
+LETTERS = ("A", "B", "C", "D")
+NAMED = 5
+"""Names in an error message."""
+
+
+def choice_tokens(
+    tokenizer: Any, choices: Sequence[str] = LETTERS, *, prefix: str | None = None
+) -> list[int]:
+    """Numbers of the tokens by which a model names its choice.
+
+    Parameters
+    ----------
+    tokenizer : a tokenizer of Hugging Face
+        Anything with ``encode(text, add_special_tokens=False)`` and ``decode``.
+    choices : sequence of str
+    prefix : str, optional
+        What stands between the prompt and the choice: a blank after ``Answer:``, nothing after a
+        line break or a chat template. None: a blank; or nothing, where the choices after a blank
+        are no single tokens. So it is with tokenizers that put a blank before every text
+        themselves, as that of Llama 2: a second one would be a token of its own.
+
+    Returns
+    -------
+    list of int
+        One for each choice, all different.
+    """
+    wrong = []
+    for between in (" ", "") if prefix is None else (prefix,):
+        coded = [
+            list(tokenizer.encode(f"{between}{choice}", add_special_tokens=False))
+            for choice in choices
+        ]
+        fault = _fault(tokenizer, choices, coded)
+        if fault is None:
+            return [int(tokens[0]) for tokens in coded]
+        wrong.append(f"with the prefix {between!r} {fault}")
+    raise ValueError(
+        f"{', and '.join(wrong)}: use letters, other names or another prefix, or sum the "
+        "log-likelihoods of whole answers and pass them to choice_logits_from_likelihoods"
+    )
+
+
+def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> str | None:
+    """Why a choice cannot be told by one token; None where each can."""
+    for choice, tokens in zip(choices, coded, strict=True):
+        if len(tokens) != 1:
+            parts = [tokenizer.decode([token]) for token in tokens[:NAMED]]
+            return f"choice {choice!r} is {len(tokens)} tokens, {parts}"
+    doubled = [c for c, tokens in zip(choices, coded, strict=True) if coded.count(tokens) > 1]
+    if doubled or [getattr(tokenizer, "unk_token_id", None)] in coded:
+        named = ", ".join(map(repr, doubled or choices))
+        return f"the tokenizer has no token of its own for {named}"
+    return None
+
+
+def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
+    """Log-probabilities of the choices from the logits of a model.
+
+    Parameters
+    ----------
+    logits : (..., vocabulary)
+        At the position where the choice is named.
+    tokens : (choices,)
+        As :func:`choice_tokens` gives them.
+
+    Returns
+    -------
+    (..., choices)
+        Normalised over the choices.
+
+    Examples
+    --------
+    >>> np.exp(choice_logits([[9.0, 1.0, 1.0, 0.0]], [1, 2])).round(2)
+    array([[0.5, 0.5]])
+    """
+    scores = as_scores(logits)
+    wanted = as_labels(tokens, "tokens")
+    if wanted.ndim != 1 or wanted.size < 2:
+        raise ValueError(f"tokens must be numbers of two choices or more, got {wanted.tolist()}")
+    chosen = _columns(scores, wanted, "tokens")
+    if np.isnan(chosen).any() or (chosen.max(-1) == -np.inf).any():
+        raise ValueError("logits have NaN, or every choice masked by -inf, at some position")
+    return np.asarray(log_softmax(chosen, axis=-1))
+
+
+def choice_logits_from_likelihoods(
+    log_likelihoods: Values, lengths: Values | None = None
+) -> FloatArray:
+    """Log-probabilities of choices that are whole texts.
+
+    Parameters
+    ----------
+    log_likelihoods : (..., choices)
+        Sum of the log-probabilities of the tokens of each choice, given the question.
+    lengths : (..., choices) or (choices,), optional
+        Tokens (or bytes) of each choice: the likelihoods are divided by them, so that long
+        choices are not at a disadvantage.
+
+    Returns
+    -------
+    (..., choices)
+        Normalised over the choices.
+
+    Examples
+    --------
+    >>> np.exp(choice_logits_from_likelihoods([[-2.0, -4.0]], [1, 2])).round(2)
+    array([[0.5, 0.5]])
+    """
+    scores = as_float64(as_scores(log_likelihoods, "log_likelihoods"))
+    if scores.ndim < 1 or scores.shape[-1] < 2:
+        raise ValueError(
+            f"log_likelihoods must be (..., choices) of two choices or more, got {scores.shape}"
+        )
+    if not np.isfinite(scores).all() or (scores > 1e-6).any():
+        raise ValueError(
+            "log_likelihoods must be finite and at most 0: sums of log-probabilities are wanted"
+        )
+    if lengths is not None:
+        count = as_float64(lengths)
+        if not (count > 0).all():
+            raise ValueError("lengths must be above 0: a choice without tokens has no likelihood")
+        scores = scores / count
+    return np.asarray(log_softmax(scores, axis=-1))
+
+
+def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -> FloatArray:
+    """Log-probabilities of the choices from the likeliest tokens that a service shows.
+
+    Exact where all choices are shown; a blank before the letter makes no difference, and both
+    writings count together.
+
+    Parameters
+    ----------
+    top : list of {token: logprob}
+        One for each question, as in :func:`calibrant.llm.answers.topk.top_confidence`.
+    choices : sequence of str
+
+    Returns
+    -------
+    (n, choices)
+
+    Examples
+    --------
+    >>> shown = [{"A": -1.0, " B": -1.0, "The": -2.0}]
+    >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
+    array([[0.5, 0.5]])
+    """
+    found = np.full((len(top), len(choices)), -np.inf)
+    for i, position in enumerate(top):
+        for token, value in by_token(position).items():
+            if token.strip() in choices:
+                at = list(choices).index(token.strip())
+                found[i, at] = np.logaddexp(found[i, at], value)
+        missing = [c for c, v in zip(choices, found[i], strict=True) if v == -np.inf]
+        if missing:
+            raise ValueError(
+                f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens shown "
+                f"for question {i}: ask the service for more (top_logprobs), or bias it to the "
+                "letters (logit_bias)"
+            )
+    return np.asarray(log_softmax(found, axis=-1))
+
+
+def choice_sets(
+    choice_scores: Values,
+    answers: Values,
+    *,
+    coverage: float = 0.9,
+    score: Score = "lac",
+    seed: int = 0,
+) -> ConformalSets:
+    """Sets of choices that hold the right one as often as asked, by split conformal prediction.
+
+    Parameters
+    ----------
+    choice_scores : (n, choices)
+        Logits of the choices of held-out questions, best calibrated ones; from the other
+        functions here or a calibrator.
+    answers : (n,) numbers of the right choices
+    coverage, score, seed
+        As for :func:`calibrant.decide.conformal`.
+
+    Returns
+    -------
+    ConformalSets
+        Its ``sets(probs)`` takes ``softmax(choice_scores)`` of new questions.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> scores = 2 * rng.normal(size=(2000, 4))
+    >>> answers = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
+    >>> fitted = choice_sets(scores[:1000], answers[:1000])
+    >>> inside = fitted.sets(softmax(scores[1000:], -1))[np.arange(1000), answers[1000:]]
+    >>> bool(0.87 < inside.mean() < 0.93)
+    True
+    """
+    scores = as_float64(as_scores(choice_scores, "choice_scores"))
+    if scores.ndim < 2 or scores.shape[-1] < 2:
+        raise ValueError(
+            f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}: "
+            "one row of logits is wanted for each question"
+        )
+    rows = scores.reshape(-1, scores.shape[-1])
+    bad = np.isnan(rows).any(-1) | (np.abs(rows.max(-1, initial=-np.inf)) == np.inf)
+    if bad.any():
+        at = int(bad.argmax())
+        raise bad_row(torch.from_numpy(rows[at]), 0, at)
+    probs = softmax(scores, axis=-1)
+    return conformal(probs, answers, coverage=coverage, score=score, seed=seed)
+
+
+def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:
+    r"""P(True): how sure a model is of an answer that it is shown (Kadavath et al. 2022).
+
+    A second prompt shows question and answer and asks whether it is true. With the tokens that
+    mean yes and those that mean no,
+
+    .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
+        {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
+
+    It is a score, seldom a probability: calibrate it with
+    ``AnswerCalibrator(how=None).fit(p_true(...), correct)``.
+
+    Parameters
+    ----------
+    logits : (..., vocabulary)
+        At the position of the verdict.
+    true_tokens, false_tokens : numbers of tokens
+        For instance those of " True", "True", " Yes"; none may be in both.
+
+    Returns
+    -------
+    (...)
+
+    Examples
+    --------
+    >>> p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
+    array([0.42])
+    """
+    scores = as_scores(logits)
+    yes, no = as_labels(true_tokens, "true_tokens"), as_labels(false_tokens, "false_tokens")
+    if not yes.size or not no.size or np.intersect1d(yes, no).size:
+        raise ValueError(
+            f"true_tokens and false_tokens must each hold a token and share none, got "
+            f"{yes.tolist()} and {no.tolist()}"
+        )
+    sums = [
+        logsumexp(_columns(scores, which, name), axis=-1)
+        for which, name in ((np.unique(yes), "true_tokens"), (np.unique(no), "false_tokens"))
+    ]
+    return np.asarray(expit(sums[0] - sums[1]))
+
+
+def _columns(scores: Tensor | np.ndarray[Any, Any], tokens: Any, name: str) -> FloatArray:
+    """Those columns in float64; the vocabulary is not copied."""
+    vocabulary = scores.shape[-1] if scores.ndim else 0
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ValueError(
+            f"{name} {tokens.tolist()} are not all in [0, {vocabulary}): the logits have "
+            f"{vocabulary} tokens; was another model's tokenizer used?"
+        )
+    if isinstance(scores, Tensor):
+        return as_float64(scores[..., torch.from_numpy(tokens).to(scores.device)])
+    return as_float64(scores[..., tokens])

@@ -1,0 +1,1 @@
+"""Heads that set the temperature of each token."""

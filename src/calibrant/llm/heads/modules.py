@@ -1,0 +1,431 @@
+r"""Modules that say how sharp the distribution of the next token ought to be.
+
+A head gives the log-sharpness :math:`u = \log b = -\log T` of each token; the calibrated logits are
+:math:`e^u z`. Every head starts as one temperature for all: its last layer is zero, and its bias is
+the best global log-sharpness. What a head looks at stands in its attribute ``wants``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calibrant._core.checks import check_choice
+from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Records
+
+LIMIT = 3.0
+"""Log-sharpness is cut at plus and minus this: temperatures from 0.05 to 20."""
+
+Wants: TypeAlias = Literal["nothing", "hidden", "shape", "sequence"]
+
+
+class Head(nn.Module):
+    """What all heads have in common.
+
+    Attributes
+    ----------
+    kind : str
+        Name in :data:`HEADS`.
+    wants : str
+        ``"hidden"`` states ``(..., width)``, each for itself; a ``"sequence"`` of them
+        ``(batch, tokens, width)``, from the first token on; :func:`shape_features` ``(..., 12)``;
+        or ``"nothing"``: any tensor ``(..., k)``, of which only the shape counts.
+    """
+
+    kind: ClassVar[str]
+    wants: ClassVar[Wants]
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that make a head of the same form, without the learned values."""
+        return {}
+
+
+class GlobalHead(Head):
+    """One number for all tokens: temperature scaling.
+
+    >>> GlobalHead(start=0.5)(torch.zeros(2, 3, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    kind = "global"
+    wants = "nothing"
+
+    def __init__(self, *, start: float = 0.0) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor(float(start)))
+
+    def forward(self, given: Tensor) -> Tensor:
+        """The same log-sharpness for each ``(...)`` of ``(..., k)``."""
+        return self.bias.expand(given.shape[:-1])
+
+
+class LinearHead(Head):
+    r"""A linear function of the hidden state: :math:`u = w \cdot \mathrm{norm}(h) + c`.
+
+    The state is brought to mean 0 and variance 1 first (a layer norm without weights).
+
+    >>> LinearHead(width=8, start=0.5)(torch.randn(2, 8)).tolist()
+    [0.5, 0.5]
+    """
+
+    kind = "linear"
+    wants = "hidden"
+
+    def __init__(self, *, width: int, start: float = 0.0) -> None:
+        super().__init__()
+        self.width = width
+        self.last = _last(width, start)
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that make a head of the same form."""
+        return {"width": self.width}
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Log-sharpness ``(...)`` of states ``(..., width)``."""
+        return cast(Tensor, self.last(_normed(hidden)))[..., 0]
+
+
+class MLPHead(Head):
+    """A small network on the hidden state.
+
+    Parameters
+    ----------
+    width : int
+        Of the hidden states.
+    units : int
+        Of the inner layer.
+    activation : {"swiglu", "relu"}
+    start : float
+        The log-sharpness that it gives before training.
+
+    Examples
+    --------
+    >>> MLPHead(width=8, units=4, start=0.5)(torch.randn(2, 8)).tolist()
+    [0.5, 0.5]
+    """
+
+    kind = "mlp"
+    wants = "hidden"
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        units: int = 64,
+        activation: Literal["swiglu", "relu"] = "swiglu",
+        start: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_choice("activation", activation, ("swiglu", "relu"))
+        self.width, self.units, self.activation = width, units, activation
+        self.first = nn.Linear(width, units * (2 if activation == "swiglu" else 1))
+        self.last = _last(units, start)
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that make a head of the same form."""
+        return {"width": self.width, "units": self.units, "activation": self.activation}
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Log-sharpness ``(...)`` of states ``(..., width)``."""
+        inner = self.first(_normed(hidden))
+        if self.activation == "swiglu":
+            gate, value = inner.chunk(2, -1)
+            inner = F.silu(gate) * value
+        else:
+            inner = F.relu(inner)
+        return cast(Tensor, self.last(inner))[..., 0]
+
+
+# ---------------------------------------------------------------------------- shape of the logits
+
+OCTAVES_SEEN = 7
+"""Sharpness 0.05, 0.1, ... 3.2, where the log-odds of the top token are looked at."""
+LEAST_ODDS = -12.0
+"""Log-odds beyond this are cut: the top token is as good as certain."""
+GAPS_SEEN = 4
+LARGEST_SEEN = 20.0
+SHAPE_FEATURES = OCTAVES_SEEN + 1 + GAPS_SEEN
+
+
+class ShapeHead(Head):
+    """A linear function of the shape of the logits; it needs no hidden states.
+
+    >>> features = shape_features_of_logits(torch.tensor([[2.0, 1.0, -1.0]]))
+    >>> ShapeHead(start=0.5)(features).tolist()
+    [0.5]
+    """
+
+    kind = "shape"
+    wants = "shape"
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, *, start: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(SHAPE_FEATURES))
+        self.register_buffer("spread", torch.ones(SHAPE_FEATURES))
+        self.last = _last(SHAPE_FEATURES, start)
+
+    def standardise(self, features: Tensor) -> None:
+        """Bring features like these ``(n, 12)`` to mean 0 and variance 1 before they are used."""
+        self.centre.copy_(features.mean(0))
+        self.spread.copy_(features.std(0, correction=0).clamp(min=1e-3))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Log-sharpness ``(...)`` of features ``(..., 12)``."""
+        return cast(Tensor, self.last((features - self.centre) / self.spread))[..., 0]
+
+
+def shape_features(records: Records) -> Tensor:
+    """Features of the shape of the logits, from the table ``(n, 12)``.
+
+    The log-odds against the top token at seven sharpnesses, the mean gap, and the gaps of the four
+    tokens after the top one; the gaps as ``log(1 + gap)``.
+    """
+    rest = records.table[:, : OCTAVES_SEEN * records.density : records.density, 0]
+    gaps = records.gaps[:, 1 : GAPS_SEEN + 1]
+    return _features(
+        *(torch.from_numpy(np.array(part, np.float32)) for part in (rest, records.mean_gap, gaps))
+    )
+
+
+def shape_features_of_logits(logits: Tensor) -> Tensor:
+    """The same features from the logits ``(..., vocabulary)`` themselves, as ``(..., 12)``.
+
+    >>> from calibrant._core.logpartition import tabulate
+    >>> from calibrant._core.chunks import examples
+    >>> logits = torch.tensor([[2.0, 1.0, -1.0]])
+    >>> records = tabulate(examples(logits, [0]))
+    >>> torch.allclose(shape_features(records), shape_features_of_logits(logits), atol=1e-4)
+    True
+    """
+    logits = logits.float()
+    best, top = logits.max(-1, keepdim=True)
+    gaps = (best - logits).clamp(max=LARGEST_GAP)
+    possible = ~torch.isneginf(logits)
+    mean_gap = torch.where(possible, gaps, 0).sum(-1) / possible.sum(-1)
+    count = min(GAPS_SEEN + 1, logits.shape[-1])
+    leading = gaps.topk(count, largest=False, sorted=True).values[..., 1:]
+    leading = F.pad(leading, (0, GAPS_SEEN + 1 - count), value=LARGEST_GAP)
+    powers = (-LOWEST * gaps.scatter(-1, top, LARGEST_GAP)).exp()
+    sums = []
+    for _ in range(OCTAVES_SEEN):
+        sums.append(powers.sum(-1))
+        powers = powers * powers  # twice the sharpness
+    return _features(torch.stack(sums, -1).clamp(min=LEAST_REST).log(), mean_gap, leading)
+
+
+def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
+    """Bounded, so that no single token with a strange distribution decides a fit."""
+    gaps = torch.cat([mean_gap[..., None], leading], -1).clamp(max=LARGEST_SEEN)
+    return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
+
+
+# ------------------------------------------------------------------------- the paper's own head
+
+
+@dataclass
+class Memory:
+    """Keys and values ``(batch, heads, tokens, size)`` of the tokens that a decoder head saw."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add tokens, and give the keys and values of all."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys, keys], 2)
+            values = torch.cat([self.values, values], 2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order: what a beam search does at each step."""
+        if self.keys is not None and self.values is not None:
+            rows = rows.to(self.keys.device)
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+    def crop(self, tokens: int) -> None:
+        """Forget all but the first tokens."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
+
+
+class DecoderHead(Head):
+    """One decoder layer like those of Llama, then a linear layer: ATS (Xie et al. 2024).
+
+    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. The size of
+    the paper's head for Llama-2-7B (width 4096, 32 attention heads, inner 11008) is 202 million.
+    It sees all tokens before its own, so it must be trained on whole texts, prompts included.
+
+    Parameters
+    ----------
+    width : int
+        Of the hidden states.
+    attention_heads : int
+        A divisor of the width, with an even quotient.
+    inner : int, optional
+        Width of the SwiGLU layer; by default 8/3 of the width, as in Llama.
+    eps, theta : float
+        Of the RMS norms and of the rotary positions.
+    cap : float
+        The largest sharpness.
+    start : float
+        The log-sharpness that it gives before training.
+
+    Examples
+    --------
+    >>> head = DecoderHead(width=16, attention_heads=2, start=0.5)
+    >>> head(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5])
+    """
+
+    kind = "decoder"
+    wants = "sequence"
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        attention_heads: int = 8,
+        inner: int | None = None,
+        eps: float = 1e-6,
+        theta: float = 10000.0,
+        cap: float = math.exp(LIMIT),
+        start: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if width % (2 * attention_heads):
+            raise ValueError(
+                f"width must be a multiple of twice the attention heads, got {width} and "
+                f"{attention_heads}: choose another number of attention_heads"
+            )
+        self.width, self.attention_heads, self.eps = width, attention_heads, eps
+        self.inner = 8 * width // 3 if inner is None else inner
+        self.theta, self.cap = theta, cap
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.self_attn = nn.ModuleDict({f"{n}_proj": _matrix(width, width) for n in "qkvo"})
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": _matrix(width, self.inner),
+                "up_proj": _matrix(width, self.inner),
+                "down_proj": _matrix(self.inner, width),
+            }
+        )
+        self.last = _last(width, start)
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that make a head of the same form."""
+        names = ("width", "attention_heads", "inner", "eps", "theta", "cap")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(
+        self, hidden: Tensor, *, present: Tensor | None = None, memory: Memory | None = None
+    ) -> Tensor:
+        """Log-sharpness ``(batch, tokens)`` of states ``(batch, tokens, width)``.
+
+        Parameters
+        ----------
+        hidden : (batch, tokens, width)
+            States of the tokens that follow those in the memory.
+        present : (batch, tokens so far) bool, optional
+            False for padding, wherever it is: the others see and count the text without it. All
+            tokens count by default.
+        memory : Memory, optional
+            What is known of earlier tokens; these ones are added to it.
+        """
+        found = hidden + self._attended(self.input_layernorm(hidden), present, memory)
+        normed = self.post_attention_layernorm(found)
+        gate, up, down = (self.mlp[f"{name}_proj"] for name in ("gate", "up", "down"))
+        found = found + down(F.silu(gate(normed)) * up(normed))
+        return cast(Tensor, self.last(found))[..., 0].clamp(max=math.log(self.cap))
+
+    def _attended(self, x: Tensor, present: Tensor | None, memory: Memory | None) -> Tensor:
+        batch, tokens, _ = x.shape
+        memory = Memory() if memory is None else memory
+        query, key, value = (
+            self.self_attn[f"{name}_proj"](x)
+            .view(batch, tokens, self.attention_heads, -1)
+            .transpose(1, 2)
+            for name in "qkv"
+        )
+        past = len(memory)
+        everything = torch.arange(past + tokens, device=x.device)
+        position = own = everything[past:]
+        allowed = everything <= own[:, None]
+        if present is not None:
+            present = present.bool()
+            # a padded token still sees itself, since a softmax over nothing is no number
+            allowed = (allowed & present[:, None, None, :]) | (everything == own[:, None])
+            position = present.cumsum(1)[:, None, past:] - 1  # padding takes up no position
+        keys, values = memory.extend(self._turned(key, position), value)
+        found = F.scaled_dot_product_attention(
+            self._turned(query, position), keys, values, attn_mask=allowed
+        )
+        return cast(Tensor, self.self_attn["o_proj"](found.transpose(1, 2).flatten(2)))
+
+    def _turned(self, x: Tensor, position: Tensor) -> Tensor:
+        """Rotary positions: pairs (i, i + size/2) are turned by an angle (Su et al. 2021)."""
+        half = x.shape[-1] // 2
+        speed = self.theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+        angle = position[..., None].to(torch.float32) * speed
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        left, right = x[..., :half], x[..., half:]
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+HEADS: dict[str, type[Head]] = {
+    head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, DecoderHead)
+}
+"""Every head by its name."""
+
+
+def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
+    """A new head of a kind for states of a width.
+
+    >>> make_head("mlp", width=8, units=4).config()
+    {'width': 8, 'units': 4, 'activation': 'swiglu'}
+    """
+    check_choice("head", kind, tuple(HEADS))
+    build: Any = HEADS[kind]
+    known = [name for name in inspect.signature(build).parameters if name not in ("width", "start")]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        named = ", ".join(known) or "none"
+        raise ValueError(f"the {kind} head has no option {', '.join(unknown)}; it has {named}")
+    if build.wants in ("hidden", "sequence"):
+        options["width"] = width
+    return cast(Head, build(start=start, **options))
+
+
+def bounded(u: Tensor) -> Tensor:
+    """Log-sharpness within the limits that every use of a head keeps to."""
+    return u.float().clamp(-LIMIT, LIMIT)
+
+
+def _normed(hidden: Tensor) -> Tensor:
+    return F.layer_norm(hidden, hidden.shape[-1:])
+
+
+def _matrix(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=0.02)
+    return layer
+
+
+def _last(inputs: int, start: float) -> nn.Linear:
+    layer = nn.Linear(inputs, 1)
+    nn.init.zeros_(layer.weight)
+    nn.init.constant_(layer.bias, start)
+    return layer

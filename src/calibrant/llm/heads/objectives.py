@@ -1,0 +1,173 @@
+r"""What a head may minimise, from the records of tokens, with the derivative by each token's ``u``.
+
+The form is that of :mod:`calibrant.calibrators.objectives`: an objective takes records and the
+log-sharpness ``(n,)``, and returns its mean with the gradient ``(n,)``. :func:`loss` makes it a
+node of torch's graph, so that any head can be trained without a look at the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from scipy.special import expit
+from torch import Tensor
+
+from calibrant._core.checks import FloatArray, check_choice
+from calibrant._core.logpartition import TOP, Records
+from calibrant.calibrators.objectives import LogSharpness, Measured, Objective, nll, soft_ece
+
+Weighting = Literal["paper", "official"]
+
+
+def selective(
+    records: Records,
+    u: LogSharpness,
+    *,
+    alpha: float = 0.5,
+    over: Literal["vocabulary"] | int = "vocabulary",
+    weighting: Weighting = "paper",
+    ignored: float = 0,
+) -> Measured:
+    r"""Selective smoothing (Xie et al. 2024): likelihood where the model is right, flatness else.
+
+    .. math::
+        \ell = \begin{cases}
+            (1 - \alpha) \, [b d_y + A(b)] & \text{top token right} \\
+            \alpha \, [b \bar d + A(b)] & \text{wrong}
+        \end{cases}
+
+    The second line is the cross-entropy of a uniform distribution over the vocabulary. It is not
+    a proper loss: where the top token is right with probability p, no single alpha makes p the
+    confidence at the minimum. With alpha = 0.5, the paper's, real models end far under-confident.
+
+    Parameters
+    ----------
+    records : Records
+    u : float or (n,)
+        Log-sharpness.
+    alpha : float
+        Between 0 and 1.
+    over : "vocabulary" or int
+        Tokens that the uniform distribution covers: all, or the first so many, at most 10.
+    weighting : {"paper", "official"}
+        ``official`` is what the authors' code does: means over the right and the wrong tokens of a
+        batch, weighted by the count of the *other* group,
+
+        .. math::
+            \frac{(1-\alpha) n_- \overline{\ell_+} + \alpha n_+ \overline{\ell_-}}
+                 {(1-\alpha) n_- + \alpha n_+},
+
+        so that the meaning of alpha changes with the accuracy of the batch. It is 0 where one
+        group is empty.
+    ignored : float
+        Number of masked positions in the batch, which that code takes for wrong ones whose loss
+        is 0 (with the whole vocabulary; over a few tokens it counts their loss too, which is not
+        done here). For ``official`` only.
+
+    Returns
+    -------
+    Measured
+    """
+    _check_selective(alpha, over, weighting)
+    b = np.exp(u)
+    value, slope = records.log_partition(b)
+    linear = b * np.where(records.correct, records.own_gap, _flat_gap(records, over))
+    if weighting == "paper":
+        pull = np.where(records.correct, 1 - alpha, alpha)
+        weight = records.weight * pull / records.weight.sum()
+    else:
+        weight = _official(records, alpha, ignored)
+    return Measured(float(weight @ (linear + value)), weight * (linear + slope))
+
+
+def _check_selective(alpha: float, over: Any, weighting: str) -> None:
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+    if over != "vocabulary" and not (isinstance(over, int) and 1 <= over <= TOP):
+        raise ValueError(
+            f"over must be 'vocabulary' or a number of tokens from 1 to {TOP}, got {over!r}"
+        )
+    check_choice("weighting", weighting, get_args(Weighting))
+
+
+def _flat_gap(records: Records, over: Literal["vocabulary"] | int) -> FloatArray:
+    """Mean gap of the tokens that a uniform target covers."""
+    if over == "vocabulary":
+        return records.mean_gap
+    gaps = records.gaps[:, :over].astype(np.float64)
+    there = np.isfinite(gaps)
+    return np.asarray(np.where(there, gaps, 0).sum(-1) / there.sum(-1))
+
+
+def _official(records: Records, alpha: float, ignored: float) -> FloatArray:
+    right = records.weight * records.correct
+    wrong = records.weight - right
+    count = right.sum(), wrong.sum() + ignored
+    total = (1 - alpha) * count[1] + alpha * count[0]
+    if not min(count) or not total:
+        return np.zeros(len(records))
+    pull = right * ((1 - alpha) * count[1] / count[0]) + wrong * (alpha * count[0] / count[1])
+    return np.asarray(pull / total)
+
+
+def bce(records: Records, u: LogSharpness) -> Measured:
+    r"""Log-loss of the confidence p as a claim that the top token is right.
+
+    With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
+    """
+    rest, slope = records.log_rest(np.exp(u))
+    sign, share = np.where(records.correct, 1.0, -1.0), records.weight / records.weight.sum()
+    value = share @ np.logaddexp(0, sign * rest)
+    return Measured(float(value), share * sign * expit(sign * rest) * slope)
+
+
+def brier_correct(records: Records, u: LogSharpness) -> Measured:
+    r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
+    rest, slope = records.log_rest(np.exp(u))
+    confidence, share = expit(-rest), records.weight / records.weight.sum()
+    gap = confidence - records.correct
+    return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
+
+
+smart = partial(soft_ece, delta=1e-3)
+"""SMART's soft-binned calibration error with its Charbonnier penalty, over a batch."""
+
+OBJECTIVES: dict[str, Callable[..., Measured]] = {
+    "nll": nll,
+    "selective": selective,
+    "bce": bce,
+    "brier": brier_correct,
+    "smart": smart,
+}
+"""Every objective by its name; the Brier score is that of the confidence."""
+
+
+def loss(objective: Objective, records: Records, u: Tensor) -> Tensor:
+    """An objective as a scalar of torch's graph, with its exact gradient by ``u`` ``(n,)``.
+
+    >>> from calibrant._core.logpartition import tabulate
+    >>> from calibrant._core.chunks import examples
+    >>> records = tabulate(examples([[2.0, 1.0, -1.0]], [0]))
+    >>> u = torch.zeros(1, requires_grad=True)
+    >>> loss(nll, records, u).backward()
+    >>> u.grad
+    tensor([-0.37...])
+    """
+    return cast(Tensor, _FromRecords.apply(u, objective, records))  # type: ignore[no-untyped-call]
+
+
+class _FromRecords(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, objective: Objective, records: Records) -> Tensor:
+        value, gradient = objective(records, u.detach().cpu().double().numpy())
+        ctx.save_for_backward(torch.from_numpy(gradient).to(u))
+        return u.new_tensor(value)
+
+    @staticmethod
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return outside[0] * gradient, None, None

@@ -1,0 +1,346 @@
+"""All metrics at once: from arrays, from a stream of batches, from shards and ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from calibrant._core.binning import Bins, fill, uniform_edges
+from calibrant._core.checks import (
+    BoolArray,
+    FloatArray,
+    Logits,
+    Values,
+    as_labels,
+    as_scores,
+    check_level,
+    check_some,
+    logits_from_probs,
+)
+from calibrant._core.chunks import Estimand, examples
+from calibrant.metrics import intervals
+from calibrant.metrics.classwise import ClassBins
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.reductions import walk
+from calibrant.metrics.registry import METRICS, Summary
+from calibrant.metrics.scores import Moments
+
+CLASS_NOISE = 1 << 22
+"""Numbers kept for the interval of the class-wise error: 20 to 100 replicates of all classes and
+bins, as many as fit. Where fewer than 20 do, beyond 13 000 classes, there is no interval."""
+
+
+GROUPS = 1000
+"""Most groups that are measured one by one: each takes a fraction of a second."""
+
+
+class Accumulator:
+    """Metrics of a stream: ``update`` with batches, ``merge`` with others, ``result``.
+
+    Without ``pairs`` the memory does not grow with the examples, and the binned errors and
+    proper scores equal those of all examples at once. With ``pairs`` each example's confidence
+    and outcome are kept (9 bytes, 17 with weights) and every metric is available.
+
+    Parameters
+    ----------
+    bins : int
+        Number of equal-width bins.
+    estimand : {"top_label", "binary", "multilabel"}
+        Which probability is compared with which event.
+    pairs : bool
+        Keep the confidence and the outcome of every example.
+    metrics : sequence of str, optional
+        Names to compute; all that are possible by default.
+    level : float, optional
+        Coverage of the intervals; None computes none.
+    seed : int
+        Of the random draws behind intervals and test.
+
+    Examples
+    --------
+    >>> stream = Accumulator(level=None)
+    >>> for logits, labels in [([[2.0, 0.0]], [0]), ([[0.0, 1.0]], [0])]:
+    ...     stream = stream.update(logits, labels)
+    >>> stream.result()["accuracy"].value
+    0.5
+    """
+
+    def __init__(
+        self,
+        *,
+        bins: int = 15,
+        estimand: Estimand = "top_label",
+        pairs: bool = False,
+        metrics: Sequence[str] | None = None,
+        level: float | None = 0.9,
+        seed: int = 0,
+    ) -> None:
+        if level is not None:
+            check_level(level)
+        self.estimand: Estimand = estimand
+        self.pairs = pairs
+        self.metrics = _chosen(metrics, pairs)
+        self.level = level
+        self.seed = seed
+        self.moments = Moments.empty()
+        self.bins = Bins.empty(uniform_edges(bins))
+        self.classes = 0
+        self.floored = 0
+        self.classwise: ClassBins | None = None
+        self.groups: dict[str, Accumulator] = {}
+        self._kept: list[tuple[FloatArray, BoolArray, FloatArray | None]] = []
+
+    def like(self) -> Accumulator:
+        """An accumulator of the same form that has seen nothing."""
+        return Accumulator(
+            bins=self.bins.count.size,
+            estimand=self.estimand,
+            pairs=self.pairs,
+            metrics=self.metrics,
+            level=self.level,
+            seed=self.seed,
+        )
+
+    def update(
+        self,
+        logits: Values | None = None,
+        labels: Values | None = None,
+        *,
+        probs: Values | None = None,
+        weight: Values | None = None,
+        groups: Values | None = None,
+    ) -> Accumulator:
+        """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
+
+        ``weight`` and ``groups`` have one value per label, or one per row of labels; ``groups``
+        of any values ask for the same metrics by group. A refused batch leaves no trace.
+        """
+        scores, floored = self._scores(logits, probs)
+        if labels is None:
+            raise TypeError("labels are missing: (logits, labels) are wanted")
+        given = examples(scores, labels, weight, self.estimand)
+        shape = as_labels(labels).shape
+        rows_of_labels = shape[:-1] if self.estimand == "multilabel" else shape
+        members = {} if groups is None else _members(groups, rows_of_labels)
+        classwise = self._class_bins(given.columns)
+        rows = walk(given, classwise)  # may refuse the batch: nothing was added yet
+        self._add_classes(given.columns, classwise)
+        kept = given.labelled_weight()
+        self.moments += Moments.of(rows, kept)
+        outcome = rows.outcome.astype(np.float64)
+        self.bins += fill(rows.confidence, outcome, self.bins.edges, kept)
+        self.floored += floored
+        if self.pairs:
+            self._kept.append((rows.confidence, rows.outcome, kept))
+        weights = None if given.weight is None else given.weight.reshape(shape)
+        for name, where in members.items():
+            part = None if weights is None else weights[where]
+            self._group(name).update(given.logits[where], as_labels(labels)[where], weight=part)
+        return self
+
+    def _scores(self, logits: Values | None, probs: Values | None) -> tuple[Logits, int]:
+        """Logits, and how many probabilities had to be floored to get them."""
+        if probs is not None and logits is None:
+            return logits_from_probs(probs, tags=self.estimand == "multilabel")
+        if logits is None or probs is not None:
+            raise TypeError("either logits or probs are wanted: (logits, labels) or (probs=...)")
+        return as_scores(logits), 0
+
+    def merge(self, other: Accumulator) -> Accumulator:
+        """Add what another accumulator of the same form has seen."""
+        if self._form() != other._form():
+            raise ValueError(
+                f"accumulators of different form do not merge: {self._form()}, {other._form()}"
+            )
+        if other.classes:
+            self._class_bins(other.classes)  # refuses another number of classes
+            self._add_classes(other.classes, other.classwise)
+        self.moments += other.moments
+        self.bins += other.bins
+        self.floored += other.floored
+        self._kept += other._kept
+        for name, part in other.groups.items():
+            self._group(name).merge(part)
+        return self
+
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
+        """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
+
+        Sums are all-reduced; pairs and groups, where kept, are gathered. Call it once, at the end:
+        a second call would count everything again.
+        """
+        forms: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(forms, (self._form(), self.classes, self.floored), group)
+        self.floored = sum(floored for _, _, floored in forms)
+        for form, classes, _ in forms:
+            if form != self._form():
+                raise ValueError(f"ranks differ in form: {self._form()}, {form}")
+            if classes:  # a rank may have had no data at all
+                self._add_classes(classes, self._class_bins(classes))
+        self._reduce_sums(group)
+        rest: list[Any] = [None] * len(forms)
+        dist.all_gather_object(rest, (self._kept, self.groups), group)
+        self._kept = [kept for part, _ in rest for kept in part]
+        self.groups = {}
+        for _, groups in rest:
+            for name, part in groups.items():
+                self._group(name).merge(part)
+        return self
+
+    def result(self) -> Evaluation:
+        """Metrics of everything seen so far."""
+        check_some(self.moments.count)
+        if self.floored:
+            warnings.warn(
+                f"{self.floored} probabilities are exactly 0 and were floored: NLL depends on the "
+                "floor; pass logits to avoid it",
+                stacklevel=2,
+            )
+        summary = self._summary()
+        found = {name: METRICS[name].estimate(summary) for name in self.metrics}
+        test = None
+        if self.pairs and self.level is not None:
+            test = intervals.calibration_test(
+                summary.confidence, summary.outcome, weight=summary.weight, seed=self.seed
+            )
+        # a group whose labels are all ignored has nothing to show
+        groups = {n: part.result() for n, part in self.groups.items() if part.moments.count}
+        return Evaluation(
+            found,
+            self.moments.count,
+            self.classes,
+            self.estimand,
+            self.bins,
+            self.level,
+            test,
+            dict(sorted(groups.items(), key=_badness, reverse=True)),
+        )
+
+    def _form(self) -> tuple[Any, ...]:
+        return (self.bins.count.size, self.estimand, self.pairs, self.metrics, self.level)
+
+    def _class_bins(self, classes: int) -> ClassBins | None:
+        """Empty class-wise sums, where they are wanted; checks the number of classes."""
+        if self.classes and self.classes != classes:
+            raise ValueError(
+                f"every batch must have the same classes: {self.classes} so far, now {classes}"
+            )
+        if "classwise_ece" not in self.metrics:
+            return None
+        bins = self.bins.count.size
+        replicates = 0 if self.level is None else min(100, CLASS_NOISE // (classes * bins))
+        return ClassBins.empty(classes, bins, replicates=replicates if replicates >= 20 else 0)
+
+    def _add_classes(self, classes: int, sums: ClassBins | None) -> None:
+        if self.classwise is None:
+            self.classwise = self._class_bins(classes)
+        self.classes = classes
+        if self.classwise is not None and sums is not None:
+            self.classwise.add(sums)
+
+    def _group(self, name: str) -> Accumulator:
+        if name not in self.groups:
+            self.groups[name] = self.like()
+        return self.groups[name]
+
+    def _reduce_sums(self, group: dist.ProcessGroup | None) -> None:
+        m, b = self.moments, self.bins
+        floats = [np.array([m.weight]), m.first, m.powers]
+        floats += [b.weight, b.claimed, b.observed, b.spread, b.squares]
+        tensors = [torch.from_numpy(np.array(x)) for x in floats]
+        if self.classwise is not None:
+            tensors += self.classwise.state()
+        counts = torch.from_numpy(np.append(b.count, m.count))
+        total = _summed(torch.cat([t.reshape(-1) for t in tensors]), group)
+        count = _summed(counts, group).numpy()
+        for mine, summed in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
+            mine.copy_(summed.view_as(mine))
+        weight, first, powers, *sums = (t.numpy() for t in tensors[:8])
+        self.moments = Moments(int(count[-1]), float(weight[0]), first, powers)
+        self.bins = Bins(b.edges, count[:-1], *sums)
+
+    def _summary(self) -> Summary:
+        confidence = np.concatenate([np.zeros(0), *(kept[0] for kept in self._kept)])
+        outcome = np.concatenate([np.zeros(0), *(kept[1] for kept in self._kept)])
+        weight = None
+        if any(kept[2] is not None for kept in self._kept):
+            parts = [np.ones(c.size) if w is None else w for c, _, w in self._kept]
+            weight = np.concatenate(parts)
+        order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
+        confidence, outcome = confidence[order], outcome[order]
+        weight = None if weight is None else weight[order]
+        return Summary(
+            self.moments,
+            self.bins,
+            self.classwise,
+            confidence,
+            outcome,
+            weight,
+            self.estimand,
+            self.level,
+            self.seed,
+        )
+
+
+def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
+    """Where the rows of each group are: a mask over the leading dimensions of the labels."""
+    values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
+    if values.ndim == 0 or values.shape != shape[: values.ndim]:
+        raise ValueError(
+            f"groups must have one value per example or per row, got {values.shape} for {shape}"
+        )
+    if values.dtype.kind == "O":
+        values = values.astype(str)
+    elif values.dtype.kind == "S":
+        values = np.char.decode(values, errors="replace")
+    names, index = np.unique(values, return_inverse=True)
+    if names.size > GROUPS:
+        raise ValueError(
+            f"groups has {names.size} different values, more than {GROUPS}: is it an identifier?"
+        )
+    return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
+
+
+def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
+    names = tuple(METRICS) if metrics is None else tuple(metrics)
+    if isinstance(metrics, str):
+        names = (metrics,)
+    if not names:
+        raise ValueError(f"metrics must name at least one of {', '.join(METRICS)}")
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ValueError(f"unknown metric {unknown[0]!r}: choose from {', '.join(METRICS)}")
+    if pairs:
+        return names
+    needy = [name for name in names if METRICS[name].needs_pairs]
+    if metrics is not None and needy:
+        raise ValueError(f"{', '.join(needy)} need all pairs: pass pairs=True")
+    return tuple(name for name in names if not METRICS[name].needs_pairs)
+
+
+def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
+    """Order of groups: by the ECE that the data prove, then by the ECE seen.
+
+    Where ECE was not asked for, by the first metric that was.
+    """
+    found = item[1]
+    name = "ece" if "ece" in found else next(iter(found))
+    value, low, high = found[name]
+    if math.isnan(value):  # undefined: last
+        return (-math.inf, -math.inf)
+    if METRICS[name].higher_is_better:
+        value, low = -value, -high
+    return (0.0 if math.isnan(low) else low, value)
+
+
+def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    moved = values.to(device)
+    dist.all_reduce(moved, group=group)
+    return moved.cpu()

@@ -1,0 +1,640 @@
+"""Affine maps of the logits and class temperatures, against their definitions."""
+
+import itertools
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from torch.overrides import TorchFunctionMode
+
+import calibrant as cal
+from calibrant._core.chunks import examples
+from calibrant._core.solve import minimise, time_limit
+from calibrant.calibrators import affine, class_temperatures as classwise
+from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
+from calibrant.calibrators.class_temperatures import ClassTemperatures
+from calibrant.calibrators.scaling import TemperatureScaling
+from tests.support.simulate import drawn
+
+GIVEN: dict[str, Any] = {"off_diagonal": 2.0, "intercept": 0.5}
+METHODS = {
+    "vector": VectorScaling,
+    "matrix": partial(MatrixScaling, **GIVEN),
+    "dirichlet": partial(DirichletCalibration, **GIVEN),
+    "cts": ClassTemperatures,
+}
+every = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+AFFINE = {name: METHODS[name] for name in ("vector", "matrix", "dirichlet")}
+every_affine = pytest.mark.parametrize("method", AFFINE.values(), ids=AFFINE)
+ODIR = [MatrixScaling, DirichletCalibration]
+
+
+def centred(logits):
+    return logits - logits.mean(-1, keepdims=True)
+
+
+def log_softmax(logits):
+    return torch.from_numpy(logits).log_softmax(-1).numpy()
+
+
+def inputs_of(method, logits):
+    return log_softmax(logits) if method is DirichletCalibration else centred(logits)
+
+
+def confused(rng, n=600, classes=4, scale=2.0):
+    """Logits, and labels drawn from an affine map of them that mixes classes."""
+    logits = scale * rng.normal(size=(n, classes))
+    matrix = 0.6 * np.eye(classes) + 0.3 * np.roll(np.eye(classes), 1, axis=0)
+    truth = centred(logits) @ matrix.T + np.linspace(-1, 1, classes)
+    return logits, (truth + rng.gumbel(size=truth.shape)).argmax(-1), truth
+
+
+def slow_optimum(score, labels, start, weight=None):
+    """Minimise a textbook loss, written out per sample, by BFGS with gradients from autograd."""
+
+    def loss(x):
+        parameters = torch.tensor(x, requires_grad=True)
+        logits, penalty = score(parameters)
+        each = -logits.log_softmax(-1)[torch.arange(len(labels)), torch.from_numpy(labels)]
+        share = torch.ones_like(each) if weight is None else torch.from_numpy(weight)
+        value = (share * each).sum() / share.sum() + penalty
+        return value.item(), torch.autograd.grad(value, parameters)[0].numpy()
+
+    return optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-9}).x
+
+
+# -------------------------------------------------------------------------------- the definitions
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_vector_scaling_is_the_likelihood_optimum(rng, weighted):
+    logits, labels, _ = confused(rng)
+    weight = rng.uniform(0.5, 3, len(labels)) if weighted else None
+    z = torch.from_numpy(centred(logits))
+    found = slow_optimum(lambda x: (z * x[:4] + x[4:], 0), labels, np.repeat([1.0, 0], 4), weight)
+    fitted = VectorScaling().fit(logits, labels, sample_weight=weight)
+    np.testing.assert_allclose(fitted.weight_, found[:4], atol=1e-3)
+    np.testing.assert_allclose(centred(fitted.bias_.numpy()), centred(found[4:]), atol=1e-3)
+    expected = torch.softmax(z * torch.from_numpy(found[:4]) + torch.from_numpy(found[4:]), -1)
+    np.testing.assert_allclose(fitted.predict_proba(logits), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("classes", [3, 5])
+@pytest.mark.parametrize("method", ODIR)
+def test_odir_is_the_penalised_optimum(rng, method, classes, weighted):
+    logits, labels, _ = confused(rng, n=300, classes=classes)
+    weight = rng.uniform(0.5, 3, len(labels)) if weighted else None
+    off, intercept = 0.3, 0.07
+    z = torch.from_numpy(inputs_of(method, logits))
+
+    def score(x):
+        matrix, bias = x[: classes**2].reshape(classes, classes), x[classes**2 :]
+        outside = (matrix**2).sum() - (matrix.diagonal() ** 2).sum()
+        penalty = off * outside / (classes * (classes - 1)) + intercept * (bias**2).sum() / classes
+        return z @ matrix.T + bias, penalty
+
+    start = np.concatenate([np.eye(classes).reshape(-1), np.zeros(classes)])
+    found = slow_optimum(score, labels, start, weight)
+    fitted = method(off_diagonal=off, intercept=intercept).fit(logits, labels, sample_weight=weight)
+    expected = found[: classes**2].reshape(classes, classes)
+    np.testing.assert_allclose(fitted.weight_, expected, atol=1e-3)
+    np.testing.assert_allclose(fitted.bias_, found[classes**2 :], atol=1e-3)
+    assert fitted.solution_.converged
+    assert float(fitted.on_diagonal_) == 0
+
+
+@pytest.mark.parametrize("classes", [3, 6])
+@pytest.mark.parametrize("method", ODIR)
+def test_gradient_of_the_loss_equals_that_of_the_normalised_penalty(rng, method, classes):
+    logits, labels, _ = confused(rng, n=1000, classes=classes)
+    fitted = method(off_diagonal=4.0, intercept=0.2).fit(logits, labels)
+    error = fitted.predict_proba(logits) - np.eye(classes)[labels]
+    pull = error.T @ inputs_of(method, logits) / len(labels)
+    outside = ~np.eye(classes, dtype=bool)
+    strength = 2 * 4.0 / (classes * (classes - 1))
+    np.testing.assert_allclose(
+        pull[outside], -strength * fitted.weight_.numpy()[outside], atol=1e-5
+    )
+    np.testing.assert_allclose(np.diag(pull), 0, atol=1e-5)
+    np.testing.assert_allclose(error.mean(0), -2 * 0.2 / classes * fitted.bias_.numpy(), atol=1e-5)
+
+
+def error_of(fitted):
+    assert fitted.solution_ is not None
+    return fitted.solution_.value
+
+
+def skewed(rng, n, temperatures, scale=2.0):
+    """Logits, and labels drawn after each class was divided by a temperature of its own."""
+    logits, _ = drawn(rng, n, len(temperatures), scale=scale)
+    truth = centred(logits) / temperatures
+    return logits, (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+
+
+def greedy(logits, labels, weight, passes):
+    """Class temperatures by definition: the whole softmax for every temperature that is tried."""
+    z = centred(logits)
+    common = float(TemperatureScaling().fit(logits, labels, sample_weight=weight).temperature_)
+    temperatures = np.full(z.shape[1], common)
+
+    def measured(temperatures):
+        scaled = z / temperatures
+        probs = torch.from_numpy(scaled).softmax(-1).numpy()
+        right = scaled.argmax(-1) == labels
+        accuracy = np.average(right, weights=weight)
+        return cal.ece(probs.max(-1).clip(max=1), right, weight=weight), accuracy
+
+    now = measured(temperatures)
+    for _, k in itertools.product(range(passes), sorted(set(labels.tolist()))):
+        best, chosen = now, temperatures[k]
+        for factor in classwise.FACTORS:
+            tried = temperatures.copy()
+            tried[k] = common * factor
+            error, accuracy = measured(tried)
+            if error < best[0] - 1e-9 and accuracy >= now[1] - 1e-9:
+                best, chosen = (error, accuracy), tried[k]
+        now, temperatures[k] = best, chosen
+    return temperatures, now[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_class_temperatures_are_those_of_the_slow_search(seed):
+    rng = np.random.default_rng(seed)
+    logits, labels = skewed(rng, 150, [1.0, 3.0, 0.7, 1.5], scale=3)
+    weight = rng.uniform(0.5, 2, 150) if seed % 2 else None
+    fitted = ClassTemperatures(passes=2).fit(logits, labels, sample_weight=weight)
+    expected, error = greedy(logits, labels, weight, 2)
+    np.testing.assert_allclose(fitted.temperatures_, expected, rtol=1e-5)
+    assert error_of(fitted) == pytest.approx(error, abs=1e-6)
+    assert len(set(expected)) > 1
+
+
+def test_class_temperatures_hold_with_confident_rows(rng):
+    """The sum without the leading class is exact where that class is nearly all of it."""
+    logits, labels = drawn(rng, 150, 3, 1.0, scale=40)
+    labels[:15] = 0
+    fitted = ClassTemperatures(passes=1).fit(logits, labels)
+    expected, error = greedy(logits, labels, None, 1)
+    np.testing.assert_allclose(fitted.temperatures_, expected, rtol=1e-5)
+    assert error_of(fitted) == pytest.approx(error, abs=1e-6)
+
+
+def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
+    """Rounded logits have ties, and some changes are large enough to bring up any class."""
+    logits = np.round(drawn(rng, 300, 5, scale=2)[0])
+    labels = rng.integers(0, 5, 300)
+    held = affine.gather(examples(logits, labels), affine.centred)
+    rows = classwise.Scaled(held)
+    for k, temperature in zip(rng.permutation(20) % 5, rng.choice([0.3, 1, 2, 5], 20), strict=True):
+        others = rows.without(k)
+        expected = rows.quality_with(k, temperature, others)
+        rows.change(k, temperature, others)
+        scaled = centred(logits) / rows.temperatures
+        order = np.argsort(-scaled, axis=-1, kind="stable")[:, :2]
+        np.testing.assert_array_equal(rows.leader, order)
+        np.testing.assert_allclose(rows.best, np.take_along_axis(scaled, order, -1))
+        probs = torch.from_numpy(scaled).softmax(-1).numpy()
+        right = order[:, 0] == labels
+        assert rows.quality() == pytest.approx((cal.ece(probs.max(-1), right), right.mean()))
+        assert expected == pytest.approx(rows.quality())
+
+
+def test_class_temperatures_never_raise_the_error_or_lower_the_accuracy(rng):
+    logits, labels = skewed(rng, 2000, rng.uniform(0.5, 3, 10))
+    common = TemperatureScaling().fit(logits, labels)
+    fitted = ClassTemperatures().fit(logits, labels)
+    before, after = (
+        cal.evaluate(c(torch.from_numpy(logits)), labels, level=None) for c in (common, fitted)
+    )
+    assert after["ece"].value < before["ece"].value
+    assert after["accuracy"].value >= before["accuracy"].value
+    assert error_of(fitted) == pytest.approx(after["ece"].value, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------- cross-validation
+
+
+@pytest.mark.parametrize("method", ODIR)
+def test_strong_penalties_win_where_there_is_nothing_to_gain(rng, method):
+    logits, labels = drawn(rng, 1000, 5, 2.0)
+    fitted = method().fit(logits, labels)
+    sharpness = 1 / float(TemperatureScaling().fit(logits, labels).temperature_)
+    entry = float(fitted.off_diagonal_) / 20 * sharpness**2
+    assert entry >= 0.3
+    new, answers = drawn(rng, 5000, 5, 2.0)
+    best = cal.nll(new / 2, answers)
+    assert cal.nll(fitted(torch.from_numpy(new)), answers) < best + 0.004
+
+
+@pytest.mark.parametrize("method", ODIR)
+def test_weak_penalties_win_where_classes_are_confused(rng, method):
+    logits, labels, _ = confused(rng, n=4000)
+    fitted = method().fit(logits, labels)
+    assert float(fitted.off_diagonal_) / 12 < 0.03
+    new, answers, truth = confused(rng, n=4000)
+    found = cal.nll(fitted(torch.from_numpy(new)), answers)
+    assert found < cal.nll(truth, answers) + 0.01
+    tempered = TemperatureScaling().fit(logits, labels)(torch.from_numpy(new))
+    assert found < cal.nll(tempered, answers) - 0.2
+    true = torch.from_numpy(truth).softmax(-1).numpy()
+    assert np.abs(fitted.predict_proba(new) - true).mean() < 0.02
+
+
+def test_matrix_of_the_truth_is_recovered(rng):
+    logits, labels, _ = confused(rng, n=20_000)
+    fitted = MatrixScaling().fit(logits, labels)
+    truth = 0.6 * np.eye(4) + 0.3 * np.roll(np.eye(4), 1, axis=0)
+    # a softmax of centred logits leaves the mean of each row and of each column open
+    found = centred(centred(fitted.weight_.numpy()).T).T
+    np.testing.assert_allclose(found, centred(centred(truth).T).T, atol=0.05)
+
+
+def test_penalty_that_is_given_is_kept_while_the_other_is_chosen(rng):
+    logits, labels, _ = confused(rng, n=500)
+    fitted = MatrixScaling(off_diagonal=7.0).fit(logits, labels)
+    assert float(fitted.off_diagonal_) == 7
+    assert float(fitted.on_diagonal_) == 0
+    assert 0 < float(fitted.intercept_) < np.inf
+    fitted = MatrixScaling(intercept=7.0).fit(logits, labels)
+    assert float(fitted.intercept_) == 7
+    assert float(fitted.off_diagonal_) > 0 < float(fitted.on_diagonal_)
+
+
+def test_choice_does_not_depend_on_the_scale_of_the_logits(rng):
+    logits, labels, _ = confused(rng, n=500)
+    plain, large = (MatrixScaling().fit(s * logits, labels) for s in (1, 8))
+    assert float(large.off_diagonal_) == pytest.approx(64 * float(plain.off_diagonal_), rel=1e-3)
+    np.testing.assert_allclose(
+        large.predict_proba(8 * logits), plain.predict_proba(logits), atol=1e-4
+    )
+
+
+def repeated(rng):
+    """Few rows, each ten times with the same label: leaks unless copies stay together."""
+    logits, labels = drawn(rng, 60, 3, 4.0)
+    return np.repeat(logits, 10, 0), np.repeat(labels, 10), np.repeat(np.arange(60), 10)
+
+
+def test_groups_stay_together(rng):
+    logits, labels, groups = repeated(rng)
+    apart = MatrixScaling().fit(logits, labels)
+    together = MatrixScaling().fit(logits, labels, groups=groups)
+    assert float(together.off_diagonal_) > 10 * float(apart.off_diagonal_)
+    named = MatrixScaling().fit(logits, labels, groups=[f"patient {g}" for g in groups])
+    assert float(named.off_diagonal_) > 10 * float(apart.off_diagonal_)
+
+
+def test_weights_enter_cross_validation(rng):
+    logits, labels, _ = confused(rng, n=300)
+    weight = np.where(np.arange(300) < 100, 2.0, 1.0)
+    twice = np.concatenate([np.arange(300), np.arange(100)])
+    weighted = MatrixScaling().fit(logits, labels, sample_weight=weight, groups=np.arange(300))
+    doubled = MatrixScaling().fit(logits[twice], labels[twice], groups=twice)
+    assert float(weighted.off_diagonal_) == pytest.approx(float(doubled.off_diagonal_))
+    np.testing.assert_allclose(
+        weighted.predict_proba(logits), doubled.predict_proba(logits), atol=1e-5
+    )
+
+
+def test_held_out_loss_counts_the_weight_of_a_fold(rng):
+    logits, labels, _ = confused(rng, n=300)
+    weight = rng.uniform(0.5, 2, 300)
+    fold = np.where(np.arange(300) < 30, 1, 0)
+    held = affine.gather(examples(logits, labels, weight), affine.centred, fold)
+    penalty = affine.penalty_vector(4, affine.Penalties(1.0, 1.0, 1.0))
+    at: list[Any] = [None, None]
+    found = affine._held_out(held, penalty, 1, at, np.ones(20))
+    scores = centred(logits[:30]) @ at[1][:16].reshape(4, 4).T + at[1][16:]
+    expected = -log_softmax(scores)[np.arange(30), labels[:30]] @ weight[:30]
+    assert found == pytest.approx(expected)
+
+
+def test_seed_decides_the_folds(rng):
+    logits, labels, _ = confused(rng, n=300)
+    once, again = (MatrixScaling(seed=3).fit(logits, labels) for _ in range(2))
+    assert torch.equal(once.weight_, again.weight_)
+    given = examples(logits, labels)
+    assert (affine.dealt(given, None, 3) == affine.dealt(given, None, 3)).all()
+    assert (affine.dealt(given, None, 3) != affine.dealt(given, None, 4)).any()
+
+
+@pytest.mark.filterwarnings("ignore:.*parameters for")
+def test_one_group_or_one_sample_takes_the_strongest_penalty(rng):
+    logits, labels = drawn(rng, 200, 3, 2.0)
+    fitted = MatrixScaling().fit(logits, labels, groups=np.zeros(200))
+    common = TemperatureScaling().fit(logits, labels)
+    np.testing.assert_allclose(
+        fitted.predict_proba(logits), common.predict_proba(logits), atol=0.02
+    )
+    with pytest.warns(UserWarning, match="2 of 3 classes have no sample"):
+        alone = MatrixScaling().fit(logits[:1], labels[:1])
+    assert torch.isfinite(alone.weight_).all()
+
+
+# ------------------------------------------------------------------------------- what all promise
+
+
+@every
+def test_shift_of_a_row_changes_nothing(rng, method):
+    logits, labels, _ = confused(rng)
+    plain = method().fit(logits, labels)
+    for shifted in (logits + 50 * rng.normal(size=(len(logits), 1)), log_softmax(logits)):
+        fitted = method().fit(shifted, labels)
+        expected = plain.predict_proba(logits)
+        np.testing.assert_allclose(fitted.predict_proba(shifted), expected, atol=1e-4)
+        np.testing.assert_allclose(plain.predict_proba(shifted), expected, atol=1e-6)
+
+
+@every
+def test_weight_two_is_a_doubled_row(rng, method):
+    logits, labels, _ = confused(rng, n=300)
+    weight = np.where(np.arange(300) < 100, 2.0, 1.0)
+    weighted = method().fit(logits, labels, sample_weight=weight)
+    twice = np.concatenate([np.arange(300), np.arange(100)])
+    doubled = method().fit(logits[twice], labels[twice])
+    expected = doubled.predict_proba(logits)
+    np.testing.assert_allclose(weighted.predict_proba(logits), expected, atol=1e-5)
+    plain = method().fit(logits, labels)
+    assert np.abs(plain.predict_proba(logits) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("how", ["ignored", "weight zero"])
+@pytest.mark.parametrize(
+    "method", [*METHODS.values(), MatrixScaling], ids=[*METHODS, "cross-validated"]
+)
+def test_ignored_rows_are_as_if_not_there(rng, method, how):
+    logits, labels, _ = confused(rng, n=400)
+    kept = rng.random(400) < 0.7
+    dropped = method().fit(logits[kept], labels[kept])
+    if how == "ignored":
+        fitted = method().fit(logits, np.where(kept, labels, -100), groups=None)
+    else:
+        fitted = method().fit(logits, labels, sample_weight=kept.astype(float))
+    np.testing.assert_allclose(
+        fitted.predict_proba(logits), dropped.predict_proba(logits), atol=1e-6
+    )
+
+
+@every
+def test_dtypes_and_containers_agree(rng, method, tmp_path):
+    logits, labels, _ = confused(rng)
+    exact = torch.from_numpy(logits).bfloat16()
+    wide = exact.double().numpy()
+    wide = wide.astype(np.float16).astype(np.float64)  # float16 holds what bfloat16 can, here
+    expected = method().fit(wide, labels).predict_proba(wide)
+    np.save(tmp_path / "logits.npy", wide.astype(np.float32))
+    given = [
+        wide.astype(np.float32),
+        wide.astype(np.float16),
+        wide.astype(">f4"),
+        torch.from_numpy(wide).half(),
+        torch.from_numpy(wide).bfloat16(),
+        torch.from_numpy(wide).float().reshape(20, 30, 4),
+        np.load(tmp_path / "logits.npy", mmap_mode="r"),
+    ]
+    for values in given:
+        fitted = method().fit(values, labels.reshape(values.shape[:-1]))
+        np.testing.assert_allclose(fitted.predict_proba(wide), expected, atol=2e-5)
+
+
+@every
+def test_log_odds_are_two_classes(rng, method):
+    odds = 3 * rng.normal(size=400)
+    labels = (rng.random(400) < 1 / (1 + np.exp(-odds / 2 - 0.5))).astype(int)
+    both = np.stack([np.zeros(400), odds], -1)
+    one, two = method().fit(odds, labels), method().fit(both, labels)
+    assert one.predict_proba(odds).shape == (400,)
+    np.testing.assert_allclose(one.predict_proba(odds), two.predict_proba(both)[:, 1], atol=1e-6)
+
+
+@every
+def test_refit_forgets_and_state_dict_restores(rng, method):
+    logits, labels, _ = confused(rng)
+    other, answers = drawn(rng, 600, 3, 3.0)
+    fresh = method().fit(logits, labels)
+    again = method().fit(other, answers).fit(logits, labels)
+    assert again.state_dict().keys() == fresh.state_dict().keys()
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    loaded = method()
+    loaded.load_state_dict(fresh.state_dict())
+    assert np.array_equal(loaded.predict_proba(logits), fresh.predict_proba(logits))
+    assert type(fresh)(**fresh.config()).config() == fresh.config()
+
+
+@every
+def test_order_of_classes_is_not_promised(rng, method):
+    logits, labels, _ = confused(rng)
+    fitted = method().fit(logits, labels)
+    assert not fitted.keeps_argmax
+    assert not fitted.monotone
+
+
+@every_affine
+def test_argmax_changes(rng, method):
+    logits, labels, _ = confused(rng)
+    fitted = method().fit(logits, labels)
+    assert (fitted.predict_proba(logits).argmax(-1) != logits.argmax(-1)).any()
+
+
+@every_affine
+def test_fit_lowers_the_loss_below_temperature_scaling(rng, method):
+    logits, labels, _ = confused(rng)
+    given = torch.from_numpy(logits)
+    tempered = TemperatureScaling().fit(logits, labels)(given)
+    assert cal.nll(method().fit(logits, labels)(given), labels) < cal.nll(tempered, labels)
+
+
+def test_sizes():
+    assert VectorScaling().size(7) == 14
+    assert MatrixScaling().size(7) == 56
+    assert DirichletCalibration().size(200) == 200 * 201
+    assert MatrixScaling().size(201) == 402
+    assert ClassTemperatures().size(7) == 7
+
+
+# ------------------------------------------------------------------------------------- hard data
+
+
+@every
+def test_missing_classes_are_named_once_and_bounded(rng, method):
+    logits, labels, _ = confused(rng, n=800, classes=6)
+    kept = (labels != 2) & (labels != 5)
+    with pytest.warns(UserWarning, match=r"2 of 6 classes have no sample \(2, 5\)") as caught:
+        fitted = method().fit(logits[kept], labels[kept])
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    probs = fitted.predict_proba(logits)
+    np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-5)
+    assert probs[:, 2].max() > 1e-9
+
+
+def test_absent_class_keeps_the_common_temperature(rng):
+    logits, labels = skewed(rng, 800, [1.0, 2.0, 3.0, 1.0])
+    labels[labels == 1] = 2
+    logits[:, 1] += 2  # another temperature for class 1 would help
+    with pytest.warns(UserWarning, match="keep the temperature"):
+        fitted = ClassTemperatures().fit(logits, labels)
+    common = TemperatureScaling().fit(logits, labels).temperature_
+    assert float(fitted.temperatures_[1]) == pytest.approx(float(common), rel=1e-5)
+    assert len(set(fitted.temperatures_.tolist())) > 1
+
+
+@pytest.mark.parametrize("turn", [0, 1], ids=["all right", "all wrong"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@every
+def test_separable_data_stay_bounded(rng, method, scale, turn):
+    logits = scale * rng.normal(size=(300, 3))
+    labels = (logits.argmax(-1) + turn) % 3
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = method().fit(logits, labels)
+    assert len(caught) <= 1
+    for value in fitted.state_dict().values():
+        assert (value.abs() < 1e4).all()
+    assert np.isfinite(fitted.predict_proba(logits)).all()
+
+
+def test_separable_data_are_said_to_be(rng):
+    logits = rng.normal(size=(300, 3))
+    with pytest.warns(UserWarning, match="tell the 300 samples apart"):
+        VectorScaling().fit(logits, logits.argmax(-1))
+    with pytest.warns(UserWarning, match="went to its bound"):
+        ClassTemperatures().fit(logits, logits.argmax(-1))
+
+
+def hasty(most):
+    """The solver with a limit of its own on the number of steps."""
+
+    def search(function, start, *, steps, tolerance):
+        return minimise(function, start, steps=min(steps, most), tolerance=tolerance)
+
+    return search
+
+
+@every_affine
+def test_search_that_stops_early_is_said_to(rng, method, monkeypatch):
+    logits, labels, _ = confused(rng)
+    monkeypatch.setattr(affine, "minimise", hasty(1))
+    with pytest.warns(UserWarning, match="stopped early, after 1 steps"):
+        fitted = method().fit(logits, labels)
+    assert not fitted.solution_.converged
+
+
+@every
+def test_masked_classes_are_refused(rng, method):
+    logits, labels = drawn(rng, 300, 3)
+    fitted = method().fit(logits, labels)
+    logits[7, (labels[7] + 1) % 3] = -np.inf
+    for refuse in (lambda: method().fit(logits, labels), lambda: fitted.predict_proba(logits)):
+        with pytest.raises(ValueError, match=r"finite here, row 7 has -inf.* temperature method"):
+            refuse()
+
+
+@pytest.mark.parametrize(("bad", "said"), [(np.nan, "row 7 has NaN"), (np.inf, r"row 7 has \+inf")])
+@every
+def test_broken_rows_are_named(rng, method, bad, said):
+    logits, labels = drawn(rng, 300, 3)
+    labels[3] = -100
+    logits[7, 1] = bad
+    with pytest.raises(ValueError, match=said):
+        method().fit(logits, labels)
+
+
+@pytest.mark.filterwarnings("ignore:.*parameters for")
+@every
+def test_nothing_to_fit_is_refused(method):
+    with pytest.raises(ValueError, match="nothing to measure"):
+        method().fit(np.zeros((3, 2)), [-100, -100, -100])
+
+
+@pytest.mark.parametrize("method", [*METHODS.values(), MatrixScaling])
+def test_time_limit_ends_the_fit(rng, method):
+    logits, labels, _ = confused(rng)
+    with time_limit(0), pytest.raises(TimeoutError):
+        method().fit(logits, labels)
+
+
+def test_time_limit_reaches_the_folds(rng, monkeypatch):
+    logits, labels, _ = confused(rng)
+    given = affine.gather(examples(logits, labels), affine.centred, np.arange(600) % 5)
+    vectors = [affine.penalty_vector(4, affine.Penalties(each, 1.0, 1.0)) for each in (1.0, 0.1)]
+    monkeypatch.setattr(affine, "diagonal_curvature", lambda held, size: np.ones(size))
+    with time_limit(0), pytest.raises(TimeoutError):
+        affine.cross_validated(given, vectors)
+    with time_limit(0), pytest.raises(TimeoutError):
+        classwise.search(given, 1)
+
+
+@pytest.mark.parametrize("value", [-1.0, np.inf, np.nan])
+@pytest.mark.parametrize("name", ["off_diagonal", "intercept"])
+@pytest.mark.parametrize("method", ODIR)
+def test_wrong_penalties_are_refused(method, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a finite number of at least 0, or None"):
+        method(**{name: value})
+
+
+def test_wrong_passes_are_refused():
+    with pytest.raises(ValueError, match="passes must be a positive whole number, got 0"):
+        ClassTemperatures(passes=0)
+
+
+# ------------------------------------------------------------------------------------ many classes
+
+
+class Largest(TorchFunctionMode):
+    """Remember the number of elements of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(each, torch.Tensor):
+                self.size = max(self.size, each.numel())
+        return out
+
+
+def in_turn(task, *arguments, always=False):
+    return [task(*each) for each in zip(*arguments, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:.*parameters for")
+@pytest.mark.parametrize("method", ODIR)
+def test_no_tensor_of_samples_by_classes_squared(rng, method, monkeypatch):
+    logits, labels = drawn(rng, 1500, 150, 2.0)
+    monkeypatch.setattr(affine, "minimise", hasty(3))
+    monkeypatch.setattr(affine, "on_threads", in_turn)  # what is seen is seen in this thread
+    with Largest() as seen, pytest.warns(UserWarning, match="stopped early"):
+        method(off_diagonal=1e4, intercept=1.0).fit(logits, labels)
+    assert 150 * 150 <= seen.size <= logits.size
+
+
+@pytest.mark.filterwarnings("ignore:.*parameters for")
+@pytest.mark.parametrize("method", ODIR)
+def test_many_classes_fall_back_to_a_diagonal(rng, method):
+    logits, labels = drawn(rng, 1005, 201, 2.0)
+    labels[:201] = np.arange(201)
+    with pytest.warns(UserWarning, match=r"201 classes are too many.* only its diagonal") as caught:
+        fitted = method().fit(logits, labels)
+    assert sum("201 classes" in str(each.message) for each in caught) == 1
+    assert fitted.is_diagonal_
+    assert fitted.weight_.shape == fitted.bias_.shape == (201,)
+    assert float(fitted.off_diagonal_) == np.inf
+    small = method(**GIVEN).fit(*drawn(rng, 400, 4))
+    assert not small.is_diagonal_
+    assert small.weight_.shape == (4, 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*parameters for", "ignore:.*201 classes are too many")
+def test_diagonal_is_vector_scaling_where_penalties_are_weak(rng):
+    logits, labels = drawn(rng, 3000, 201, 2.0, scale=4)
+    labels[:201] = np.arange(201)
+    plain = VectorScaling().fit(logits, labels)
+    fitted = MatrixScaling(off_diagonal=1.0, intercept=0.0).fit(logits, labels)
+    np.testing.assert_allclose(fitted.predict_proba(logits), plain.predict_proba(logits), atol=1e-5)

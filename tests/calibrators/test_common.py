@@ -1,0 +1,378 @@
+"""What every calibrator promises, held against all of them."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, softmax
+
+import calibrant as cal
+from calibrant._core.chunks import examples
+from calibrant._core.logpartition import tabulate
+from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
+from calibrant.calibrators.registry import CALIBRATORS
+from tests.support.simulate import drawn
+
+KEEPERS = [name for name, kind in CALIBRATORS.items() if kind.keeps_argmax]
+TABLED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, RecordsCalibrator)]
+TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
+SIZES = {
+    **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
+    **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0},
+    **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
+    **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
+    **{"gc": 40, "procal": 21, "fc": 2},
+}
+"""Parameters of each method for six classes; those of ``auto`` are known when it has chosen."""
+MASKABLE = TABLED  # methods that scale classes one by one refuse masked ones
+
+
+def features_of(logits) -> torch.Tensor:
+    """Features whose last layer is the identity: centred logits, or halves of log-odds."""
+    scores = torch.as_tensor(logits)
+    scores = scores if scores.is_floating_point() else scores.double()
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def beside(calibrator, logits) -> dict[str, Any]:
+    """What a fit wants besides logits and labels."""
+    if not calibrator.needs_features:
+        return {}
+    scores = torch.as_tensor(logits)
+    if scores.ndim == 1:
+        scores = torch.stack([torch.zeros_like(scores), scores], -1)
+    width = scores.shape[-1]
+    return {"features": features_of(scores), "head": (np.eye(width), np.zeros(width))}
+
+
+def fitted(name, logits, labels, **options) -> Any:
+    """A calibrator of that name; what it says about small samples is tested elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        calibrator = CALIBRATORS[name]()
+        return calibrator.fit(logits, labels, **beside(calibrator, logits), **options)
+
+
+def inputs(calibrator, logits):
+    if not calibrator.needs_features:
+        return None
+    one = calibrator._classes == 1
+    scores = torch.as_tensor(logits)
+    return features_of(torch.stack([torch.zeros_like(scores), scores], -1) if one else scores)
+
+
+def predicted(calibrator, logits):
+    features = inputs(calibrator, logits)
+    return calibrator.predict_proba(logits, features)
+
+
+def applied(calibrator, logits):
+    return calibrator(logits, inputs(calibrator, logits))
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Over-confident logits of 6 classes, more so where the margin is large."""
+    rng = np.random.default_rng(7)
+    logits, labels = drawn(rng, 1500, 6, temperature=1.8, scale=2.5)
+    return logits, labels
+
+
+@pytest.fixture(scope="module", params=list(CALIBRATORS))
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def calibrator(name, data):
+    return fitted(name, *data)
+
+
+def test_probabilities_sum_to_one_and_numpy_in_gives_numpy_out(calibrator, data):
+    probs = predicted(calibrator, data[0])
+    assert isinstance(probs, np.ndarray)
+    assert probs.shape == data[0].shape
+    assert probs.min() >= 0
+    np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
+
+
+def test_forward_has_its_top_at_zero_and_is_the_logarithm_of_the_probabilities(calibrator, data):
+    logits = torch.from_numpy(data[0]).float()
+    out = applied(calibrator, logits)
+    assert out.dtype == torch.float32
+    assert (out.amax(-1) == 0).all()
+    torch.testing.assert_close(out.softmax(-1), predicted(calibrator, logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_comes_out_wider(calibrator, data, dtype):
+    assert applied(calibrator, torch.from_numpy(data[0]).to(dtype)).dtype == torch.float32
+
+
+def test_it_improves_the_likelihood_of_what_it_was_fitted_on(name, calibrator, data):
+    logits, labels = data
+    before = cal.nll(logits, labels)
+    after = cal.nll(np.asarray(applied(calibrator, torch.from_numpy(logits))), labels)
+    assert after <= before + 1e-6 if name == "none" else after < before - 0.02
+
+
+def test_it_calibrates_fresh_data(name, calibrator):
+    logits, labels = drawn(np.random.default_rng(8), 20_000, 6, temperature=1.8, scale=2.5)
+    error = cal.evaluate(
+        np.asarray(applied(calibrator, torch.from_numpy(logits))), labels, level=None
+    )
+    if name == "none":
+        assert error["ece"].value > 0.05
+    else:  # six curves from 1500 samples fit some of their noise
+        assert error["ece"].value < (0.04 if name == "isotonic_ovr" else 0.03)
+
+
+def test_a_constant_added_to_a_row_changes_nothing(name, calibrator, data):
+    logits, labels = data
+    shifted = log_softmax(logits, -1) + 3.0
+    again = fitted(name, shifted, labels)
+    np.testing.assert_allclose(predicted(again, shifted), predicted(calibrator, logits), atol=2e-4)
+
+
+def test_order_of_the_examples_does_not_matter(name, calibrator, data, rng):
+    if name in ("auto", "gc"):
+        pytest.skip("its folds depend on the order")
+    order = rng.permutation(len(data[0]))
+    again = fitted(name, data[0][order], data[1][order])
+    np.testing.assert_allclose(predicted(again, data[0]), predicted(calibrator, data[0]), atol=5e-3)
+
+
+def test_ignored_labels_and_zero_weights_are_rows_left_out(name, calibrator, data):
+    logits, labels = (np.concatenate([x, x[:100]]) for x in data)
+    ignored = labels.copy()
+    ignored[-100:] = -100
+    weight = np.ones(len(labels))
+    weight[-100:] = 0
+    expected = predicted(calibrator, data[0])
+    for again in (
+        fitted(name, logits, ignored),
+        fitted(name, logits, labels, sample_weight=weight),
+    ):
+        np.testing.assert_array_equal(predicted(again, data[0]), expected)
+
+
+def test_weight_two_is_a_row_twice(name, data):
+    if name in ("auto", "matrix", "dirichlet", "gc"):
+        pytest.skip("its folds differ")
+    if name == "procal":
+        pytest.skip("a row twice has a neighbour at no distance")
+    logits, labels = (x[:400] for x in data)
+    weight = np.where(np.arange(400) < 150, 2.0, 1.0)
+    twice = fitted(name, np.concatenate([logits, logits[:150]]), np.append(labels, labels[:150]))
+    weighted = fitted(name, logits, labels, sample_weight=weight)
+    np.testing.assert_allclose(predicted(weighted, logits), predicted(twice, logits), atol=5e-3)
+
+
+def test_tokens_are_rows(name, calibrator, data):
+    logits, labels = data[0].reshape(50, 30, 6), data[1].reshape(50, 30)
+    again = fitted(name, logits, labels)
+    probs = predicted(again, logits)
+    assert probs.shape == (50, 30, 6)
+    np.testing.assert_array_equal(probs.reshape(-1, 6), predicted(calibrator, data[0]))
+
+
+def test_many_rows_are_predicted_as_a_few_are(name, calibrator, data, small_blocks):
+    logits = data[0][:300].reshape(10, 30, 6)
+    probs = predicted(calibrator, logits)
+    for few, rows in zip(probs, logits, strict=True):
+        np.testing.assert_allclose(few, predicted(calibrator, rows), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-6), (torch.float32, 1e-3), (torch.float16, 0.01), (torch.bfloat16, 0.02)],
+)
+def test_every_precision_gives_nearly_the_same_fit(name, calibrator, data, dtype, tolerance):
+    if name == "auto" and tolerance > 0.001:
+        pytest.skip("may choose another method")
+    again = fitted(name, torch.from_numpy(data[0]).to(dtype), torch.from_numpy(data[1]))
+    difference = predicted(again, data[0]) - predicted(calibrator, data[0])
+    assert np.abs(difference).mean() < tolerance
+
+
+def test_a_refit_forgets_and_the_same_data_give_the_same_fit(name, calibrator, data, rng):
+    again = fitted(name, *drawn(rng, 500, 3, temperature=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again.fit(*data, **beside(again, data[0]))
+    np.testing.assert_array_equal(predicted(again, data[0]), predicted(calibrator, data[0]))
+
+
+def test_log_odds_are_two_classes(name, rng):
+    odds, labels = drawn(rng, 800, 2, temperature=2.0)
+    one = fitted(name, odds[:, 1] - odds[:, 0], labels)
+    two = fitted(name, odds, labels)
+    probs = predicted(one, odds[:, 1] - odds[:, 0])
+    assert probs.shape == (800,)
+    np.testing.assert_allclose(probs, predicted(two, odds)[:, 1], atol=1e-3)
+    tags = applied(one, torch.zeros(4, 5))  # any shape: each number is a problem of its own
+    assert tags.shape == (4, 5)
+
+
+def test_state_dict_carries_the_fit(name, calibrator, data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = CALIBRATORS[name](**calibrator.config())
+    other.load_state_dict(calibrator.state_dict())
+    np.testing.assert_array_equal(predicted(other, data[0]), predicted(calibrator, data[0]))
+
+
+def test_unfitted_and_wrong_inputs_are_refused(name, calibrator):
+    with pytest.raises(RuntimeError, match="is not fitted"):
+        CALIBRATORS[name]()(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"logits must be \(..., 6\), as in fit, got \(2, 5\)"):
+        predicted(calibrator, np.zeros((2, 5)))
+    with pytest.raises(ValueError, match="row 1 has NaN"):
+        predicted(calibrator, np.array([[0.0] * 6, [np.nan] * 6]))
+    with pytest.raises(TypeError, match="logits must be floating point"):
+        predicted(calibrator, np.zeros((2, 6), dtype=int))
+
+
+def test_the_config_rebuilds_it(name):
+    assert (
+        CALIBRATORS[name](**CALIBRATORS[name]().config()).config() == CALIBRATORS[name]().config()
+    )
+
+
+def test_size_counts_what_is_learned_and_warns(name, data):
+    calibrator = CALIBRATORS[name]()
+    size = calibrator.size(6)
+    assert size == SIZES[name]
+    few = max(5 * size // 2, 2)
+    if size == 0:
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calibrator.fit(data[0][:few], data[1][:few], **beside(calibrator, data[0][:few]))
+    assert any(
+        f"has {size:,} parameter{'s' * (size > 1)} for {few:,} samples" in str(w.message)
+        for w in caught
+    )
+
+
+# Promises that only some make
+
+
+def near_ties(rng, rows, classes, dtype):
+    """Random rows, a third of them with a runner-up within a rounding error of the top."""
+    logits = torch.from_numpy(rng.normal(size=(rows, classes)) * 4).to(dtype)
+    close = torch.arange(rows) % 3 == 0
+    top = logits.argmax(-1)
+    other = (top + 1) % classes
+    nudged = torch.nextafter(logits.amax(-1), torch.tensor(-torch.inf, dtype=dtype))
+    at = torch.arange(rows)[close]
+    logits[at, other[close]] = nudged[close]
+    tied = torch.arange(rows) % 7 == 0
+    at = torch.arange(rows)[tied]
+    logits[at, other[tied]] = logits.amax(-1)[tied]
+    return logits
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_million_predictions_are_kept_near_ties_included(keeper, dtype, data, rng):
+    calibrator = fitted(keeper, *data)
+    logits = near_ties(rng, 1_000_000 // 3, 6, dtype)
+    expected = logits.argmax(-1)
+    out = applied(calibrator, logits)
+    assert (out.argmax(-1) == expected).all()
+    assert (out.softmax(-1).argmax(-1) == expected).all()
+    ties = (logits == logits.amax(-1, keepdim=True)).sum(-1)
+    assert ((out == 0).sum(-1) == ties).all()  # what was equal stays equal, and nothing else
+
+
+@pytest.mark.parametrize("tabled", TABLED)
+def test_the_order_of_all_classes_is_kept(tabled, data):
+    logits = data[0][:500]
+    out = np.asarray(applied(fitted(tabled, *data), torch.from_numpy(logits)))
+    order = logits.argsort(-1)
+    assert (np.diff(np.take_along_axis(out, order, -1), axis=-1) >= 0).all()
+
+
+@pytest.mark.parametrize("tabled", TABLED)
+def test_claims_from_the_table_are_those_of_the_exact_softmax(tabled, data):
+    calibrator = fitted(tabled, *data)
+    claims = calibrator.claims(tabulate(examples(*data)))
+    out = predicted(calibrator, data[0])
+    np.testing.assert_allclose(claims.confidence, out.max(-1), atol=1e-4)
+    true = out[np.arange(len(out)), data[1]]
+    np.testing.assert_allclose(claims.nll, -np.log(true), atol=2e-3)
+
+
+@pytest.mark.parametrize("maskable", MASKABLE)
+def test_masked_classes_stay_impossible_and_count_for_nothing(maskable, data):
+    logits, labels = data
+    masked = np.concatenate([logits, np.full((len(logits), 2), -np.inf)], axis=1)
+    wide, narrow = fitted(maskable, masked, labels), fitted(maskable, logits, labels)
+    probs = predicted(wide, masked)
+    assert (probs[:, 6:] == 0).all()
+    np.testing.assert_allclose(probs[:, :6], predicted(narrow, logits), atol=5e-3)
+    alone = np.array([[0.0] + [-np.inf] * 7])
+    np.testing.assert_array_equal(predicted(wide, alone), [[1.0] + [0.0] * 7])
+
+
+@pytest.mark.parametrize("maskable", MASKABLE)
+def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, data):
+    logits, labels = data
+    sure = np.full((30, 6), -np.inf)
+    sure[:, 0] = 1.0
+    mixed = fitted(maskable, np.concatenate([logits, sure]), np.append(labels, np.zeros(30, int)))
+    assert np.isfinite(predicted(mixed, logits)).all()
+
+
+@pytest.mark.parametrize("tempered", TEMPERED)
+def test_temperature_divides_the_logits(tempered, data):
+    logits = data[0][:50]
+    calibrator = fitted(tempered, *data)
+    temperature = calibrator.temperature(logits)
+    assert isinstance(temperature, np.ndarray)
+    assert temperature.shape == (50,)
+    assert (temperature > 0).all()
+    np.testing.assert_allclose(
+        predicted(calibrator, logits), softmax(logits / temperature[:, None], -1), atol=1e-6
+    )
+    assert calibrator.temperature(torch.from_numpy(logits)).shape == (50,)
+
+
+@pytest.mark.parametrize("answers", ["right", "wrong"])
+def test_data_without_an_optimum_end_within_bounds(name, answers, rng):
+    logits = rng.normal(size=(300, 4)) * 3
+    labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
+    calibrator = fitted(name, logits, labels)
+    assert np.isfinite(predicted(calibrator, logits)).all()
+    assert all(torch.isfinite(v).all() for v in calibrator.state_dict().values())
+
+
+def test_a_fit_on_one_example_or_none(name):
+    calibrator = fitted(name, np.array([[2.0, 1.0, 0.0]]), [0])
+    assert np.isfinite(predicted(calibrator, [[0.5, 0.25, 0.0]])).all()
+    with pytest.raises(ValueError, match="nothing to measure"):
+        fitted(name, np.zeros((3, 4)), [-100, -100, -100])
+
+
+@pytest.mark.parametrize("from_table", [False, True])
+def test_samples_that_are_all_alike_are_told_of(from_table):
+    rng = np.random.default_rng(0)
+    logits = np.repeat(2 * rng.normal(size=(20, 5)), 100, axis=0)
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    module = cal.HistogramBinning()
+    fit = {
+        False: lambda: module.fit(logits, labels),
+        True: lambda: module.fit_records(tabulate(examples(logits, labels))),
+    }
+    with pytest.warns(UserWarning, match=r"2,000 samples \(\d+ of the first are not alike\)"):
+        fit[from_table]()
+    cal.TemperatureScaling().fit(logits, labels)  # one parameter is not too many for them
+
+
+def test_labels_of_one_class_are_told_of():
+    logits = np.random.default_rng(0).normal(size=(500, 3))
+    with pytest.warns(UserWarning, match="all 500 labels are 1: what is learned of one class"):
+        cal.TemperatureScaling().fit(logits, np.ones(500, int))

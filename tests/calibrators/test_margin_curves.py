@@ -1,0 +1,233 @@
+"""Temperature and change of confidence along the margin: the numbers and their plots."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, softmax
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.margin_curves import (
+    MarginChange,
+    MarginTemperature,
+    margin_change,
+    margin_temperature,
+)
+from calibrant.calibrators.network import SMART
+from calibrant.calibrators.scaling import EnsembleTemperatureScaling, Identity, TemperatureScaling
+from tests.support.simulate import drawn
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Over-confident logits, some rows with one possible class."""
+    rng = np.random.default_rng(2)
+    logits, labels = drawn(rng, 400, 5, 2.0, scale=4.0)
+    logits[::40] = -np.inf
+    logits[::40, 2] = 1.0
+    labels[::40] = 2
+    return logits, labels
+
+
+@pytest.fixture(scope="module")
+def smart(data):
+    return SMART(steps=80, rate=0.02).fit(*data)
+
+
+def groups_of(logits, count):
+    """Rows in order of their margins, cut into groups whose sizes differ by one at most."""
+    margin = [np.sort(row)[-1] - np.sort(row)[-2] for row in logits]
+    order = sorted((m, i) for i, m in enumerate(margin) if m < np.inf)
+    size, larger = divmod(len(order), count)
+    parts, at = [], 0
+    for part in range(count):
+        end = at + size + (part < larger)
+        parts.append([i for _, i in order[at:end]])
+        at = end
+    assert at == len(order)
+    return np.array(margin), parts
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("groups", [1, 7, 30])
+def test_temperatures_are_the_quantiles_of_groups_by_margin(data, smart, groups):
+    logits = data[0]
+    found = margin_temperature(smart, logits, groups=groups)
+    margin, parts = groups_of(logits, groups)
+    temperature = smart.temperature(logits)
+    np.testing.assert_allclose(found.margin, [margin[p].mean() for p in parts])
+    for values, share in ((found.temperature, 50), (found.low, 5), (found.high, 95)):
+        np.testing.assert_allclose(values, [np.percentile(temperature[p], share) for p in parts])
+    assert np.ptp(found.temperature) > 0.05 or groups == 1
+    assert (found.low <= found.temperature).all()
+    assert (found.temperature <= found.high).all()
+
+
+@pytest.mark.parametrize("groups", [1, 7, 30])
+@pytest.mark.parametrize("kind", [TemperatureScaling, EnsembleTemperatureScaling, None])
+def test_changes_are_the_means_of_groups_by_margin(data, smart, groups, kind):
+    logits, labels = data
+    fitted = smart if kind is None else kind().fit(logits, labels)
+    found = margin_change(fitted, logits, groups=groups)
+    margin, parts = groups_of(logits, groups)
+    change = fitted.predict_proba(logits).max(-1) - softmax(logits, -1).max(-1)
+    np.testing.assert_allclose(found.margin, [margin[p].mean() for p in parts])
+    np.testing.assert_allclose(found.change, [change[p].mean() for p in parts], atol=1e-12)
+    assert (found.change < 0).all()  # less sure than before
+
+
+def test_doing_nothing_changes_nothing(data):
+    found = margin_change(Identity().fit(*data), data[0])
+    np.testing.assert_array_equal(found.change, 0)
+    assert (margin_temperature(Identity().fit(*data), data[0]).high == 1).all()
+
+
+@pytest.mark.parametrize("curve", [margin_temperature, margin_change])
+def test_there_are_thirty_groups_and_no_more_than_rows(smart, data, curve):
+    assert len(curve(smart, data[0])[0]) == 30
+    assert len(curve(smart, data[0][1:8])[0]) == 7
+    for groups in (0, -1):
+        with pytest.raises(ValueError, match=f"groups must be at least 1, got {groups}"):
+            curve(smart, data[0], groups=groups)
+
+
+@pytest.mark.parametrize("curve", [margin_temperature, margin_change])
+def test_tokens_are_rows_and_tensors_are_arrays(smart, data, curve):
+    expected = curve(smart, data[0], groups=5)
+    for same in (data[0].reshape(20, 20, 5), torch.from_numpy(data[0])):
+        for column, wanted in zip(curve(smart, same, groups=5), expected, strict=True):
+            assert isinstance(column, np.ndarray)
+            np.testing.assert_allclose(column, wanted, rtol=1e-12)
+    half = curve(smart, data[0].astype(np.float16), groups=5)
+    for column, wanted in zip(half, expected, strict=True):
+        np.testing.assert_allclose(column, wanted, rtol=0.02, atol=1e-3)
+
+
+def test_temperatures_of_log_odds(rng):
+    odds = 3 * rng.normal(size=300)
+    labels = (rng.random(300) < expit(odds / 2)).astype(int)
+    fitted = TemperatureScaling().fit(odds, labels)
+    found = margin_temperature(fitted, odds, groups=3)
+    np.testing.assert_allclose(found.temperature, float(fitted.temperature_), rtol=1e-6)
+    order = np.array_split(np.sort(np.abs(odds)), 3)
+    np.testing.assert_allclose(found.margin, [part.mean() for part in order])
+
+
+def test_changes_of_log_odds(rng):
+    odds = 3 * rng.normal(size=300)
+    labels = (rng.random(300) < expit(odds / 2)).astype(int)
+    fitted = TemperatureScaling().fit(odds, labels)
+    found = margin_change(fitted, odds, groups=3)
+    size = np.sort(np.abs(odds))
+    change = expit(size / float(fitted.temperature_)) - expit(size)
+    expected = [part.mean() for part in np.array_split(change, 3)]
+    np.testing.assert_allclose(found.change, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("curve", [margin_temperature, margin_change])
+def test_rows_without_a_margin_have_no_groups(smart, data, curve):
+    found = curve(smart, data[0][::40], groups=3)
+    assert len(found.margin) == 0
+
+
+# Plots
+
+
+@pytest.fixture
+def plt():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+    yield plt
+    plt.close("all")
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def saved(axes, tmp_path):
+    """Pixels of the saved picture."""
+    from matplotlib.image import imread
+
+    path = tmp_path / "plot.png"
+    axes.figure.savefig(path)
+    return imread(path)
+
+
+@pytest.fixture
+def curve():
+    margin = np.array([0.5, 2.0, 6.0])
+    temperature = np.array([2.0, 1.5, 0.9])
+    return MarginTemperature(margin, temperature, temperature - 0.2, temperature + 0.3)
+
+
+def test_the_temperature_plot_draws_its_curve(plt, curve, tmp_path):
+    from calibrant import plots
+
+    axes: Any = plots.temperature_plot(curve)
+    line, level = axes.get_lines()
+    np.testing.assert_array_equal(line.get_xydata(), np.stack([curve.margin, curve.temperature], 1))
+    assert list(level.get_ydata()) == [1, 1]
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    for ends in (curve.low, curve.high):
+        for point in zip(curve.margin, ends, strict=True):
+            assert (np.abs(corners - point).max(-1) < 1e-9).any()
+    assert axes.get_xlabel() == "margin of the top two logits"
+    assert axes.get_ylabel() == "temperature"
+    assert legend(axes) == ["temperature", "unchanged"]
+    assert legend(plots.temperature_plot(curve, label="SMART"))[0] == "SMART"
+    assert np.ptp(saved(axes, tmp_path)) > 0.5
+
+
+def test_the_adjustment_plot_draws_a_line_for_each_method(plt, tmp_path):
+    from calibrant import plots
+
+    margin = np.array([1.0, 3.0])
+    changes = {
+        name: MarginChange(margin, np.array([-0.1, 0.02 * i]))
+        for i, name in enumerate(["ts", "smart", "odds", "blend", "auto"])
+    }
+    axes: Any = plots.adjustment_plot(changes)
+    *lines, level = axes.get_lines()
+    assert list(level.get_ydata()) == [0, 0]
+    for line, curve in zip(lines, changes.values(), strict=True):
+        np.testing.assert_allclose(line.get_xdata(), margin)
+        np.testing.assert_allclose(line.get_ydata(), 100 * curve.change)
+    assert len({line.get_linestyle() for line in lines}) == 4  # also without colours
+    assert len({line.get_color() for line in lines}) == 5
+    assert legend(axes) == list(changes)
+    assert axes.get_xlabel() == "margin of the top two logits"
+    assert axes.get_ylabel() == "change of confidence (points)"
+    assert np.ptp(saved(axes, tmp_path)) > 0.5
+
+
+def test_plots_go_into_the_axes_they_are_given(plt, curve):
+    from calibrant import plots
+
+    figure, (left, right) = plt.subplots(1, 2)
+    assert plots.temperature_plot(curve, left) is left
+    assert plots.adjustment_plot({"ts": MarginChange(curve.margin, curve.low)}, right) is right
+    assert plt.get_fignums() == [figure.number]
+    assert left.has_data()
+    assert right.has_data()
+
+
+@pytest.mark.parametrize("rows", [1, 400])
+def test_curves_of_fitted_calibrators_can_be_plotted(plt, data, smart, rows, tmp_path):
+    from calibrant import plots
+
+    logits = data[0][1 : rows + 1]
+    methods: dict[str, Calibrator] = {"none": Identity().fit(*data), "smart": smart}
+    changes = {name: margin_change(fitted, logits) for name, fitted in methods.items()}
+    for axes in (
+        plots.temperature_plot(margin_temperature(smart, logits)),
+        plots.adjustment_plot(changes),
+    ):
+        assert np.ptp(saved(axes, tmp_path)) > 0.5

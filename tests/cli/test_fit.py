@@ -1,0 +1,577 @@
+"""The verbs fit, apply and compare: one call each, figures on stdout, talk on stderr."""
+
+import json
+import os
+import re
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import calibrant
+from calibrant import artifacts as io
+from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.cli.fit import fit
+from calibrant.cli.shared import method_options
+from calibrant.workflows.apply import apply_file
+from calibrant.workflows.compare import compare
+from calibrant.workflows.fit import fit_file
+from tests.workflows.test_evaluate import predictions
+from tests.workflows.test_fit import PerRow, Shift, splits
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Work in a folder with a file of two splits, p.npz, and one without val set, test.npz."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("p.npz", **splits(val=predictions(seed=1), test=predictions(rows=500, seed=2)))
+    np.savez("test.npz", **splits(test=predictions(seed=3)))
+    np.savez("plain.npz", **predictions(seed=4))
+    return tmp_path
+
+
+class Failing(TemperatureScaling):
+    """Cannot be fitted."""
+
+    def _fit_records(self, records):
+        raise ValueError("no such luck")
+
+
+# fit
+
+
+def test_fit_saves_what_it_learned(run):
+    code, out, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
+    assert code == 0
+    found: Any = io.load("saved")
+    expected: Any = fit_file("p.npz", "ts")
+    assert float(found.temperature_) == float(expected.temperature_)
+    lines = out.splitlines()
+    assert lines[0] == "ts on p.npz, val split"
+    assert lines[1] == "564 examples, 5 classes; 1 parameter"
+    assert lines[2] == f"temperature {float(expected.temperature_):.4g}"
+    assert re.search(r"^on the data of the fit +before +after", out, re.M)
+    val = predictions(seed=1)
+    before = calibrant.evaluate(val["logits"], val["labels"], level=None)
+    with torch.no_grad():
+        logits = expected(torch.as_tensor(val["logits"]))
+    after = calibrant.evaluate(logits, val["labels"], level=None)
+    shown = re.search(r"^ECE +([\d.]+) % +([\d.]+) %", out, re.M)
+    assert shown is not None
+    assert float(shown[1]) == round(100 * before["ece"].value, 2)
+    assert float(shown[2]) == round(100 * after["ece"].value, 2)
+    assert "The fit has seen these examples" in lines[-1]
+    assert err == "saved in saved; to use it: calibrant apply saved p.npz -o OUT\n"
+    assert max(map(len, lines)) <= 80
+
+
+def test_fit_in_json(run):
+    code, out, _ = run(
+        *("fit", "p.npz", "--method", "ts", "--set", "objective=brier", "-o", "saved", "--json")
+    )
+    found = json.loads(out)
+    learned: Any = io.load("saved")
+    assert code == 0
+    assert learned.objective == "brier"
+    temperature = float(learned.temperature_)
+    assert found["learned"] == {"temperature": temperature}
+    assert found["temperature"] == {"low": temperature, "high": temperature}
+    for key, value in (
+        *(("method", "ts"), ("options", {"objective": "brier"}), ("folds", None)),
+        *(("saved", "saved"), ("split", "val"), ("n", 564), ("classes", 5), ("parameters", 1)),
+        ("argmax_changed", 0),
+    ):
+        assert found[key] == value
+    for key in ("before", "after"):
+        assert list(found[key]) == ["accuracy", "ece", "nll", "brier"]
+        assert found[key]["ece"].keys() == {"value", "low", "high"}
+        assert found[key]["ece"]["low"] is None
+    assert found["after"]["nll"]["value"] < found["before"]["nll"]["value"]
+
+
+def test_range_of_temperatures_and_changed_classes_are_told(run, monkeypatch):
+    monkeypatch.setitem(CALIBRATORS, "per_row", PerRow)
+    monkeypatch.setitem(CALIBRATORS, "shift", Shift)
+    monkeypatch.setattr(io, "save", lambda *_: None)
+    each = PerRow().fit([[1.0, 0.0]], [0])
+    each._fitted(5)
+    val = predictions(seed=1)
+    found = each.temperature(val["logits"][val["labels"] >= 0])
+    _, out, _ = run("fit", "p.npz", "--method", "per_row", "-o", "saved")
+    assert f"\ntemperatures from {found.min():.4g} to {found.max():.4g}\n" in out
+    _, out, _ = run("fit", "p.npz", "--method", "shift", "-o", "saved")
+    assert re.search(r"^the predicted class of \d+ examples changes$", out, re.M)
+
+
+def test_explanation_of_a_method_is_shown(run, monkeypatch):
+    monkeypatch.setattr(TemperatureScaling, "reasons", "chose it:\n  why", raising=False)
+    _, out, _ = run("fit", "p.npz", "--method", "ts", "-o", "saved")
+    assert out.splitlines()[1:3] == ["chose it:", "  why"]
+
+
+def honest(rows=2000, seed=9):
+    """Logits that the labels are drawn from: there is nothing to calibrate."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(rows, 5))
+    return {"logits": logits, "labels": (logits + rng.gumbel(size=logits.shape)).argmax(-1)}
+
+
+def test_auto_tells_what_its_choice_would_tell(run):
+    data = honest()
+    np.savez("sure.npz", logits=3 * data["logits"], labels=data["labels"])
+    _, alone, _ = run("fit", "sure.npz", "--method", "ts", "-o", "saved")
+    _, chosen, _ = run("fit", "sure.npz", "-o", "saved")
+    assert "chose ts:" in chosen
+    assert alone.splitlines()[1:] == chosen.splitlines()[-len(alone.splitlines()) + 1 :]
+    assert re.search(r"^temperature [23]\.\d+$", chosen, re.M)
+    alone, chosen = (
+        json.loads(run("fit", "sure.npz", *more, "-o", "saved", "--json")[1])
+        for more in (["--method", "ts"], [])
+    )
+    assert alone.pop("method") == "ts"
+    assert chosen.pop("method") == "auto"
+    assert alone == chosen
+
+
+@pytest.mark.parametrize(
+    ("method", "folds"), [("auto", []), ("none", []), ("ts", []), ("none", ["--cross-fit", "3"])]
+)
+def test_a_fit_that_changes_nothing_says_so_in_a_sentence(run, method, folds):
+    data = honest()
+    best: Any = TemperatureScaling().fit(**data)
+    if method == "ts":  # of these the best temperature is 1
+        data["logits"] = data["logits"] / float(best.temperature_)
+    np.savez("honest.npz", **data)
+    before = calibrant.evaluate(**data, level=None)
+    accuracy, ece, nll, brier = (before[n].value for n in ("accuracy", "ece", "nll", "brier"))
+    code, out, _ = run("fit", "honest.npz", "--method", method, *folds, "-o", "saved")
+    start = "Out of 3 folds nothing" if folds else "Nothing"
+    figures = f"accuracy {100 * accuracy:.2f} %, ECE {100 * ece:.2f} %, NLL {nll:.4f}, "
+    figures += f"Brier {brier:.4f}"
+    assert code == 0
+    assert out.splitlines()[-1] == f"{start} changes: {figures} before and after."
+    assert not re.search("on the data of the fit|^ECE|The fit has seen|Each example", out, re.M)
+
+
+def test_figures_that_stay_are_a_table_if_predictions_change(run, monkeypatch):
+    class Swap(Shift):
+        """Exchanges two classes that are never the answer."""
+
+        def _transform(self, logits, top, features):
+            return torch.cat([logits[..., :-2], logits[..., -2:].flip(-1)], -1)
+
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(50, 4)) + 9 * np.eye(4)[2]
+    np.savez("wrong.npz", logits=logits, labels=np.arange(50) % 2)
+    monkeypatch.setitem(CALIBRATORS, "swap", Swap)
+    monkeypatch.setattr(io, "save", lambda *_: None)
+    _, out, _ = run("fit", "wrong.npz", "--method", "swap", "-o", "saved")
+    rows = re.findall(r"^(?:accuracy|ECE|NLL|Brier) +([\d.]+(?: %)?) +([\d.]+(?: %)?)$", out, re.M)
+    assert len(rows) == 4
+    assert all(before == after for before, after in rows)
+    assert "the predicted class of 50 examples changes" in out
+
+
+def test_a_method_may_be_named_in_capitals(run):
+    code, out, _ = run("fit", "p.npz", "--method", "TS", "-o", "saved", "--json")
+    assert (code, json.loads(out)["method"]) == (0, "ts")
+
+
+def test_a_calibrator_that_is_replaced_is_told(run):
+    os.mkdir("saved")  # an empty folder is none
+    for start in ("saved in saved", "replaced saved", "replaced saved"):
+        _, _, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
+        assert err == f"{start}; to use it: calibrant apply saved p.npz -o OUT\n"
+
+
+def boasts(**names):
+    """Predictions whose probabilities are stored, under the names of logits by split."""
+    data = honest(600)
+    probs = np.exp(data["logits"]) / np.exp(data["logits"]).sum(-1, keepdims=True)
+    stored = {"probs": probs, "logs": np.log(probs)}
+    return {
+        f"{split}_{key}": values
+        for split, what in names.items()
+        for key, values in {"logits": stored[what], "labels": data["labels"]}.items()
+    }
+
+
+PROBABLY = "look like probabilities: every row is nonnegative and sums to one; if they are, save"
+
+
+@pytest.mark.parametrize(
+    ("verb", "told"),
+    [
+        (["fit", "--method", "ts", "-o", "saved"], ["val"]),
+        (["fit", "--method", "vector", "-o", "saved", "--json"], ["val"]),
+        (["fit", "--method", "vector", "-o", "saved", "--cross-fit", "2"], ["val"]),
+        (["fit", "--method", "ts", "--split", "dev", "-o", "saved"], []),
+        (["evaluate"], ["test"]),
+        (["evaluate", "--split", "val", "--json"], ["val"]),
+        (["evaluate", "--split", "dev"], []),
+        (["compare", "--methods", "none,vector", "--level", "0"], ["val", "test"]),
+        (["compare", "--methods", "none,vector", "--level", "0", "--fit-split", "dev"], ["test"]),
+    ],
+)
+def test_probabilities_stored_as_logits_are_told_once(run, verb, told):
+    np.savez("b.npz", **boasts(val="probs", test="probs", dev="logs"))
+    code, out, err = run(verb[0], "b.npz", *verb[1:])
+    assert code == 0
+    assert "look like" not in out
+    found = [line for line in err.splitlines() if "look like" in line]
+    assert found == [f"warning: {s}_logits of b.npz {PROBABLY} them as {s}_probs" for s in told]
+
+
+def test_stored_tokens_and_tags_that_sum_to_one(run):
+    data = boasts(test="probs")
+    logits, labels = data["test_logits"], data["test_labels"]
+    np.savez("tokens.npz", logits=logits.reshape(60, 10, 5), labels=labels.reshape(60, 10))
+    _, _, err = run("evaluate", "tokens.npz", "--metrics", "ece", "--level", "0")
+    assert err == f"warning: logits of tokens.npz {PROBABLY} them as probs\n"
+    np.savez("tags.npz", logits=logits, labels=np.eye(5, dtype=int)[labels])
+    _, _, err = run("evaluate", "tags.npz", "--multilabel", "--metrics", "ece", "--level", "0")
+    assert err == ""
+    np.savez("probs.npz", probs=logits, labels=labels)
+    _, _, err = run("evaluate", "probs.npz", "--metrics", "ece", "--level", "0")
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [(["plain.npz"], 564), (["p.npz", "--split", "test"], 470), (["test.npz", "--cross-fit"], 564)],
+)
+def test_split_of_a_fit(run, options, n):
+    code, out, _ = run("fit", *options, "--method", "ts", "-o", "saved", "--json")
+    found = json.loads(out)
+    assert (code, found["n"]) == (0, n)
+    assert found["split"] == (None if options == ["plain.npz"] else "test")
+
+
+@pytest.mark.parametrize(("given", "folds"), [(["--cross-fit"], 5), (["--cross-fit", "3"], 3)])
+def test_cross_fit(run, given, folds):
+    code, out, _ = run("fit", "test.npz", *given, "--method", "ts", "-o", "saved")
+    assert code == 0
+    assert out.splitlines()[0] == "ts on test.npz, test split"
+    assert re.search(rf"^out of {folds} folds +before +90 % interval +after +90 % ", out, re.M)
+    assert re.search(r"^ECE +[\d.]+ % +\[[\d., ]+\] +[\d.]+ % +\[[\d., ]+\]", out, re.M)
+    assert f"a fit on the other {folds - 1} folds" in out
+    found: Any = io.load("saved")
+    expected: Any = fit_file("test.npz", "ts", split="test")
+    assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-6)
+    assert f"temperature {float(found.temperature_):.4g}\n" in out
+
+
+def test_cross_fit_in_json_with_groups_and_seed(run):
+    arguments = ("fit", "plain.npz", "--method", "ts", "--cross-fit", "3", "-o", "saved", "--json")
+    found = [
+        json.loads(run(*arguments, *more)[1])
+        for more in ([], [], ["--seed", "1"], ["--group-by", "site"], ["--weight-by", "importance"])
+    ]
+    nll = [one["after"]["nll"]["value"] for one in found]
+    assert nll[0] == nll[1]
+    assert len(set(nll)) == 4
+    assert {one["folds"] for one in found} == {3}
+    assert found[0]["after"]["ece"]["low"] is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("a=1", 1), ("a=nll", "nll"), ("a=[1, 2]", [1, 2]), ("a=true", True), ("a=x=y", "x=y")],
+)
+def test_values_of_options(text, value):
+    assert method_options((text, "b=0.5")) == {"a": value, "b": 0.5}
+
+
+def failing(name):
+    """Return arguments of fit that cannot succeed, and the line that says why."""
+    ts = ("--method", "ts")
+    return {
+        "test only": (["test.npz", *ts], r"error: test\.npz has no split 'val' .*--cross-fit"),
+        "no split": (["p.npz", *ts, "--split", "dev"], r"error: p\.npz has no split 'dev'; found"),
+        "no method": (["p.npz", "--method", "tss"], "error: unknown method 'tss': did you mean ts"),
+        "no option": (["p.npz", *ts, "--set", "x=1"], "error: ts has no option 'x': its options a"),
+        "bad value": (
+            ["p.npz", *ts, "--set", "objective=x"],
+            "error: objective must be one of nll",
+        ),
+        "no value": (
+            ["p.npz", *ts, "--set", "objective"],
+            "Error: --set wants KEY=VALUE, got obje",
+        ),
+        "one fold": (["p.npz", *ts, "--cross-fit", "1"], "Error: .*--cross-fit.*1"),
+        "no weight": (["p.npz", *ts, "--weight-by", "age"], r"error: p\.npz has no age"),
+        "no group": (["p.npz", *ts, "--group-by", "age"], r"error: p\.npz has no age"),
+        "no file": (["gone.npz", *ts], r"error: gone\.npz does not exist"),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("test only", "no split", "no method", "no option", "bad value", "no value", "one fold"),
+        *("no weight", "no group", "no file"),
+    ],
+)
+def test_failed_fit_saves_nothing(run, name):
+    arguments, message = failing(name)
+    code, out, err = run("fit", *arguments, "-o", "saved")
+    assert (code, out) == (2, "")
+    assert re.search(f"^{message}", err, re.M)
+    assert "Traceback" not in err
+    assert not os.path.exists("saved")
+
+
+def test_fit_needs_a_place_to_save(run):
+    code, _, err = run("fit", "p.npz", "--method", "ts")
+    assert code == 2
+    assert "Missing option '-o'" in err
+
+
+def test_auto_is_the_default():
+    given = {parameter.name: parameter.default for parameter in fit.params}
+    assert given["method"] == "auto"
+
+
+# apply
+
+
+def test_apply_writes_the_calibrated_file(run):
+    run("fit", "p.npz", "--method", "ts", "-o", "saved")
+    code, out, err = run("apply", "saved", "p.npz", "-o", "out.npz")
+    assert (code, out) == (0, "")
+    assert err == "wrote out.npz; to measure it: calibrant evaluate out.npz\n"
+    apply_file(io.load("saved"), "p.npz", "expected.npz")
+    found, expected = np.load("out.npz"), np.load("expected.npz")
+    assert list(found) == list(expected)
+    for key in expected:
+        np.testing.assert_array_equal(found[key], expected[key])
+    assert run("evaluate", "out.npz", "--metrics", "ece", "--level", "0")[0] == 0
+    _, _, err = run("apply", "saved", "test.npz", "-o", "out.npz")
+    assert err == "replaced out.npz; to measure it: calibrant evaluate out.npz\n"
+    assert list(np.load("out.npz")) == list(np.load("test.npz"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("saved", "p.npz", "-o", "p.npz"), r"error: p\.npz is part of the input"),
+        (("saved", "p.npz", "-o", "out.csv"), r"error: cannot write out\.csv: the suffix"),
+        (("saved", "gone.npz", "-o", "out.npz"), r"error: gone\.npz does not exist"),
+        (("gone", "p.npz", "-o", "out.npz"), "error: .*folder gone"),
+        (("saved", "wide.npz", "-o", "out.npz"), "error: fitted for 5 classes, got 7: "),
+        (("saved", "p.npz"), "Error: Missing option '-o'"),
+    ],
+)
+def test_failed_apply(run, arguments, message):
+    np.savez("wide.npz", logits=np.zeros((20, 7)), labels=np.zeros(20, int))
+    run("fit", "p.npz", "--method", "ts", "-o", "saved")
+    before = sorted(os.listdir())
+    code, out, err = run("apply", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(f"^{message}", err, re.M)
+    assert sorted(os.listdir()) == before
+
+
+# compare
+
+
+def test_compare_prints_a_table(run, monkeypatch):
+    made = []
+
+    def kept(*given, **options):
+        made.append(compare(*given, **options))
+        return made[0]
+
+    monkeypatch.setattr("calibrant.workflows.compare.compare", kept)
+    code, out, err = run("compare", "p.npz", "--methods", "none,ts", "--bins", "10")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "p.npz"
+    assert "fitted on 564 examples (val split), measured on 470 (test split)" in lines[1]
+    assert max(map(len, lines[2:])) <= 80
+    assert re.search(r"^method +ECE % +90 % interval +NLL +Brier +acc. % +changed +fit", out, re.M)
+    for method, row in zip(("none", "ts"), made[0].table()[1:], strict=True):
+        shown = next(line for line in lines if line.startswith(f"{method} "))
+        assert shown.split() == " ".join(row).split()
+    assert "* best, or as good within the noise of the best" in lines
+    assert lines[-1].startswith(("Use ts: the least NLL", "No method is clearly better"))
+
+
+def test_compare_in_json(run):
+    arguments = ("compare", "p.npz", "--methods", "ts, none", "--json", "--level", "0")
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["n_fit"], found["n_test"], found["classes"]) == (564, 470, 5)
+    assert [row["method"] for row in found["rows"]] == ["ts", "none"]
+    for row in found["rows"]:
+        assert row["metrics"]["ece"].keys() == {"value", "low", "high"}
+        assert row["metrics"]["ece"]["low"] is None
+        assert row["argmax_changed"] == 0
+        assert row["error"] is None
+        assert row["fit_seconds"] >= 0
+
+
+def test_options_reach_the_comparison(run, monkeypatch):
+    asked: dict[str, Any] = {}
+
+    def spy(pred, methods, **options):
+        asked.update(options, pred=pred, methods=methods)
+        return compare("p.npz", "none", level=None)
+
+    monkeypatch.setattr("calibrant.workflows.compare.compare", spy)
+    run(
+        *("compare", "p.npz", "--time-limit", "5", "--fit-split", "test", "--test-split", "val"),
+        *("--weight-by", "w", "--group-by", "g", "--bins", "7", "--level", "0.5", "--seed", "3"),
+    )
+    asked.pop("progress")
+    assert asked == {
+        **{"pred": "p.npz", "methods": None, "time_limit": 5},
+        **{"fit_split": "test", "test_split": "val"},
+        **{"weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
+    }
+    run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
+    assert (asked["time_limit"], asked["level"]) == (None, None)
+    assert asked["methods"] == ["ts", "none"]  # any case will do
+
+
+def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):
+    monkeypatch.setitem(CALIBRATORS, "failing", Failing)
+    options = ("--level", "0")
+    code, out, err = run("compare", "p.npz", "--methods", "failing,none", *options)
+    assert (code, err) == (0, "")
+    assert re.search(r"^failing +failed +[\d.]+ s", out, re.M)
+    assert "failing failed: no such luck" in out
+    code, out, _ = run("compare", "p.npz", "--methods", "failing", *options)
+    assert code == 2
+    assert "No method could be fitted and measured." in out
+
+
+def test_half_of_plain_arrays(run):
+    code, out, _ = run("compare", "plain.npz", "--methods", "none", "--level", "0", "--seed", "7")
+    assert code == 0
+    assert "282 examples (a random half of the plain arrays, seed 7), measured on 282 (the" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["p.npz", "--methods", "smrt,ts"], "error: unknown method 'smrt'"),
+        (["gone.npz"], r"error: gone\.npz does not exist"),
+        (
+            ["p.npz", "--fit-split", "dev"],
+            r"error: p\.npz has no split 'dev': name one of 'val', 'test' with --fit-split$",
+        ),
+        (
+            ["test.npz", "--test-split", "val"],
+            r"error: test\.npz has no split 'val': name one of 'test' with --test-split$",
+        ),
+        (
+            ["plain.npz", "--fit-split", "val"],
+            r"error: plain\.npz has no split 'val': it has plain arrays only, leave out --fit-s",
+        ),
+        (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
+    ],
+)
+def test_failed_comparison(run, arguments, message):
+    code, out, err = run("compare", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(f"^{message}", err, re.M)
+
+
+def test_bar_counts_methods(run, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(pred, methods, *, progress, **_):
+        for done in (0, 1, 2):
+            now[0] += 2
+            progress(done, 2)
+        return compare("p.npz", "none", level=None)
+
+    monkeypatch.setattr("calibrant.workflows.compare.compare", slow)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    _, _, err = run("compare", "p.npz")
+    assert re.search("2/2.* methods", err)
+
+
+@pytest.mark.parametrize(("verb", "count"), [("fit", 4), ("apply", 2), ("compare", 2)])
+def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
+    monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
+    code, out, _ = run(verb, "-h")
+    assert code == 0
+    examples = re.findall(rf"^ +calibrant ({verb} .*)$", out, re.M)
+    assert len(examples) == count
+    for example in examples:
+        code, _, err = run(*example.replace("'", "").split())
+        assert code == 2
+        assert re.match(r"error: (\S+ does not exist|.*folder calibrator)", err)
+
+
+def test_maccal_learns_from_the_train_split_of_another_file(run):
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(3, 8)), np.zeros(3)
+
+    def split(n):
+        features = rng.normal(size=(n, 8))
+        logits = 3 * features @ weight.T
+        labels = (logits / 3 + rng.gumbel(size=logits.shape)).argmax(-1)
+        return {"features": features, "labels": labels, "logits": logits}
+
+    train = {f"train_{key}": values for key, values in split(600).items() if key != "logits"}
+    parts = {f"{name}_{key}": v for name in ("val", "test") for key, v in split(400).items()}
+    calibrant.save_predictions("train.npz", train)
+    calibrant.save_predictions("predictions.npz", {**parts, "weight": weight, "bias": bias})
+    command = ["fit", "predictions.npz", "--method", "maccal"]
+    options = ["--set", "epochs=4", "--set", "bottleneck=16", "--set", "step=0"]
+    out = ["-o", "head"]
+    code, said, err = run(*command, *options, "--train", "train.npz", *out)
+    assert code == 0, err
+    assert "maccal on predictions.npz, val split" in said
+    head = calibrant.load("head")
+    assert isinstance(head, calibrant.MaCCal)
+    assert len(head.history) == 4
+    code, _, err = run("apply", "head", "predictions.npz", "-o", "a.npz")
+    assert code == 0, err
+    probs = torch.tensor(np.load("a.npz")["test_logits"]).softmax(-1).numpy()
+    np.testing.assert_allclose(probs, head.predict_proba(parts["test_features"]), atol=1e-6)
+
+    for wrong, message in (
+        (command, "no train_features"),
+        ([*command, "--cross-fit", "5"], "leave out --cross-fit"),
+        (["fit", "predictions.npz", "--method", "ts", "--train", "x"], "for the method maccal"),
+    ):
+        code, _, err = run(*wrong, *out)
+        assert code == 2
+        assert message in err
+
+
+def test_temperatures_of_groups_are_told_as_a_range(run):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(600, 4))
+    logits = 3 * rng.normal(size=(600, 3))
+    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+    calibrant.save_predictions(
+        "f.npz", {"val_logits": logits, "val_labels": labels, "val_features": features}
+    )
+    code, out, err = run("fit", "f.npz", "--method", "gc", "-o", "groups")
+    assert code == 0, err
+    found = calibrant.load("groups").state_dict()["temperature_"]
+    assert f"temperatures from {found.min():.4g} to {found.max():.4g}" in out
+
+
+def test_a_map_without_a_temperature_tells_of_none(run):
+    _, out, _ = run("fit", "p.npz", "--method", "spline", "-o", "saved")
+    assert "temperature" not in out
+
+
+def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monkeypatch):
+    monkeypatch.setattr("calibrant.heads.retrain_file", None)  # never reached
+    code, _, err = run("fit", "p.npz", "--method", "maccal", "-o", "saved")
+    assert code == 2
+    assert "p.npz has no val_features" in err

@@ -1,0 +1,1091 @@
+"""The scikit-learn classifier: its conventions, and scores whose right calibration is known."""
+
+import pickle
+import runpy
+import sys
+import warnings
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, softmax
+from torch import nn
+
+import calibrant as cal
+from tests.support.simulate import drawn
+
+sklearn = pytest.importorskip("sklearn", minversion="1.6")
+joblib = pytest.importorskip("joblib")
+
+from sklearn.base import BaseEstimator, ClassifierMixin, clone  # noqa: E402
+from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
+from sklearn.datasets import load_digits, make_classification  # noqa: E402
+from sklearn.ensemble import (  # noqa: E402
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
+from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.feature_extraction.text import CountVectorizer  # noqa: E402
+from sklearn.frozen import FrozenEstimator  # noqa: E402
+from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier  # noqa: E402
+from sklearn.metrics import log_loss  # noqa: E402
+from sklearn.model_selection import (  # noqa: E402
+    GridSearchCV,
+    GroupKFold,
+    RepeatedStratifiedKFold,
+    StratifiedKFold,
+    cross_val_predict,
+    cross_val_score,
+)
+from sklearn.naive_bayes import GaussianNB, MultinomialNB  # noqa: E402
+from sklearn.neighbors import KNeighborsClassifier  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.svm import SVC, LinearSVC  # noqa: E402
+from sklearn.tree import DecisionTreeClassifier  # noqa: E402
+from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+
+from calibrant.deploy.sklearn import CalibratedClassifier  # noqa: E402
+
+FOLDS = StratifiedKFold(5)
+NEEDY = [name for name, kind in cal.CALIBRATORS.items() if kind.needs_features]
+
+
+class Boastful(ClassifierMixin, BaseEstimator):
+    """Scores are the features, multiplied: the truth is known, and there is nothing to learn."""
+
+    def __init__(self, factor=3.0):
+        self.factor = factor
+
+    def fit(self, X, y):
+        self.classes_ = np.unique(y)
+        return self
+
+    def decision_function(self, X):
+        scores = self.factor * np.asarray(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X):
+        scores = self.decision_function(X)
+        return self.classes_[scores.argmax(-1) if scores.ndim == 2 else (scores > 0).astype(int)]
+
+
+class Sayer(ClassifierMixin, BaseEstimator):
+    """Says the features as probabilities."""
+
+    def fit(self, X, y, sample_weight=None):
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict_proba(self, X):
+        return np.asarray(X)
+
+
+class Recorder(LogisticRegression):
+    """Keeps what its copies are fitted on."""
+
+    seen: ClassVar[list[dict]] = []
+
+    def fit(self, X, y, sample_weight=None, extra=None):
+        type(self).seen.append(
+            {"rows": np.asarray(X)[:, -1], "weight": sample_weight, "extra": extra}
+        )
+        return super().fit(X, y, sample_weight)
+
+
+@pytest.fixture
+def recorder():
+    Recorder.seen = []
+    return Recorder()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_digits(return_X_y=True)
+
+
+@pytest.fixture(scope="module")
+def three():
+    return make_classification(
+        600, 8, n_informative=5, n_classes=3, flip_y=0.2, class_sep=0.7, random_state=1
+    )
+
+
+@pytest.fixture(scope="module")
+def two():
+    return make_classification(600, 8, n_informative=5, flip_y=0.2, class_sep=0.7, random_state=1)
+
+
+def best_temperature(logits, labels, weight=None):
+    """The optimum of the likelihood, searched without the library."""
+
+    def loss(log_temperature):
+        logs = log_softmax(logits / np.exp(log_temperature), axis=-1)
+        return -np.average(logs[np.arange(len(labels)), labels], weights=weight)
+
+    found = minimize_scalar(loss, bounds=(-4, 4), method="bounded", options={"xatol": 1e-9})
+    return np.exp(found.x)
+
+
+def temperature(fitted):
+    return float(fitted.calibrator_.temperature_)
+
+
+# ------------------------------------------------------------------------------ the conventions
+
+NOT_REPEATED = {
+    f"check_sample_weight_equivalence_on_{kind}_data": (
+        "auto draws folds of the rows and asks how many there are: a row of weight 2 is not two"
+    )
+    for kind in ("dense", "sparse")
+}
+
+
+@pytest.mark.filterwarnings(
+    # the checks fit a dozen rows, or separable ones, or those of one class
+    "ignore:too little to calibrate on",
+    "ignore:no temperature between 0.05 and 20 is best",
+    "ignore:Blend has .. parameters for",
+    "ignore:OddsScaling found no optimum",
+    "ignore:VectorScaling has . parameters for",
+    "ignore:VectorScaling. it can tell the",
+    "ignore:VectorScaling. 1 of 2 classes have no sample",
+    "ignore:divide by zero encountered in log:RuntimeWarning:sklearn.naive_bayes",
+)
+@parametrize_with_checks(
+    [
+        CalibratedClassifier(),
+        CalibratedClassifier(LogisticRegression(), method="ts"),
+        CalibratedClassifier(GaussianNB(), method="ts"),
+        CalibratedClassifier(LogisticRegression(), method="vector"),
+        CalibratedClassifier(DecisionTreeClassifier(max_depth=3), method="ts", cv=3),
+    ],
+    expected_failed_checks=lambda one: NOT_REPEATED if one.method == "auto" else {},
+)
+def test_the_checks_of_scikit_learn_pass(estimator, check):
+    if isinstance(estimator.estimator, GaussianNB) and "weight_equivalence" in str(check):
+        pytest.skip("wants probabilities to 1e-7, temperatures are found to 3e-7: see below")
+    check(estimator)
+
+
+@pytest.mark.parametrize("estimator", [GaussianNB(), LogisticRegression(tol=1e-10)])
+def test_a_row_of_weight_two_is_two_rows(three, estimator):
+    X, y = three
+    weight = np.arange(600) % 3
+    rows = np.repeat(np.arange(600), weight)
+    folds = [
+        (np.flatnonzero(np.arange(600) % 4 != k), np.flatnonzero(np.arange(600) % 4 == k))
+        for k in range(4)
+    ]
+    again = [(np.flatnonzero(rows % 4 != k), np.flatnonzero(rows % 4 == k)) for k in range(4)]
+    one = CalibratedClassifier(estimator, method="ts", cv=folds).fit(X, y, sample_weight=weight)
+    two = CalibratedClassifier(estimator, method="ts", cv=again).fit(X[rows], y[rows])
+    assert temperature(one) == pytest.approx(temperature(two), rel=1e-5)
+    np.testing.assert_allclose(one.predict_proba(X), two.predict_proba(X), rtol=1e-4)
+
+
+def test_copies_are_unfitted_and_have_the_same_parameters():
+    one = CalibratedClassifier(LogisticRegression(C=3), method="ts", options={"objective": "brier"})
+    again = clone(one.set_params(estimator__C=7, cv=4))
+    assert again.get_params()["estimator__C"] == 7
+    assert again.cv == 4
+    assert again.options == {"objective": "brier"}
+    assert again.estimator is not one.estimator
+
+
+@pytest.mark.parametrize("data", ["two", "three"])
+def test_pickled_classifiers_say_the_same(request, data):
+    X, y = request.getfixturevalue(data)
+    fitted = CalibratedClassifier(GaussianNB(), method="smart").fit(X, y)
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
+
+
+def test_it_is_part_of_pipelines_and_holds_them(three):
+    X, y = three
+    inside = make_pipeline(StandardScaler(), CalibratedClassifier(LinearSVC(), method="ts"))
+    around = CalibratedClassifier(make_pipeline(StandardScaler(), LinearSVC()), method="ts")
+    for model in (inside, around):
+        assert model.fit(X, y).predict_proba(X).shape == (600, 3)
+    assert around.n_features_in_ == 8
+    assert abs(temperature(around) / temperature(inside[-1]) - 1) < 0.05
+
+
+def test_a_search_chooses_among_methods(three):
+    X, y = three
+    search = GridSearchCV(
+        CalibratedClassifier(Boastful(factor=50.0)),
+        {"method": ["none", "ts"], "estimator__factor": [5.0]},
+        scoring="neg_log_loss",
+        cv=3,
+    )
+    honest, labels = drawn(np.random.default_rng(0), 600, 3)
+    assert search.fit(honest, labels).best_params_ == {"method": "ts", "estimator__factor": 5.0}
+    assert abs(temperature(search.best_estimator_) - 5) < 1
+    assert len(cross_val_score(CalibratedClassifier(method="ts"), X, y, cv=3)) == 3
+
+
+def test_an_unfitted_classifier_says_so(three):
+    for ask in ("predict", "predict_proba", "predict_log_proba"):
+        with pytest.raises(NotFittedError):
+            getattr(CalibratedClassifier(), ask)(three[0])
+
+
+def test_nothing_of_an_earlier_fit_is_left(three):
+    pd = pytest.importorskip("pandas")
+    X, y = three
+    one = CalibratedClassifier(method="ts").fit(pd.DataFrame(X, columns=list("abcdefgh")), y)
+    assert list(one.feature_names_in_) == list("abcdefgh")
+    one.fit(X[:, :5], y)
+    assert one.n_features_in_ == 5
+    assert not hasattr(one, "feature_names_in_")
+
+
+def test_a_fit_that_fails_changes_nothing(three):
+    X, y = three
+    one = CalibratedClassifier(Sayer(), method="ts")
+    with pytest.raises(ValueError, match="probs must be"):
+        one.fit(X, y)
+    with pytest.raises(NotFittedError):
+        one.predict(X)
+    one.set_params(estimator=GaussianNB()).fit(X, y)
+    before = one.predict_proba(X)
+    with pytest.raises(ValueError, match="weight must be 0"):
+        one.fit(X, y, sample_weight=-np.ones(600))
+    with pytest.raises(ValueError, match="must not be zero for every row"):
+        one.fit(X, y, sample_weight=np.zeros(600))
+    np.testing.assert_array_equal(one.predict_proba(X), before)
+
+
+def test_the_features_are_those_of_the_estimator():
+    honest, labels = drawn(np.random.default_rng(0), 200, 3)
+    fitted = CalibratedClassifier(Boastful(), method="ts").fit(honest, labels)
+    assert not hasattr(fitted, "n_features_in_")  # since it does not say
+
+
+def test_the_estimator_that_is_given_stays_unfitted(three):
+    base = LogisticRegression()
+    CalibratedClassifier(base, method="ts").fit(*three)
+    assert not hasattr(base, "coef_")
+
+
+class OfTwo(Boastful):
+    """Tells two classes apart and no more."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
+@pytest.mark.parametrize(("base", "several"), [(OfTwo(), False), (Boastful(), True)])
+def test_it_tells_several_classes_apart_where_the_estimator_does(base, several):
+    assert CalibratedClassifier(base).__sklearn_tags__().classifier_tags.multi_class == several
+
+
+def test_scikit_learn_is_asked_for_where_it_is_missing(monkeypatch):
+    file = sys.modules["calibrant.deploy.sklearn"].__file__
+    assert file is not None
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"needs scikit-learn 1\.6 .*'calibrant\[sklearn\]'"):
+        runpy.run_path(file)
+
+
+# ------------------------------------------------------------------------------- a known truth
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+@pytest.mark.parametrize("method", ["ts", "auto", "smart", "vector"])
+def test_an_overconfident_classifier_is_set_right(rng, method, classes):
+    honest, labels = drawn(rng, 3000, classes)
+    features = honest[:, 1:] - honest[:, :1] if classes == 2 else honest
+    seen, new = slice(2000), slice(2000, None)
+    model = CalibratedClassifier(Boastful(factor=3.0), method=method)
+    probs = model.fit(features[seen], labels[seen]).predict_proba(features[new])
+    said = cal.ece(*cal.top_label(3 * honest[new], labels[new]))
+    assert said > 0.08
+    assert cal.ece(*cal.top_label(np.log(probs), labels[new])) < said / 3
+    assert np.abs(probs - softmax(honest[new], axis=-1)).mean() < 0.02
+    if method == "ts":
+        assert temperature(model) == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize("data", ["two", "three"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        LinearSVC(),
+        GradientBoostingClassifier(n_estimators=9, random_state=0),
+        GaussianNB(),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_the_temperature_is_that_of_the_out_of_fold_scores(request, data, estimator):
+    X, y = request.getfixturevalue(data)
+    by_scores = hasattr(estimator, "decision_function")
+    scores = cross_val_predict(
+        estimator, X, y, cv=FOLDS, method="decision_function" if by_scores else "predict_proba"
+    )
+    scores = scores if by_scores else np.log(scores)
+    logits = np.stack([np.zeros_like(scores), scores], -1) if scores.ndim == 1 else scores
+    fitted = CalibratedClassifier(estimator, method="ts").fit(X, y)
+    assert temperature(fitted) == pytest.approx(best_temperature(logits, y), rel=1e-4)
+    # and it is applied to an estimator that has seen all rows
+    alone = clone(estimator).fit(X, y)
+    scores = alone.decision_function(X) if by_scores else np.log(alone.predict_proba(X))
+    logits = np.stack([np.zeros_like(scores), scores], -1) if scores.ndim == 1 else scores
+    np.testing.assert_allclose(
+        fitted.predict_proba(X), softmax(logits / temperature(fitted), axis=-1), rtol=1e-5
+    )
+
+
+@pytest.mark.skipif(
+    tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 8), reason="has no temperature"
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_agrees_with_scikit_learn_where_both_do_the_same(digits, frozen):
+    X, y = digits[0] / 16, digits[1]
+    base = LogisticRegression(max_iter=300)
+    if frozen:
+        base = FrozenEstimator(base.fit(X[:600], y[:600]))
+    theirs = CalibratedClassifierCV(base, method="temperature", cv=5, ensemble=False)
+    ours = CalibratedClassifier(base, method="ts", cv=5)
+    new = slice(1200, None)
+    expected = theirs.fit(X[600:1200], y[600:1200]).predict_proba(X[new])
+    np.testing.assert_allclose(
+        ours.fit(X[600:1200], y[600:1200]).predict_proba(X[new]), expected, atol=2e-4
+    )
+
+
+def test_the_ece_on_digits_is_lower_than_that_of_scikit_learns_ensemble(digits):
+    X, y = digits
+    seen, new = slice(0, 1797, 2), slice(1, 1797, 2)
+    model = RandomForestClassifier(50, random_state=0)
+    ours = CalibratedClassifier(model).fit(X[seen], y[seen])
+    theirs = CalibratedClassifierCV(model, method="sigmoid").fit(X[seen], y[seen])
+
+    def ece(probs):
+        return cal.ece(probs.max(-1), probs.argmax(-1) == y[new])
+
+    raw = ours.estimator_.predict_proba(X[new])
+    assert ece(ours.predict_proba(X[new])) < 0.03
+    assert ece(raw) > 0.15
+    assert ece(theirs.predict_proba(X[new])) > 0.05
+    assert log_loss(y[new], ours.predict_proba(X[new])) < 0.5 * log_loss(y[new], raw)
+
+
+# ---------------------------------------------------------------------- estimators that are fitted
+
+
+def frozen(estimator):
+    return CalibratedClassifier(FrozenEstimator(estimator), method="ts", cv=10_000)  # no folds
+
+
+def prefit(estimator):
+    return CalibratedClassifier(estimator, method="ts", cv="prefit")
+
+
+@pytest.mark.parametrize("wrap", [frozen, prefit])
+@pytest.mark.parametrize("data", ["two", "three"])
+def test_a_fitted_estimator_stays_and_all_rows_calibrate_it(request, data, wrap):
+    X, y = request.getfixturevalue(data)
+    base = LogisticRegression().fit(X[:200], y[:200])
+    before = base.coef_.copy()
+    fitted = wrap(base).fit(X[200:], y[200:])
+    scores = base.decision_function(X[200:])
+    logits = np.stack([np.zeros_like(scores), scores], -1) if scores.ndim == 1 else scores
+    assert temperature(fitted) == pytest.approx(best_temperature(logits, y[200:]), rel=1e-4)
+    np.testing.assert_array_equal(base.coef_, before)
+    np.testing.assert_array_equal(fitted.estimator_.coef_, before)
+
+
+def test_a_frozen_estimator_survives_searches_and_copies(three):
+    X, y = three
+    base = FrozenEstimator(LogisticRegression().fit(X[:200], y[:200]))
+    search = GridSearchCV(CalibratedClassifier(base), {"method": ["none", "ts"]}, cv=3)
+    assert search.fit(X[200:], y[200:]).best_estimator_.estimator_ is base
+
+
+@pytest.mark.parametrize("wrap", [frozen, prefit])
+def test_an_estimator_that_should_be_fitted_and_is_not_is_refused(three, wrap):
+    with pytest.raises(NotFittedError, match=r"this .* is not fitted, and .* fit it first"):
+        wrap(LogisticRegression()).fit(*three)
+
+
+@pytest.mark.parametrize("method", ["ts", "auto", "vector"])
+def test_calibration_data_may_lack_a_class(three, method):
+    X, y = three
+    base = FrozenEstimator(LogisticRegression().fit(X[:200], y[:200]))
+    kept = np.flatnonzero(y[200:] != 1) + 200
+    model = CalibratedClassifier(base, method=method)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*1 of 3 classes have no sample")
+        warnings.filterwarnings("ignore", message="Blend has .. parameters for 265 samples")
+        probs = model.fit(X[kept], y[kept]).predict_proba(X)
+    assert list(model.classes_) == [0, 1, 2]
+    assert probs.shape == (600, 3)
+    assert np.isfinite(probs).all()
+
+
+def test_classes_that_the_fitted_estimator_does_not_know_are_refused(three):
+    X, y = three
+    base = LogisticRegression().fit(X[y != 2], y[y != 2])
+    with pytest.raises(ValueError, match="not fitted on: 2; it knows 0, 1"):
+        frozen(base).fit(X, y)
+
+
+def test_further_arguments_have_no_use_for_a_fitted_estimator(three):
+    base = LogisticRegression().fit(*three)
+    with pytest.raises(ValueError, match="extra would go to the fit of the estimator"):
+        frozen(base).fit(*three, extra=1)
+
+
+# ----------------------------------------------------------------------------- classes and labels
+
+
+def test_labels_may_be_strings(three):
+    X, y = three
+    names = np.array(["pear", "apple", "fig"])[y]  # in another order than the numbers
+    plain = CalibratedClassifier(method="ts").fit(X, y)
+    named = CalibratedClassifier(method="ts").fit(X, names.tolist())
+    assert list(named.classes_) == ["apple", "fig", "pear"]
+    np.testing.assert_allclose(
+        named.predict_proba(X), plain.predict_proba(X)[:, [1, 2, 0]], atol=1e-3
+    )
+    assert set(named.predict(X)) <= {"apple", "fig", "pear"}
+    assert named.score(X, names) == pytest.approx(plain.score(X, y), abs=0.01)
+
+
+class Unsorted(Boastful):
+    """Has its classes in an order of its own, as some libraries do."""
+
+    def fit(self, X, y):
+        self.classes_ = np.unique(y)[::-1]
+        return self
+
+    def decision_function(self, X):
+        return super().decision_function(X)[:, ::-1]
+
+
+def test_the_order_of_classes_is_that_of_the_estimator(rng):
+    honest, labels = drawn(rng, 1000, 4)
+    straight = CalibratedClassifier(Boastful(), method="ts").fit(honest, labels)
+    turned = CalibratedClassifier(Unsorted(), method="ts").fit(honest, labels)
+    assert list(turned.classes_) == [3, 2, 1, 0]
+    np.testing.assert_allclose(
+        turned.predict_proba(honest)[:, ::-1], straight.predict_proba(honest), atol=1e-6
+    )
+    np.testing.assert_array_equal(turned.predict(honest), straight.predict(honest))
+
+
+@pytest.mark.parametrize("fitted_before", [False, True])
+def test_a_method_with_a_parameter_for_each_class_follows_the_order_of_the_estimator(
+    rng, fitted_before
+):
+    honest, labels = drawn(rng, 2000, 4)
+    tilted = honest + np.array([0.0, 2.0, -2.0, 1.0])  # one temperature cannot put this right
+    for kind in (Boastful, Unsorted):
+        base = kind(factor=1.0)
+        given = FrozenEstimator(base.fit(tilted, labels)) if fitted_before else base
+        model = CalibratedClassifier(given, method="vector").fit(tilted, labels)
+        columns = [list(model.classes_).index(label) for label in range(4)]
+        probs = model.predict_proba(tilted)[:, columns]
+        assert np.abs(probs - softmax(honest, axis=-1)).mean() < 0.02
+
+
+@pytest.fixture
+def rare(rng):
+    """Four classes, of which the last has one row, the first of all."""
+    honest, labels = drawn(rng, 500, 3)
+    labels[0] = 3
+    return honest, labels
+
+
+@pytest.mark.parametrize("method", ["ts", "odds", "smart"])
+def test_a_class_of_one_row_is_masked_where_it_was_not_seen(rare, method):
+    X, y = rare
+    model = CalibratedClassifier(GaussianNB(), method=method)
+    with pytest.warns(UserWarning, match="1 of 500 rows were scored without .*fold: 3. They are"):
+        model.fit(X, y)
+    assert model.predict_proba(X).shape == (500, 4)
+
+
+def test_the_temperature_with_a_rare_class_is_that_of_the_classes_each_fold_knew(rare):
+    X, y = rare
+    votes = KNeighborsClassifier(10)
+    with pytest.warns(UserWarning, match="1 of 500 rows"):
+        model = CalibratedClassifier(votes, method="ts").fit(X, y)
+    logits = np.full((500, 4), -1e4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the rare class, by StratifiedKFold
+        parts = list(FOLDS.split(X, y))
+    for train, test in parts:
+        one = clone(votes).fit(X[train], y[train])
+        logs = np.log(np.maximum(one.predict_proba(X[test]), 0.05))  # a vote of ten, halved
+        logits[np.ix_(test, one.classes_)] = logs
+    assert model.floor_ == pytest.approx(np.log(0.05))
+    assert temperature(model) == pytest.approx(best_temperature(logits[1:], y[1:]), rel=1e-4)
+
+
+def test_methods_without_masks_leave_out_the_folds_that_lack_a_class(rare):
+    X, y = rare
+    model = CalibratedClassifier(GaussianNB(), method="vector")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(X, y)
+    first, second = [str(one.message) for one in said]
+    assert first.startswith("100 of 500 rows were scored without")
+    assert "1 of 4 classes have no sample (3)" in second
+    assert model.predict_proba(X).shape == (500, 4)
+
+
+def test_folds_that_all_lack_a_class_leave_nothing(three):
+    X, y = three
+    order = np.argsort(y)
+    folds = [(np.flatnonzero(y[order] != k), np.flatnonzero(y[order] == k)) for k in range(3)]
+    model = CalibratedClassifier(GaussianNB(), method="ts", cv=folds)
+    with pytest.raises(
+        ValueError, match=r"600 of 600 rows were scored without .* 0, 1, 2\. None is"
+    ):
+        model.fit(X[order], y[order])
+
+
+def test_a_fold_fitted_on_one_class_tells_nothing(two):
+    X, y = two
+    ones = np.flatnonzero(y == 1)
+    rest = np.arange(600)
+    folds = [(ones, rest[y == 0]), (ones, ones), (rest[::2], rest[1::2])]
+    model = CalibratedClassifier(DecisionTreeClassifier(max_depth=2), method="ts", cv=folds)
+    with pytest.warns(UserWarning, match="600 of 900 rows were scored without"):
+        model.fit(X, y)
+    alone = CalibratedClassifier(DecisionTreeClassifier(max_depth=2), method="ts", cv=folds[2:])
+    np.testing.assert_allclose(model.predict_proba(X), alone.fit(X, y).predict_proba(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("cv", [5, "prefit"])
+def test_one_class_is_not_enough(two, cv):
+    X, y = two[0], np.full(600, "only")
+    model = CalibratedClassifier(DecisionTreeClassifier().fit(X, y), cv=cv)
+    with pytest.raises(ValueError, match="two classes or more, got one class, 'only'"):
+        model.fit(X, y)
+
+
+# ----------------------------------------------------------------------------------- the scores
+
+
+@pytest.mark.parametrize("method", [name for name in cal.CALIBRATORS if name not in NEEDY])
+@pytest.mark.parametrize("data", ["two", "three"])
+def test_predictions_follow_the_probabilities(request, data, method):
+    X, y = request.getfixturevalue(data)
+    model = CalibratedClassifier(LinearSVC(), method=method)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* parameters for 600 samples")
+        model.fit(X, y)
+    probs = model.predict_proba(X)
+    assert probs.dtype == np.float64
+    np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-12)
+    np.testing.assert_array_equal(model.predict(X), probs.argmax(-1))
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probs, atol=1e-12)
+    if model.calibrator_.keeps_argmax:
+        np.testing.assert_array_equal(model.predict(X), model.estimator_.predict(X))
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        RidgeClassifier(),
+        Perceptron(),
+        KNeighborsClassifier(),
+        RandomForestClassifier(20, random_state=0),
+        HistGradientBoostingClassifier(max_iter=10),
+        make_pipeline(StandardScaler(), GaussianNB()),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.filterwarnings("ignore:.*not alike")  # votes of a few trees or neighbours
+@pytest.mark.parametrize("data", ["two", "three"])
+def test_the_prediction_is_that_of_the_estimator(request, data, estimator):
+    X, y = request.getfixturevalue(data)
+    model = CalibratedClassifier(estimator, method="blend").fit(X[::2], y[::2])
+    np.testing.assert_array_equal(model.predict(X), model.estimator_.predict(X))
+
+
+@pytest.mark.parametrize("factor", [1e-5, 30.0, 1e4])
+@pytest.mark.parametrize("method", ["ts", "odds", "vector"])
+def test_the_size_of_the_scores_does_not_matter(rng, method, factor):
+    honest, labels = drawn(rng, 1500, 4)
+    usual = CalibratedClassifier(Boastful(1.5), method=method).fit(honest, labels)
+    odd = CalibratedClassifier(Boastful(1.5 * factor), method=method).fit(honest, labels)
+    assert usual.scale_ == 1
+    assert odd.scale_ != 1
+    expected = usual.predict_proba(honest)
+    np.testing.assert_allclose(odd.predict_proba(honest), expected, atol=0.01)
+    if method == "ts":
+        assert temperature(odd) * odd.scale_ == pytest.approx(1.5 * factor, rel=0.1)
+        np.testing.assert_allclose(odd.predict_proba(honest), expected, atol=1e-4)
+
+
+def test_scores_without_a_best_temperature_keep_their_size(rng):
+    honest, _ = drawn(rng, 200, 3)
+    model = CalibratedClassifier(Boastful(), method="ts")
+    with pytest.warns(UserWarning, match="no temperature between"):
+        model.fit(honest, honest.argmax(-1))  # all right
+    assert model.scale_ == 1
+
+
+def test_a_probability_of_zero_is_half_of_the_smallest(rng):
+    honest, labels = drawn(rng, 2000, 3)
+    probs = np.round(softmax(2 * honest, axis=-1), 2)  # as 100 trees would vote
+    probs[:, 0] += 1 - probs.sum(-1)
+    probs = np.maximum(np.round(probs, 2), 0)
+    probs /= probs.sum(-1, keepdims=True)
+    assert (probs == 0).any()
+    model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels)
+    assert model.floor_ == pytest.approx(np.log(probs[probs > 0].min() / 2))
+    logits = np.log(np.where(probs > 0, probs, probs[probs > 0].min() / 2))
+    assert temperature(model) == pytest.approx(best_temperature(logits, labels), rel=1e-4)
+    np.testing.assert_allclose(
+        model.predict_proba(probs), softmax(logits / temperature(model), axis=-1), atol=1e-6
+    )
+    assert np.abs(model.predict_proba(probs) - softmax(honest, axis=-1)).mean() < 0.03
+
+
+def test_a_row_of_weight_zero_does_not_say_what_the_smallest_probability_is():
+    probs = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.0, 0.4, 0.6], [0.999, 0.001, 0.0]] * 20)
+    labels = np.arange(80) // 4 % 3
+    weight = np.tile([1.0, 1.0, 1.0, 0.0], 20)
+    model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels, sample_weight=weight)
+    assert model.floor_ == pytest.approx(np.log(0.05))
+
+
+def test_a_probability_below_all_reason_is_raised(rng):
+    honest, labels = drawn(rng, 1000, 3)
+    probs = softmax(25 * honest, axis=-1)
+    probs[:3] = [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert probs[probs > 0].min() < 1e-80
+    model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels)
+    assert model.floor_ == pytest.approx(np.log(1e-30))
+    logits = np.log(np.maximum(probs, 1e-30))
+    found = temperature(model) * model.scale_
+    assert found == pytest.approx(best_temperature(logits, labels), rel=1e-4)
+    np.testing.assert_allclose(
+        model.predict_proba(probs), softmax(logits / found, axis=-1), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("data", ["two", "three"])
+def test_votes_are_calibrated(request, data):
+    X, y = request.getfixturevalue(data)
+    seen, new = slice(0, 600, 2), slice(1, 600, 2)
+    for estimator in (KNeighborsClassifier(10), DecisionTreeClassifier(random_state=0)):
+        model = CalibratedClassifier(estimator, method="ts").fit(X[seen], y[seen])
+        raw = model.estimator_.predict_proba(X[new])
+        probs = model.predict_proba(X[new])
+        assert log_loss(y[new], probs) < log_loss(y[new], raw)
+        assert log_loss(y[new], probs) < np.log(len(model.classes_)) + 0.05
+
+
+def test_small_probabilities_keep_their_logarithm():
+    honest = np.array([[40.0], [-50.0], [0.3], [-0.4]] * 60)
+    labels = (np.arange(240) % 7 != 0) ^ (honest[:, 0] < 0)
+    model = CalibratedClassifier(Boastful(factor=40.0), method="none").fit(honest, labels)
+    logs = model.predict_log_proba(honest[:2])
+    np.testing.assert_allclose(logs[0], [-1600, 0], atol=1e-9)
+    np.testing.assert_allclose(logs[1], [0, -2000], atol=1e-9)
+
+
+def test_one_logit_is_the_log_odds_of_the_second_class(rng):
+    honest = 2 * rng.normal(size=(3000, 1))
+    labels = np.where(rng.random(3000) < expit(honest[:, 0]), "yes", "no")
+    model = CalibratedClassifier(Boastful(factor=2.0), method="ts").fit(honest, labels)
+    assert list(model.classes_) == ["no", "yes"]
+    assert temperature(model) == pytest.approx(2, rel=0.1)
+    np.testing.assert_allclose(model.predict_proba(honest)[:, 1], expit(honest[:, 0]), atol=0.02)
+    assert int(model.calibrator_.classes_) == 1
+
+
+class TwoColumns(Boastful):
+    def decision_function(self, X):
+        scores = super().decision_function(X)
+        return np.stack([-scores / 2, scores / 2], -1)
+
+
+def test_two_columns_of_two_classes_are_one_logit(rng):
+    honest = 2 * rng.normal(size=(500, 1))
+    labels = (rng.random(500) < expit(honest[:, 0])).astype(int)
+    one = CalibratedClassifier(Boastful(), method="ts").fit(honest, labels)
+    both = CalibratedClassifier(TwoColumns(), method="ts").fit(honest, labels)
+    assert temperature(both) == pytest.approx(temperature(one), rel=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_scores_of_pairs_of_classes_are_refused(rng, classes):
+    honest, labels = drawn(rng, 150, classes)
+    model = make_pipeline(StandardScaler(), SVC(decision_function_shape="ovo"))
+    with pytest.raises(ValueError, match=r'scores pairs of classes: set .*shape="ovr"'):
+        CalibratedClassifier(model, method="ts").fit(honest, labels)
+    model.set_params(svc__decision_function_shape="ovr")
+    assert CalibratedClassifier(model, method="ts").fit(honest, labels).score(honest, labels) > 0.5
+
+
+def test_scores_of_another_number_of_columns_are_refused(rng):
+    honest, labels = drawn(rng, 100, 3)
+    wide = np.concatenate([honest, honest], 1)
+    with pytest.raises(
+        ValueError, match=r"of Boastful must have a column for each of 3 .* \(20, 6"
+    ):
+        CalibratedClassifier(Boastful()).fit(wide, labels)
+
+
+def test_what_is_not_a_probability_is_refused(rng):
+    honest, labels = drawn(rng, 100, 3)
+    with pytest.raises(ValueError, match=r"probs must be in \[0, 1\]"):
+        CalibratedClassifier(Sayer()).fit(honest, labels)
+
+
+# ------------------------------------------------------------------------------- what is passed on
+
+
+def test_sparse_features_give_what_dense_ones_give(three):
+    sparse = pytest.importorskip("scipy.sparse")
+    X, y = np.maximum(three[0], 0), three[1]
+    dense = CalibratedClassifier(MultinomialNB(), method="ts").fit(X, y)
+    for kind in (sparse.csr_matrix, sparse.csr_array):
+        fitted = CalibratedClassifier(MultinomialNB(), method="ts").fit(kind(X), y)
+        np.testing.assert_allclose(fitted.predict_proba(kind(X)), dense.predict_proba(X))
+
+
+def test_data_frames_reach_the_estimator(three):
+    pd = pytest.importorskip("pandas")
+    X, y = three
+    frame = pd.DataFrame(X, columns=[f"column {i}" for i in range(8)], index=np.arange(600)[::-1])
+    model = CalibratedClassifier(method="ts").fit(frame, pd.Series(y, index=frame.index))
+    assert list(model.feature_names_in_) == list(frame.columns)
+    plain = CalibratedClassifier(method="ts").fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(frame), plain.predict_proba(X))
+
+
+def test_texts_reach_the_estimator(rng):
+    topics = rng.integers(3, size=300)
+    texts = [" ".join(rng.choice(list("abcdefgh")[k : k + 5], size=6)) for k in topics]
+    words = CountVectorizer(analyzer="char")
+    model = CalibratedClassifier(make_pipeline(words, MultinomialNB()), method="ts")
+    model.fit(texts, topics)
+    assert model.score(texts, topics) > 0.5
+    assert model.predict_proba(texts[:2]).shape == (2, 3)
+
+
+def test_missing_values_are_left_to_the_estimator(three):
+    X, y = three[0].copy(), three[1]
+    X[::3, 0] = np.nan
+    model = CalibratedClassifier(HistGradientBoostingClassifier(max_iter=5), method="ts").fit(X, y)
+    assert model.__sklearn_tags__().input_tags.allow_nan
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+def test_kernels_are_cut_by_rows_and_columns(two):
+    X, y = two
+    kernel = SVC(kernel="precomputed")
+    plain = CalibratedClassifier(SVC(kernel="linear"), method="ts").fit(X, y)
+    cut = CalibratedClassifier(kernel, method="ts").fit(X @ X.T, y)
+    assert cut.__sklearn_tags__().input_tags.pairwise
+    np.testing.assert_allclose(cut.predict_proba(X @ X.T), plain.predict_proba(X), atol=1e-3)
+
+
+def test_weights_reach_estimator_and_calibrator(three, rng, recorder):
+    X, y = three
+    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+    weight = rng.uniform(0.2, 3, size=600)
+    fitted = CalibratedClassifier(recorder, method="ts").fit(X, y, weight)
+    assert len(Recorder.seen) == 6
+    for one in Recorder.seen:
+        np.testing.assert_array_equal(one["weight"], weight[np.rint(600 * one["rows"]).astype(int)])
+    assert sorted(len(one["rows"]) for one in Recorder.seen) == [480] * 5 + [600]
+    logits = np.zeros((600, 3))
+    for train, test in FOLDS.split(X, y):
+        one = LogisticRegression().fit(X[train], y[train], weight[train])
+        logits[test] = one.decision_function(X[test])
+    assert temperature(fitted) == pytest.approx(best_temperature(logits, y, weight), rel=1e-4)
+    assert abs(temperature(fitted) - best_temperature(logits, y)) > 1e-3
+
+
+def test_a_weight_of_zero_leaves_a_row_out_of_the_calibration(three):
+    X, y = three
+    base = FrozenEstimator(LogisticRegression().fit(X[:200], y[:200]))
+    weight = (np.arange(400) % 3 > 0).astype(float)
+    some = CalibratedClassifier(base, method="ts").fit(X[200:], y[200:], sample_weight=weight)
+    kept = np.flatnonzero(weight) + 200
+    fewer = CalibratedClassifier(base, method="ts").fit(X[kept], y[kept])
+    assert temperature(some) == pytest.approx(temperature(fewer), rel=1e-6)
+
+
+def test_an_estimator_without_weights_is_told_of(three, rng):
+    X, y = three
+    model = CalibratedClassifier(KNeighborsClassifier(30), method="ts")
+    with pytest.warns(
+        UserWarning, match="fit of KNeighborsClassifier takes no sample_weight: only"
+    ):
+        model.fit(X, y, sample_weight=rng.uniform(0.2, 3, size=600))
+
+
+def test_further_arguments_go_to_the_estimator_row_by_row(three, recorder):
+    X, y = three
+    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+    CalibratedClassifier(recorder, method="ts", cv=3).fit(X, y, extra=np.arange(600))
+    for one in Recorder.seen:
+        np.testing.assert_array_equal(one["extra"], np.rint(600 * one["rows"]))
+
+
+def test_weights_of_a_pipeline_go_to_its_step(three, rng):
+    X, y = three
+    weight = rng.uniform(0.2, 3, size=600)
+    model = CalibratedClassifier(make_pipeline(StandardScaler(), GaussianNB()), method="ts")
+    model.fit(X, y, gaussiannb__sample_weight=weight)
+    alone = make_pipeline(StandardScaler(), GaussianNB()).fit(
+        X, y, gaussiannb__sample_weight=weight
+    )
+    np.testing.assert_allclose(model.estimator_.predict_proba(X), alone.predict_proba(X))
+
+
+@pytest.mark.parametrize("cv", [5, GroupKFold(4)])
+def test_groups_are_never_cut(three, recorder, cv):
+    X, y = three
+    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+    groups = np.arange(600) // 7
+    CalibratedClassifier(recorder, method="ts", cv=cv).fit(X, y, groups=groups)
+    for one in Recorder.seen[1:]:
+        rows = np.rint(600 * one["rows"]).astype(int)
+        assert not set(groups[rows]) & set(np.delete(groups, rows))
+
+
+def test_groups_reach_the_method(three, monkeypatch):
+    X, y = three
+    groups = np.arange(600) // 7
+    given = []
+    before = cal.Auto.fit
+
+    def listen(self, *arguments, **named):
+        given.append(named["groups"])
+        return before(self, *arguments, **named)
+
+    monkeypatch.setattr(cal.Auto, "fit", listen)
+    base = FrozenEstimator(LogisticRegression().fit(X, y))
+    few = {"candidates": ["none", "ts"]}
+    CalibratedClassifier(base, options=few).fit(X, y, groups=groups.tolist())
+    np.testing.assert_array_equal(given[0], groups)
+    folds = RepeatedStratifiedKFold(n_splits=3, n_repeats=2)
+    CalibratedClassifier(cv=folds, options=few).fit(X, y)
+    assert (np.bincount(given[1]) == 2).all()  # what is there twice stays together
+    CalibratedClassifier(options=few).fit(X, y)
+    assert given[2] is None
+
+
+@pytest.fixture
+def routing():
+    with sklearn.config_context(enable_metadata_routing=True):
+        yield
+
+
+@pytest.mark.usefixtures("routing")
+def test_metadata_are_routed(three, rng, recorder):
+    X, y = three
+    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+    weight, groups = rng.uniform(0.2, 3, size=600), np.arange(600) // 7
+    asked = recorder.set_fit_request(sample_weight=True)
+    CalibratedClassifier(asked, method="ts", cv=GroupKFold(4)).fit(
+        X, y, sample_weight=weight, groups=groups
+    )
+    for one in Recorder.seen:
+        rows = np.rint(600 * one["rows"]).astype(int)
+        np.testing.assert_array_equal(one["weight"], weight[rows])
+        assert len(rows) == 600 or not set(groups[rows]) & set(np.delete(groups, rows))
+    with pytest.raises(sklearn.exceptions.UnsetMetadataPassedError):
+        CalibratedClassifier(Recorder(), method="ts").fit(X, y, sample_weight=weight)
+    Recorder.seen = []
+    unweighted = Recorder().set_fit_request(sample_weight=False)
+    CalibratedClassifier(unweighted, method="ts").fit(X, y, sample_weight=weight)
+    assert all(one["weight"] is None for one in Recorder.seen)
+    weighed = CalibratedClassifier(method="ts").fit(X, y, sample_weight=weight)
+    plain = CalibratedClassifier(method="ts").fit(X, y)
+    assert np.abs(weighed.estimator_.coef_ - plain.estimator_.coef_).max() > 1e-3
+
+
+@pytest.mark.usefixtures("routing")
+@pytest.mark.parametrize("cv", [5, "prefit", [(np.arange(300), np.arange(300, 600))]])
+def test_groups_and_weights_need_no_route_to_the_calibrator(three, rng, cv):
+    X, y = three
+    base = LogisticRegression().set_fit_request(sample_weight=False).fit(X, y)
+    weight = rng.uniform(0.2, 3, size=600)
+    model = CalibratedClassifier(base, method="ts", cv=cv)
+    plain = temperature(clone(model).set_params(estimator=base).fit(X, y))
+    weighed = model.fit(X, y, sample_weight=weight, groups=np.arange(600) // 7)
+    assert temperature(weighed) != plain
+
+
+@pytest.mark.usefixtures("routing")
+def test_metadata_come_through_a_pipeline(three, rng):
+    X, y = three
+    weight = rng.uniform(0.2, 3, size=600)
+    inner = LogisticRegression().set_fit_request(sample_weight=True)
+    step = CalibratedClassifier(inner, method="ts").set_fit_request(sample_weight=True)
+    piped = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), step)
+    piped.fit(X, y, sample_weight=weight)
+    alone = clone(step).fit(StandardScaler().fit_transform(X), y, sample_weight=weight)
+    np.testing.assert_allclose(piped.predict_proba(X), alone.predict_proba(piped[0].transform(X)))
+
+
+# ------------------------------------------------------------------------------- folds and chance
+
+
+def test_folds_may_be_given(three):
+    X, y = three
+    folds = list(FOLDS.split(X, y))
+    masks = [(train, np.isin(np.arange(600), test)) for train, test in folds]
+    expected = temperature(CalibratedClassifier(method="ts").fit(X, y))
+    for cv in (folds, masks, FOLDS, None, np.int64(5)):
+        assert temperature(CalibratedClassifier(method="ts", cv=cv).fit(X, y)) == expected
+
+
+def test_rows_may_be_scored_more_than_once_or_not_at_all(three):
+    X, y = three
+    folds = list(FOLDS.split(X, y))
+    twice = CalibratedClassifier(method="ts", cv=[*folds, *folds]).fit(X, y)
+    once = CalibratedClassifier(method="ts", cv=folds).fit(X, y)
+    assert temperature(twice) == pytest.approx(temperature(once), rel=1e-6)
+    part = CalibratedClassifier(method="ts", cv=folds[:1]).fit(X, y)
+    train, test = folds[0]
+    scores = LogisticRegression().fit(X[train], y[train]).decision_function(X[test])
+    assert temperature(part) == pytest.approx(best_temperature(scores, y[test]), rel=1e-4)
+
+
+def test_folds_follow_the_seed(three, recorder):
+    X, y = three
+    X = np.concatenate([X, np.arange(600)[:, None] / 600], axis=1)
+
+    def rows(seed):
+        Recorder.seen = []
+        CalibratedClassifier(recorder, method="ts", random_state=seed).fit(X, y)
+        return [tuple(one["rows"]) for one in Recorder.seen]
+
+    assert rows(None) == rows(None)
+    assert rows(3) == rows(3)
+    assert len({tuple(rows(seed)) for seed in (None, 3, 4)}) == 3
+    assert rows(np.random.RandomState(0)) == rows(np.random.RandomState(0))
+
+
+def test_the_seed_is_that_of_the_method_too(three):
+    X, y = three
+    fast = {"candidates": ["none", "ts"]}
+    seeds = [
+        CalibratedClassifier(random_state=state, options={**fast, **more})
+        .fit(X, y)
+        .calibrator_.seed
+        for state, more in [(None, {}), (1, {}), (1, {}), (2, {}), (2, {"seed": 5})]
+    ]
+    assert seeds[0] == cal.Auto().seed
+    assert seeds[1] == seeds[2]
+    assert seeds[4] == 5
+    assert len(set(seeds)) == 4
+    CalibratedClassifier(method="ts", random_state=1).fit(X, y)  # has none
+
+
+def test_folds_can_be_fitted_at_the_same_time(three):
+    X, y = three
+    alone = CalibratedClassifier(GaussianNB(), method="ts").fit(X, y)
+    with joblib.parallel_config("threading"):
+        at_once = CalibratedClassifier(GaussianNB(), method="ts", n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(alone.predict_proba(X), at_once.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    ("cv", "message"),
+    [
+        ("prefitt", 'cv must be a number of folds, .* "prefit", got'),
+        (1, "n_splits"),
+        (601, "n_spl"),
+    ],
+)
+def test_impossible_folds_are_refused(three, cv, message):
+    with pytest.raises(ValueError, match=message):
+        CalibratedClassifier(cv=cv).fit(*three)
+
+
+# ---------------------------------------------------------------------------------- the methods
+
+
+def test_a_calibrator_can_be_given_and_is_not_touched(three):
+    X, y = three
+    given = cal.TemperatureScaling(objective="brier")
+    model = CalibratedClassifier(method=given).fit(X, y)
+    by_name = CalibratedClassifier(method="ts", options={"objective": "brier"}).fit(X, y)
+    assert temperature(model) == temperature(by_name)
+    assert temperature(model) != temperature(CalibratedClassifier(method="ts").fit(X, y))
+    assert int(given.classes_) == 0
+    assert clone(model).method is not given
+    assert clone(model).method.objective == "brier"
+
+
+class Needy(cal.TemperatureScaling):
+    needs_features = True
+
+
+@pytest.mark.parametrize("method", [Needy(), *NEEDY])
+def test_methods_that_need_features_are_refused(three, method):
+    with pytest.raises(ValueError, match="needs the features before the last layer, which a sci"):
+        CalibratedClassifier(method=method).fit(*three)
+
+
+def test_unknown_methods_and_options_are_refused(three):
+    with pytest.raises(ValueError, match="unknown method 'tss': did you mean ts"):
+        CalibratedClassifier(method="tss").fit(*three)
+    with pytest.raises(ValueError, match="ts has no option 'folds'"):
+        CalibratedClassifier(method="ts", options={"folds": 3}).fit(*three)
+    with pytest.raises(TypeError, match="options go with the name of a method"):
+        CalibratedClassifier(method=Needy(), options={"objective": "nll"}).fit(*three)
+
+
+def test_the_calibrator_can_be_saved(three, tmp_path):
+    X, y = three
+    model = CalibratedClassifier(method="ts").fit(X, y)
+    cal.save(model.calibrator_, tmp_path / "calibrator")
+    again = cal.load(tmp_path / "calibrator")
+    np.testing.assert_allclose(
+        again.predict_proba(model.estimator_.decision_function(X)), model.predict_proba(X)
+    )
+
+
+# ------------------------------------------------------------------------------------- neural nets
+
+
+@pytest.fixture
+def skorch():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("skorch")
+
+
+def test_skorch_networks_are_calibrated(skorch, digits):
+    X, y = (digits[0] / 16).astype(np.float32), digits[1]
+    torch.manual_seed(0)
+    net = skorch.NeuralNetClassifier(
+        nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+        criterion=nn.CrossEntropyLoss,
+        optimizer=torch.optim.Adam,
+        lr=0.02,
+        max_epochs=30,
+        train_split=None,
+        verbose=0,
+    )
+    model = CalibratedClassifier(net, method="ts", cv=3).fit(X[:600], y[:600])
+    raw, probs = model.estimator_.predict_proba(X[600:]), model.predict_proba(X[600:])
+    np.testing.assert_allclose(raw.sum(-1), 1, atol=1e-5)  # the softmax is skorch's
+    np.testing.assert_array_equal(probs.argmax(-1), raw.argmax(-1))
+    assert temperature(model) > 1.2
+    assert log_loss(y[600:], probs) < log_loss(y[600:], raw)
+    again = CalibratedClassifier(FrozenEstimator(model.estimator_), method="ts")
+    assert again.fit(X[600:1200], y[600:1200]).score(X[1200:], y[1200:]) > 0.8

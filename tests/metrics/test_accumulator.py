@@ -1,0 +1,385 @@
+"""Streams, merges and ranks: the figures of all examples at once, however they arrive."""
+
+import json
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+import calibrant as cal
+from tests.support.simulate import drawn
+
+LOGITS, LABELS = drawn(np.random.default_rng(3), 400, 4, 1.5)
+LABELS[::11] = -100
+WEIGHT = np.random.default_rng(4).exponential(size=400)
+GROUPS = np.arange(400) % 3
+
+cuts = st.lists(st.integers(0, 400), max_size=12).map(lambda places: [0, *sorted(places), 400])
+"""Where the rows are cut: batches of any size, empty ones among them."""
+
+
+def batches(places):
+    return [slice(a, b) for a, b in pairwise(places)]
+
+
+def values(found):
+    return {name: estimate.value for name, estimate in found.items()}
+
+
+def whole(pairs, **options):
+    found = values(cal.evaluate(LOGITS, LABELS, level=None, **options))
+    return {n: v for n, v in found.items() if pairs or not cal.METRICS[n].needs_pairs}
+
+
+def assert_same(found, expected):
+    assert set(found) == set(expected)
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], abs=1e-12, rel=0, nan_ok=True), name
+
+
+# Batches
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("weigh", [False, True])
+@settings(max_examples=25)
+@given(places=cuts)
+def test_any_batches_give_the_figures_of_the_whole(pairs, weigh, places):
+    stream = cal.Accumulator(pairs=pairs, level=None)
+    for rows in batches(places):
+        weight = WEIGHT[rows] if weigh else None
+        assert stream.update(LOGITS[rows], LABELS[rows], weight=weight) is stream
+    expected = whole(pairs, weight=WEIGHT if weigh else None)
+    assert_same(values(stream.result()), expected)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@settings(max_examples=25)
+@given(places=cuts, random=st.randoms(use_true_random=False))
+def test_merges_in_any_order_give_the_figures_of_the_whole(pairs, places, random):
+    empty = cal.Accumulator(pairs=pairs, level=None)
+    parts = [empty.like().update(LOGITS[r], LABELS[r]) for r in batches(places)]
+    parts.append(empty.like())  # one that has seen nothing
+    while len(parts) > 1:  # any tree of merges
+        random.shuffle(parts)
+        other = parts.pop()
+        assert parts[0].merge(other) is parts[0]
+    assert_same(values(parts[0].result()), whole(pairs))
+    assert parts[0].result().n == (LABELS != -100).sum()
+
+
+def test_a_merge_leaves_the_other_as_it_was():
+    one = cal.Accumulator(pairs=True, level=None).update(LOGITS[:100], LABELS[:100])
+    two = cal.Accumulator(pairs=True, level=None).update(
+        LOGITS[100:], LABELS[100:], groups=GROUPS[100:]
+    )
+    before = two.result().to_dict()
+    one.merge(two).update(LOGITS[:50], LABELS[:50], groups=GROUPS[:50])
+    assert two.result().to_dict() == before
+
+
+def test_an_empty_accumulator_takes_over_what_it_is_merged_with():
+    seen = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, groups=GROUPS)
+    expected = seen.result().to_dict()
+    assert seen.like().merge(seen).result().to_dict() == expected
+
+
+def test_a_result_may_be_taken_at_any_time():
+    stream = cal.Accumulator(pairs=True, level=None)
+    for stop in (100, 250, 400):
+        stream.update(LOGITS[stop - 100 : stop], LABELS[stop - 100 : stop])
+        assert stream.result().n > 0
+        assert values(stream.result()) == values(stream.result())
+    once = cal.Accumulator(pairs=True, level=None)
+    for stop in (100, 250, 400):
+        once.update(LOGITS[stop - 100 : stop], LABELS[stop - 100 : stop])
+    assert values(once.result()) == values(stream.result())
+
+
+def test_batches_with_and_without_weights_mix():
+    """No weight is a weight of one."""
+    stream = cal.Accumulator(pairs=True, level=None)
+    stream.update(LOGITS[:200], LABELS[:200]).update(
+        LOGITS[200:], LABELS[200:], weight=WEIGHT[200:]
+    )
+    weight = np.concatenate([np.ones(200), WEIGHT[200:]])
+    assert_same(values(stream.result()), whole(True, weight=weight))
+
+
+def test_batches_of_different_form_mix():
+    stream = cal.Accumulator(pairs=True, level=None)
+    stream.update(LOGITS[:100].reshape(10, 10, 4), LABELS[:100].reshape(10, 10))
+    stream.update(torch.tensor(LOGITS[100:300]), torch.tensor(LABELS[100:300]))
+    stream.update(LOGITS[300:].tolist(), LABELS[300:].tolist())
+    assert_same(values(stream.result()), whole(True))
+
+
+def test_groups_of_a_stream_are_the_groups_of_the_whole():
+    stream = cal.Accumulator(pairs=True, level=None)
+    for rows in batches([0, 1, 2, 150, 400]):
+        stream.update(LOGITS[rows], LABELS[rows], groups=GROUPS[rows], weight=WEIGHT[rows])
+    found = stream.result()
+    assert set(found.groups) == {"0", "1", "2"}
+    for name, part in found.groups.items():
+        rows = int(name) == GROUPS
+        expected = cal.evaluate(LOGITS[rows], LABELS[rows], weight=WEIGHT[rows], level=None)
+        assert_same(values(part), values(expected))
+
+
+@pytest.mark.parametrize("estimand", ["binary", "multilabel"])
+def test_other_estimands_stream_as_well(rng, estimand):
+    logits = rng.normal(size=(90, 2))
+    labels = rng.integers(0, 2, 90 if estimand == "binary" else (90, 2))
+    stream = cal.Accumulator(pairs=True, level=None, estimand=estimand)
+    for rows in batches([0, 10, 55, 90]):
+        stream.update(logits[rows], labels[rows])
+    expected = cal.evaluate(logits, labels, estimand=estimand, level=None)
+    assert_same(values(stream.result()), values(expected))
+    assert stream.result().classes == expected.classes == 2
+
+
+def test_intervals_of_a_stream_are_those_of_the_whole():
+    """But for the class-wise one, whose labels are redrawn batch by batch."""
+    stream = cal.Accumulator(pairs=True)
+    for rows in batches([0, 33, 200, 400]):
+        stream.update(LOGITS[rows], LABELS[rows])
+    found, expected = stream.result(), cal.evaluate(LOGITS, LABELS)
+    for name in expected:
+        close = 0.02 if name == "classwise_ece" else 1e-3
+        np.testing.assert_allclose(found[name], expected[name], atol=close, err_msg=name)
+    assert found.test is not None
+    assert expected.test is not None
+    assert found.test.p_value == pytest.approx(expected.test.p_value, abs=0.01)
+
+
+def test_like_makes_an_empty_one_of_the_same_form():
+    one = cal.Accumulator(
+        bins=7, estimand="binary", pairs=True, metrics=["ks", "ece"], level=0.5, seed=3
+    ).update(np.zeros(5), [0, 1, 0, 1, 1])
+    other = one.like()
+    with pytest.raises(ValueError, match="nothing to measure"):
+        other.result()
+    found = other.update(np.zeros(5), [0, 1, 0, 1, 1]).result()
+    assert found.to_dict() == one.result().to_dict()
+    assert list(found) == ["ks", "ece"]
+    assert found.bins.count.size == 7
+    assert other.seed == 3
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_pickled_accumulator_goes_on_as_if_nothing_had_happened(pairs):
+    stream = cal.Accumulator(pairs=pairs, level=None).update(
+        LOGITS[:200], LABELS[:200], groups=GROUPS[:200]
+    )
+    copy = pickle.loads(pickle.dumps(stream))
+    assert copy.result().to_dict() == stream.result().to_dict()
+    for each in (copy, stream):
+        each.update(LOGITS[200:], LABELS[200:], groups=GROUPS[200:])
+    assert copy.result().to_dict() == stream.result().to_dict()
+
+
+# Memory
+
+
+def held(stream):
+    return len(pickle.dumps(stream))
+
+
+def test_without_pairs_a_stream_holds_the_same_after_any_number_of_examples():
+    stream = cal.Accumulator(level=None).update(LOGITS, LABELS)
+    before = held(stream)
+    for _ in range(20):
+        stream.update(LOGITS, LABELS)
+    assert held(stream) == before
+
+
+@pytest.mark.parametrize(("weight", "size"), [(None, 9), (WEIGHT, 17)])
+def test_with_pairs_a_stream_holds_the_bytes_it_says_per_example(weight, size):
+    stream = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, weight=weight)
+    before = held(stream)
+    for _ in range(10):
+        stream.update(LOGITS, LABELS, weight=weight)
+    labelled = 10 * (LABELS != -100).sum()
+    assert (held(stream) - before) / labelled == pytest.approx(size, rel=0.1)
+
+
+MANY = """
+import resource, sys
+import numpy as np
+import calibrant as cal
+
+batch = 500_000
+odds = np.full(batch, np.log(9.0))  # each claims 0.9, and 7 of 10 are right
+labels = (np.arange(batch) % 10 < 7).astype(np.int64)
+stream = cal.Accumulator(metrics=["ece", "accuracy", "nll"], level=0.9, estimand=sys.argv[1])
+peak = []
+for turn in range(80):
+    stream.update(odds, labels)
+    peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+found = stream.result()
+growth = (peak[-1] - peak[4]) * 1024  # the allocator settles within the first batches
+print(found.n, repr(found["ece"].value), repr(found["accuracy"].value), growth)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("estimand", ["binary"])
+def test_forty_million_examples_give_the_exact_error_in_flat_memory(estimand):
+    command = [sys.executable, "-c", MANY, estimand]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    n, ece, accuracy, growth = done.stdout.split()
+    assert int(n) == 40_000_000
+    assert float(ece) == pytest.approx(0.2, abs=1e-9)
+    assert float(accuracy) == pytest.approx(0.7, abs=1e-12)
+    assert int(growth) < 16e6  # one batch of pairs is 4.5 MB, forty million are 360 MB
+
+
+# Ranks
+
+RANK = """
+import json, sys
+import numpy as np
+import torch.distributed as dist
+import calibrant as cal
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+with np.load(f"{folder}/data.npz") as data:
+    logits, labels, weight, groups = (data[k] for k in ("logits", "labels", "weight", "groups"))
+mine = slice(0, 130) if rank == 0 else slice(130, 400)
+found = {}
+
+def finish(name, stream):
+    again = stream.all_reduce()
+    assert again is stream
+    found[name] = stream.result().to_dict()
+    found[name]["counted"] = int(stream.bins.count.sum())
+
+stream = cal.Accumulator(level=None)
+for rows in np.array_split(np.arange(400)[mine], 3):
+    stream.update(logits[rows], labels[rows])
+finish("sums", stream)
+
+stream = cal.Accumulator(pairs=True).update(logits[mine], labels[mine])
+finish("pairs", stream)
+
+stream = cal.Accumulator(pairs=True, level=None)
+finish("everything", stream.update(
+    logits[mine], labels[mine], weight=weight[mine], groups=groups[mine]))
+
+for idle in (0, 1):
+    stream = cal.Accumulator(pairs=True, level=None)
+    if rank != idle:
+        stream.update(logits, labels, groups=groups)
+    finish(f"rank {idle} idle", stream)
+
+stream = cal.Accumulator(metrics=["ece"], level=None)
+finish("no class-wise sums", stream.update(logits[mine], labels[mine]))
+
+stream = cal.Accumulator(level=None).update(logits[mine, : 3 + rank] * 0, labels[mine] * 0)
+try:
+    stream.all_reduce()
+except ValueError as problem:
+    found["different classes"] = str(problem)
+
+stream = cal.Accumulator(level=None, bins=10 + rank).update(logits[mine], labels[mine])
+try:
+    stream.all_reduce()
+except ValueError as problem:
+    found["different form"] = str(problem)
+
+with open(f"{folder}/{rank}.json", "w") as out:
+    json.dump(found, out)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Results of two gloo processes that saw a part of the rows each."""
+    folder = tmp_path_factory.mktemp("ranks")
+    np.savez(folder / "data.npz", logits=LOGITS, labels=LABELS, weight=WEIGHT, groups=GROUPS)
+    command = [sys.executable, "-c", RANK, str(folder)]
+    running = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE) for rank in "01"]
+    for process in running:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def figures(found):
+    return {name: e["value"] for name, e in found["metrics"].items()}
+
+
+@pytest.mark.slow
+def test_every_rank_has_the_same_result(ranks):
+    one, two = (
+        {k: v for k, v in found.items() if not k.startswith("different")} for found in ranks
+    )
+    assert one == two
+
+
+@pytest.mark.slow
+def test_ranks_add_up_to_the_whole(ranks):
+    found = ranks[0]["sums"]
+    assert found["n"] == found["counted"] == (LABELS != -100).sum()
+    assert_same(figures(found), whole(False))
+
+
+@pytest.mark.slow
+def test_pairs_of_ranks_are_the_pairs_of_the_whole(ranks):
+    found, expected = ranks[1]["pairs"], cal.evaluate(LOGITS, LABELS)
+    assert_same(figures(found), values(expected))
+    assert expected.test is not None
+    assert found["test"]["p_value"] == pytest.approx(expected.test.p_value, abs=0.01)
+    for name, estimate in expected.items():
+        close = 0.02 if name == "classwise_ece" else 1e-3
+        ends = found["metrics"][name]
+        assert ends["low"] == pytest.approx(estimate.low, abs=close), name
+        assert ends["high"] == pytest.approx(estimate.high, abs=close), name
+
+
+@pytest.mark.slow
+def test_weights_and_groups_of_ranks_are_those_of_the_whole(ranks):
+    found = ranks[0]["everything"]
+    expected = cal.evaluate(LOGITS, LABELS, weight=WEIGHT, groups=GROUPS, level=None)
+    assert_same(figures(found), values(expected))
+    assert list(found["groups"]) == list(expected.groups)
+    for name, part in expected.groups.items():
+        assert found["groups"][name]["n"] == part.n
+        assert_same(figures(found["groups"][name]), values(part))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_rank_without_data_changes_nothing(ranks, idle):
+    found = ranks[0][f"rank {idle} idle"]
+    expected = cal.evaluate(LOGITS, LABELS, groups=GROUPS, level=None)
+    assert (found["n"], found["classes"]) == (expected.n, 4)
+    assert_same(figures(found), values(expected))
+    for name, part in expected.groups.items():
+        assert_same(figures(found["groups"][name]), values(part))
+
+
+@pytest.mark.slow
+def test_ranks_without_class_wise_sums_add_up(ranks):
+    assert_same(figures(ranks[0]["no class-wise sums"]), {"ece": whole(False)["ece"]})
+
+
+@pytest.mark.slow
+def test_ranks_of_different_classes_all_say_so(ranks):
+    for found in ranks:
+        assert "every batch must have the same classes" in found["different classes"]
+
+
+@pytest.mark.slow
+def test_ranks_of_different_form_all_say_so(ranks):
+    for found in ranks:
+        assert "ranks differ in form" in found["different form"]

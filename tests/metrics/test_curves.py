@@ -1,0 +1,252 @@
+"""Data of the diagrams, against their definitions."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, binomtest, norm
+
+import calibrant as cal
+from calibrant.metrics.curves import reliability_of
+from tests.support.simulate import drawn, drawn_pairs
+
+
+@pytest.fixture
+def pairs(rng):
+    return drawn_pairs(rng, 700, 0.1, low=0.2)
+
+
+# Reliability
+
+
+@pytest.mark.parametrize("bins", [1, 7, 15])
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+def test_bars_are_the_means_of_their_bins_with_exact_binomial_intervals(pairs, bins, level):
+    confidence, outcome = pairs
+    found = cal.reliability(confidence, outcome, bins=bins, level=level)
+    assert found.edges.tolist() == [i / bins for i in range(bins + 1)]
+    for b in range(bins):
+        inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
+        n, hits = int(inside.sum()), int(outcome[inside].sum())
+        assert found.share[b] == pytest.approx(n / 700)
+        bar = [column[b] for column in found[1:5]]
+        if n == 0:
+            assert np.isnan(bar).all()
+            continue
+        ends = binomtest(hits, n).proportion_ci(level, method="exact")
+        expected = [confidence[inside].mean(), hits / n, ends.low, ends.high]
+        np.testing.assert_allclose(bar, expected, atol=1e-9)
+    assert found.share.sum() == pytest.approx(1)
+
+
+def test_intervals_of_all_right_and_all_wrong_bins_end_at_the_ends():
+    found = cal.reliability([0.25] * 5 + [0.75] * 8, [0] * 5 + [1] * 8, bins=2)
+    np.testing.assert_allclose(found.low, [0, beta.ppf(0.05, 8, 1)])
+    np.testing.assert_allclose(found.high, [beta.ppf(0.95, 1, 5), 1])
+
+
+def test_bars_of_equal_mass_hold_equally_many(pairs):
+    found = cal.reliability(*pairs, bins=7, equal_mass=True)
+    np.testing.assert_allclose(found.share, 1 / 7)
+    assert np.isfinite(found.accuracy).all()
+    order = np.argsort(pairs[0])
+    means = [pairs[1][part].mean() for part in np.split(order, 7)]
+    np.testing.assert_allclose(found.accuracy, means)
+
+
+def test_weights_of_bars_count_as_fewer_examples(rng, pairs):
+    """With weights 1 and 0 the dropped rows are gone; unequal ones widen the interval."""
+    kept = rng.random(700) < 0.5
+    dropped = cal.reliability(pairs[0][kept], pairs[1][kept])
+    found = cal.reliability(*pairs, weight=kept.astype(float))
+    for ours, theirs in zip(found, dropped, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    weight = rng.exponential(size=700)
+    uneven = cal.reliability(*pairs, bins=3, weight=weight)
+    for b in range(3):
+        inside = (pairs[0] > b / 3) & (pairs[0] <= (b + 1) / 3)
+        w, y = weight[inside], pairs[1][inside]
+        effective = w.sum() ** 2 / (w**2).sum()
+        hits = effective * np.average(y, weights=w)
+        assert uneven.accuracy[b] == pytest.approx(np.average(y, weights=w))
+        assert uneven.low[b] == pytest.approx(beta.ppf(0.05, hits, effective - hits + 1))
+        assert uneven.high[b] == pytest.approx(beta.ppf(0.95, hits + 1, effective - hits))
+    plain = cal.reliability(*pairs, bins=3)
+    assert (uneven.high - uneven.low > plain.high - plain.low).all()
+
+
+def test_bars_of_a_stream_are_those_of_its_pairs(rng):
+    logits, labels = drawn(rng, 400, 4)
+    filled = cal.evaluate(logits, labels, metrics=["ece"], level=None).bins
+    expected = cal.reliability(*cal.top_label(logits, labels), level=0.5)
+    for ours, theirs in zip(reliability_of(filled, level=0.5), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+def test_bars_of_a_calibrated_model_cover_the_diagonal(rng):
+    """At 90 %: about one bar in ten misses, over 40 samples of some 8 full bars each."""
+    hit, bars = 0, 0
+    for _ in range(40):
+        found = cal.reliability(*drawn_pairs(rng, 500))
+        seen = np.isfinite(found.low)
+        hit += int(((found.low <= found.confidence) & (found.confidence <= found.high))[seen].sum())
+        bars += int(seen.sum())
+    assert bars > 300
+    assert 0.87 < hit / bars < 0.98  # exact intervals cover a little more than they say
+
+
+# Smooth curve
+
+
+def kernel(t, centre, width):
+    """Gaussian of t around the centre and all its mirror images at 0 and 1."""
+    total = np.zeros(np.broadcast_shapes(t.shape, centre.shape))
+    for sign, k in itertools.product((1, -1), range(-3, 4)):
+        total = total + np.exp(-(((t - sign * centre - 2 * k) / width) ** 2) / 2)
+    return total / (width * math.sqrt(2 * math.pi))
+
+
+def on_cells(rng, n, points):
+    """Confidences in the middle of cells, so that the curve is free of their width."""
+    confidence = (rng.integers(points // 5, points, n) + 0.5) / points
+    return confidence, rng.random(n) < confidence - 0.05
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("points", [128, 512])
+def test_the_smooth_curve_is_a_kernel_regression_with_a_reflected_kernel(rng, weigh, points):
+    confidence, outcome = on_cells(rng, 500, points)
+    weight = rng.exponential(size=500) if weigh else np.ones(500)
+    found = cal.smooth_reliability(confidence, outcome, points=points, weight=weight)
+    width = max(cal.smooth_ece(confidence, outcome, weight=weight), 2 / points)
+    t = (np.arange(points) + 0.5) / points
+    np.testing.assert_allclose(found.confidence, t)
+    weights = weight * kernel(t[:, None], confidence, width)  # (points, examples)
+    accuracy = weights @ outcome / weights.sum(1)
+    density = weights.sum(1) / weight.sum()
+    dense = density > 1e-3
+    np.testing.assert_allclose(found.density[dense], density[dense], rtol=1e-5)
+    np.testing.assert_allclose(found.accuracy[dense], accuracy[dense], atol=1e-5)
+    assert found.density.mean() == pytest.approx(1)
+    # The band: how far a weighted mean of independent residuals strays.
+    at = np.minimum((confidence * points).astype(int), points - 1)
+    squares = weights**2 @ (outcome - accuracy[at]) ** 2
+    reach = norm.ppf(0.95) * np.sqrt(squares) / weights.sum(1)
+    inner = dense & (t > 4 * width) & (t < 1 - 4 * width)  # the square is of one image there
+    assert inner.sum() > points / 6
+    np.testing.assert_allclose(found.low[inner], (accuracy - reach)[inner], atol=1e-4)
+    np.testing.assert_allclose(found.high[inner], np.minimum(accuracy + reach, 1)[inner], atol=1e-4)
+
+
+def test_the_smooth_curve_of_examples_at_one_does_not_leak_over_the_end():
+    """Half of an unreflected kernel would lie beyond 1."""
+    found = cal.smooth_reliability(np.ones(100), np.arange(100) < 90, points=256)
+    assert found.density.mean() == pytest.approx(1)
+    assert found.density.argmax() == 255
+    assert found.accuracy[-1] == pytest.approx(0.9)
+
+
+def test_the_smooth_curve_recovers_a_known_accuracy(rng):
+    confidence = rng.random(40_000)
+    found = cal.smooth_reliability(confidence, rng.random(40_000) < confidence**2)
+    inner = (found.confidence > 0.15) & (found.confidence < 0.85)
+    np.testing.assert_allclose(found.accuracy[inner], found.confidence[inner] ** 2, atol=0.06)
+    assert (found.low <= found.accuracy).all()
+    assert (found.accuracy <= found.high).all()
+    assert found.low.min() >= 0
+    assert found.high.max() <= 1
+
+
+def test_a_higher_level_widens_the_band(pairs):
+    narrow, wide = (cal.smooth_reliability(*pairs, level=level) for level in (0.5, 0.95))
+    inner = (narrow.confidence > 0.3) & (narrow.confidence < 0.9)
+    assert ((wide.high - wide.low) > (narrow.high - narrow.low))[inner].all()
+    np.testing.assert_array_equal(narrow.accuracy, wide.accuracy)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("right", [0, 1])
+def test_one_example_has_curves(value, right):
+    bars = cal.reliability([value], [right])
+    assert np.nansum(bars.accuracy) == right
+    smooth = cal.smooth_reliability([value], [right])
+    assert np.isfinite(smooth.accuracy).all()
+    assert smooth.density.mean() == pytest.approx(1)
+    assert cal.histogram([value], [right]).right.sum() == right
+
+
+# Histogram
+
+
+def test_the_histogram_counts_right_and_wrong_apart(pairs):
+    confidence, outcome = pairs
+    found = cal.histogram(confidence, outcome, bins=8)
+    for values, chosen in ((found.right, outcome), (found.wrong, ~outcome)):
+        expected = np.histogram(confidence[chosen], found.edges)[0] / 700
+        np.testing.assert_allclose(values, expected, atol=1e-12)
+    assert found.right.sum() + found.wrong.sum() == pytest.approx(1)
+    assert cal.histogram(confidence, outcome).edges.size == 31
+
+
+# Margins
+
+
+@pytest.mark.parametrize("groups", [1, 3, 4])
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_margin_groups_part_the_examples_by_margin(rng, groups, kind):
+    logits, labels = drawn(rng, 301, 5)
+    labels[::10] = -100
+    kept = labels != -100
+    found = cal.margin_groups(kind(logits), kind(labels), groups=groups, bins=10, level=0.8)
+    top = np.sort(logits[kept], axis=-1)
+    margin = top[:, -1] - top[:, -2]
+    order = np.argsort(margin)
+    assert len(found) == groups
+    for part, group in zip(np.array_split(order, groups), found, strict=True):
+        assert group.low == pytest.approx(margin[part].min())
+        assert group.high == pytest.approx(margin[part].max())
+        expected = cal.reliability(
+            *cal.top_label(logits[kept][part], labels[kept][part]), bins=10, level=0.8
+        )
+        for ours, theirs in zip(group.reliability, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    assert found[0].low == pytest.approx(margin.min())
+    assert found[-1].high == pytest.approx(margin.max())
+
+
+def test_margin_groups_of_sequences_are_those_of_their_rows(rng):
+    logits, labels = drawn(rng, 60, 3)
+    flat = cal.margin_groups(logits, labels)
+    shaped = cal.margin_groups(logits.reshape(6, 10, 3), labels.reshape(6, 10))
+    for one, two in zip(flat, shaped, strict=True):
+        assert one[:2] == two[:2]
+        np.testing.assert_array_equal(one.reliability.accuracy, two.reliability.accuracy)
+
+
+def test_there_are_no_more_margin_groups_than_examples(rng):
+    assert len(cal.margin_groups([[1.0, 0.0], [3.0, 0.0]], [0, 1], groups=5)) == 2
+    assert len(cal.margin_groups([2.0, -1.0, 0.0], [0, 1, 1])) == 3
+
+
+# Risk and coverage
+
+
+def test_risk_and_coverage_are_those_of_every_threshold(rng, pairs):
+    confidence, outcome = pairs[0].round(2), pairs[1]
+    weight = rng.exponential(size=700)
+    found = cal.risk_coverage(confidence, outcome, weight=weight)
+    assert found.threshold.tolist() == sorted(set(confidence), reverse=True)
+    for threshold, coverage, risk in zip(*found, strict=True):
+        kept = confidence >= threshold
+        assert coverage == pytest.approx(weight[kept].sum() / weight.sum())
+        assert risk == pytest.approx(np.average(~outcome[kept], weights=weight[kept]))
+
+
+def test_fpr95_is_the_share_accepted_at_the_largest_threshold_that_keeps_95_percent(rng):
+    inside, outside = rng.normal(1, 1, 37), rng.normal(0, 1, 50)
+    keeps = [t for t in inside if (inside >= t).mean() >= 0.95]
+    assert cal.fpr95(inside, outside) == (outside >= max(keeps)).mean()
+    assert cal.fpr95([5.0], [6.0]) == 1
+    assert cal.ood_auroc([math.inf, 1.0], [-math.inf, 1.0]) == 0.875

@@ -1,0 +1,512 @@
+"""Intervals hold the truth as often as they say, and the test of calibration errs as rarely.
+
+The truth is known because labels are drawn from it: a calibrated model has errors of exactly 0,
+and every other figure is taken from a sample so large that its own noise does not count.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest, norm, t
+
+import calibrant as cal
+from calibrant._core.binning import fill, uniform_edges
+from calibrant.metrics.gap_curve import shape_of
+from calibrant.metrics.ranking import aurc_with_error, auroc_with_error
+from tests.support.simulate import drawn, drawn_pairs
+
+FIGURES = ["accuracy", "nll", "brier", "auroc", "aurc"]
+"""Figures with a standard error; all others are errors, which are 0 if the model is calibrated."""
+
+ERRORS = [name for name in cal.METRICS if name not in FIGURES]
+
+WITHOUT_BINS = ["ks", "smooth_ece", "smce"]
+"""Their intervals take longest."""
+
+EXAMPLES, CLASSES = 500, 4
+
+
+def cheap():
+    return [name for name in cal.METRICS if name not in WITHOUT_BINS]
+
+
+# Coverage
+
+
+def repeated(temperature, metrics, repetitions):
+    """Estimates ``{name: (3, repetitions)}`` of independent samples."""
+    found: dict[str, list] = {name: [] for name in metrics}
+    for seed in range(repetitions):
+        data = drawn(np.random.default_rng(1000 + seed), EXAMPLES, CLASSES, temperature)
+        for name, estimate in cal.evaluate(*data, metrics=metrics).items():
+            found[name].append(estimate)
+    return {name: np.array(estimates).T for name, estimates in found.items()}
+
+
+@pytest.fixture(scope="module")
+def truths():
+    """Every figure of the model itself, by temperature."""
+    found = {}
+    for temperature in (1.0, 1.5):
+        data = drawn(np.random.default_rng(1), 400_000, CLASSES, temperature)
+        figures = cal.evaluate(*data, level=None)
+        found[temperature] = {name: estimate.value for name, estimate in figures.items()}
+    for name in ERRORS:
+        found[1.0][name] = 0.0
+    found[1.5]["under_ece"] = 0.0  # over-confident in every bin
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+@pytest.mark.parametrize(("metrics", "repetitions"), [(cheap(), 60), (WITHOUT_BINS, 30)])
+def test_intervals_hold_the_truth_nine_times_in_ten(truths, temperature, metrics, repetitions):
+    """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often."""
+    least = binom.ppf(0.001, repetitions, 0.85)
+    most = binom.ppf(0.999, repetitions, 0.95)
+    for name, (value, low, high) in repeated(temperature, metrics, repetitions).items():
+        truth = truths[temperature][name]
+        covered = ((low <= truth + 1e-12) & (truth <= high + 1e-12)).sum()
+        assert covered >= least, name
+        if truth > 0:
+            assert covered <= most, name
+            # not bought by width: a normal interval of the true deviation is the measure
+            width = (high - low).mean() / (2 * norm.ppf(0.95) * value.std())
+            # (bins of few examples, and many classes, have estimates far above their truth)
+            widest = 2.2 if name in ("mce", "classwise_ece") else 1.45
+            assert 0.8 < width < widest, name
+
+
+@pytest.mark.parametrize(
+    ("right", "low", "high"),
+    [(0.0, 0.2, 0.8), (0.005, 0.2, 0.8), (1.0, 0.2, 0.8), (0.0, 0.0, 0.06), (1.0, 0.94, 0.99)],
+)
+def test_a_model_that_is_almost_never_or_always_right_claims_other_things_of_other_inputs(
+    right, low, high
+):
+    """No accuracy is below 0 or above 1, and yet the true error may be above the observed one.
+
+    Claims may differ between bins or within one.
+    """
+    covered, repetitions = 0, 60
+    for seed in range(repetitions):
+        rng = np.random.default_rng([seed, 7])
+        claimed = rng.uniform(low, high, 400)
+        claims = np.log(claimed / (1 - claimed))
+        happened = (rng.random(400) < right).astype(int)
+        found = cal.evaluate(claims, happened, estimand="binary", metrics=["ece"])["ece"]
+        covered += found.low <= abs((low + high) / 2 - right) <= found.high
+    assert binom.ppf(0.001, repetitions, 0.85) <= covered <= binom.ppf(0.999, repetitions, 0.95)
+
+
+@pytest.mark.slow
+def test_a_percentile_bootstrap_of_ece_misses_a_calibrated_model_and_ours_does_not():
+    """Noise does not cancel inside an absolute value, and resampling adds it once more."""
+    theirs, ours, repetitions = 0, 0, 60
+    for seed in range(repetitions):
+        rng = np.random.default_rng(seed)
+        logits, labels = drawn(rng, EXAMPLES, CLASSES)
+        confidence, outcome = cal.top_label(logits, labels)
+        cell = np.ceil(confidence * 15).astype(int) - 1
+        resampled = []
+        for _ in range(200):
+            rows = rng.integers(0, EXAMPLES, EXAMPLES)
+            gap = np.bincount(cell[rows], (confidence - outcome)[rows], 15)
+            resampled.append(np.abs(gap).sum() / EXAMPLES)
+        theirs += np.quantile(resampled, 0.05) <= 0.01  # not even near zero
+        ours += cal.evaluate(logits, labels, metrics=["ece"])["ece"].low == 0
+    assert theirs == 0
+    assert ours >= binom.ppf(0.001, repetitions, 0.9)
+
+
+@pytest.mark.slow
+def test_the_class_wise_interval_holds_the_truth_of_many_classes():
+    """Fifty classes and 800 examples: nearly all of the estimate is noise when calibrated."""
+    truth = cal.classwise_ece(*drawn(np.random.default_rng(1), 200_000, 50, 1.5))
+    for temperature, expected in ((1.0, 0.0), (1.5, truth)):
+        held = 0
+        for seed in range(60):
+            data = drawn(np.random.default_rng(2000 + seed), 800, 50, temperature)
+            found = cal.Accumulator(metrics=["classwise_ece"]).update(*data).result()
+            low, high = found["classwise_ece"][1:]
+            held += low <= expected <= high
+        assert held >= binom.ppf(0.001, 60, 0.85)
+
+
+# Every interval
+
+
+DATA = {
+    "calibrated": lambda rng: drawn(rng, 400, 4),
+    "over-confident": lambda rng: drawn(rng, 400, 4, 2.0),
+    "under-confident": lambda rng: drawn(rng, 400, 4, 0.5),
+    "two classes": lambda rng: drawn(rng, 300, 2, 1.3),
+    "few": lambda rng: drawn(rng, 12, 3),
+    "one": lambda rng: drawn(rng, 1, 3),
+    "one confidence": lambda rng: (np.tile([1.0, 0.0, -1.0], (200, 1)), rng.integers(0, 3, 200)),
+    "all right": lambda rng: (lambda z: (z, z.argmax(-1)))(rng.normal(size=(200, 3))),
+    "all wrong": lambda rng: (lambda z: (z, z.argmin(-1)))(rng.normal(size=(200, 3))),
+    "certain": lambda rng: (900 * np.eye(3)[rng.integers(0, 3, 200)], rng.integers(0, 3, 200)),
+}
+
+
+def no_interval(name, value, n):
+    """A mean of one example, and a rank statistic at either end."""
+    return (name in ("nll", "brier") and n == 1) or (
+        name in ("auroc", "aurc") and (value in (0, 1) or n == 1)
+    )
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_every_interval_contains_its_value(rng, kind):
+    found = cal.evaluate(*DATA[kind](rng))
+    for name, (value, low, high) in found.items():
+        if math.isnan(value) or no_interval(name, value, found.n):
+            assert math.isnan(low), name
+            assert math.isnan(high), name
+            continue
+        assert low <= value + 1e-12, name
+        assert value <= high + 1e-12, name
+        if name not in ("nll", "brier"):
+            assert low >= -1e-12, name
+            assert high <= 1 + 1e-12, name
+
+
+def test_weights_have_intervals_too(rng):
+    found = cal.evaluate(*drawn(rng, 400, 4), weight=rng.exponential(size=400))
+    for name, (value, low, high) in found.items():
+        assert low <= value <= high, name
+        assert low < high, name
+
+
+def test_the_seed_decides_the_draws(rng):
+    data = drawn(rng, 400, 4, 1.5)
+    one, same, other = (cal.evaluate(*data, seed=seed) for seed in (1, 1, 2))
+    assert one.to_dict() == same.to_dict()
+    moved = []
+    for name in cal.METRICS:
+        assert other[name].value == one[name].value
+        np.testing.assert_allclose(other[name], one[name], atol=0.04, err_msg=name)
+        moved.append(other[name] != one[name])
+    assert sum(moved) >= 7  # all but the closed forms and the class-wise one
+    for name in FIGURES:
+        assert other[name] == one[name]
+
+
+def test_the_seed_decides_the_test(rng):
+    confidence, outcome = drawn_pairs(rng, 300, 0.03)
+    found = [cal.calibration_test(confidence, outcome, seed=seed).p_value for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    assert found[0] == pytest.approx(found[2], abs=0.06)
+
+
+def test_intervals_do_not_touch_the_random_state_of_the_caller(rng):
+    np.random.seed(7)
+    expected = np.random.random()
+    np.random.seed(7)
+    cal.evaluate(*drawn(rng, 100, 3))
+    assert np.random.random() == expected
+
+
+def test_more_examples_narrow_every_interval(rng):
+    few, many = (cal.evaluate(*drawn(rng, n, 4, 1.5)) for n in (300, 12_000))
+    for name in set(cal.METRICS) - {"under_ece"}:  # whose interval may be a point
+        width = [estimate.high - estimate.low for estimate in (few[name], many[name])]
+        assert width[1] < width[0] / 2, name
+
+
+def test_a_higher_level_widens_every_interval(rng):
+    data = drawn(rng, 400, 4, 1.5)
+    found = [cal.evaluate(*data, level=level) for level in (0.5, 0.8, 0.98)]
+    for name in cal.METRICS:
+        lows, highs = [e[name].low for e in found], [e[name].high for e in found]
+        assert lows == sorted(lows, reverse=True), name
+        assert highs == sorted(highs), name
+        assert highs[2] - lows[2] > highs[0] - lows[0], name
+
+
+def test_without_a_level_there_are_no_intervals_and_no_test(rng):
+    found = cal.evaluate(*drawn(rng, 100, 4), level=None)
+    assert found.test is None
+    for name in cal.METRICS:
+        assert math.isnan(found[name].low), name
+        assert math.isnan(found[name].high), name
+
+
+def test_what_is_undefined_has_no_interval(rng):
+    few = cal.evaluate(*drawn(rng, 8, 3))
+    assert all(math.isnan(x) for x in few["mce"])  # no bin holds ten
+    right = cal.evaluate(*DATA["all right"](rng))
+    assert all(math.isnan(x) for x in right["auroc"])
+    assert right["aurc"].value == 0
+    assert all(math.isnan(x) for x in right["aurc"][1:])
+    one = cal.evaluate(*drawn(rng, 1, 3))
+    for name in ("nll", "brier"):
+        assert math.isfinite(one[name].value)
+        assert all(math.isnan(x) for x in one[name][1:])
+
+
+@pytest.mark.parametrize("estimand", ["binary", "multilabel"])
+def test_the_area_of_selective_risk_is_undefined_where_no_answer_is_claimed(rng, estimand):
+    """P(class 1) is no confidence in an answer: 0.1 is a confident "no"."""
+    shape = 200 if estimand == "binary" else (100, 2)
+    found = cal.evaluate(rng.normal(size=shape), rng.integers(0, 2, shape), estimand=estimand)
+    assert all(math.isnan(x) for x in found["aurc"])
+    assert not math.isnan(found["auroc"].low)
+
+
+def test_an_error_of_zero_has_an_upper_end_above_zero():
+    """Ten claims of 0.5, five of which happen, rule out no small error."""
+    found = cal.evaluate(np.zeros(10), np.arange(10) % 2, estimand="binary")
+    for name in ("ece", "ada_ece", "mce", "over_ece", "under_ece", "ks", "smooth_ece", "smce"):
+        value, low, high = found[name]
+        assert (value, low) == pytest.approx((0, 0), abs=1e-12), name
+        assert high > 0.1, name
+
+
+def test_too_many_classes_have_a_class_wise_error_without_an_interval(rng):
+    data = drawn(rng, 5, 14_000)
+    found = cal.evaluate(*data, metrics=["classwise_ece"])["classwise_ece"]
+    assert found.value == pytest.approx(cal.classwise_ece(*data))
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+def test_an_error_that_is_proven_has_a_lower_end_above_zero(rng):
+    found = cal.evaluate(*drawn(rng, 1000, 4, 3.0))
+    for name in set(ERRORS) - {"under_ece"}:
+        assert found[name].low > 0.02, name
+    assert found["under_ece"].low == 0
+
+
+# Figures with a standard error in closed form
+
+
+def test_the_interval_of_accuracy_is_that_of_wilson(rng):
+    logits, labels = drawn(rng, 300, 4)
+    right = int((logits.argmax(-1) == labels).sum())
+    found = cal.evaluate(logits, labels, metrics=["accuracy"], level=0.8)["accuracy"]
+    expected = binomtest(right, 300).proportion_ci(0.8, method="wilson")
+    assert found[1:] == pytest.approx((expected.low, expected.high))
+
+
+def test_weights_of_accuracy_count_as_fewer_examples(rng):
+    """Wilson's interval holds the shares that are within z deviations of the observed one."""
+    logits, labels = drawn(rng, 300, 4)
+    weight = rng.exponential(size=300)
+    found = cal.evaluate(logits, labels, weight=weight, metrics=["accuracy"])["accuracy"]
+    right = logits.argmax(-1) == labels
+    variance = (weight**2 * (right - found.value) ** 2).sum() / weight.sum() ** 2
+    kish = weight.sum() ** 2 / (weight**2).sum()
+    effective = min(kish, found.value * (1 - found.value) / variance)
+    assert effective < 200
+    for end in found[1:]:
+        deviation = math.sqrt(end * (1 - end) / effective)
+        assert abs(found.value - end) / deviation == pytest.approx(norm.ppf(0.95))
+
+
+def test_the_interval_of_accuracy_holds_where_heavy_examples_are_hard():
+    """One example in a hundred is right half of the time, and weighs twenty times as much."""
+    truth, covered, repetitions = (0.99 * 0.99 + 20 * 0.01 * 0.5) / (0.99 + 20 * 0.01), 0, 200
+    for seed in range(repetitions):
+        rng = np.random.default_rng(seed)
+        hard = rng.random(2000) < 0.01
+        right = rng.random(2000) < np.where(hard, 0.5, 0.99)
+        logits = np.tile([2.0, 0.0], (2000, 1))
+        weight, labels = np.where(hard, 20.0, 1.0), 1 - right.astype(int)
+        found = cal.evaluate(logits, labels, weight=weight, metrics=["accuracy"])["accuracy"]
+        covered += found.low <= truth <= found.high
+    assert binom.ppf(0.001, repetitions, 0.85) <= covered <= binom.ppf(0.999, repetitions, 0.95)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_the_interval_of_a_score_is_normal(rng, weigh):
+    logits, labels = drawn(rng, 300, 4)
+    weight = rng.exponential(size=300) if weigh else np.ones(300)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    scores = {
+        "nll": -np.log(probs[np.arange(300), labels]),
+        "brier": ((probs - np.eye(4)[labels]) ** 2).sum(-1),
+    }
+    found = cal.evaluate(logits, labels, weight=weight, metrics=list(scores), level=0.8)
+    for name, score in scores.items():
+        mean = np.average(score, weights=weight)
+        deviation = np.sqrt((weight**2 * (score - mean) ** 2).sum()) / weight.sum()
+        effective = weight.sum() ** 2 / (weight**2).sum()
+        deviation *= np.sqrt(effective / (effective - 1))
+        reach = norm.ppf(0.9) * deviation
+        assert found[name] == pytest.approx((mean, mean - reach, mean + reach)), name
+
+
+WITH_ERROR = {"auroc": auroc_with_error, "aurc": aurc_with_error}
+
+
+@pytest.mark.parametrize("name", ["auroc", "aurc"])
+@pytest.mark.parametrize("digits", [12, 0], ids=["distinct", "ties"])
+def test_the_standard_error_of_a_rank_statistic_is_that_of_the_jackknife(rng, name, digits):
+    odds = rng.normal(1, 1.5, 250).round(digits)
+    labels = (rng.random(250) < 1 / (1 + np.exp(-odds))).astype(int)
+    metric = {"auroc": cal.auroc, "aurc": cal.aurc}[name]
+    confidence, outcome = cal.binary(odds, labels)
+    found = WITH_ERROR[name](confidence, outcome.astype(float), None)
+    assert found.value == pytest.approx(metric(confidence, outcome), abs=1e-12)
+    left_out = [
+        metric(np.delete(confidence, i), np.delete(outcome, i)) for i in range(len(outcome))
+    ]
+    jackknife = np.sqrt(249 / 250 * (np.subtract(left_out, np.mean(left_out)) ** 2).sum())
+    assert found.deviation == pytest.approx(jackknife, rel=0.015)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("name", ["auroc", "aurc"])
+def test_the_interval_of_a_rank_statistic_is_of_students_kind_on_the_logit_scale(rng, name, weigh):
+    logits, labels = drawn(rng, 60, 4)
+    weight = rng.exponential(size=60) if weigh else np.ones(60)
+    found = cal.evaluate(logits, labels, weight=weight, metrics=[name], level=0.8)[name]
+    confidence, outcome = cal.top_label(logits, labels)
+    value, deviation, freedom = WITH_ERROR[name](confidence, outcome.astype(float), weight)
+    wrong, right = (w.sum() ** 2 / (w**2).sum() for w in (weight[~outcome], weight[outcome]))
+    assert freedom == pytest.approx((min(wrong, right) if name == "auroc" else wrong) - 1)
+    assert found.value == pytest.approx(value)
+    centre, slope = math.log(value / (1 - value)), value * (1 - value)
+    reach = t.ppf(0.9, freedom) * deviation / slope
+    ends = [math.log(x / (1 - x)) for x in found[1:]]
+    assert ends == pytest.approx([centre - reach, centre + reach])
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_the_standard_error_of_auroc_is_that_of_delong(rng, weigh):
+    """Every pair of a yes and a no is compared; the variances divide by their number less one."""
+    claimed, happened = drawn_pairs(rng, 80)
+    claimed = claimed.round(1)
+    weight = rng.exponential(size=80) if weigh else np.ones(80)
+    yes, no = claimed[happened], claimed[~happened]
+    above = (yes[:, None] > no) + (yes[:, None] == no) / 2
+    share_yes, share_no = (w / w.sum() for w in (weight[happened], weight[~happened]))
+    value = share_yes @ above @ share_no
+    variance = 0.0
+    for share, placed in ((share_yes, above @ share_no), (share_no, share_yes @ above)):
+        worth = 1 / (share**2).sum()
+        variance += (share**2 @ (placed - value) ** 2) * worth / (worth - 1)
+    found = auroc_with_error(claimed, happened.astype(float), weight)
+    assert found[:2] == pytest.approx((value, math.sqrt(variance)))
+
+
+@pytest.mark.parametrize("name", ["auroc", "aurc"])
+def test_a_rank_statistic_of_one_wrong_answer_has_no_interval(name):
+    confidence = np.linspace(0.6, 0.9, 20)
+    odds, wrong = np.log(confidence / (1 - confidence)), np.arange(20) == 7
+    logits = np.stack([odds, np.zeros(20)], axis=-1)
+    found = cal.evaluate(logits, wrong.astype(int), metrics=[name])[name]
+    assert 0 < found.value < 1
+    assert all(math.isnan(x) for x in found[1:])
+
+
+def test_the_area_of_one_confidence_is_as_uncertain_as_its_error_rate():
+    """Where all tie, AURC is the error rate, 30 of 100: a deviation of 0.046."""
+    happened = (np.arange(100) < 70).astype(float)
+    found = aurc_with_error(np.full(100, 0.9), happened, None)
+    assert found.value == pytest.approx(0.3)
+    assert found.deviation == pytest.approx(math.sqrt(0.3 * 0.7 / 100), rel=0.02)
+
+
+# The debiased error
+
+
+def test_the_debiased_error_is_near_zero_when_calibrated_and_ece_is_not(rng):
+    plain, debiased = [], []
+    for _ in range(200):
+        pairs = drawn_pairs(rng, 500)
+        plain.append(cal.ece(*pairs))
+        debiased.append(cal.debiased_ece(*pairs))
+    assert np.mean(plain) > 0.03
+    assert np.mean(debiased) < np.mean(plain) / 3
+    assert np.mean(np.equal(debiased, 0)) > 0.4
+    assert (np.array(debiased) <= np.array(plain) + 1e-15).all()
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
+def test_the_debiased_error_is_near_the_truth_when_miscalibrated(rng, gap):
+    found = [cal.debiased_ece(*drawn_pairs(rng, 500, gap)) for _ in range(150)]
+    assert np.mean(found) == pytest.approx(gap, abs=0.01)
+
+
+def test_the_debiased_error_solves_its_equation(rng):
+    """The mean of |s d + noise| over many draws of the noise is the observed sum.
+
+    The d are the gaps of the curve through the observed ones, and the error is s sum |d|.
+    """
+    confidence, outcome = drawn_pairs(rng, 400, 0.08)
+    weight = rng.exponential(size=400)
+    found = cal.debiased_ece(confidence, outcome, bins=10, weight=weight)
+    observed = cal.ece(confidence, outcome, bins=10, weight=weight)
+    cell = np.ceil(confidence * 10).astype(int) - 1
+    residual = weight * (confidence - outcome) / weight.sum()
+    gap = np.bincount(cell, residual, 10)
+    # each example is in bin b by chance, too: variance of a sum over all of them
+    share = weight / weight.sum()
+    variance = np.array([((residual * (cell == b) - share * gap[b]) ** 2).sum() for b in range(10)])
+    # the mixed term is nearly that of equal weights, which the closed form assumes
+    noise = rng.normal(size=(200_000, 10)) * np.sqrt(variance)
+    filled = fill(confidence, outcome.astype(float), uniform_edges(10), weight)
+    held = filled.weight > 0
+    curve = np.zeros(10)
+    curve[held] = shape_of(filled)(filled.confidence[held]) * filled.weight[held] / weight.sum()
+    assert np.abs(curve - gap).max() > 1e-3  # smoother than what was observed
+    mean = np.abs(found / np.abs(curve).sum() * curve + noise).sum(1).mean()
+    assert mean == pytest.approx(observed, rel=0.01)
+
+
+# The test of calibration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weigh", [False, True])
+def test_a_calibrated_model_is_rejected_one_time_in_twenty(weigh):
+    p_values = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        pairs = drawn_pairs(rng, 300)
+        weight = rng.exponential(size=300) if weigh else None
+        p_values.append(cal.calibration_test(*pairs, weight=weight, replicates=199).p_value)
+    rejected = np.sum(np.array(p_values) <= 0.05)
+    assert binom.ppf(0.001, 200, 0.05) <= rejected <= binom.ppf(0.999, 200, 0.05)
+    # and the p-values of a calibrated model are uniform
+    half = np.sum(np.array(p_values) <= 0.5)
+    assert binom.ppf(0.001, 200, 0.5) <= half <= binom.ppf(0.999, 200, 0.5)
+
+
+def test_a_clearly_miscalibrated_model_is_rejected():
+    rejected = 0
+    for seed in range(30):
+        pairs = drawn_pairs(np.random.default_rng(seed), 300, 0.12)
+        rejected += cal.calibration_test(*pairs, replicates=199).p_value <= 0.05
+    assert rejected >= 28
+
+
+@pytest.mark.parametrize("n", [50, 5000])
+def test_the_statistic_is_the_ks_error(rng, n):
+    """Above 2000 examples, neighbours are drawn together: the sum within them is not looked at."""
+    pairs = drawn_pairs(rng, n, 0.1)
+    found = cal.calibration_test(*pairs)
+    assert found.statistic == pytest.approx(cal.ks(*pairs), abs=1e-12 if n < 2000 else 1e-3)
+    assert 0.001 <= found.p_value <= 1
+
+
+def test_the_test_sees_claims_of_zero_that_happen(rng):
+    confidence, outcome = np.repeat([0.0, 1.0], 500), np.repeat([1, 0], 500)
+    found = cal.calibration_test(confidence, outcome)
+    assert found.statistic == pytest.approx(cal.ks(confidence, outcome))
+    assert found.p_value == 0.001
+
+
+def test_perfect_certainty_is_no_evidence_against_itself():
+    found = cal.calibration_test([1.0, 1.0, 0.0], [1, 1, 0])
+    assert found == (0, 1)
+
+
+def test_replicates_bound_the_p_value(rng):
+    pairs = drawn_pairs(rng, 300, 0.4)
+    assert cal.calibration_test(*pairs, replicates=99).p_value == 0.01
+    assert cal.calibration_test(*pairs, replicates=9).p_value == 0.1

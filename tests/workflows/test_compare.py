@@ -1,0 +1,469 @@
+"""Comparison of methods: fair rows, and a failure of one method costs only its own row."""
+
+import json
+import math
+import re
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import calibrant
+from calibrant._core.checks import IGNORED
+from calibrant._core.solve import check_time
+from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.data import dataset as sources
+from calibrant.metrics.intervals import Estimate
+from calibrant.workflows.compare import Comparison, Row, compare
+from tests.support.simulate import drawn
+from tests.workflows.test_evaluate import as_npz, as_npz_folder, predictions
+from tests.workflows.test_fit import Featured, Shift, labelled, out_of, splits
+
+
+class Slow(Shift):
+    """Searches until its time is over."""
+
+    def _fit(self, given, context):
+        while True:
+            check_time()
+            time.sleep(0.01)
+
+
+class Broken(Shift):
+    """Fails in the fit, by a bug or by a refusal."""
+
+    problem: Exception = RuntimeError("the impossible")
+
+    def _fit(self, given, context):
+        raise self.problem
+
+
+class BrokenLater(Shift):
+    """Fails when it is applied."""
+
+    def _transform(self, logits, top, features):
+        raise ValueError("cannot be applied")
+
+
+class Chatty(Shift):
+    """Warns twice of the same, and once of something else."""
+
+    def _fit(self, given, context):
+        super()._fit(given, context)
+        for text in ("few samples", "few samples", "odd samples"):
+            warnings.warn(text, stacklevel=2)
+
+
+class Witness(Shift):
+    """Writes down the rows that it is fitted on and applied to: their first logit in thousands."""
+
+    def __init__(self):
+        super().__init__()
+        self.fitted: set[int] = set()
+        self.applied: set[int] = set()
+
+    def _fit(self, given, context):
+        super()._fit(given, context)
+        self.labels = given.labels[given.labels != IGNORED]
+        self.groups = context.groups
+        rows = np.asarray(given.logits).reshape(-1, given.classes)
+        self.fitted = numbers(rows[given.labels != IGNORED, 0])
+
+    def _transform(self, logits, top, features):
+        self.applied |= numbers((logits + top)[:, 0])
+        return logits
+
+
+def numbers(logits):
+    return {round(1000 * value) for value in logits.tolist()}
+
+
+@pytest.fixture
+def both(tmp_path):
+    """A file with a val and a test split, and its arrays."""
+    val, test = predictions(rows=400, seed=1), predictions(rows=500, seed=2)
+    return as_npz(tmp_path, splits(val=val, test=test)), val, test
+
+
+def figures(rows):
+    return [None if row.evaluation is None else row.evaluation["nll"].value for row in rows]
+
+
+# The rows.
+
+
+@pytest.mark.parametrize(("block", "level"), [(64, None), (1 << 22, 0.8)])
+def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
+    monkeypatch.setattr(sources, "BLOCK", block)
+    (path, val, test), kinds = both, {"ts": TemperatureScaling, "x": Shift}
+    found = compare(path, {name: kind() for name, kind in kinds.items()}, level=level)
+    assert [row.method for row in found.rows] == ["ts", "x"]
+    assert (found.n_fit, found.n_test, found.classes) == (376, 470, 5)
+    kept = labelled(test)
+    for row, kind in zip(found.rows, kinds.values(), strict=True):
+        fitted = kind().fit(val["logits"], val["labels"])
+        after = out_of(fitted, kept["logits"])
+        expected = calibrant.evaluate(
+            after, kept["labels"], metrics=["nll", "ece", "auroc"], level=level
+        )
+        assert row.evaluation is not None
+        assert list(row.evaluation) == list(calibrant.METRICS)
+        for name, estimate in expected.items():
+            np.testing.assert_allclose(row.evaluation[name], estimate, atol=1e-5)
+        assert row.argmax_changed == (after.argmax(1) != kept["logits"].argmax(1)).sum()
+        assert (row.argmax_changed != 0) == (kind is Shift)
+        assert (row.error, row.notes) == (None, [])
+        assert isinstance(row.calibrator, kind)
+
+
+def test_json_has_the_promised_form(both):
+    found = compare(both[0], {"ts": TemperatureScaling(), "bad": Broken()}, level=None).to_dict()
+    assert found.keys() >= {"n_fit", "n_test", "classes", "rows"}
+    good, bad = json.loads(json.dumps(found, allow_nan=False))["rows"]
+    for row in (good, bad):
+        assert row.keys() >= {"method", "metrics", "fit_seconds", "argmax_changed", "error"}
+        assert list(row["metrics"]) == list(calibrant.METRICS)
+        for figure in row["metrics"].values():
+            assert figure.keys() == {"value", "low", "high"}
+    assert good["metrics"]["ece"]["value"] < 1
+    assert good["metrics"]["ece"]["low"] is None
+    assert (good["argmax_changed"], good["error"]) == (0, None)
+    assert bad["metrics"]["ece"] == {"value": None, "low": None, "high": None}
+    assert (bad["argmax_changed"], bad["error"]) == (None, "RuntimeError: the impossible")
+    assert bad["fit_seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("calibrator", "problem", "said"),
+    [
+        (Broken, RuntimeError("the impossible"), "RuntimeError: the impossible"),
+        (Broken, KeyError("x"), "KeyError: 'x'"),
+        (Broken, NotImplementedError(), "^NotImplementedError$"),
+        (Broken, ValueError("too narrow"), r"p\.npz: too narrow"),
+        (Broken, MemoryError(), "MemoryError"),
+        (Broken, TimeoutError("the disk sleeps"), "the disk sleeps"),
+        (BrokenLater, None, "cannot be applied"),
+        (Featured, None, "Featured needs features"),
+    ],
+)
+def test_failure_becomes_a_row(both, calibrator, problem, said):
+    bad = calibrator()
+    bad.problem = problem
+    found = compare(both[0], {"bad": bad, "ts": TemperatureScaling()}, time_limit=None, level=None)
+    row = found["bad"]
+    assert row.evaluation is None
+    assert row.calibrator is None
+    assert row.argmax_changed is None
+    assert re.search(said, row.error or "")
+    assert found["ts"].error is None
+    assert list(found.measured) == ["ts"]
+
+
+def test_time_limit_stops_one_method_only(both):
+    start = time.monotonic()
+    calibrators = {"slow": Slow(), "ts": TemperatureScaling()}
+    found = compare(both[0], calibrators, time_limit=0.2, level=None)
+    assert time.monotonic() - start < 10
+    assert found["slow"].error == "the fit took longer than 0.2 s"
+    assert 0.2 <= found["slow"].fit_seconds < 2
+    assert found["ts"].error is None
+
+
+def test_warnings_become_notes(both):
+    found = compare(both[0], {"chatty": Chatty(), "ts": TemperatureScaling()}, level=None)
+    assert found["chatty"].notes == ["few samples", "odd samples"]
+    assert found["ts"].notes == []
+    assert "chatty: odd samples" in str(found)
+
+
+def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
+    made, records = [], sources.Source.records
+
+    def slow(self, *arguments, **named):
+        made.append(self)
+        time.sleep(0.3)
+        return records(self, *arguments, **named)
+
+    monkeypatch.setattr(sources.Source, "records", slow)
+    calibrators = {name: TemperatureScaling() for name in ("a", "b")}
+    found = compare(
+        both[0], calibrators | {"none": CALIBRATORS["none"](), "x": Shift()}, level=None
+    )
+    assert len(made) == 1
+    assert found["a"].fit_seconds >= 0.3
+    assert found["b"].fit_seconds >= 0.3
+    assert found["none"].fit_seconds < 0.3
+    assert found["x"].fit_seconds < 0.3
+
+
+def test_progress_counts_methods(both):
+    steps: list[tuple[int, int]] = []
+    compare(both[0], ["none", "ts"], level=None, progress=lambda *step: steps.append(step))
+    assert steps == [(0, 2), (1, 2), (2, 2)]
+
+
+# Which methods.
+
+
+@pytest.mark.parametrize("shared", [[], ["val"], ["val", "test"]])
+def test_methods_that_need_features_run_where_there_are_some(both, tmp_path, monkeypatch, shared):
+    monkeypatch.setitem(CALIBRATORS, "featured", Featured)
+    _, val, test = both
+    named = {"val": val, "test": test}
+    for name in shared:
+        named[name]["features"] = np.ones((len(named[name]["labels"]), 3), np.float32)
+    found = compare(as_npz(tmp_path, splits(**named)), level=None, time_limit=0.01)
+    methods = [row.method for row in found.rows]
+    assert methods[:2] == ["none", "ts"]
+    assert ("featured" in methods) == (len(shared) == 2)
+    assert set(methods) >= {n for n, kind in CALIBRATORS.items() if not kind.needs_features}
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (["ts", "tss"], "unknown method 'tss': did you mean ts"),
+        ([], "methods must name at least one of none, ts"),
+    ],
+)
+def test_unknown_methods_are_no_rows(both, methods, message):
+    with pytest.raises(ValueError, match=message):
+        compare(both[0], methods)
+
+
+def test_one_method_by_its_name(both):
+    assert [row.method for row in compare(both[0], "ts", level=None).rows] == ["ts"]
+
+
+# Which examples.
+
+
+def test_plain_arrays_are_cut_into_fair_halves(tmp_path):
+    arrays = predictions(rows=601)
+    arrays["logits"][:, 0] = np.arange(601) / 1000  # the number of the row
+    path, kept = as_npz_folder(tmp_path, arrays), labelled(arrays)
+    for seed in (0, 1):
+        witness = Witness()
+        found = compare(path, {"w": witness}, seed=seed, level=None)
+        assert not witness.fitted & witness.applied
+        assert witness.fitted | witness.applied == numbers(kept["logits"][:, 0])
+        assert (found.n_fit, found.n_test) == (len(witness.fitted), len(witness.applied))
+        assert abs(found.n_fit - found.n_test) <= 1
+        counts, whole = np.bincount(witness.labels), np.bincount(kept["labels"])
+        assert (np.abs(2 * counts - whole) <= 1).all()
+        assert f"a random half of the plain arrays, seed {seed}" in found.describe()
+        assert "the other half" in found.describe()
+
+
+def test_halves_are_seeded(tmp_path):
+    path = as_npz(tmp_path, predictions())
+    first, again, other = (
+        figures(compare(path, ["none", "ts"], seed=seed, level=None).rows) for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_groups_are_not_divided(tmp_path):
+    arrays = predictions()
+    arrays["logits"][:, 0] = np.arange(600) / 1000
+    arrays["patient"] = np.arange(600) // 20
+    witness = Witness()
+    methods = {"w": witness, "ts": TemperatureScaling()}
+    compare(as_npz(tmp_path, arrays), methods, groups="patient", level=None)
+    patients = {row // 20 for row in witness.fitted}
+    assert not patients & {row // 20 for row in witness.applied}
+    assert len(patients) == 15
+    assert witness.groups is not None
+
+
+def test_weights_count(both, tmp_path):
+    _, val, test = both
+    val["importance"][:30], test["importance"][:50] = 0, 0  # as if they were not there
+    path = as_npz(tmp_path, splits(val=val, test=test))
+    found = compare(path, ["ts"], weight="importance", level=None)
+    fitted = TemperatureScaling().fit(val["logits"], val["labels"], sample_weight=val["importance"])
+    kept = labelled(test)
+    expected = calibrant.evaluate(
+        out_of(fitted, kept["logits"]), kept["labels"], weight=kept["importance"], level=None
+    )
+    assert found.rows[0].evaluation is not None
+    assert found.rows[0].evaluation["nll"].value == pytest.approx(expected["nll"].value, abs=1e-5)
+    assert found.n_test == expected.n == (kept["importance"] > 0).sum()
+    assert found.n_fit == (labelled(val)["importance"] > 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "described"),
+    [
+        (["val", "test"], {}, "10 examples (val split), measured on 20 (test split)"),
+        (["val", "test", ""], {}, "10 examples (val split), measured on 20 (test split)"),
+        (["val", ""], {}, "10 examples (val split), measured on 20 (plain arrays)"),
+        (["", "test"], {}, "10 examples (plain arrays), measured on 20 (test split)"),
+        (["test"], {}, "5 examples (a random half of the test split, seed 0), measured on 5 ("),
+        (["val"], {}, "5 examples (a random half of the val split, seed 0), measured on 5 ("),
+        (
+            ["val", "test", "noise"],
+            {"fit_split": "test", "test_split": "noise"},
+            "20 examples (test split), measured on 30 (noise split)",
+        ),
+        (["val", "noise"], {"test_split": "noise"}, "10 examples (val split), measured on 20 (noi"),
+    ],
+)
+def test_which_examples(names, asked, described):
+    arrays = {
+        name: {"logits": np.eye(2)[np.arange(10 * i) % 2], "labels": np.arange(10 * i) // 3 % 2}
+        for i, name in enumerate(names, start=1)
+    }
+    found = compare(splits(**arrays), ["none"], level=None, **asked)
+    assert f"fitted on {described}" in found.describe()
+
+
+def test_no_split_to_fit_on(tmp_path):
+    path = as_npz(tmp_path, splits(noise=predictions(rows=20), blur=predictions(rows=20)))
+    with pytest.raises(ValueError, match=r"only 'noise', 'blur': .*--fit-split, --test-split"):
+        compare(path)
+    with pytest.raises(ValueError, match="no split 'dev'; found split 'noise'"):
+        compare(path, fit_split="dev")
+
+
+def test_splits_must_have_the_same_classes():
+    arrays = {"logits": np.eye(3), "labels": [0, 1, 2]}
+    other = {"logits": np.eye(4), "labels": [0, 1, 2, 3]}
+    with pytest.raises(ValueError, match=r"val split must have as many .* test split, got 3 and 4"):
+        compare(splits(val=arrays, test=other))
+
+
+@pytest.mark.parametrize("name", ["val", "test"])
+@pytest.mark.parametrize("fault", ["logits", "labels"])
+def test_wrong_data_are_no_fault_of_a_method(both, tmp_path, name, fault):
+    _, val, test = both
+    broken = {"val": val, "test": test}[name]
+    broken["labels"][-1] = 1 if fault == "logits" else 9
+    broken["logits"][-1] = np.nan if fault == "logits" else 0
+    path = as_npz(tmp_path, splits(val=val, test=test))
+    message = r"p\.npz: (logits must be finite|labels must be in)"
+    with pytest.raises(ValueError, match=message):
+        compare(path, ["none", "ts"])
+    with pytest.raises(ValueError, match=message):
+        compare(path, {"x": Shift()})
+
+
+def test_arrays_are_compared_as_a_file_of_them(both):
+    path, val, test = both
+    arrays = {
+        key: torch.as_tensor(values) if values.dtype.kind != "U" else values
+        for key, values in splits(val=val, test=test).items()
+    }
+    found, expected = compare(arrays, ["ts"], level=None), compare(path, ["ts"], level=None)
+    assert figures(found.rows) == figures(expected.rows)
+    half = {key: value for key, value in arrays.items() if key.endswith(("logits", "labels"))}
+    half |= {k: v.bfloat16() for k, v in half.items() if k.endswith("logits")}
+    assert figures(compare(half, ["ts"], level=None).rows) == pytest.approx(
+        figures(expected.rows), rel=0.01
+    )
+
+
+def test_one_logit(rng):
+    logits, labels = drawn(rng, 800, 2, 2.0)
+    odds = logits[:, 1] - logits[:, 0]
+    found = compare({"logits": odds, "labels": labels}, ["none", "ts"], level=None)
+    wide = compare({"logits": logits, "labels": labels}, ["none", "ts"], level=None)
+    assert found.classes == 2
+    assert figures(found.rows) == pytest.approx(figures(wide.rows), abs=1e-6)
+    assert [row.argmax_changed for row in found.rows] == [0, 0]
+
+
+def test_zeros_are_told_once_for_each_part(tmp_path):
+    probs = np.full((40, 4), 0.25)
+    probs[0] = probs[39] = np.eye(4)[0]
+    arrays = {"probs": probs, "labels": np.arange(40) % 4}
+    path = as_npz(tmp_path, splits(val=arrays, test={k: v[:39] for k, v in arrays.items()}))
+    with pytest.warns(UserWarning, match="probabilities are exactly 0") as told:
+        found = compare(path, {"none": CALIBRATORS["none"](), "x": Shift()}, level=None)
+    assert sorted(str(warning.message).split()[0] for warning in told) == ["3", "6"]
+    assert [row.notes for row in found.rows] == [[], []]
+
+
+# What it says.
+
+
+def comparison(**rows):
+    """A comparison with these (ece, nll), each with an interval of 1 % and 0.1 around it."""
+    made = []
+    for method, (ece, nll) in rows.items():
+        found: Any = {
+            "ece": Estimate(ece, ece - 0.01, ece + 0.01),
+            "nll": Estimate(nll, nll - 0.1, nll + 0.1),
+            "accuracy": Estimate(1 - ece, 0.5, 1 - ece + 0.01),
+        }
+        made.append(Row(method, found, 0.5, 0, None))
+    return Comparison([*made, Row("bad", None, 0.5, None, "failed")], 1, 1, 2, "", "", 0.9)
+
+
+def test_best_are_those_within_the_interval_of_the_best():
+    found = comparison(a=(0.05, 0.5), b=(0.02, 0.3), c=(0.029, 0.39), d=(0.031, 0.41))
+    low = {"ece": Estimate(0.02, 0.0, 0.01)}  # an interval below the figure, half as wide
+    near, far = {"ece": Estimate(0.0249)}, {"ece": Estimate(0.0251)}
+    rows: Any = [Row(m, e, 0, 0, None) for m, e in (("f", far), ("n", near), ("l", low))]  # type: ignore[arg-type]
+    assert Comparison(rows, 1, 1, 2, "", "", 0.9).best("ece") == ["l", "n"]
+    assert found.best("ece") == ["b", "c"]
+    assert found.best("nll") == ["b", "c"]
+    assert found.best("accuracy") == ["b", "c", "d", "a"]  # high is good, down to 0.5
+
+
+def test_best_without_intervals_is_the_best_alone():
+    rows = [Row(m, {"ece": Estimate(v)}, 0, 0, None) for m, v in (("a", 0.2), ("b", 0.1))]  # type: ignore[arg-type]
+    rows.append(Row("c", {"ece": Estimate(math.nan)}, 0, 0, None))  # type: ignore[arg-type]
+    found = Comparison(rows, 1, 1, 2, "", "", None)
+    assert found.best("ece") == ["b"]
+    assert found.choice() is None  # no NLL was measured
+
+
+@pytest.mark.parametrize(
+    ("rows", "choice", "advice"),
+    [
+        (
+            {"none": (0.05, 0.5), "ts": (0.02, 0.3), "smart": (0.009, 0.305), "bbq": (0.001, 0.9)},
+            "smart",
+            "Use smart: the least NLL \\+ ECE of all.",
+        ),
+        (
+            {"none": (0.012, 0.31), "ts": (0.01, 0.3)},
+            "ts",
+            "No method is clearly better than none here: leave the logits as they are.",
+        ),
+        ({}, None, "No method could be fitted and measured."),
+    ],
+)
+def test_advice(rows, choice, advice):
+    found = comparison(**rows)
+    assert found.choice() == choice
+    assert re.fullmatch(advice, found.advice())
+
+
+def test_printed_table(both):
+    found = compare(both[0], {"x": Shift(), "bad": Broken()})
+    lines = str(found).splitlines()
+    assert lines[0] == found.describe()
+    assert re.sub(" +", " ", lines[1]) == "method ECE % 90 % interval NLL Brier acc. % changed fit"
+    assert [line.split()[0] for line in lines[2:4]] == ["x", "bad"]
+    assert lines[3].split()[1] == "failed"
+    assert "bad failed: RuntimeError: the impossible" in lines
+    assert lines[-1] == found.advice()
+    assert max(map(len, lines[1:4])) <= 80
+    ece = found["x"].evaluation["ece"]  # type: ignore[index]
+    cells = dict(zip(found.table()[0], found.table()[1], strict=True))
+    assert cells["ECE %"] == f"*{100 * ece.value:.2f}"  # of one method it is the best
+    assert cells["90 % interval"] == f"[{100 * ece.low:.2f}, {100 * ece.high:.2f}]"
+    assert cells["changed"] == str(found["x"].argmax_changed)
+    with pytest.raises(KeyError):
+        found["smart"]
+
+
+def test_a_fit_may_take_as_long_as_it_wants(both):
+    assert compare(both[0], ["ts"], time_limit=None, level=None).rows[0].error is None

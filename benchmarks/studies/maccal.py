@@ -149,7 +149,7 @@ def results(given: argparse.Namespace) -> Iterator[list[list[Any]]]:
         ends = [pool.submit(measured, run, given.epochs) for run in wanted]
         for done, end in enumerate(as_completed(ends), 1):
             print(f"{done} of {len(ends)}", file=sys.stderr)
-            yield end.result()
+            yield end.compute()
 
 
 def runs(seeds: int) -> Iterator[Run]:

@@ -147,7 +147,7 @@ def greedy(logits, labels, weight, passes):
         probs = torch.from_numpy(scaled).softmax(-1).numpy()
         right = scaled.argmax(-1) == labels
         accuracy = np.average(right, weights=weight)
-        return cal.ece(probs.max(-1).clip(max=1), right, weight=weight), accuracy
+        return cal.ece(probs.max(-1).clip(max=1), right, sample_weight=weight), accuracy
 
     now = measured(temperatures)
     for _, k in itertools.product(range(passes), sorted(set(labels.tolist()))):

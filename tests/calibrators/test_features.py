@@ -823,7 +823,7 @@ def judged(clip, logits, labels, features, head, weight=None):
     found = features.clip(-clip, clip) @ head[0].T + head[1]
     return {
         name: estimate.value
-        for name, estimate in cal.evaluate(found, labels, level=None, weight=weight).items()
+        for name, estimate in cal.evaluate(found, labels, level=None, sample_weight=weight).items()
     }
 
 

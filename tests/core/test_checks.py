@@ -159,7 +159,7 @@ DIRECT: dict[str, Any] = {
     "top_label": cal.top_label,
     "one_vs_rest": lambda logits, labels: cal.one_vs_rest(logits, labels, 0),
     "margin_groups": cal.margin_groups,
-    "update": lambda logits, labels: cal.Accumulator().update(logits, labels).result(),
+    "update": lambda logits, labels: cal.Accumulator().update(logits, labels).compute(),
 }
 
 
@@ -451,7 +451,7 @@ def streams(pairs):
 
 def bits(stream):
     """Everything that a result holds, to the last digit."""
-    found = stream.result()
+    found = stream.compute()
     sums = [getattr(found.bins, name).tobytes() for name in ("count", "claimed", "spread")]
     return found.to_dict(), sums
 
@@ -477,7 +477,7 @@ def test_a_refused_batch_leaves_a_stream_as_it_was(rng, pairs, case):
 
 @pytest.mark.parametrize("case", GROUPS)
 def test_refused_groups_leave_a_stream_as_it_was(rng, case):
-    stream = streams(True).update(*drawn(rng, 50, 3), groups=np.arange(50) % 2)
+    stream = streams(True).update(*drawn(rng, 50, 3), by=np.arange(50) % 2)
     before = bits(stream)
     if case == "groups":
         refuse(stream, GROUPS[case])
@@ -488,7 +488,7 @@ def test_refused_groups_leave_a_stream_as_it_was(rng, case):
     except (TypeError, ValueError):
         assert bits(stream) == before
     else:
-        assert sum(part.n for part in stream.result().groups.values()) == 54
+        assert sum(part.n for part in stream.compute().groups.values()) == 54
 
 
 @pytest.mark.parametrize("case", [name for name in REFUSED if name != "classes"])
@@ -496,7 +496,7 @@ def test_a_refused_first_batch_does_not_fix_the_number_of_classes(rng, case):
     stream = streams(True)
     refuse(stream, REFUSED[case])
     with pytest.raises(ValueError, match="nothing to measure"):
-        stream.result()
+        stream.compute()
     other = drawn(rng, 50, 7)
     assert bits(stream.update(*other)) == bits(streams(True).update(*other))
 
@@ -658,9 +658,9 @@ def test_measuring_probabilities_as_logits_warns_once(rng, groups):
     probs, labels = rng.dirichlet(np.ones(3), 300), rng.integers(3, size=300)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        cal.evaluate(probs, labels, groups=groups, level=None)
-        cal.evaluate(np.log(probs), labels, groups=groups, level=None)
-        cal.evaluate(probs=probs, labels=labels, groups=groups, level=None)
+        cal.evaluate(probs, labels, by=groups, level=None)
+        cal.evaluate(np.log(probs), labels, by=groups, level=None)
+        cal.evaluate(probs=probs, labels=labels, by=groups, level=None)
         cal.evaluate(probs, np.eye(3, dtype=int)[labels], estimand="multilabel", level=None)
     assert [(w.category, w.filename) for w in told] == [(UserWarning, __file__)]
     assert "pass them as probs=" in str(told[0].message)

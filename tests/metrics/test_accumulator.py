@@ -54,9 +54,9 @@ def test_any_batches_give_the_figures_of_the_whole(pairs, weigh, places):
     stream = cal.Accumulator(pairs=pairs, level=None)
     for rows in batches(places):
         weight = WEIGHT[rows] if weigh else None
-        assert stream.update(LOGITS[rows], LABELS[rows], weight=weight) is stream
+        assert stream.update(LOGITS[rows], LABELS[rows], sample_weight=weight) is stream
     expected = whole(pairs, weight=WEIGHT if weigh else None)
-    assert_same(values(stream.result()), expected)
+    assert_same(values(stream.compute()), expected)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -70,46 +70,46 @@ def test_merges_in_any_order_give_the_figures_of_the_whole(pairs, places, random
         random.shuffle(parts)
         other = parts.pop()
         assert parts[0].merge(other) is parts[0]
-    assert_same(values(parts[0].result()), whole(pairs))
-    assert parts[0].result().n == (LABELS != -100).sum()
+    assert_same(values(parts[0].compute()), whole(pairs))
+    assert parts[0].compute().n == (LABELS != -100).sum()
 
 
 def test_a_merge_leaves_the_other_as_it_was():
     one = cal.Accumulator(pairs=True, level=None).update(LOGITS[:100], LABELS[:100])
     two = cal.Accumulator(pairs=True, level=None).update(
-        LOGITS[100:], LABELS[100:], groups=GROUPS[100:]
+        LOGITS[100:], LABELS[100:], by=GROUPS[100:]
     )
-    before = two.result().to_dict()
-    one.merge(two).update(LOGITS[:50], LABELS[:50], groups=GROUPS[:50])
-    assert two.result().to_dict() == before
+    before = two.compute().to_dict()
+    one.merge(two).update(LOGITS[:50], LABELS[:50], by=GROUPS[:50])
+    assert two.compute().to_dict() == before
 
 
 def test_an_empty_accumulator_takes_over_what_it_is_merged_with():
-    seen = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, groups=GROUPS)
-    expected = seen.result().to_dict()
-    assert seen.like().merge(seen).result().to_dict() == expected
+    seen = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, by=GROUPS)
+    expected = seen.compute().to_dict()
+    assert seen.like().merge(seen).compute().to_dict() == expected
 
 
 def test_a_result_may_be_taken_at_any_time():
     stream = cal.Accumulator(pairs=True, level=None)
     for stop in (100, 250, 400):
         stream.update(LOGITS[stop - 100 : stop], LABELS[stop - 100 : stop])
-        assert stream.result().n > 0
-        assert values(stream.result()) == values(stream.result())
+        assert stream.compute().n > 0
+        assert values(stream.compute()) == values(stream.compute())
     once = cal.Accumulator(pairs=True, level=None)
     for stop in (100, 250, 400):
         once.update(LOGITS[stop - 100 : stop], LABELS[stop - 100 : stop])
-    assert values(once.result()) == values(stream.result())
+    assert values(once.compute()) == values(stream.compute())
 
 
 def test_batches_with_and_without_weights_mix():
     """No weight is a weight of one."""
     stream = cal.Accumulator(pairs=True, level=None)
     stream.update(LOGITS[:200], LABELS[:200]).update(
-        LOGITS[200:], LABELS[200:], weight=WEIGHT[200:]
+        LOGITS[200:], LABELS[200:], sample_weight=WEIGHT[200:]
     )
     weight = np.concatenate([np.ones(200), WEIGHT[200:]])
-    assert_same(values(stream.result()), whole(True, weight=weight))
+    assert_same(values(stream.compute()), whole(True, weight=weight))
 
 
 def test_batches_of_different_form_mix():
@@ -117,18 +117,18 @@ def test_batches_of_different_form_mix():
     stream.update(LOGITS[:100].reshape(10, 10, 4), LABELS[:100].reshape(10, 10))
     stream.update(torch.tensor(LOGITS[100:300]), torch.tensor(LABELS[100:300]))
     stream.update(LOGITS[300:].tolist(), LABELS[300:].tolist())
-    assert_same(values(stream.result()), whole(True))
+    assert_same(values(stream.compute()), whole(True))
 
 
 def test_groups_of_a_stream_are_the_groups_of_the_whole():
     stream = cal.Accumulator(pairs=True, level=None)
     for rows in batches([0, 1, 2, 150, 400]):
-        stream.update(LOGITS[rows], LABELS[rows], groups=GROUPS[rows], weight=WEIGHT[rows])
-    found = stream.result()
+        stream.update(LOGITS[rows], LABELS[rows], by=GROUPS[rows], sample_weight=WEIGHT[rows])
+    found = stream.compute()
     assert set(found.groups) == {"0", "1", "2"}
     for name, part in found.groups.items():
         rows = int(name) == GROUPS
-        expected = cal.evaluate(LOGITS[rows], LABELS[rows], weight=WEIGHT[rows], level=None)
+        expected = cal.evaluate(LOGITS[rows], LABELS[rows], sample_weight=WEIGHT[rows], level=None)
         assert_same(values(part), values(expected))
 
 
@@ -140,8 +140,8 @@ def test_other_estimands_stream_as_well(rng, estimand):
     for rows in batches([0, 10, 55, 90]):
         stream.update(logits[rows], labels[rows])
     expected = cal.evaluate(logits, labels, estimand=estimand, level=None)
-    assert_same(values(stream.result()), values(expected))
-    assert stream.result().classes == expected.classes == 2
+    assert_same(values(stream.compute()), values(expected))
+    assert stream.compute().classes == expected.classes == 2
 
 
 def test_intervals_of_a_stream_are_those_of_the_whole():
@@ -149,7 +149,7 @@ def test_intervals_of_a_stream_are_those_of_the_whole():
     stream = cal.Accumulator(pairs=True)
     for rows in batches([0, 33, 200, 400]):
         stream.update(LOGITS[rows], LABELS[rows])
-    found, expected = stream.result(), cal.evaluate(LOGITS, LABELS)
+    found, expected = stream.compute(), cal.evaluate(LOGITS, LABELS)
     for name in expected:
         close = 0.02 if name == "classwise_ece" else 1e-3
         np.testing.assert_allclose(found[name], expected[name], atol=close, err_msg=name)
@@ -164,9 +164,9 @@ def test_like_makes_an_empty_one_of_the_same_form():
     ).update(np.zeros(5), [0, 1, 0, 1, 1])
     other = one.like()
     with pytest.raises(ValueError, match="nothing to measure"):
-        other.result()
-    found = other.update(np.zeros(5), [0, 1, 0, 1, 1]).result()
-    assert found.to_dict() == one.result().to_dict()
+        other.compute()
+    found = other.update(np.zeros(5), [0, 1, 0, 1, 1]).compute()
+    assert found.to_dict() == one.compute().to_dict()
     assert list(found) == ["ks", "ece"]
     assert found.bins.count.size == 7
     assert other.seed == 3
@@ -175,13 +175,13 @@ def test_like_makes_an_empty_one_of_the_same_form():
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_pickled_accumulator_goes_on_as_if_nothing_had_happened(pairs):
     stream = cal.Accumulator(pairs=pairs, level=None).update(
-        LOGITS[:200], LABELS[:200], groups=GROUPS[:200]
+        LOGITS[:200], LABELS[:200], by=GROUPS[:200]
     )
     copy = pickle.loads(pickle.dumps(stream))
-    assert copy.result().to_dict() == stream.result().to_dict()
+    assert copy.compute().to_dict() == stream.compute().to_dict()
     for each in (copy, stream):
-        each.update(LOGITS[200:], LABELS[200:], groups=GROUPS[200:])
-    assert copy.result().to_dict() == stream.result().to_dict()
+        each.update(LOGITS[200:], LABELS[200:], by=GROUPS[200:])
+    assert copy.compute().to_dict() == stream.compute().to_dict()
 
 
 # Memory
@@ -201,10 +201,10 @@ def test_without_pairs_a_stream_holds_the_same_after_any_number_of_examples():
 
 @pytest.mark.parametrize(("weight", "size"), [(None, 9), (WEIGHT, 17)])
 def test_with_pairs_a_stream_holds_the_bytes_it_says_per_example(weight, size):
-    stream = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, weight=weight)
+    stream = cal.Accumulator(pairs=True, level=None).update(LOGITS, LABELS, sample_weight=weight)
     before = held(stream)
     for _ in range(10):
-        stream.update(LOGITS, LABELS, weight=weight)
+        stream.update(LOGITS, LABELS, sample_weight=weight)
     labelled = 10 * (LABELS != -100).sum()
     assert (held(stream) - before) / labelled == pytest.approx(size, rel=0.1)
 
@@ -222,7 +222,7 @@ peak = []
 for turn in range(80):
     stream.update(odds, labels)
     peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-found = stream.result()
+found = stream.compute()
 growth = (peak[-1] - peak[4]) * 1024  # the allocator settles within the first batches
 print(found.n, repr(found["ece"].value), repr(found["accuracy"].value), growth)
 """
@@ -259,7 +259,7 @@ found = {}
 def finish(name, stream):
     again = stream.all_reduce()
     assert again is stream
-    found[name] = stream.result().to_dict()
+    found[name] = stream.compute().to_dict()
     found[name]["counted"] = int(stream.bins.count.sum())
 
 stream = cal.Accumulator(level=None)
@@ -349,7 +349,7 @@ def test_pairs_of_ranks_are_the_pairs_of_the_whole(ranks):
 @pytest.mark.slow
 def test_weights_and_groups_of_ranks_are_those_of_the_whole(ranks):
     found = ranks[0]["everything"]
-    expected = cal.evaluate(LOGITS, LABELS, weight=WEIGHT, groups=GROUPS, level=None)
+    expected = cal.evaluate(LOGITS, LABELS, sample_weight=WEIGHT, by=GROUPS, level=None)
     assert_same(figures(found), values(expected))
     assert list(found["groups"]) == list(expected.groups)
     for name, part in expected.groups.items():
@@ -361,7 +361,7 @@ def test_weights_and_groups_of_ranks_are_those_of_the_whole(ranks):
 @pytest.mark.parametrize("idle", [0, 1])
 def test_a_rank_without_data_changes_nothing(ranks, idle):
     found = ranks[0][f"rank {idle} idle"]
-    expected = cal.evaluate(LOGITS, LABELS, groups=GROUPS, level=None)
+    expected = cal.evaluate(LOGITS, LABELS, by=GROUPS, level=None)
     assert (found["n"], found["classes"]) == (expected.n, 4)
     assert_same(figures(found), values(expected))
     for name, part in expected.groups.items():

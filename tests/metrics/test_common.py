@@ -80,7 +80,7 @@ def test_a_proper_score_is_best_at_the_true_temperature(rng):
 
 
 def test_metrics_that_need_no_pairs_are_those_of_a_stream(data):
-    stream = cal.Accumulator(level=None).update(*data).result()
+    stream = cal.Accumulator(level=None).update(*data).compute()
     assert set(stream) == {name for name, m in cal.METRICS.items() if not m.needs_pairs}
 
 
@@ -135,8 +135,8 @@ def test_a_row_of_weight_zero_is_as_if_not_there(rng, data, name):
     logits, labels = data
     weight = rng.exponential(size=len(labels)) * (rng.random(len(labels)) < 0.7)
     kept = weight > 0
-    expected = cal.evaluate(logits[kept], labels[kept], weight=weight[kept], metrics=[name])
-    found = cal.evaluate(logits, labels, weight=weight, metrics=[name])
+    expected = cal.evaluate(logits[kept], labels[kept], sample_weight=weight[kept], metrics=[name])
+    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=[name])
     assert found[name].value == pytest.approx(expected[name].value, abs=1e-12)
     assert found.n == expected.n == kept.sum()
 
@@ -144,15 +144,15 @@ def test_a_row_of_weight_zero_is_as_if_not_there(rng, data, name):
 @every
 def test_only_the_ratio_of_weights_matters(rng, data, name):
     weight = rng.exponential(size=len(data[1]))
-    once = cal.evaluate(*data, weight=weight, metrics=[name])[name]
-    found = cal.evaluate(*data, weight=7 * weight, metrics=[name])[name]
+    once = cal.evaluate(*data, sample_weight=weight, metrics=[name])[name]
+    found = cal.evaluate(*data, sample_weight=7 * weight, metrics=[name])[name]
     np.testing.assert_allclose(found, once, atol=1e-9)
 
 
 @every
 def test_equal_weights_are_no_weights(data, name):
     plain = cal.evaluate(*data, metrics=[name])[name]
-    found = cal.evaluate(*data, weight=np.full(600, 0.25), metrics=[name])[name]
+    found = cal.evaluate(*data, sample_weight=np.full(600, 0.25), metrics=[name])[name]
     np.testing.assert_allclose(found, plain, atol=1e-9)
 
 
@@ -162,7 +162,7 @@ def test_a_weight_of_two_is_the_row_twice(rng, name):
     weight = rng.integers(1, 3, len(labels))
     twice = np.repeat(np.arange(len(labels)), weight)
     expected = cal.METRICS[name].compute(logits[twice], labels[twice])
-    found = cal.evaluate(logits, labels, weight=weight, metrics=[name], level=None)
+    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=[name], level=None)
     assert found[name].value == pytest.approx(expected, abs=1e-12)
 
 
@@ -233,12 +233,12 @@ def test_the_same_numbers_in_another_form_give_the_same_figures(data, form):
 @pytest.mark.parametrize("form", ["(batch, seq)", "(batch, seq) tensors", "classes moved"])
 def test_weights_and_groups_have_the_form_of_the_labels(rng, data, form):
     weight, groups = rng.exponential(size=600), rng.integers(0, 2, 600)
-    expected = cal.evaluate(*data, weight=weight, groups=groups, level=None)
+    expected = cal.evaluate(*data, sample_weight=weight, by=groups, level=None)
     shape = (20, 30)
     found = cal.evaluate(
         *FORMS[form](*data),
-        weight=torch.tensor(weight.reshape(shape)),
-        groups=torch.tensor(groups.reshape(shape)),
+        sample_weight=torch.tensor(weight.reshape(shape)),
+        by=torch.tensor(groups.reshape(shape)),
         level=None,
     )
     assert_same({k: e.value for k, e in found.items()}, {k: e.value for k, e in expected.items()})
@@ -260,8 +260,8 @@ def test_a_read_only_memory_map_is_measured_and_left_as_it_was(tmp_path, data):
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_the_arrays_of_the_caller_are_not_written_to(data, make):
     logits, labels, weight = make(data[0]), make(data[1]), make(np.arange(600.0))
-    cal.evaluate(logits, labels, weight=weight)
-    cal.evaluate(logits, labels, weight=weight, groups=labels, level=None)
+    cal.evaluate(logits, labels, sample_weight=weight)
+    cal.evaluate(logits, labels, sample_weight=weight, by=labels, level=None)
     np.testing.assert_array_equal(logits, data[0])
     np.testing.assert_array_equal(labels, data[1])
     np.testing.assert_array_equal(weight, np.arange(600.0))
@@ -478,7 +478,7 @@ def three_groups(rng):
 @pytest.mark.parametrize("level", [None, 0.9])
 def test_groups_come_worst_first_and_without_those_that_have_no_label(rng, level):
     logits, labels, names = three_groups(rng)
-    found = cal.evaluate(logits, labels, groups=names, level=level, metrics=["ece", "nll"])
+    found = cal.evaluate(logits, labels, by=names, level=level, metrics=["ece", "nll"])
     assert list(found.groups) == ["worst", "bad", "good"]
     assert found.n == sum(part.n for part in found.groups.values()) == 1200
     assert "none" not in str(found)
@@ -490,7 +490,7 @@ def test_a_small_group_that_proves_nothing_does_not_come_first(rng):
     right = np.concatenate([np.arange(2000) % 10 < 6, [False] * 3])
     odds = np.log(confidence / (1 - confidence))
     groups = np.repeat(["many", "few"], [2000, 3])
-    found = cal.evaluate(odds, right.astype(int), groups=groups, estimand="binary", metrics=["ece"])
+    found = cal.evaluate(odds, right.astype(int), by=groups, estimand="binary", metrics=["ece"])
     assert found.groups["few"]["ece"].value > found.groups["many"]["ece"].value
     assert list(found.groups) == ["many", "few"]
 
@@ -498,17 +498,17 @@ def test_a_small_group_that_proves_nothing_does_not_come_first(rng):
 def test_a_group_is_the_evaluation_of_its_examples(rng):
     logits, labels, names = three_groups(rng)
     weight = rng.exponential(size=len(labels))
-    found = cal.evaluate(logits, labels, groups=names, weight=weight)
+    found = cal.evaluate(logits, labels, by=names, sample_weight=weight)
     for name, part in found.groups.items():
         inside = names == name
-        alone = cal.evaluate(logits[inside], labels[inside], weight=weight[inside])
+        alone = cal.evaluate(logits[inside], labels[inside], sample_weight=weight[inside])
         assert part.to_dict() == alone.to_dict()
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor, list])
 def test_groups_are_named_after_their_values(data, kind):
     numbers = [0, 7] * 300
-    found = cal.evaluate(*data, groups=kind(numbers), metrics=["ece"], level=None)
+    found = cal.evaluate(*data, by=kind(numbers), metrics=["ece"], level=None)
     assert set(found.groups) == {"0", "7"}
     assert {part.n for part in found.groups.values()} == {300}
 
@@ -516,8 +516,8 @@ def test_groups_are_named_after_their_values(data, kind):
 def test_a_group_per_row_serves_the_row(rng):
     logits, labels = drawn(rng, 120, 3)
     groups = np.arange(20) % 2
-    found = cal.evaluate(logits.reshape(20, 6, 3), labels.reshape(20, 6), groups=groups, level=None)
-    expected = cal.evaluate(logits, labels, groups=groups.repeat(6), level=None)
+    found = cal.evaluate(logits.reshape(20, 6, 3), labels.reshape(20, 6), by=groups, level=None)
+    expected = cal.evaluate(logits, labels, by=groups.repeat(6), level=None)
     assert {name: part.to_dict() for name, part in found.groups.items()} == {
         name: part.to_dict() for name, part in expected.groups.items()
     }
@@ -525,16 +525,16 @@ def test_a_group_per_row_serves_the_row(rng):
 
 def test_nan_is_a_group(data):
     groups = np.where(np.arange(600) % 3 == 0, math.nan, 1.5)
-    found = cal.evaluate(*data, groups=groups, metrics=["ece"], level=None)
+    found = cal.evaluate(*data, by=groups, metrics=["ece"], level=None)
     assert {name: part.n for name, part in found.groups.items()} == {"nan": 200, "1.5": 400}
 
 
 def test_more_than_a_thousand_groups_are_refused(rng):
     logits, labels = drawn(rng, 1001, 3)
     with pytest.raises(ValueError, match="groups has 1001 different values, more than 1000"):
-        cal.evaluate(logits, labels, groups=np.arange(1001), metrics=["ece"], level=None)
+        cal.evaluate(logits, labels, by=np.arange(1001), metrics=["ece"], level=None)
     groups = np.minimum(np.arange(1001), 999)
-    assert len(cal.evaluate(logits, labels, groups=groups, metrics=["ece"], level=None).groups) > 1
+    assert len(cal.evaluate(logits, labels, by=groups, metrics=["ece"], level=None).groups) > 1
 
 
 def test_huge_values_are_printed_in_scientific_form():
@@ -546,7 +546,7 @@ def test_groups_of_an_estimand_with_one_logit_are_the_subsets(rng):
     odds = rng.normal(size=400)
     labels = (rng.random(400) < 1 / (1 + np.exp(-odds))).astype(int)
     groups = np.arange(400) % 2
-    found = cal.evaluate(odds, labels, groups=groups, estimand="binary", level=None)
+    found = cal.evaluate(odds, labels, by=groups, estimand="binary", level=None)
     for name in (0, 1):
         alone = values(odds[groups == name], labels[groups == name], estimand="binary")
         assert_same({k: e.value for k, e in found.groups[str(name)].items()}, alone)
@@ -556,9 +556,9 @@ def test_groups_of_tags_keep_the_tags_apart(rng):
     logits = rng.normal(size=(200, 3))
     labels = (rng.random((200, 3)) < 1 / (1 + np.exp(-logits))).astype(int)
     half = np.repeat([0, 1], 100)
-    with pytest.raises(ValueError, match="groups must have one value per example or per row"):
-        cal.evaluate(logits, labels, groups=half[:, None].repeat(3, 1), estimand="multilabel")
-    found = cal.evaluate(logits, labels, groups=half, estimand="multilabel", level=None)
+    with pytest.raises(ValueError, match="by must have one value per example or per row"):
+        cal.evaluate(logits, labels, by=half[:, None].repeat(3, 1), estimand="multilabel")
+    found = cal.evaluate(logits, labels, by=half, estimand="multilabel", level=None)
     for name in (0, 1):
         alone = values(logits[half == name], labels[half == name], estimand="multilabel")
         assert found.groups[str(name)].classes == 3

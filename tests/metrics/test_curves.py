@@ -60,11 +60,11 @@ def test_weights_of_bars_count_as_fewer_examples(rng, pairs):
     """With weights 1 and 0 the dropped rows are gone; unequal ones widen the interval."""
     kept = rng.random(700) < 0.5
     dropped = cal.reliability(pairs[0][kept], pairs[1][kept])
-    found = cal.reliability(*pairs, weight=kept.astype(float))
+    found = cal.reliability(*pairs, sample_weight=kept.astype(float))
     for ours, theirs in zip(found, dropped, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
     weight = rng.exponential(size=700)
-    uneven = cal.reliability(*pairs, bins=3, weight=weight)
+    uneven = cal.reliability(*pairs, bins=3, sample_weight=weight)
     for b in range(3):
         inside = (pairs[0] > b / 3) & (pairs[0] <= (b + 1) / 3)
         w, y = weight[inside], pairs[1][inside]
@@ -119,8 +119,8 @@ def on_cells(rng, n, points):
 def test_the_smooth_curve_is_a_kernel_regression_with_a_reflected_kernel(rng, weigh, points):
     confidence, outcome = on_cells(rng, 500, points)
     weight = rng.exponential(size=500) if weigh else np.ones(500)
-    found = cal.smooth_reliability(confidence, outcome, points=points, weight=weight)
-    width = max(cal.smooth_ece(confidence, outcome, weight=weight), 2 / points)
+    found = cal.smooth_reliability(confidence, outcome, points=points, sample_weight=weight)
+    width = max(cal.smooth_ece(confidence, outcome, sample_weight=weight), 2 / points)
     t = (np.arange(points) + 0.5) / points
     np.testing.assert_allclose(found.confidence, t)
     weights = weight * kernel(t[:, None], confidence, width)  # (points, examples)
@@ -236,7 +236,7 @@ def test_there_are_no_more_margin_groups_than_examples(rng):
 def test_risk_and_coverage_are_those_of_every_threshold(rng, pairs):
     confidence, outcome = pairs[0].round(2), pairs[1]
     weight = rng.exponential(size=700)
-    found = cal.risk_coverage(confidence, outcome, weight=weight)
+    found = cal.risk_coverage(confidence, outcome, sample_weight=weight)
     assert found.threshold.tolist() == sorted(set(confidence), reverse=True)
     for threshold, coverage, risk in zip(*found, strict=True):
         kept = confidence >= threshold

@@ -128,7 +128,7 @@ def test_the_class_wise_interval_holds_the_truth_of_many_classes():
         held = 0
         for seed in range(60):
             data = drawn(np.random.default_rng(2000 + seed), 800, 50, temperature)
-            found = cal.Accumulator(metrics=["classwise_ece"]).update(*data).result()
+            found = cal.Accumulator(metrics=["classwise_ece"]).update(*data).compute()
             low, high = found["classwise_ece"][1:]
             held += low <= expected <= high
         assert held >= binom.ppf(0.001, 60, 0.85)
@@ -174,7 +174,7 @@ def test_every_interval_contains_its_value(rng, kind):
 
 
 def test_weights_have_intervals_too(rng):
-    found = cal.evaluate(*drawn(rng, 400, 4), weight=rng.exponential(size=400))
+    found = cal.evaluate(*drawn(rng, 400, 4), sample_weight=rng.exponential(size=400))
     for name, (value, low, high) in found.items():
         assert low <= value <= high, name
         assert low < high, name
@@ -295,7 +295,7 @@ def test_weights_of_accuracy_count_as_fewer_examples(rng):
     """Wilson's interval holds the shares that are within z deviations of the observed one."""
     logits, labels = drawn(rng, 300, 4)
     weight = rng.exponential(size=300)
-    found = cal.evaluate(logits, labels, weight=weight, metrics=["accuracy"])["accuracy"]
+    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=["accuracy"])["accuracy"]
     right = logits.argmax(-1) == labels
     variance = (weight**2 * (right - found.value) ** 2).sum() / weight.sum() ** 2
     kish = weight.sum() ** 2 / (weight**2).sum()
@@ -315,7 +315,7 @@ def test_the_interval_of_accuracy_holds_where_heavy_examples_are_hard():
         right = rng.random(2000) < np.where(hard, 0.5, 0.99)
         logits = np.tile([2.0, 0.0], (2000, 1))
         weight, labels = np.where(hard, 20.0, 1.0), 1 - right.astype(int)
-        found = cal.evaluate(logits, labels, weight=weight, metrics=["accuracy"])["accuracy"]
+        found = cal.evaluate(logits, labels, sample_weight=weight, metrics=["accuracy"])["accuracy"]
         covered += found.low <= truth <= found.high
     assert binom.ppf(0.001, repetitions, 0.85) <= covered <= binom.ppf(0.999, repetitions, 0.95)
 
@@ -329,7 +329,7 @@ def test_the_interval_of_a_score_is_normal(rng, weigh):
         "nll": -np.log(probs[np.arange(300), labels]),
         "brier": ((probs - np.eye(4)[labels]) ** 2).sum(-1),
     }
-    found = cal.evaluate(logits, labels, weight=weight, metrics=list(scores), level=0.8)
+    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=list(scores), level=0.8)
     for name, score in scores.items():
         mean = np.average(score, weights=weight)
         deviation = np.sqrt((weight**2 * (score - mean) ** 2).sum()) / weight.sum()
@@ -363,7 +363,7 @@ def test_the_standard_error_of_a_rank_statistic_is_that_of_the_jackknife(rng, na
 def test_the_interval_of_a_rank_statistic_is_of_students_kind_on_the_logit_scale(rng, name, weigh):
     logits, labels = drawn(rng, 60, 4)
     weight = rng.exponential(size=60) if weigh else np.ones(60)
-    found = cal.evaluate(logits, labels, weight=weight, metrics=[name], level=0.8)[name]
+    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=[name], level=0.8)[name]
     confidence, outcome = cal.top_label(logits, labels)
     value, deviation, freedom = WITH_ERROR[name](confidence, outcome.astype(float), weight)
     wrong, right = (w.sum() ** 2 / (w**2).sum() for w in (weight[~outcome], weight[outcome]))
@@ -439,8 +439,8 @@ def test_the_debiased_error_solves_its_equation(rng):
     """
     confidence, outcome = drawn_pairs(rng, 400, 0.08)
     weight = rng.exponential(size=400)
-    found = cal.debiased_ece(confidence, outcome, bins=10, weight=weight)
-    observed = cal.ece(confidence, outcome, bins=10, weight=weight)
+    found = cal.debiased_ece(confidence, outcome, bins=10, sample_weight=weight)
+    observed = cal.ece(confidence, outcome, bins=10, sample_weight=weight)
     cell = np.ceil(confidence * 10).astype(int) - 1
     residual = weight * (confidence - outcome) / weight.sum()
     gap = np.bincount(cell, residual, 10)
@@ -469,7 +469,7 @@ def test_a_calibrated_model_is_rejected_one_time_in_twenty(weigh):
         rng = np.random.default_rng(seed)
         pairs = drawn_pairs(rng, 300)
         weight = rng.exponential(size=300) if weigh else None
-        p_values.append(cal.calibration_test(*pairs, weight=weight, replicates=199).p_value)
+        p_values.append(cal.calibration_test(*pairs, sample_weight=weight, replicates=199).p_value)
     rejected = np.sum(np.array(p_values) <= 0.05)
     assert binom.ppf(0.001, 200, 0.05) <= rejected <= binom.ppf(0.999, 200, 0.05)
     # and the p-values of a calibrated model are uniform

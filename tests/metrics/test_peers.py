@@ -129,7 +129,7 @@ def test_ece_of_the_table_and_of_a_stream_is_that_of_the_pairs(name):
     stream = cal.Accumulator(level=None)
     for part in np.array_split(np.arange(len(labels)), 7):
         stream.update(logits[part], labels[part])
-    assert stream.result()["ece"].value == pytest.approx(expected, abs=TIGHT)
+    assert stream.compute()["ece"].value == pytest.approx(expected, abs=TIGHT)
 
 
 # ECE: torchmetrics
@@ -418,7 +418,7 @@ def test_weighted_ece_equals_a_loop_over_bins(rng, name):
     confidence, outcome = pairs_of(*of_name(name))
     weight = rng.exponential(size=outcome.size)
     expected = slow_ece(confidence, outcome, weight=weight)
-    assert cal.ece(confidence, outcome, weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ece(confidence, outcome, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
 # Proper scores and ranking: scikit-learn
@@ -441,7 +441,7 @@ def test_nll_equals_log_loss_of_scikit_learn(sklearn, rng, name, weigh):
         labels=np.arange(logits.shape[1]),
         sample_weight=weight,
     )
-    assert cal.nll(logits, labels, weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.nll(logits, labels, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
 @every
@@ -451,7 +451,7 @@ def test_brier_is_the_sum_of_squares_over_the_classes(rng, name, weigh):
     weight = weights_of(rng, labels.size, weigh)
     off = softmax(logits, axis=-1) - np.eye(logits.shape[1])[labels]
     expected = np.average((off**2).sum(-1), weights=weight)
-    assert cal.brier(logits, labels, weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.brier(logits, labels, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
 def test_brier_of_two_classes_is_twice_the_loss_of_scikit_learn(sklearn):
@@ -466,7 +466,7 @@ def test_accuracy_equals_scikit_learn(sklearn, rng, name, weigh):
     logits, labels = of_name(name)
     weight = weights_of(rng, labels.size, weigh)
     expected = sklearn.metrics.accuracy_score(labels, logits.argmax(-1), sample_weight=weight)
-    assert cal.accuracy(logits, labels, weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.accuracy(logits, labels, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
 @every
@@ -478,7 +478,9 @@ def test_auroc_equals_scikit_learn(sklearn, rng, name, weigh, digits):
         confidence = confidence.round(digits)
     weight = weights_of(rng, outcome.size, weigh)
     expected = sklearn.metrics.roc_auc_score(outcome, confidence, sample_weight=weight)
-    assert cal.auroc(confidence, outcome, weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.auroc(confidence, outcome, sample_weight=weight) == pytest.approx(
+        expected, abs=TIGHT
+    )
 
 
 @pytest.mark.parametrize("digits", [12, 1], ids=["distinct", "ties"])
@@ -505,7 +507,7 @@ def test_risk_coverage_and_auroc_curves_cross_the_points_of_scikit_learn(sklearn
         outcome, confidence, sample_weight=weight, drop_intermediate=False
     )
     kept = false * wrong + true * right
-    found = cal.risk_coverage(confidence, outcome, weight=weight)
+    found = cal.risk_coverage(confidence, outcome, sample_weight=weight)
     np.testing.assert_allclose(found.threshold, threshold[1:])
     np.testing.assert_allclose(found.coverage, (kept / (right + wrong))[1:], atol=TIGHT)
     np.testing.assert_allclose(found.risk, (false * wrong)[1:] / kept[1:], atol=1e-10)
@@ -558,7 +560,7 @@ def test_ks_equals_a_loop_over_thresholds(rng, name, weigh, digits):
     mass = np.ones(outcome.size) if weight is None else weight
     residual = mass * (confidence - outcome) / mass.sum()
     expected = max(abs(residual[confidence <= t].sum()) for t in confidence)
-    assert cal.ks(confidence, outcome, weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ks(confidence, outcome, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
 @every
@@ -599,7 +601,7 @@ def test_smce_is_the_optimum_of_its_linear_program(rng, name, weigh, digits):
         confidence = confidence.round(digits)
     weight = weights_of(rng, outcome.size, weigh)
     expected = lipschitz_program(confidence, outcome, weight)
-    found = cal.smce(confidence, outcome, weight=weight)
+    found = cal.smce(confidence, outcome, sample_weight=weight)
     assert found == pytest.approx(expected, abs=1e-9)  # HiGHS stops at 1e-7 of its own scale
 
 
@@ -641,7 +643,7 @@ def test_smooth_ece_is_the_integral_at_a_bandwidth_equal_to_itself(rng, name, we
     """It is computed on 4096 cells, so each confidence moves by at most 1.2e-4 of the unit."""
     confidence, outcome = (part[:2000] for part in pairs_of(*of_name(name)))
     weight = weights_of(rng, outcome.size, weigh)
-    found = cal.smooth_ece(confidence, outcome, weight=weight)
+    found = cal.smooth_ece(confidence, outcome, sample_weight=weight)
     expected = integrated_ece(confidence, outcome, found, weight)
     assert found == pytest.approx(expected, abs=1e-4)
 

@@ -196,12 +196,12 @@ def test_a_stream_beyond_the_integers_of_float32_gives_the_error_of_its_start():
     probs = np.array([[0.7, 0.3], [0.9, 0.1]])[np.arange(1000) % 2]
     labels = np.where(np.arange(1000) // 2 % 10 < np.array([5, 7])[np.arange(1000) % 2], 0, 1)
     stream = cal.Accumulator(level=None).update(logits_of(probs), labels)
-    start = {name: found.value for name, found in stream.result().items()}
+    start = {name: found.value for name, found in stream.compute().items()}
     assert start["ece"] == pytest.approx(0.2, abs=1e-12)
     for _ in range(30):
         other = stream.like().merge(stream)
         stream.merge(other)
-    found = stream.result()
+    found = stream.compute()
     assert found.n == 1000 * 2**30
     for name, value in start.items():
         assert found[name].value == pytest.approx(value, abs=1e-12), name
@@ -535,7 +535,7 @@ def test_mce_counts_examples_and_not_weights():
     confidence = np.array([0.9] * 50 + [0.2] * 3)
     outcome = np.array([1] * 45 + [0] * 5 + [1] * 3)
     weight = np.repeat([1.0, 100.0], [50, 3])
-    assert cal.mce(confidence, outcome, weight=weight) == pytest.approx(0, abs=1e-12)
+    assert cal.mce(confidence, outcome, sample_weight=weight) == pytest.approx(0, abs=1e-12)
 
 
 # Sums that add
@@ -559,5 +559,5 @@ def test_batches_of_any_size_give_one_number(rng):
             stream.update(logits[rows], labels[rows])
             if size == 100:
                 parts.append(cal.ece(*cal.top_label(logits[rows], labels[rows])))
-        assert stream.result()["ece"].value == pytest.approx(whole, abs=1e-12)
+        assert stream.compute()["ece"].value == pytest.approx(whole, abs=1e-12)
     assert np.mean(parts) > 2 * whole

@@ -285,11 +285,11 @@ def test_weights_count(both, tmp_path):
     _, val, test = both
     val["importance"][:30], test["importance"][:50] = 0, 0  # as if they were not there
     path = as_npz(tmp_path, splits(val=val, test=test))
-    found = compare(path, ["ts"], weight="importance", level=None)
+    found = compare(path, ["ts"], sample_weight="importance", level=None)
     fitted = TemperatureScaling().fit(val["logits"], val["labels"], sample_weight=val["importance"])
     kept = labelled(test)
     expected = calibrant.evaluate(
-        out_of(fitted, kept["logits"]), kept["labels"], weight=kept["importance"], level=None
+        out_of(fitted, kept["logits"]), kept["labels"], sample_weight=kept["importance"], level=None
     )
     assert found.rows[0].evaluation is not None
     assert found.rows[0].evaluation["nll"].value == pytest.approx(expected["nll"].value, abs=1e-5)

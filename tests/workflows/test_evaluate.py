@@ -186,7 +186,7 @@ def test_accuracy_and_nll_by_hand(tmp_path, write):
     logits, labels = arrays["logits"][kept].astype(float), arrays["labels"][kept]
     weight = arrays["importance"][kept] / arrays["importance"][kept].sum()
     log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    found = calibrant.evaluate_file(write(tmp_path, arrays), weight="importance", level=None)
+    found = calibrant.evaluate_file(write(tmp_path, arrays), sample_weight="importance", level=None)
     assert found["accuracy"].value == pytest.approx(weight @ (logits.argmax(1) == labels))
     assert found["nll"].value == pytest.approx(-weight @ log_probs[np.arange(len(labels)), labels])
 
@@ -197,13 +197,13 @@ def test_weights_and_groups_are_columns_of_the_file(tmp_path, write):
     arrays = predictions()
     chosen: dict[str, Any] = {"metrics": ["ece", "nll", "ada_ece", "auroc"], "level": None}
     found = calibrant.evaluate_file(
-        write(tmp_path, arrays), weight="importance", groups="site", **chosen
+        write(tmp_path, arrays), sample_weight="importance", by="site", **chosen
     )
     expected = calibrant.evaluate(
         arrays["logits"],
         arrays["labels"],
-        weight=arrays["importance"],
-        groups=arrays["site"],
+        sample_weight=arrays["importance"],
+        by=arrays["site"],
         **chosen,
     )
     assert sorted(found.groups) == ["0", "1", "2"]
@@ -215,7 +215,7 @@ def test_weights_and_groups_are_columns_of_the_file(tmp_path, write):
 )
 def test_groups_of_text(tmp_path, write):
     arrays = predictions()
-    found = calibrant.evaluate_file(write(tmp_path, arrays), groups="region", level=None)
+    found = calibrant.evaluate_file(write(tmp_path, arrays), by="region", level=None)
     assert sorted(found.groups) == sorted(REGIONS)
     for name, part in found.groups.items():
         rows = arrays["region"] == name
@@ -229,7 +229,7 @@ def test_group_that_only_the_last_shard_has(tmp_path):
     arrays["site"] = (np.arange(40) >= 30).astype(int)
     for number, shard in enumerate(cut(arrays, 10, 30)):
         save_predictions(tmp_path / f"{number}.npz", shard)
-    found = calibrant.evaluate_file(tmp_path, groups="site", level=None)
+    found = calibrant.evaluate_file(tmp_path, by="site", level=None)
     assert found.groups["1"].n == (arrays["labels"][30:] != -100).sum()
 
 
@@ -239,9 +239,9 @@ def test_choice_of_split(tmp_path):
     path = tmp_path / "p.npz"
     np.savez(path, **{f"{n}_{key}": v for n, split in both.items() for key, v in split.items()})
     for split, arrays in ((None, test), ("test", test), ("val", val)):
-        found = calibrant.evaluate_file(path, split=split, groups="site", level=None)
+        found = calibrant.evaluate_file(path, split=split, by="site", level=None)
         expected = calibrant.evaluate(
-            arrays["logits"], arrays["labels"], groups=arrays["site"], level=None
+            arrays["logits"], arrays["labels"], by=arrays["site"], level=None
         )
         assert_same(found, expected)
     with pytest.raises(ValueError, match="no split 'dev'; found split 'val', split 'test'"):
@@ -344,8 +344,8 @@ def test_process_pool(tmp_path):
         calibrant.evaluate(
             predictions()["logits"],
             predictions()["labels"],
-            weight=arrays["importance"],
-            groups=arrays["region"],
+            sample_weight=arrays["importance"],
+            by=arrays["region"],
         ),
     )
 
@@ -354,10 +354,10 @@ def test_thread_pool(tmp_path):
     arrays = predictions()
     path = as_npz_glob(tmp_path, arrays)
     with ThreadPoolExecutor(2) as pool:
-        found = calibrant.evaluate_file(path, weight="importance", executor=pool)
+        found = calibrant.evaluate_file(path, sample_weight="importance", executor=pool)
     assert_same(
         found,
-        calibrant.evaluate(arrays["logits"], arrays["labels"], weight=arrays["importance"]),
+        calibrant.evaluate(arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]),
     )
 
 
@@ -445,7 +445,7 @@ def faulty(folder, **changes):
 )
 def test_fault_in_the_last_shard_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=rf"part3\.npz: {message}"):
-        calibrant.evaluate_file(faulty(tmp_path, **changes), weight="importance")
+        calibrant.evaluate_file(faulty(tmp_path, **changes), sample_weight="importance")
 
 
 def test_fault_in_a_later_block_is_counted_from_its_first_row(tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def test_weights_are_a_column(tmp_path, kind):
     path = as_npz_folder(tmp_path, arrays)
     expected = kind().fit(arrays["logits"], arrays["labels"], sample_weight=arrays["importance"])
     plain = kind().fit(arrays["logits"], arrays["labels"])
-    found = fit_file(path, kind(), weight="importance")
+    found = fit_file(path, kind(), sample_weight="importance")
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-5, atol=0)
     learned = next(name for name in plain.state_dict() if name != "classes_")
@@ -348,7 +348,7 @@ def test_process_pool(tmp_path):
         arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]
     )
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        found: Any = fit_file(path, "ts", weight="importance", executor=pool)
+        found: Any = fit_file(path, "ts", sample_weight="importance", executor=pool)
         arrays["logits"][-1] = np.nan
         arrays["labels"][-1] = 1
         np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
@@ -399,11 +399,13 @@ def test_effect_is_that_of_the_arrays(tmp_path, kind, write):
     arrays, chosen = predictions(), ["accuracy", "ece", "nll", "auroc"]
     fitted = kind().fit(arrays["logits"], arrays["labels"])
     options: dict[str, Any] = {"metrics": chosen, "level": None}
-    found = effect_file(fitted, write(tmp_path, arrays), weight="importance", **options)
+    found = effect_file(fitted, write(tmp_path, arrays), sample_weight="importance", **options)
     kept = labelled(arrays)
     after = out_of(fitted, kept["logits"])
     for evaluation, logits in ((found.before, kept["logits"]), (found.after, after)):
-        expected = calibrant.evaluate(logits, kept["labels"], weight=kept["importance"], **options)
+        expected = calibrant.evaluate(
+            logits, kept["labels"], sample_weight=kept["importance"], **options
+        )
         assert evaluation.n == expected.n
         for name in chosen:
             assert evaluation[name].value == pytest.approx(expected[name].value, abs=1e-9)
@@ -444,7 +446,7 @@ def test_cross_fit_is_the_loop_over_folds(tmp_path, kind, write):
     arrays = predictions()
     arrays["importance"][::11] = 0  # as if they were not there
     found = cross_fit(
-        write(tmp_path, arrays), kind(), folds=4, weight="importance", metrics=["ece", "nll"]
+        write(tmp_path, arrays), kind(), folds=4, sample_weight="importance", metrics=["ece", "nll"]
     )
     kept, fold = labelled(arrays), found.folds[arrays["labels"] != IGNORED]
     after = np.zeros_like(kept["logits"])
@@ -453,7 +455,7 @@ def test_cross_fit_is_the_loop_over_folds(tmp_path, kind, write):
         fitted = kind().fit(seen["logits"], seen["labels"], sample_weight=seen["importance"])
         after[fold == i] = out_of(fitted, kept["logits"][fold == i])
     expected = calibrant.evaluate(
-        after, kept["labels"], weight=kept["importance"], metrics=["ece", "nll"]
+        after, kept["labels"], sample_weight=kept["importance"], metrics=["ece", "nll"]
     )
     for name in ("ece", "nll"):
         assert found.effect.after[name].value == pytest.approx(expected[name].value, abs=1e-5)

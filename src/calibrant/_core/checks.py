@@ -236,11 +236,13 @@ def as_weight(weight: Tensor | ArrayLike, shape: tuple[int, ...]) -> FloatArray:
     >>> as_weight([1, 3], (2, 2))
     array([1., 1., 3., 3.])
     """
-    weights = spread(as_float64(weight), shape, "weight")
+    weights = spread(as_float64(weight), shape, "sample_weight")
     usable = (weights == 0) | ((weights > 1e-100) & (weights < 1e100))
     if not usable.all():
         worst = float(weights[~usable][0])
-        raise ValueError(f"weight must be 0 (leaves out) or in (1e-100, 1e100), got {worst!r}")
+        raise ValueError(
+            f"sample_weight must be 0 (leaves out) or in (1e-100, 1e100), got {worst!r}"
+        )
     return weights.reshape(-1)
 
 

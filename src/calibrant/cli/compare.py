@@ -96,7 +96,7 @@ def compare(
             time_limit=time_limit or None,
             fit_split=fit_split,
             test_split=test_split,
-            weight=weight_by,
+            sample_weight=weight_by,
             groups=group_by,
             bins=bins,
             level=level or None,

@@ -92,8 +92,8 @@ def evaluate(
         found = evaluate_file(
             pred,
             split=split,
-            weight=weight_by,
-            groups=group_by,
+            sample_weight=weight_by,
+            by=group_by,
             estimand=estimand or "top_label",  # type: ignore[arg-type]  # click's flag values
             bins=bins,
             metrics=names,

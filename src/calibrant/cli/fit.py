@@ -89,7 +89,7 @@ def fit(
     from calibrant.workflows.fit import fit_and_measure
 
     method, chosen = method.lower(), method_options(options)
-    given: dict[str, Any] = {"options": chosen, "weight": weight_by, "groups": group_by}
+    given: dict[str, Any] = {"options": chosen, "sample_weight": weight_by, "groups": group_by}
     if folds:
         given |= {"folds": folds, "seed": seed}
     found: Fit | CrossFit

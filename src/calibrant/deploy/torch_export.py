@@ -13,8 +13,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.export_check import TOLERANCE, _checked
-from calibrant.deploy.export_graph import _about, _subject, _target
-from calibrant.deploy.export_graph import _quiet
+from calibrant.deploy.export_graph import _about, _quiet, _subject, _target
 
 
 def export_program(

@@ -41,7 +41,7 @@ GROUPS = 1000
 
 
 class Accumulator:
-    """Metrics of a stream: ``update`` with batches, ``merge`` with others, ``result``.
+    """Metrics of a stream: ``update`` with batches, ``merge`` with others, ``compute``.
 
     Without ``pairs`` the memory does not grow with the examples, and the binned errors and
     proper scores equal those of all examples at once. With ``pairs`` each example's confidence
@@ -67,7 +67,7 @@ class Accumulator:
     >>> stream = Accumulator(level=None)
     >>> for logits, labels in [([[2.0, 0.0]], [0]), ([[0.0, 1.0]], [0])]:
     ...     stream = stream.update(logits, labels)
-    >>> stream.result()["accuracy"].value
+    >>> stream.compute()["accuracy"].value
     0.5
     """
 
@@ -113,8 +113,8 @@ class Accumulator:
         labels: Values | None = None,
         *,
         probs: Values | None = None,
-        weight: Values | None = None,
-        groups: Values | None = None,
+        sample_weight: Values | None = None,
+        by: Values | None = None,
     ) -> Accumulator:
         """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
@@ -124,10 +124,10 @@ class Accumulator:
         scores, floored = self._scores(logits, probs)
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
-        given = examples(scores, labels, weight, self.estimand)
+        given = examples(scores, labels, sample_weight, self.estimand)
         shape = as_labels(labels).shape
         rows_of_labels = shape[:-1] if self.estimand == "multilabel" else shape
-        members = {} if groups is None else _members(groups, rows_of_labels)
+        members = {} if by is None else _members(by, rows_of_labels)
         classwise = self._class_bins(given.columns)
         rows = walk(given, classwise)  # may refuse the batch: nothing was added yet
         self._add_classes(given.columns, classwise)
@@ -141,7 +141,9 @@ class Accumulator:
         weights = None if given.weight is None else given.weight.reshape(shape)
         for name, where in members.items():
             part = None if weights is None else weights[where]
-            self._group(name).update(given.logits[where], as_labels(labels)[where], weight=part)
+            self._group(name).update(
+                given.logits[where], as_labels(labels)[where], sample_weight=part
+            )
         return self
 
     def _scores(self, logits: Values | None, probs: Values | None) -> tuple[Logits, int]:
@@ -193,7 +195,7 @@ class Accumulator:
                 self._group(name).merge(part)
         return self
 
-    def result(self) -> Evaluation:
+    def compute(self) -> Evaluation:
         """Metrics of everything seen so far."""
         check_some(self.moments.count)
         if self.floored:
@@ -207,10 +209,10 @@ class Accumulator:
         test = None
         if self.pairs and self.level is not None:
             test = intervals.calibration_test(
-                summary.confidence, summary.outcome, weight=summary.weight, seed=self.seed
+                summary.confidence, summary.outcome, sample_weight=summary.weight, seed=self.seed
             )
         # a group whose labels are all ignored has nothing to show
-        groups = {n: part.result() for n, part in self.groups.items() if part.moments.count}
+        groups = {n: part.compute() for n, part in self.groups.items() if part.moments.count}
         return Evaluation(
             found,
             self.moments.count,
@@ -293,7 +295,7 @@ def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
     values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
     if values.ndim == 0 or values.shape != shape[: values.ndim]:
         raise ValueError(
-            f"groups must have one value per example or per row, got {values.shape} for {shape}"
+            f"by must have one value per example or per row, got {values.shape} for {shape}"
         )
     if values.dtype.kind == "O":
         values = values.astype(str)
@@ -302,7 +304,7 @@ def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
     names, index = np.unique(values, return_inverse=True)
     if names.size > GROUPS:
         raise ValueError(
-            f"groups has {names.size} different values, more than {GROUPS}: is it an identifier?"
+            f"by has {names.size} different values, more than {GROUPS}: is it an identifier?"
         )
     return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
 

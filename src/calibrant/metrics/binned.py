@@ -25,19 +25,19 @@ from calibrant.metrics.reductions import walk
 
 
 def bins_of(
-    confidence: Values, outcome: Values, *, bins: int = 15, weight: Values | None = None
+    confidence: Values, outcome: Values, *, bins: int = 15, sample_weight: Values | None = None
 ) -> Bins:
     """Sums of pairs in ``bins`` equal-width bins.
 
     >>> bins_of([0.95, 1.0], [1, 0], bins=10).accuracy[-1]
     np.float64(0.5)
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     return fill(claimed, happened, uniform_edges(bins), weights)
 
 
 def ece(
-    confidence: Values, outcome: Values, *, bins: int = 15, weight: Values | None = None
+    confidence: Values, outcome: Values, *, bins: int = 15, sample_weight: Values | None = None
 ) -> float:
     r"""Expected calibration error with equal-width bins (Guo et al. 2017, eq. 3).
 
@@ -57,11 +57,11 @@ def ece(
     >>> ece([0.95, 1.0], [1, 0], bins=10)
     0.475
     """
-    return absolute(bins_of(confidence, outcome, bins=bins, weight=weight).gap)
+    return absolute(bins_of(confidence, outcome, bins=bins, sample_weight=sample_weight).gap)
 
 
 def ada_ece(
-    confidence: Values, outcome: Values, *, bins: int = 15, weight: Values | None = None
+    confidence: Values, outcome: Values, *, bins: int = 15, sample_weight: Values | None = None
 ) -> float:
     r"""Calibration error with bins of equal mass ("adaptive", Nguyen and O'Connor 2015).
 
@@ -72,13 +72,13 @@ def ada_ece(
     >>> ada_ece([0.7] * 1000, [1] * 700 + [0] * 300)
     0.0
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     edges = equal_mass_edges(claimed, bins, weights)
     return absolute(fill(claimed, happened, edges, weights).gap)
 
 
 def debiased_ece(
-    confidence: Values, outcome: Values, *, bins: int = 15, weight: Values | None = None
+    confidence: Values, outcome: Values, *, bins: int = 15, sample_weight: Values | None = None
 ) -> float:
     r"""ECE without the part that sampling noise adds.
 
@@ -101,7 +101,7 @@ def debiased_ece(
     >>> round(ece(p, y), 3), round(debiased_ece(p, y), 3)
     (0.026, 0.0)
     """
-    return debiased(bins_of(confidence, outcome, bins=bins, weight=weight))
+    return debiased(bins_of(confidence, outcome, bins=bins, sample_weight=sample_weight))
 
 
 def mce(
@@ -110,7 +110,7 @@ def mce(
     *,
     bins: int = 15,
     min_count: int | None = None,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
 ) -> float:
     r"""Maximum calibration error over the bins that hold enough examples (Guo et al., eq. 5).
 
@@ -123,12 +123,12 @@ def mce(
     >>> mce([0.9] * 50 + [0.2], [1] * 40 + [0] * 10 + [1])
     0.1
     """
-    filled = bins_of(confidence, outcome, bins=bins, weight=weight)
+    filled = bins_of(confidence, outcome, bins=bins, sample_weight=sample_weight)
     return largest(filled, min_count)
 
 
 def over_ece(
-    confidence: Values, outcome: Values, *, bins: int = 15, weight: Values | None = None
+    confidence: Values, outcome: Values, *, bins: int = 15, sample_weight: Values | None = None
 ) -> float:
     r"""Over-confident part of ECE: the bins where confidence exceeds accuracy.
 
@@ -139,11 +139,11 @@ def over_ece(
     >>> over_ece([0.9, 0.9, 0.5, 0.5], [1, 0, 1, 1], bins=10)
     0.2
     """
-    return positive(bins_of(confidence, outcome, bins=bins, weight=weight).gap)
+    return positive(bins_of(confidence, outcome, bins=bins, sample_weight=sample_weight).gap)
 
 
 def under_ece(
-    confidence: Values, outcome: Values, *, bins: int = 15, weight: Values | None = None
+    confidence: Values, outcome: Values, *, bins: int = 15, sample_weight: Values | None = None
 ) -> float:
     r"""Under-confident part of ECE: the bins where accuracy exceeds confidence.
 
@@ -152,7 +152,7 @@ def under_ece(
     >>> under_ece([0.9, 0.9, 0.5, 0.5], [1, 0, 1, 1], bins=10)
     0.25
     """
-    return positive(-bins_of(confidence, outcome, bins=bins, weight=weight).gap)
+    return positive(-bins_of(confidence, outcome, bins=bins, sample_weight=sample_weight).gap)
 
 
 def classwise_ece(
@@ -162,7 +162,7 @@ def classwise_ece(
     bins: int = 15,
     average: Average = "mean",
     threshold: float = 0.0,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
 ) -> float:
     r"""Average over the classes of the one-vs-rest ECE (Nixon et al. 2019, Kull et al. 2019).
 
@@ -185,7 +185,7 @@ def classwise_ece(
     >>> round(classwise_ece([[2.0, 0.0], [2.0, 0.0]], [0, 1]), 3)
     0.381
     """
-    sums = class_bins(logits, labels, bins=bins, threshold=threshold, weight=weight)
+    sums = class_bins(logits, labels, bins=bins, threshold=threshold, sample_weight=sample_weight)
     return sums.average(average)
 
 
@@ -195,14 +195,16 @@ def per_class_ece(
     *,
     bins: int = 15,
     threshold: float = 0.0,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
 ) -> FloatArray:
     """One-vs-rest ECE of each class, ``(classes,)``; NaN for a class with nothing to count.
 
     >>> per_class_ece([[2.0, 0.0], [2.0, 0.0]], [0, 1]).round(3)
     array([0.381, 0.381])
     """
-    return class_bins(logits, labels, bins=bins, threshold=threshold, weight=weight).errors()
+    return class_bins(
+        logits, labels, bins=bins, threshold=threshold, sample_weight=sample_weight
+    ).errors()
 
 
 def class_bins(
@@ -211,10 +213,10 @@ def class_bins(
     *,
     bins: int = 15,
     threshold: float = 0.0,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
 ) -> ClassBins:
     """One-vs-rest sums of logits ``(..., classes)`` per class and bin."""
-    given = examples(logits, labels, weight)
+    given = examples(logits, labels, sample_weight)
     sums = ClassBins.empty(given.columns, bins, threshold=threshold)
     check_some(walk(given, sums).nll.size)
     return sums

@@ -67,7 +67,7 @@ def reliability(
     *,
     bins: int = 15,
     equal_mass: bool = False,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
     level: float = 0.9,
 ) -> Reliability:
     """Accuracy per bin of confidence, with Clopper-Pearson intervals.
@@ -77,7 +77,7 @@ def reliability(
     >>> reliability([0.85, 0.85, 0.95], [1, 0, 1], bins=10).accuracy[-2:]
     array([0.5, 1. ])
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     edges = equal_mass_edges(claimed, bins, weights) if equal_mass else uniform_edges(bins)
     return reliability_of(fill(claimed, happened, edges, weights), level=level)
 
@@ -101,7 +101,7 @@ def smooth_reliability(
     confidence: Values,
     outcome: Values,
     *,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
     level: float = 0.9,
     points: int = 512,
 ) -> SmoothReliability:
@@ -115,9 +115,9 @@ def smooth_reliability(
     0.6
     """
     check_level(level)
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     mass = np.ones_like(claimed) if weights is None else weights
-    width = max(smooth_ece(confidence, outcome, weight=weight), 2 / points)
+    width = max(smooth_ece(confidence, outcome, sample_weight=sample_weight), 2 / points)
     cell = np.minimum((claimed * points).astype(np.int64), points - 1)
     frequency = (np.pi * np.arange(points)) ** 2 / 2
 

@@ -243,7 +243,7 @@ def calibration_test(
     confidence: Values,
     outcome: Values,
     *,
-    weight: Values | None = None,
+    sample_weight: Values | None = None,
     replicates: int = 999,
     seed: int = 0,
 ) -> CalibrationTest:
@@ -262,7 +262,7 @@ def calibration_test(
     >>> calibration_test(p, rng.random(500) < p - 0.2).p_value
     0.001
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     filled = fill(claimed, happened, equal_mass_edges(claimed, 2000, weights), weights)
     held = filled.weight > 0
     share, size = filled.weight[held] / filled.total, filled.effective[held]

@@ -10,7 +10,7 @@ import numpy as np
 from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs, as_values
 
 
-def auroc(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
+def auroc(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
     r"""Probability that an event that happened got more confidence than one that did not.
 
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
@@ -21,11 +21,11 @@ def auroc(confidence: Values, outcome: Values, *, weight: Values | None = None) 
     >>> auroc([0.9, 0.8, 0.8, 0.6], [1, 1, 0, 0])
     0.875
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     return auroc_with_error(claimed, happened, weights).value
 
 
-def aurc(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
+def aurc(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
     r"""Area under the risk-coverage curve (Geifman and El-Yaniv 2017).
 
     The mean over k of the error rate among the k most confident examples. Examples of equal
@@ -37,7 +37,7 @@ def aurc(confidence: Values, outcome: Values, *, weight: Values | None = None) -
     >>> aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 1, 0])
     0.0625
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     return aurc_with_error(claimed, happened, weights).value
 
 
@@ -54,7 +54,7 @@ class RiskCoverage(NamedTuple):
 
 
 def risk_coverage(
-    confidence: Values, outcome: Values, *, weight: Values | None = None
+    confidence: Values, outcome: Values, *, sample_weight: Values | None = None
 ) -> RiskCoverage:
     """Share of the examples kept and error rate among them, for every threshold.
 
@@ -62,7 +62,7 @@ def risk_coverage(
     >>> curve.coverage, curve.risk
     (array([0.25, 0.75, 1.  ]), array([0.        , 0.33333333, 0.5       ]))
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     mass = np.ones_like(claimed) if weights is None else weights
     level, group = np.unique(-claimed, return_inverse=True)
     kept = np.cumsum(np.bincount(group, mass))

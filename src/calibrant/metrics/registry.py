@@ -121,18 +121,18 @@ def _mce(s: Summary) -> Estimate:
 
 
 def _ks(s: Summary) -> Estimate:
-    value = smooth.ks(s.confidence, s.outcome, weight=s.weight)
+    value = smooth.ks(s.confidence, s.outcome, sample_weight=s.weight)
     edges = equal_mass_edges(s.confidence, 100, s.weight)
     return s.error(value, intervals.running, s.filled(edges), REPLICATES // 2)
 
 
 def _smooth_ece(s: Summary) -> Estimate:
-    value = smooth.smooth_ece(s.confidence, s.outcome, weight=s.weight)
+    value = smooth.smooth_ece(s.confidence, s.outcome, sample_weight=s.weight)
     return s.error(value, smooth.smoothed, s.filled(uniform_edges(128)), REPLICATES // 5)
 
 
 def _smce(s: Summary) -> Estimate:
-    value = smooth.smce(s.confidence, s.outcome, weight=s.weight)
+    value = smooth.smce(s.confidence, s.outcome, sample_weight=s.weight)
     return s.error(value, smooth.lipschitz_error, s.filled(uniform_edges(40)), REPLICATES // 5)
 
 

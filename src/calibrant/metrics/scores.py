@@ -12,25 +12,25 @@ from calibrant._core.chunks import examples
 from calibrant.metrics.reductions import Rows, walk
 
 
-def accuracy(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
+def accuracy(logits: Values, labels: Values, *, sample_weight: Values | None = None) -> float:
     """Share of the examples whose largest logit is at the label (the first of equals).
 
     >>> accuracy([[2.0, 1.0], [2.0, 1.0]], [0, 1])
     0.5
     """
-    return scores(logits, labels, weight).mean("correct")
+    return scores(logits, labels, sample_weight).mean("correct")
 
 
-def nll(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
+def nll(logits: Values, labels: Values, *, sample_weight: Values | None = None) -> float:
     r"""Mean negative log-likelihood, :math:`-\frac1n \sum_i \log p_{i, y_i}`, in nats.
 
     >>> round(nll([[0.0, 0.0]], [1]), 4)
     0.6931
     """
-    return scores(logits, labels, weight).mean("nll")
+    return scores(logits, labels, sample_weight).mean("nll")
 
 
-def brier(logits: Values, labels: Values, *, weight: Values | None = None) -> float:
+def brier(logits: Values, labels: Values, *, sample_weight: Values | None = None) -> float:
     r"""Mean Brier score summed over the classes, from 0 to 2 (Brier 1950).
 
     .. math:: \frac1n \sum_i \sum_k (p_{ik} - 1[y_i = k])^2
@@ -38,7 +38,7 @@ def brier(logits: Values, labels: Values, *, weight: Values | None = None) -> fl
     >>> brier([[0.0, 0.0]], [1])
     0.5
     """
-    return scores(logits, labels, weight).mean("brier")
+    return scores(logits, labels, sample_weight).mean("brier")
 
 
 def scores(logits: Values, labels: Values, weight: Values | None = None) -> Moments:

@@ -13,7 +13,7 @@ MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 
 
-def ks(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
+def ks(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
     r"""Kolmogorov-Smirnov calibration error (Gupta et al. 2021, eq. 6).
 
     .. math:: \max_t \; \frac{1}{n} | \sum_{i:\, p_i \le t} (p_i - y_i) |
@@ -21,11 +21,13 @@ def ks(confidence: Values, outcome: Values, *, weight: Values | None = None) -> 
     >>> ks([0.2, 0.8], [1, 0])
     0.4
     """
-    _, residual = residuals(confidence, outcome, weight)
+    _, residual = residuals(confidence, outcome, sample_weight)
     return float(np.abs(np.cumsum(residual)).max())
 
 
-def smooth_ece(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
+def smooth_ece(
+    confidence: Values, outcome: Values, *, sample_weight: Values | None = None
+) -> float:
     r"""Smooth ECE with its self-tuned bandwidth (Blasiok and Nakkiran 2024, eq. 8 and 10).
 
     The residuals :math:`p_i - y_i`, placed at :math:`p_i`, are smoothed with a Gaussian kernel
@@ -40,7 +42,7 @@ def smooth_ece(confidence: Values, outcome: Values, *, weight: Values | None = N
     >>> round(smooth_ece([0.7] * 100, [1] * 50 + [0] * 50), 3)
     0.2
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
+    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
     share = (claimed - happened) / claimed.size
     if weights is not None:
         share = (claimed - happened) * weights / weights.sum()
@@ -48,7 +50,7 @@ def smooth_ece(confidence: Values, outcome: Values, *, weight: Values | None = N
     return float(smoothed(np.bincount(cell, share, MESH).astype(np.float64, copy=False)))
 
 
-def smce(confidence: Values, outcome: Values, *, weight: Values | None = None) -> float:
+def smce(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
     r"""Smooth calibration error, exact (Kakade and Foster 2008; Blasiok et al. 2023, def. 5.1).
 
     .. math:: \max_{\phi} \frac{1}{n} \sum_i \phi(p_i) (p_i - y_i)
@@ -63,7 +65,7 @@ def smce(confidence: Values, outcome: Values, *, weight: Values | None = None) -
     >>> smce([0.7] * 10, [1] * 5 + [0] * 5), smce([0.2, 0.8], [1, 0])
     (0.2, 0.24)
     """
-    position, residual = residuals(confidence, outcome, weight)
+    position, residual = residuals(confidence, outcome, sample_weight)
     return _best_lipschitz(np.diff(position), residual)
 
 

@@ -209,7 +209,7 @@ def compare(
     time_limit: float | None = 60.0,
     fit_split: str | None = None,
     test_split: str | None = None,
-    weight: str | None = None,
+    sample_weight: str | None = None,
     groups: str | None = None,
     bins: int = 15,
     level: float | None = 0.9,
@@ -260,7 +260,7 @@ def compare(
     (2000, 2000, 'ts')
     """
     file = opened(data)
-    sources, names = _sources(file, fit_split, test_split, weight, groups, seed)
+    sources, names = _sources(file, fit_split, test_split, sample_weight, groups, seed)
     features = all(source.has_features for source in sources)
     calibrators = _chosen(methods, features, sources[0].has_head)
     stream = Accumulator(bins=bins, pairs=True, level=level, seed=seed)
@@ -413,7 +413,7 @@ class _Bench:
     def _measured(self, calibrator: Calibrator) -> tuple[Evaluation, int]:
         meter = Meter([calibrator], self.stream.like())
         self.measure_on.walk(meter, *meter.columns())
-        return meter.after.result(), meter.changed
+        return meter.after.compute(), meter.changed
 
     def _attempt(self, task: Callable[[], T]) -> tuple[T | None, str | None]:
         try:
@@ -432,11 +432,11 @@ def _counted(source: Source) -> tuple[int, int]:
     counts = Accumulator(metrics=["accuracy"], level=None)
 
     def use(block: Block) -> int:
-        counts.update(block.logits, block.labels, weight=block.weight)
+        counts.update(block.logits, block.labels, sample_weight=block.weight)
         return block.floored
 
     warn_of_zeros(sum(source.walk(use, "labels")))
-    found = counts.result()
+    found = counts.compute()
     return found.n, found.classes
 
 

@@ -50,7 +50,7 @@ def cross_fit(
     folds: int = 5,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
-    weight: str | None = None,
+    sample_weight: str | None = None,
     groups: str | None = None,
     bins: int = 15,
     metrics: Sequence[str] | None = None,
@@ -96,7 +96,7 @@ def cross_fit(
     True
     """
     calibrator, file = make_calibrator(method, options), opened(data)
-    source = Source(file, file.split(split, ("val", "", "test")), weight, groups)
+    source = Source(file, file.split(split, ("val", "", "test")), sample_weight, groups)
     fold = row_folds(source, folds, seed)
     fitted = _fit_folds(calibrator, source, fold, folds, progress)
     stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)

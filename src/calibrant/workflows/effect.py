@@ -66,7 +66,7 @@ def effect_file(
     data: Data,
     *,
     split: str | None = None,
-    weight: str | None = None,
+    sample_weight: str | None = None,
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
@@ -94,7 +94,7 @@ def effect_file(
     ([0.0424, 0.0091], 0)
     """
     file = opened(data)
-    source = Source(file, file.split(split, ("test", "")), weight)
+    source = Source(file, file.split(split, ("test", "")), sample_weight)
     stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)
     found, zeros = measured([calibrator], source, stream, progress)
     warn_of_zeros(zeros)
@@ -148,10 +148,10 @@ class Meter:
             rows = slice(None) if kept.fold is None else kept.fold == i
             if len(kept.logits[rows]):
                 found[rows] = self._calibrated(calibrator, kept, rows)
-        self.after.update(found, kept.labels, weight=kept.weight)
+        self.after.update(found, kept.labels, sample_weight=kept.weight)
         self.changed += int((_top(kept.logits) != _top(found)).sum())
         if self.before is not None:
-            self.before.update(kept.logits, kept.labels, weight=kept.weight)
+            self.before.update(kept.logits, kept.labels, sample_weight=kept.weight)
 
     def _calibrated(self, calibrator: Calibrator, kept: Block, rows: Any) -> Array:
         logits = kept.logits[rows]
@@ -166,7 +166,7 @@ class Meter:
         """Everything added up."""
         assert self.before is not None
         temperatures = (self.low, self.high) if self.low <= self.high else None
-        return Effect(self.before.result(), self.after.result(), self.changed, temperatures)
+        return Effect(self.before.compute(), self.after.compute(), self.changed, temperatures)
 
 
 def _labelled(block: Block) -> Block:

@@ -26,8 +26,8 @@ def evaluate(
     labels: Values | None = None,
     *,
     probs: Values | None = None,
-    weight: Values | None = None,
-    groups: Values | None = None,
+    sample_weight: Values | None = None,
+    by: Values | None = None,
     estimand: Estimand = "top_label",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
@@ -82,15 +82,15 @@ def evaluate(
     )
     if logits is not None and estimand != "multilabel":  # tags may add up to anything
         warn_of_probs(as_scores(logits), "if they are, pass them as probs=")
-    return stream.update(logits, labels, probs=probs, weight=weight, groups=groups).result()
+    return stream.update(logits, labels, probs=probs, sample_weight=sample_weight, by=by).compute()
 
 
 def evaluate_file(
     path: str | os.PathLike[str],
     *,
     split: str | None = None,
-    weight: str | None = None,
-    groups: str | None = None,
+    sample_weight: str | None = None,
+    by: str | None = None,
     estimand: Estimand = "top_label",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
@@ -128,10 +128,10 @@ def evaluate_file(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     block_rows = max(1, BLOCK // max(math.prod(chosen.shape), 1))
-    task = partial(_measured, _Task(total.like(), chosen.domain, weight, groups, block_rows))
+    task = partial(_measured, _Task(total.like(), chosen.domain, sample_weight, by, block_rows))
     for found in over_parts(task, chosen.parts, executor, progress):
         total.merge(found)
-    return total.result()
+    return total.compute()
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class _Task:
 def _measured(task: _Task, part: Part, report: Report) -> Accumulator:
     """Sums of one part."""
     columns = {task.domain: "logits", "labels": "labels"}
-    columns |= {"weight": task.weight} if task.weight else {}
-    columns |= {"groups": task.groups} if task.groups else {}
+    columns |= {"sample_weight": task.weight} if task.weight else {}
+    columns |= {"by": task.groups} if task.groups else {}
     sums, done = task.empty.like(), 0
     for block in part.blocks(task.block_rows, list(columns.values())):
         try:

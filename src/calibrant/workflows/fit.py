@@ -31,7 +31,7 @@ def fit_file(
     *,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
-    weight: str | None = None,
+    sample_weight: str | None = None,
     groups: str | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -72,7 +72,7 @@ def fit_file(
     1.83
     """
     calibrator = make_calibrator(method, options)
-    source = fit_source(path, split, weight, groups)
+    source = fit_source(path, split, sample_weight, groups)
     return fit_on(calibrator, source, executor=executor, progress=progress)
 
 
@@ -99,7 +99,7 @@ def fit_and_measure(
     *,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
-    weight: str | None = None,
+    sample_weight: str | None = None,
     groups: str | None = None,
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
@@ -109,7 +109,7 @@ def fit_and_measure(
     There are no intervals: figures of examples that a fit has seen flatter it.
     """
     calibrator = make_calibrator(method, options)
-    source = fit_source(data, split, weight, groups)
+    source = fit_source(data, split, sample_weight, groups)
     fit_on(calibrator, source, progress=progress)
     stream = Accumulator(pairs=True, metrics=metrics, level=None)
     effect, _ = measured([calibrator], source, stream, progress)
@@ -117,7 +117,10 @@ def fit_and_measure(
 
 
 def fit_source(
-    data: Data, split: str | None = None, weight: str | None = None, groups: str | None = None
+    data: Data,
+    split: str | None = None,
+    sample_weight: str | None = None,
+    groups: str | None = None,
 ) -> Source:
     """Return the rows that a fit uses: val, else the plain arrays; never test unasked."""
     file = opened(data)
@@ -128,7 +131,7 @@ def fit_source(
             "set that was fitted on measures nothing; name a split (--split), or fit and measure "
             "on the same examples by cross-fitting (--cross-fit)"
         )
-    return Source(file, file.split(split, ("val", "")), weight, groups)
+    return Source(file, file.split(split, ("val", "")), sample_weight, groups)
 
 
 def fit_on(

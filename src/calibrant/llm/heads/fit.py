@@ -298,8 +298,8 @@ class Claims(NamedTuple):
         return {
             "nll": float(share @ self.nll),
             "brier": float(share @ (self.confidence - self.correct) ** 2),
-            "ece": ece(*pairs, weight=self.weight),
-            "auroc": auroc(*pairs, weight=self.weight),
+            "ece": ece(*pairs, sample_weight=self.weight),
+            "auroc": auroc(*pairs, sample_weight=self.weight),
         }
 
 

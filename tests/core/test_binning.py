@@ -138,8 +138,8 @@ def test_weights_of_equal_mass_edges_count_like_copies(data, bins):
 def test_equal_mass_bins_tell_zero_from_what_follows_it():
     """500 confidences of 0 that all happen, 500 of 1 that never do: as wrong as can be."""
     confidence, outcome = np.repeat([0.0, 1.0], 500), np.repeat([1, 0], 500)
-    assert cal.ece(confidence, outcome) == 1
-    assert cal.ada_ece(confidence, outcome) == 1
+    assert cal.ece(confidence=confidence, outcome=outcome) == 1
+    assert cal.ada_ece(confidence=confidence, outcome=outcome) == 1
 
 
 # Sums

@@ -196,7 +196,10 @@ def test_the_seed_decides_the_draws(rng):
 
 def test_the_seed_decides_the_test(rng):
     confidence, outcome = drawn_pairs(rng, 300, 0.03)
-    found = [cal.calibration_test(confidence, outcome, seed=seed).p_value for seed in (1, 1, 2)]
+    found = [
+        cal.metrics.calibration_test(confidence=confidence, outcome=outcome, seed=seed).p_value
+        for seed in (1, 1, 2)
+    ]
     assert found[0] == found[1] != found[2]
     assert found[0] == pytest.approx(found[2], abs=0.06)
 
@@ -348,7 +351,7 @@ def test_the_standard_error_of_a_rank_statistic_is_that_of_the_jackknife(rng, na
     odds = rng.normal(1, 1.5, 250).round(digits)
     labels = (rng.random(250) < 1 / (1 + np.exp(-odds))).astype(int)
     metric = {"auroc": cal.auroc, "aurc": cal.aurc}[name]
-    confidence, outcome = cal.binary(odds, labels)
+    confidence, outcome = cal.metrics.positive_class(odds, labels)
     found = WITH_ERROR[name](confidence, outcome.astype(float), None)
     assert found.value == pytest.approx(metric(confidence, outcome), abs=1e-12)
     left_out = [
@@ -418,8 +421,8 @@ def test_the_debiased_error_is_near_zero_when_calibrated_and_ece_is_not(rng):
     plain, debiased = [], []
     for _ in range(200):
         pairs = drawn_pairs(rng, 500)
-        plain.append(cal.ece(*pairs))
-        debiased.append(cal.debiased_ece(*pairs))
+        plain.append(cal.ece(confidence=pairs[0], outcome=pairs[1]))
+        debiased.append(cal.debiased_ece(confidence=pairs[0], outcome=pairs[1]))
     assert np.mean(plain) > 0.03
     assert np.mean(debiased) < np.mean(plain) / 3
     assert np.mean(np.equal(debiased, 0)) > 0.4
@@ -439,8 +442,8 @@ def test_the_debiased_error_solves_its_equation(rng):
     """
     confidence, outcome = drawn_pairs(rng, 400, 0.08)
     weight = rng.exponential(size=400)
-    found = cal.debiased_ece(confidence, outcome, bins=10, sample_weight=weight)
-    observed = cal.ece(confidence, outcome, bins=10, sample_weight=weight)
+    found = cal.debiased_ece(confidence=confidence, outcome=outcome, bins=10, sample_weight=weight)
+    observed = cal.ece(confidence=confidence, outcome=outcome, bins=10, sample_weight=weight)
     cell = np.ceil(confidence * 10).astype(int) - 1
     residual = weight * (confidence - outcome) / weight.sum()
     gap = np.bincount(cell, residual, 10)
@@ -469,7 +472,11 @@ def test_a_calibrated_model_is_rejected_one_time_in_twenty(weigh):
         rng = np.random.default_rng(seed)
         pairs = drawn_pairs(rng, 300)
         weight = rng.exponential(size=300) if weigh else None
-        p_values.append(cal.calibration_test(*pairs, sample_weight=weight, replicates=199).p_value)
+        p_values.append(
+            cal.metrics.calibration_test(
+                confidence=pairs[0], outcome=pairs[1], sample_weight=weight, replicates=199
+            ).p_value
+        )
     rejected = np.sum(np.array(p_values) <= 0.05)
     assert binom.ppf(0.001, 200, 0.05) <= rejected <= binom.ppf(0.999, 200, 0.05)
     # and the p-values of a calibrated model are uniform
@@ -481,7 +488,12 @@ def test_a_clearly_miscalibrated_model_is_rejected():
     rejected = 0
     for seed in range(30):
         pairs = drawn_pairs(np.random.default_rng(seed), 300, 0.12)
-        rejected += cal.calibration_test(*pairs, replicates=199).p_value <= 0.05
+        rejected += (
+            cal.metrics.calibration_test(
+                confidence=pairs[0], outcome=pairs[1], replicates=199
+            ).p_value
+            <= 0.05
+        )
     assert rejected >= 28
 
 
@@ -489,24 +501,32 @@ def test_a_clearly_miscalibrated_model_is_rejected():
 def test_the_statistic_is_the_ks_error(rng, n):
     """Above 2000 examples, neighbours are drawn together: the sum within them is not looked at."""
     pairs = drawn_pairs(rng, n, 0.1)
-    found = cal.calibration_test(*pairs)
-    assert found.statistic == pytest.approx(cal.ks(*pairs), abs=1e-12 if n < 2000 else 1e-3)
+    found = cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1])
+    assert found.statistic == pytest.approx(
+        cal.ks(confidence=pairs[0], outcome=pairs[1]), abs=1e-12 if n < 2000 else 1e-3
+    )
     assert 0.001 <= found.p_value <= 1
 
 
 def test_the_test_sees_claims_of_zero_that_happen(rng):
     confidence, outcome = np.repeat([0.0, 1.0], 500), np.repeat([1, 0], 500)
-    found = cal.calibration_test(confidence, outcome)
-    assert found.statistic == pytest.approx(cal.ks(confidence, outcome))
+    found = cal.metrics.calibration_test(confidence=confidence, outcome=outcome)
+    assert found.statistic == pytest.approx(cal.ks(confidence=confidence, outcome=outcome))
     assert found.p_value == 0.001
 
 
 def test_perfect_certainty_is_no_evidence_against_itself():
-    found = cal.calibration_test([1.0, 1.0, 0.0], [1, 1, 0])
+    found = cal.metrics.calibration_test(confidence=[1.0, 1.0, 0.0], outcome=[1, 1, 0])
     assert found == (0, 1)
 
 
 def test_replicates_bound_the_p_value(rng):
     pairs = drawn_pairs(rng, 300, 0.4)
-    assert cal.calibration_test(*pairs, replicates=99).p_value == 0.01
-    assert cal.calibration_test(*pairs, replicates=9).p_value == 0.1
+    assert (
+        cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1], replicates=99).p_value
+        == 0.01
+    )
+    assert (
+        cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1], replicates=9).p_value
+        == 0.1
+    )

@@ -147,7 +147,7 @@ def metric(torchmetrics, scores, labels, **options):
 def test_ece_equals_torchmetrics_where_no_confidence_rounds_to_one(torchmetrics, name, bins):
     logits, labels = of_name(name)
     expected = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=bins)
-    found = cal.ece(*cal.top_label(logits, labels), bins=bins)
+    found = cal.ece(logits, labels, bins=bins)
     assert found == pytest.approx(expected, abs=SINGLE)
 
 
@@ -157,14 +157,14 @@ def test_ece_equals_torchmetrics_on_float32_logits(torchmetrics, name):
     single = logits.astype(np.float32)
     assert single.max() > 1  # or torchmetrics would take them for probabilities
     expected = metric(torchmetrics, single, labels, n_bins=15)
-    assert cal.ece(*cal.top_label(single, labels)) == pytest.approx(expected, abs=SINGLE)
+    assert cal.ece(single, labels) == pytest.approx(expected, abs=SINGLE)
 
 
 @random_only
 def test_mce_of_bins_of_any_size_equals_the_max_norm_of_torchmetrics(torchmetrics, name):
     logits, labels = of_name(name)
     expected = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=15, norm="max")
-    found = cal.mce(*cal.top_label(logits, labels), min_count=1)
+    found = cal.mce(logits, labels, min_count=1)
     assert found == pytest.approx(expected, abs=2e-6)  # one bin: fewer digits than the mean of all
 
 
@@ -184,8 +184,8 @@ def test_ece_equals_torchmetrics_on_the_sample_but_for_its_float32_sums(torchmet
     logits, labels = sample(name)
     theirs = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=15)
     confidence, outcome = cal.top_label(logits, labels)
-    assert cal.ece(confidence, outcome) == pytest.approx(theirs, abs=2e-5)
-    assert cal.ece(confidence, outcome) != pytest.approx(theirs, abs=5e-6)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(theirs, abs=2e-5)
+    assert cal.ece(confidence=confidence, outcome=outcome) != pytest.approx(theirs, abs=5e-6)
     # their number again, by adding up one float32 after the other
     single = confidence.astype(np.float32)
     index = np.searchsorted(np.linspace(0, 1, 16, dtype=np.float32), single, side="right") - 1
@@ -202,7 +202,9 @@ def test_float32_sums_of_torchmetrics_drift_in_a_million_examples(torchmetrics):
     outcome = (torch.arange(1_000_000) % 5 < 4).long()
     theirs = torchmetrics.binary_calibration_error(confidence, outcome, n_bins=15)
     assert float(theirs) == pytest.approx(0.0077, abs=0.002)
-    assert cal.ece(confidence, outcome) == pytest.approx(0, abs=2e-8)  # float32 0.8 is not 0.8
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(
+        0, abs=2e-8
+    )  # float32 0.8 is not 0.8
 
 
 def test_torchmetrics_and_relplot_count_a_confidence_of_one_apart(torchmetrics, relplot):
@@ -212,7 +214,9 @@ def test_torchmetrics_and_relplot_count_a_confidence_of_one_apart(torchmetrics, 
     )
     assert float(theirs) == pytest.approx(0.525, abs=TIGHT)
     assert relplot.metrics.binnedECE(confidence, outcome, 10) == pytest.approx(0.525, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=10) == pytest.approx(0.475, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
+        0.475, abs=TIGHT
+    )
 
 
 @pytest.mark.parametrize("edge", [0.2, 0.6, 0.7])
@@ -222,7 +226,7 @@ def test_torchmetrics_closes_bins_on_the_left(torchmetrics, edge):
         torch.tensor(confidence), torch.tensor(outcome), n_bins=10
     )
     assert float(theirs) == pytest.approx(0.525, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=10) == pytest.approx(
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
         abs(2 * edge - 0.05 - 1) / 2, abs=TIGHT
     )
 
@@ -231,13 +235,13 @@ def test_torchmetrics_takes_logits_between_zero_and_one_for_probabilities(torchm
     logits = torch.tensor([[0.9, 0.1], [0.8, 0.3], [0.7, 0.2], [0.2, 0.6]])
     labels = torch.tensor([0, 0, 1, 1])
     assert metric(torchmetrics, logits, labels, n_bins=15) == pytest.approx(0.35, abs=SINGLE)
-    assert cal.ece(*cal.top_label(logits, labels)) == pytest.approx(0.239064, abs=1e-6)
+    assert cal.ece(logits, labels) == pytest.approx(0.239064, abs=1e-6)
     # a fifth row outside [0, 1] changes what the first four mean, and the two agree
     logits = torch.cat([logits, torch.tensor([[9.0, -9.0]])])
     labels = torch.cat([labels, torch.tensor([0])])
     expected = metric(torchmetrics, logits, labels, n_bins=15)
     assert expected == pytest.approx(0.191251, abs=1e-6)
-    assert cal.ece(*cal.top_label(logits, labels)) == pytest.approx(expected, abs=SINGLE)
+    assert cal.ece(logits, labels) == pytest.approx(expected, abs=SINGLE)
 
 
 def test_binary_torchmetrics_counts_in_the_dtype_of_its_input(torchmetrics):
@@ -246,7 +250,7 @@ def test_binary_torchmetrics_counts_in_the_dtype_of_its_input(torchmetrics):
     outcome = torch.arange(80_000) % 2
     theirs = torchmetrics.binary_calibration_error(confidence, outcome, n_bins=10)
     assert math.isnan(theirs)
-    assert cal.ece(confidence, outcome, bins=10) == 0.25
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == 0.25
 
 
 # ECE: scikit-learn
@@ -261,7 +265,9 @@ def test_ece_is_the_weighted_gap_of_the_curve_of_scikit_learn(sklearn, name, bin
     index = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)
     count = np.bincount(index, minlength=bins)
     expected = np.abs(happened - claimed) @ count[count > 0] / count.sum()
-    assert cal.ece(confidence, outcome, bins=bins) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=bins) == pytest.approx(
+        expected, abs=TIGHT
+    )
 
 
 @every
@@ -284,7 +290,7 @@ def test_ece_equals_relplot(relplot, name, bins):
     expected = relplot.metrics.binnedECE(
         *relplot.multiclass_logits_to_confidences(logits, labels), nbins=bins
     )
-    found = cal.ece(*cal.top_label(logits, labels), bins=bins)
+    found = cal.ece(logits, labels, bins=bins)
     assert found == pytest.approx(expected, abs=TIGHT)
 
 
@@ -296,7 +302,7 @@ def test_ece_equals_relplot(relplot, name, bins):
 def test_ece_equals_uncertainty_calibration(uncertainty, name, bins):
     logits, labels = of_name(name)
     expected = uncertainty.get_ece(softmax(logits, axis=-1), labels, num_bins=bins)
-    assert cal.ece(*cal.top_label(logits, labels), bins=bins) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ece(logits, labels, bins=bins) == pytest.approx(expected, abs=TIGHT)
 
 
 @random_only
@@ -306,7 +312,7 @@ def test_equal_mass_ece_equals_uncertainty_calibration_when_the_bins_divide_the_
     logits, labels = of_name(name)
     assert len(labels) % 15 == 0
     expected = uncertainty.get_ece_em(softmax(logits, axis=-1), labels, num_bins=15)
-    assert cal.ada_ece(*cal.top_label(logits, labels)) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ada_ece(logits, labels) == pytest.approx(expected, abs=TIGHT)
 
 
 @real_only
@@ -314,14 +320,14 @@ def test_equal_mass_ece_is_near_uncertainty_calibration_when_they_do_not(uncerta
     """Rows left over go to their first bins; ours are spread: the bins differ by one row."""
     logits, labels = of_name(name)
     expected = uncertainty.get_ece_em(softmax(logits, axis=-1), labels, num_bins=15)
-    assert cal.ada_ece(*cal.top_label(logits, labels)) == pytest.approx(expected, abs=1e-4)
+    assert cal.ada_ece(logits, labels) == pytest.approx(expected, abs=1e-4)
 
 
 def test_equal_mass_bins_of_ties_agree_with_uncertainty_calibration(uncertainty):
     confidence = np.repeat([0.3, 0.7, 0.9], [100, 300, 200])
     outcome = np.random.default_rng(0).random(600) < 0.5
     expected = uncertainty.get_ece_em(confidence, outcome.astype(int), num_bins=15)
-    assert cal.ada_ece(confidence, outcome) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ada_ece(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=TIGHT)
 
 
 @every
@@ -329,7 +335,7 @@ def test_the_default_of_uncertainty_calibration_is_another_quantity(uncertainty,
     """It is marginal, L2 and debiased. On the sample: 0.0092, where top-label ECE is 0.0424."""
     logits, labels = of_name(name)
     theirs = uncertainty.get_calibration_error(softmax(logits, axis=-1), labels)
-    ours = cal.ece(*cal.top_label(logits, labels))
+    ours = cal.ece(logits, labels)
     if name == "test":
         assert theirs == pytest.approx(0.00924, abs=1e-5)
         assert ours == pytest.approx(0.04236, abs=1e-5)
@@ -346,22 +352,28 @@ def test_mapie_with_sixteen_bins_is_ece_with_fifteen(mapie, name):
     right, probs = outcome.astype(int), softmax(logits, axis=-1)
     sixteen = mapie.expected_calibration_error(right, probs, num_bins=16)
     fifteen = mapie.expected_calibration_error(right, probs, num_bins=15)
-    assert cal.ece(confidence, outcome, bins=15) == pytest.approx(sixteen, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=14) == pytest.approx(fifteen, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=15) == pytest.approx(
+        sixteen, abs=TIGHT
+    )
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=14) == pytest.approx(
+        fifteen, abs=TIGHT
+    )
 
 
 def test_mapie_with_fifteen_bins_is_not_ece_with_fifteen(mapie):
     confidence, outcome = pairs_of(*sample("test"))
     theirs = mapie.expected_calibration_error(outcome.astype(int), confidence, num_bins=15)
     assert theirs == pytest.approx(0.0422812, abs=1e-7)
-    assert cal.ece(confidence, outcome) == pytest.approx(0.0423646, abs=1e-7)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(0.0423646, abs=1e-7)
 
 
 def test_mapie_counts_a_confidence_of_zero_apart(mapie):
     confidence, outcome = np.array([0.0, 0.05]), np.array([1, 0])
     theirs = mapie.expected_calibration_error(outcome, confidence, num_bins=11)
     assert theirs == pytest.approx(0.525, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=10) == pytest.approx(0.475, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
+        0.475, abs=TIGHT
+    )
 
 
 @every
@@ -369,10 +381,7 @@ def test_top_label_ece_of_mapie_is_the_plain_mean_over_predicted_classes(mapie, 
     logits, labels = of_name(name)
     theirs = mapie.top_label_ece(labels, softmax(logits, axis=-1), num_bins=16)
     predicted = logits.argmax(-1)
-    found = [
-        cal.ece(*cal.top_label(logits[predicted == k], labels[predicted == k]))
-        for k in np.unique(predicted)
-    ]
+    found = [cal.ece(logits[predicted == k], labels[predicted == k]) for k in np.unique(predicted)]
     assert np.mean(found) == pytest.approx(theirs, abs=TIGHT)
 
 
@@ -405,7 +414,7 @@ def test_classwise_ece_equals_a_loop_over_classes_and_bins(rng, name, threshold)
         expected.append(slow_ece(probs[kept, k], happened, weight=weight[kept]))
         share.append(weight @ (labels == k))  # of all labels, also with a threshold
     options = {"threshold": threshold, "weight": weight}
-    found = cal.per_class_ece(logits, labels, **options)
+    found = cal.metrics.per_class_ece(logits, labels, **options)
     np.testing.assert_allclose(found, expected, atol=TIGHT)
     mean = cal.classwise_ece(logits, labels, **options)
     assert mean == pytest.approx(np.mean(expected), abs=TIGHT)
@@ -418,7 +427,9 @@ def test_weighted_ece_equals_a_loop_over_bins(rng, name):
     confidence, outcome = pairs_of(*of_name(name))
     weight = rng.exponential(size=outcome.size)
     expected = slow_ece(confidence, outcome, weight=weight)
-    assert cal.ece(confidence, outcome, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
+        expected, abs=TIGHT
+    )
 
 
 # Proper scores and ranking: scikit-learn
@@ -478,7 +489,7 @@ def test_auroc_equals_scikit_learn(sklearn, rng, name, weigh, digits):
         confidence = confidence.round(digits)
     weight = weights_of(rng, outcome.size, weigh)
     expected = sklearn.metrics.roc_auc_score(outcome, confidence, sample_weight=weight)
-    assert cal.auroc(confidence, outcome, sample_weight=weight) == pytest.approx(
+    assert cal.auroc(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
         expected, abs=TIGHT
     )
 
@@ -491,9 +502,11 @@ def test_ood_figures_follow_from_the_roc_curve_of_scikit_learn(sklearn, rng, dig
     known = np.repeat([1, 0], sizes)
     scores = np.concatenate([inside, outside])
     expected = sklearn.metrics.roc_auc_score(known, scores)
-    assert cal.ood_auroc(inside, outside) == pytest.approx(expected, abs=TIGHT)
+    assert cal.metrics.ood_auroc(inside, outside) == pytest.approx(expected, abs=TIGHT)
     false, true, _ = sklearn.metrics.roc_curve(known, scores, drop_intermediate=False)
-    assert cal.fpr95(inside, outside) == pytest.approx(false[true >= 0.95 - 1e-9][0], abs=TIGHT)
+    assert cal.metrics.fpr95(inside, outside) == pytest.approx(
+        false[true >= 0.95 - 1e-9][0], abs=TIGHT
+    )
 
 
 @every
@@ -507,7 +520,7 @@ def test_risk_coverage_and_auroc_curves_cross_the_points_of_scikit_learn(sklearn
         outcome, confidence, sample_weight=weight, drop_intermediate=False
     )
     kept = false * wrong + true * right
-    found = cal.risk_coverage(confidence, outcome, sample_weight=weight)
+    found = cal.metrics.risk_coverage(confidence=confidence, outcome=outcome, sample_weight=weight)
     np.testing.assert_allclose(found.threshold, threshold[1:])
     np.testing.assert_allclose(found.coverage, (kept / (right + wrong))[1:], atol=TIGHT)
     np.testing.assert_allclose(found.risk, (false * wrong)[1:] / kept[1:], atol=1e-10)
@@ -524,13 +537,13 @@ def slow_aurc(wrong):
 def test_aurc_equals_a_loop_over_coverages(name):
     confidence, outcome = pairs_of(*of_name(name))
     expected = slow_aurc(~outcome[np.argsort(-confidence)])
-    assert cal.aurc(confidence, outcome) == pytest.approx(expected, abs=TIGHT)
+    assert cal.aurc(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=TIGHT)
 
 
 def test_aurc_equals_the_selective_accuracy_of_uncertainty_calibration(uncertainty):
     confidence, outcome = pairs_of(*sample("test"))
     area, _ = uncertainty.get_selective_stats(confidence, outcome)
-    assert cal.aurc(confidence, outcome) == pytest.approx(1 - area, abs=TIGHT)
+    assert cal.aurc(confidence=confidence, outcome=outcome) == pytest.approx(1 - area, abs=TIGHT)
 
 
 def test_aurc_of_ties_is_the_mean_over_all_their_orders():
@@ -542,8 +555,10 @@ def test_aurc_of_ties_is_the_mean_over_all_their_orders():
         for last in itertools.permutations([4, 5])
     ]
     expected = np.mean([slow_aurc(~outcome[order]) for order in orders])
-    assert cal.aurc(confidence, outcome) == pytest.approx(expected, abs=TIGHT)
-    assert cal.aurc(confidence[::-1], outcome[::-1]) == pytest.approx(expected, abs=TIGHT)
+    assert cal.aurc(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=TIGHT)
+    assert cal.aurc(confidence=confidence[::-1], outcome=outcome[::-1]) == pytest.approx(
+        expected, abs=TIGHT
+    )
 
 
 # KS: the definition
@@ -560,7 +575,9 @@ def test_ks_equals_a_loop_over_thresholds(rng, name, weigh, digits):
     mass = np.ones(outcome.size) if weight is None else weight
     residual = mass * (confidence - outcome) / mass.sum()
     expected = max(abs(residual[confidence <= t].sum()) for t in confidence)
-    assert cal.ks(confidence, outcome, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ks(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
+        expected, abs=TIGHT
+    )
 
 
 @every
@@ -569,7 +586,7 @@ def test_ks_is_the_statistic_of_mapie_before_its_scaling(mapie, name):
     confidence, outcome = pairs_of(*of_name(name))
     statistic = mapie.kolmogorov_smirnov_statistic(outcome.astype(int), confidence)
     expected = statistic * mapie.length_scale(confidence)
-    assert cal.ks(confidence, outcome) == pytest.approx(expected, abs=1e-8)
+    assert cal.ks(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=1e-8)
 
 
 # smCE: the linear program
@@ -601,7 +618,7 @@ def test_smce_is_the_optimum_of_its_linear_program(rng, name, weigh, digits):
         confidence = confidence.round(digits)
     weight = weights_of(rng, outcome.size, weigh)
     expected = lipschitz_program(confidence, outcome, weight)
-    found = cal.smce(confidence, outcome, sample_weight=weight)
+    found = cal.smce(confidence=confidence, outcome=outcome, sample_weight=weight)
     assert found == pytest.approx(expected, abs=1e-9)  # HiGHS stops at 1e-7 of its own scale
 
 
@@ -611,14 +628,14 @@ def test_smce_of_few_points_is_the_optimum_of_its_linear_program(rng, size):
         confidence = rng.choice([0.0, 1.0, *rng.random(4)], size)
         outcome = rng.random(size) < 0.5
         expected = lipschitz_program(confidence, outcome)
-        assert cal.smce(confidence, outcome) == pytest.approx(expected, abs=1e-9)
+        assert cal.smce(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=1e-9)
 
 
 def test_smce_needs_the_bound_on_the_witness():
     """All wrong by 1 at both ends: a 1-Lipschitz witness of [-1, 1] reaches 0 in between."""
     confidence, outcome = np.array([0.0, 1.0]), np.array([1, 0])
     assert lipschitz_program(confidence, outcome) == pytest.approx(0.5)
-    assert cal.smce(confidence, outcome) == pytest.approx(0.5, abs=TIGHT)
+    assert cal.smce(confidence=confidence, outcome=outcome) == pytest.approx(0.5, abs=TIGHT)
 
 
 # Smooth ECE: the integral, and relplot
@@ -643,7 +660,7 @@ def test_smooth_ece_is_the_integral_at_a_bandwidth_equal_to_itself(rng, name, we
     """It is computed on 4096 cells, so each confidence moves by at most 1.2e-4 of the unit."""
     confidence, outcome = (part[:2000] for part in pairs_of(*of_name(name)))
     weight = weights_of(rng, outcome.size, weigh)
-    found = cal.smooth_ece(confidence, outcome, sample_weight=weight)
+    found = cal.smooth_ece(confidence=confidence, outcome=outcome, sample_weight=weight)
     expected = integrated_ece(confidence, outcome, found, weight)
     assert found == pytest.approx(expected, abs=1e-4)
 
@@ -652,7 +669,7 @@ def test_smooth_ece_is_the_integral_at_a_bandwidth_equal_to_itself(rng, name, we
 def test_smooth_ece_of_any_distribution_is_the_integral(rng, shape):
     confidence = rng.beta(*shape, 500)
     outcome = rng.random(500) < confidence**1.5
-    found = cal.smooth_ece(confidence, outcome)
+    found = cal.smooth_ece(confidence=confidence, outcome=outcome)
     assert found == pytest.approx(integrated_ece(confidence, outcome, found), abs=1e-4)
 
 
@@ -665,7 +682,9 @@ def test_smooth_ece_equals_relplot_away_from_the_ends(relplot, name):
     confidence, outcome = pairs_of(*of_name(name))
     inner = 0.1 + 0.8 * confidence
     expected = relplot.smECE(inner, outcome.astype(float))
-    assert cal.smooth_ece(inner, outcome) == pytest.approx(expected, abs=1 / 1024)
+    assert cal.smooth_ece(confidence=inner, outcome=outcome) == pytest.approx(
+        expected, abs=1 / 1024
+    )
 
 
 def test_relplot_halves_the_examples_at_confidence_one(relplot):
@@ -678,7 +697,7 @@ def test_relplot_halves_the_examples_at_confidence_one(relplot):
     outcome = np.repeat([1.0, 0.0], [90, 10])
     assert relplot.smECE(confidence, outcome) == pytest.approx(0.10747, abs=1e-5)
     assert integrated_ece(confidence, outcome, 0.06) == pytest.approx(0.06, abs=1e-6)
-    assert cal.smooth_ece(confidence, outcome) == pytest.approx(0.06, abs=1e-6)
+    assert cal.smooth_ece(confidence=confidence, outcome=outcome) == pytest.approx(0.06, abs=1e-6)
 
 
 def test_relplot_overstates_the_smooth_ece_of_the_sample(relplot):
@@ -687,6 +706,6 @@ def test_relplot_overstates_the_smooth_ece_of_the_sample(relplot):
     theirs, width = relplot.smECE(confidence, outcome.astype(float), return_width=True)
     assert theirs == pytest.approx(0.060425, abs=1e-6)
     assert integrated_ece(confidence, outcome, width) == pytest.approx(0.042281, abs=1e-5)
-    found = cal.smooth_ece(confidence, outcome)
+    found = cal.smooth_ece(confidence=confidence, outcome=outcome)
     assert found == pytest.approx(0.042286, abs=1e-6)
     assert integrated_ece(confidence, outcome, found) == pytest.approx(found, abs=1e-5)

@@ -34,14 +34,14 @@ def test_one_vs_rest_is_the_softmax_of_the_class(rng, k):
     logits, labels = drawn(rng, 200, 4)
     labels[::7] = -100
     kept = labels != -100
-    found = cal.one_vs_rest(logits, labels, k)
+    found = cal.metrics.one_vs_rest(logits, labels, k=k)
     np.testing.assert_allclose(found.confidence, softmax(logits, -1)[kept, k], rtol=1e-13)
     np.testing.assert_array_equal(found.outcome, labels[kept] == k)
 
 
 def test_one_vs_rest_of_one_logit_has_two_classes(rng):
     odds, labels = rng.normal(size=50), rng.integers(0, 2, 50)
-    zero, one = (cal.one_vs_rest(odds, labels, k) for k in (0, 1))
+    zero, one = (cal.metrics.one_vs_rest(odds, labels, k=k) for k in (0, 1))
     np.testing.assert_allclose(one.confidence, expit(odds))
     np.testing.assert_allclose(zero.confidence, expit(-odds))
     np.testing.assert_array_equal(zero.outcome, labels == 0)
@@ -51,7 +51,7 @@ def test_one_vs_rest_of_one_logit_has_two_classes(rng):
 @pytest.mark.parametrize("k", [-1, 4])
 def test_one_vs_rest_needs_a_class(k):
     with pytest.raises(ValueError, match=rf"k must be a class in \[0, 4\), got {k}"):
-        cal.one_vs_rest(np.zeros((2, 4)), [0, 1], k)
+        cal.metrics.one_vs_rest(np.zeros((2, 4)), [0, 1], k=k)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -61,14 +61,14 @@ def test_binary_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
     kept = labels != -100
     both = rng.normal(size=(200, 1)) + np.stack([np.zeros(200), odds], -1)
     for logits in (odds, both):
-        found = cal.binary(kind(logits), kind(labels))
+        found = cal.metrics.positive_class(kind(logits), kind(labels))
         np.testing.assert_allclose(found.confidence, expit(odds)[kept], rtol=1e-12)
         np.testing.assert_array_equal(found.outcome, labels[kept] == 1)
 
 
 def test_one_column_of_logits_is_not_multilabel():
     with pytest.raises(ValueError, match=r'multilabel logits must be .* estimand="binary"'):
-        cal.multilabel([0.5, -0.5], [1, 0])
+        cal.metrics.multilabel([0.5, -0.5], [1, 0])
 
 
 @pytest.mark.parametrize("shape", [(60, 5), (3, 20, 5)])
@@ -76,7 +76,7 @@ def test_multilabel_is_the_sigmoid_of_every_cell(rng, shape):
     logits, labels = 3 * rng.normal(size=shape), rng.integers(0, 2, shape)
     labels[0] = -100
     kept = labels != -100
-    found = cal.multilabel(logits, labels)
+    found = cal.metrics.multilabel(logits, labels)
     np.testing.assert_allclose(found.confidence, expit(logits)[kept], rtol=1e-12)
     np.testing.assert_array_equal(found.outcome, labels[kept] == 1)
 
@@ -99,10 +99,10 @@ def test_the_first_of_equal_logits_is_the_prediction():
 
 def test_pairs_come_in_the_order_of_the_rows_as_float64_and_bool(rng):
     logits, labels = drawn(rng, 20, 3)
-    for found in (cal.top_label(logits, labels), cal.one_vs_rest(logits, labels, 0)):
+    for found in (cal.top_label(logits, labels), cal.metrics.one_vs_rest(logits, labels, k=0)):
         assert found.confidence.dtype == np.float64
         assert found.outcome.dtype == np.bool_
-        assert isinstance(found, cal.Pairs)
+        assert isinstance(found, cal.metrics.Pairs)
     reverse = cal.top_label(logits[::-1], labels[::-1])
     np.testing.assert_array_equal(
         reverse.confidence[::-1], cal.top_label(logits, labels).confidence
@@ -121,7 +121,9 @@ def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
     found = cal.evaluate(logits, labels, estimand="multilabel", level=None)
     assert (found.n, found.classes) == (kept.sum(), 4)
     assert found.describe().startswith(f"{kept.sum()} labels of 4 tags; estimand: every tag")
-    assert found["ece"].value == pytest.approx(cal.ece(probs, happened), abs=1e-12)
+    assert found["ece"].value == pytest.approx(
+        cal.ece(confidence=probs, outcome=happened), abs=1e-12
+    )
     assert found["accuracy"].value == pytest.approx(((probs > 0.5) == happened).mean())
     loss = -np.log(np.where(happened, probs, 1 - probs))
     assert found["nll"].value == pytest.approx(loss.mean())
@@ -129,7 +131,7 @@ def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
     per_tag = []
     for t in range(4):
         of_tag = kept[:, t]
-        per_tag.append(cal.ece(expit(logits[of_tag, t]), labels[of_tag, t]))
+        per_tag.append(cal.ece(confidence=expit(logits[of_tag, t]), outcome=labels[of_tag, t]))
     assert found["classwise_ece"].value == pytest.approx(np.mean(per_tag), abs=1e-12)
 
 
@@ -138,8 +140,12 @@ def test_the_binary_estimand_changes_the_event_and_not_the_scores(rng):
     top = cal.evaluate(logits, labels, level=None)
     event = cal.evaluate(logits, labels, estimand="binary", level=None)
     probs = softmax(logits, -1)[:, 1]
-    assert event["ece"].value == pytest.approx(cal.ece(probs, labels == 1), abs=1e-12)
-    assert event["auroc"].value == pytest.approx(cal.auroc(probs, labels == 1), abs=1e-12)
+    assert event["ece"].value == pytest.approx(
+        cal.ece(confidence=probs, outcome=labels == 1), abs=1e-12
+    )
+    assert event["auroc"].value == pytest.approx(
+        cal.auroc(confidence=probs, outcome=labels == 1), abs=1e-12
+    )
     for name in ("accuracy", "nll", "brier", "classwise_ece"):
         assert event[name].value == pytest.approx(top[name].value, abs=1e-12), name
     assert "estimand: P(class 1)" in event.describe()
@@ -155,7 +161,7 @@ def test_masked_classes_have_probability_zero(masked):
     np.testing.assert_allclose(found.confidence, probs.max(-1), rtol=1e-13)
     np.testing.assert_array_equal(found.outcome, probs.argmax(-1) == labels)
     np.testing.assert_allclose(
-        cal.one_vs_rest(logits, labels, 2).confidence, probs[:, 2], rtol=1e-13
+        cal.metrics.one_vs_rest(logits, labels, k=2).confidence, probs[:, 2], rtol=1e-13
     )
     loss = logsumexp(logits, -1) - logits[np.arange(300), labels]
     assert cal.nll(logits, labels) == pytest.approx(loss.mean(), abs=1e-12)
@@ -164,7 +170,7 @@ def test_masked_classes_have_probability_zero(masked):
 
 
 def test_log_odds_of_minus_infinity_are_certainty():
-    found = cal.binary([-INF, 0.0], [0, 1])
+    found = cal.metrics.positive_class([-INF, 0.0], [0, 1])
     np.testing.assert_array_equal(found.confidence, [0, 0.5])
     assert cal.nll([-INF, 0.0], [0, 1]) == pytest.approx(math.log(2) / 2)
 
@@ -177,7 +183,7 @@ def test_log_odds_of_minus_infinity_are_certainty():
 def test_a_margin_is_the_largest_logit_less_the_second(rng, shape, kind):
     logits = rng.normal(size=shape)
     ordered = np.sort(logits, axis=-1)
-    found = cal.margins(kind(logits))
+    found = cal.metrics.margins(kind(logits))
     assert found.shape == shape[:-1]
     np.testing.assert_allclose(found, ordered[..., -1] - ordered[..., -2], rtol=1e-14)
 
@@ -186,20 +192,20 @@ def test_margins_of_masked_single_and_one_logit_rows(masked):
     logits, _ = masked
     ordered = np.sort(logits, axis=-1)
     with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(cal.margins(logits), ordered[:, -1] - ordered[:, -2])
-    assert cal.margins([[1.0, -INF, -INF]]) == INF
-    np.testing.assert_array_equal(cal.margins(np.zeros((3, 1))), [INF] * 3)
-    np.testing.assert_array_equal(cal.margins([-2.0, 0.5]), [2, 0.5])
+        np.testing.assert_allclose(cal.metrics.margins(logits), ordered[:, -1] - ordered[:, -2])
+    assert cal.metrics.margins([[1.0, -INF, -INF]]) == INF
+    np.testing.assert_array_equal(cal.metrics.margins(np.zeros((3, 1))), [INF] * 3)
+    np.testing.assert_array_equal(cal.metrics.margins([-2.0, 0.5]), [2, 0.5])
 
 
 def test_margins_of_no_rows_are_no_margins():
-    assert cal.margins(np.zeros((0, 4))).shape == (0,)
+    assert cal.metrics.margins(np.zeros((0, 4))).shape == (0,)
 
 
 def test_margins_in_small_blocks_are_the_same(rng, small_blocks):
     logits = rng.normal(size=(50, 7))
     ordered = np.sort(logits, axis=-1)
-    np.testing.assert_allclose(cal.margins(logits), ordered[:, -1] - ordered[:, -2])
+    np.testing.assert_allclose(cal.metrics.margins(logits), ordered[:, -1] - ordered[:, -2])
 
 
 @pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [INF, INF, 0.0], [-INF, -INF, -INF]])
@@ -207,13 +213,13 @@ def test_a_row_without_a_margin_is_refused_by_its_number(row):
     logits = np.zeros((5, 3))
     logits[3] = row
     with pytest.raises(ValueError, match=r"logits must be finite.*row 3"):
-        cal.margins(logits)
+        cal.metrics.margins(logits)
 
 
 @pytest.mark.parametrize("logits", [[[0.0, 0.0], [INF, 0.0]], [0.0, INF]])
 def test_one_logit_of_plus_infinity_has_no_margin(logits):
     with pytest.raises(ValueError, match=r"logits must be finite.*row 1"):
-        cal.margins(logits)
+        cal.metrics.margins(logits)
 
 
 # Blocks and threads
@@ -259,7 +265,9 @@ def test_tags_keep_their_columns_in_small_blocks(rng, small_blocks):
     logits = rng.normal(size=(40, 5)) + 2 * np.arange(5)
     labels = rng.integers(0, 2, (40, 5))
     found = cal.evaluate(logits, labels, estimand="multilabel", level=None)
-    expected = np.mean([cal.ece(expit(logits[:, t]), labels[:, t]) for t in range(5)])
+    expected = np.mean(
+        [cal.ece(confidence=expit(logits[:, t]), outcome=labels[:, t]) for t in range(5)]
+    )
     assert found["classwise_ece"].value == pytest.approx(expected, abs=1e-12)
 
 
@@ -268,7 +276,7 @@ def test_fifty_thousand_classes_are_measured_by_the_definitions(rng):
     probs = softmax(logits, -1)
     found = whole(logits, labels)
     top = probs.max(-1), probs.argmax(-1) == labels
-    assert found["ece"] == pytest.approx(cal.ece(*top), abs=1e-12)
+    assert found["ece"] == pytest.approx(cal.ece(confidence=top[0], outcome=top[1]), abs=1e-12)
     assert found["nll"] == pytest.approx(-np.log(probs[np.arange(60), labels]).mean(), abs=1e-9)
     happened = np.zeros_like(probs)
     happened[np.arange(60), labels] = 1
@@ -355,7 +363,7 @@ def test_a_bad_row_of_a_sequence_is_named_by_its_place_among_all_rows(rng, small
     with pytest.raises(ValueError, match="; row 37 has NaN"):
         cal.evaluate(logits.reshape(5, 12, 3), labels.reshape(5, 12), level=None)
     with pytest.raises(ValueError, match="; row 37 has NaN"):
-        cal.one_vs_rest(logits, labels, 0)
+        cal.metrics.one_vs_rest(logits, labels, k=0)
 
 
 def test_a_label_on_a_masked_class_is_named(masked, small_blocks):
@@ -370,12 +378,12 @@ def test_a_label_on_a_masked_class_is_named(masked, small_blocks):
 def test_a_bad_log_odds_is_named():
     for value, message in ((math.nan, "NaN"), (INF, r"\+inf")):
         with pytest.raises(ValueError, match=f"; row 1 has {message}"):
-            cal.binary([0.0, value], [0, 1])
+            cal.metrics.positive_class([0.0, value], [0, 1])
 
 
 def test_log_odds_that_exclude_their_label_are_not_called_impossible_in_every_class():
     with pytest.raises(ValueError, match="; row 1 has -inf at its own label 1"):
-        cal.binary([0.0, -INF], [0, 1])
+        cal.metrics.positive_class([0.0, -INF], [0, 1])
 
 
 def test_values_too_far_apart_are_named():

@@ -29,9 +29,9 @@ def logits_of(probs):
 @pytest.mark.parametrize("edge", TENTHS)
 def test_a_value_on_an_edge_is_in_the_bin_below(edge):
     """Two in one bin: the gap of their means. In two bins: the mean of 1 - p and p."""
-    together = cal.ece([edge - 0.05, edge], [1, 0], bins=10)
+    together = cal.ece(confidence=[edge - 0.05, edge], outcome=[1, 0], bins=10)
     assert together == pytest.approx(abs(2 * edge - 0.05 - 1) / 2, abs=1e-12)
-    apart = cal.ece([edge, edge + 0.05], [1, 0], bins=10)
+    apart = cal.ece(confidence=[edge, edge + 0.05], outcome=[1, 0], bins=10)
     assert apart == pytest.approx((1 - edge + edge + 0.05) / 2, abs=1e-12)
 
 
@@ -55,25 +55,31 @@ def test_a_confidence_of_low_precision_is_binned_by_the_value_it_has(dtype):
 
 
 def fill_one(value):
-    return cal.metrics.binned.bins_of(np.array([value]), [1], bins=10)
+    return cal.metrics.binned.binned_pairs(confidence=np.array([value]), outcome=[1], bins=10)
 
 
 def test_a_confidence_of_one_is_in_the_last_bin():
-    assert cal.ece([0.95, 1.0], [1, 0], bins=10) == pytest.approx(0.475, abs=1e-12)
+    assert cal.ece(confidence=[0.95, 1.0], outcome=[1, 0], bins=10) == pytest.approx(
+        0.475, abs=1e-12
+    )
 
 
 def test_a_confidence_of_zero_is_in_the_first_bin():
-    assert cal.ece([0.0, 0.05], [1, 0], bins=10) == pytest.approx(0.475, abs=1e-12)
+    assert cal.ece(confidence=[0.0, 0.05], outcome=[1, 0], bins=10) == pytest.approx(
+        0.475, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("bins", EVERY_COUNT)
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_no_confidence_at_either_end_is_dropped(bins, value):
-    assert cal.ece([value] * 3, [1 - value] * 3, bins=bins) == 1.0
-    assert cal.ada_ece([value] * 3, [1 - value] * 3, bins=bins) == 1.0
-    assert cal.ks([value] * 3, [1 - value] * 3) == 1.0
-    assert cal.smce([value] * 3, [1 - value] * 3) == 1.0
-    assert cal.smooth_ece([value] * 3, [1 - value] * 3) == pytest.approx(1, abs=1e-9)
+    assert cal.ece(confidence=[value] * 3, outcome=[1 - value] * 3, bins=bins) == 1.0
+    assert cal.ada_ece(confidence=[value] * 3, outcome=[1 - value] * 3, bins=bins) == 1.0
+    assert cal.ks(confidence=[value] * 3, outcome=[1 - value] * 3) == 1.0
+    assert cal.smce(confidence=[value] * 3, outcome=[1 - value] * 3) == 1.0
+    assert cal.smooth_ece(confidence=[value] * 3, outcome=[1 - value] * 3) == pytest.approx(
+        1, abs=1e-9
+    )
 
 
 def test_a_certain_class_counts_in_the_classwise_error():
@@ -87,7 +93,9 @@ def test_there_are_as_many_bins_as_were_asked_for(bins):
     """Bin centres fall into distinct bins, and the two ends add no bin."""
     centres = (np.arange(bins) + 0.5) / bins
     values = np.concatenate([[0.0], centres, [1.0]])
-    filled = cal.metrics.binned.bins_of(values, np.zeros(values.size), bins=bins)
+    filled = cal.metrics.binned.binned_pairs(
+        confidence=values, outcome=np.zeros(values.size), bins=bins
+    )
     assert filled.count.size == bins
     expected = np.ones(bins)
     expected[0] += 1
@@ -110,13 +118,17 @@ def test_empty_bins_add_nothing():
     expected = (2 * abs(0.05 - 0.5) + 0.95) / 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cal.ece(confidence, outcome, bins=10) == pytest.approx(expected, abs=1e-12)
-        filled = cal.metrics.binned.bins_of(confidence, outcome, bins=10)
+        assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
+            expected, abs=1e-12
+        )
+        filled = cal.metrics.binned.binned_pairs(confidence=confidence, outcome=outcome, bins=10)
         assert np.isnan(filled.confidence[1:-1]).all()
         assert np.isnan(filled.accuracy[1:-1]).all()
         np.testing.assert_array_equal(filled.gap[1:-1], 0)
-        assert cal.mce(confidence, outcome, bins=10, min_count=0) == pytest.approx(0.95)
-        assert math.isfinite(cal.debiased_ece(confidence, outcome, bins=10))
+        assert cal.mce(
+            confidence=confidence, outcome=outcome, bins=10, min_count=0
+        ) == pytest.approx(0.95)
+        assert math.isfinite(cal.debiased_ece(confidence=confidence, outcome=outcome, bins=10))
 
 
 # Equal mass
@@ -126,15 +138,15 @@ def test_ties_are_not_split_whatever_the_order_of_the_labels(rng):
     """1000 confidences of 0.7, 70 % right: the error is 0 in every order."""
     outcome = np.repeat([1, 0], [700, 300])
     for order in (outcome, outcome[::-1], rng.permutation(outcome)):
-        assert cal.ada_ece([0.7] * 1000, order) == pytest.approx(0, abs=1e-12)
+        assert cal.ada_ece(confidence=[0.7] * 1000, outcome=order) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_order_of_rows_does_not_change_an_equal_mass_error(rng):
     confidence = rng.choice([0.2, 0.5, 0.5, 0.7, 0.9], 999)
     outcome = rng.random(999) < confidence**2
-    expected = cal.ada_ece(confidence, outcome)
+    expected = cal.ada_ece(confidence=confidence, outcome=outcome)
     for order in (np.arange(999)[::-1], np.lexsort([outcome, confidence]), rng.permutation(999)):
-        found = cal.ada_ece(confidence[order], outcome[order])
+        found = cal.ada_ece(confidence=confidence[order], outcome=outcome[order])
         assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -152,8 +164,10 @@ def test_a_large_tie_takes_one_bin_and_leaves_the_others_theirs():
 def test_more_bins_than_examples_put_each_example_into_its_own(bins):
     confidence, outcome = np.array([0.1, 0.35, 0.4, 0.8, 0.99]), np.array([0, 1, 0, 1, 1])
     expected = np.abs(confidence - outcome).mean()
-    assert cal.ada_ece(confidence, outcome, bins=bins) == pytest.approx(expected, abs=1e-12)
-    assert math.isfinite(cal.ece(confidence, outcome, bins=bins))
+    assert cal.ada_ece(confidence=confidence, outcome=outcome, bins=bins) == pytest.approx(
+        expected, abs=1e-12
+    )
+    assert math.isfinite(cal.ece(confidence=confidence, outcome=outcome, bins=bins))
 
 
 def test_one_example_is_enough():
@@ -211,9 +225,11 @@ def test_a_million_equal_rows_do_not_drift():
     """Float32 sums of 0.8 are off by 1 % after a million of them."""
     confidence = np.full(1_000_000, 0.8)
     outcome = np.arange(1_000_000) % 5 < 4
-    assert cal.ece(confidence, outcome) == pytest.approx(0, abs=1e-9)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(0, abs=1e-9)
     single = torch.full((1_000_000,), 0.8)
-    assert cal.ece(single, outcome) == pytest.approx(float(single[0].double()) - 0.8, abs=1e-9)
+    assert cal.ece(confidence=single, outcome=outcome) == pytest.approx(
+        float(single[0].double()) - 0.8, abs=1e-9
+    )
 
 
 # NaN, infinities, masks
@@ -222,7 +238,7 @@ def test_a_million_equal_rows_do_not_drift():
 def takes_logits():
     """Everything public that takes logits and labels."""
     functions: dict[str, Any] = {name: metric.compute for name, metric in cal.METRICS.items()}
-    functions["per_class_ece"] = cal.per_class_ece
+    functions["per_class_ece"] = cal.metrics.per_class_ece
     functions["evaluate"] = lambda logits, labels: cal.evaluate(logits, labels, level=None)
     functions["update"] = lambda logits, labels: cal.Accumulator().update(logits, labels)
     return functions
@@ -305,15 +321,17 @@ def test_classes_without_a_label_count_as_classes(rng):
     logits, labels = rng.normal(size=(200, 3)), rng.integers(0, 2, 200)
     found = cal.evaluate(logits, labels)
     assert found.classes == 3
-    assert cal.per_class_ece(logits, labels).shape == (3,)
+    assert cal.metrics.per_class_ece(logits, labels).shape == (3,)
     # what is claimed for class 2 never happens
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    assert cal.per_class_ece(logits, labels)[2] == pytest.approx(probs[:, 2].mean(), abs=1e-12)
+    assert cal.metrics.per_class_ece(logits, labels)[2] == pytest.approx(
+        probs[:, 2].mean(), abs=1e-12
+    )
 
 
 def test_the_classwise_error_is_a_mean_over_classes_and_not_a_sum(rng):
     logits, labels = rng.normal(size=(200, 5)), rng.integers(0, 5, 200)
-    per_class = cal.per_class_ece(logits, labels)
+    per_class = cal.metrics.per_class_ece(logits, labels)
     assert cal.classwise_ece(logits, labels) == pytest.approx(per_class.sum() / 5, abs=1e-12)
 
 
@@ -420,12 +438,12 @@ def test_a_probability_below_the_normal_numbers_is_kept():
 
 def test_confidences_that_are_logits_are_refused():
     with pytest.raises(ValueError, match=r"confidence must be in \[0, 1\], got 2"):
-        cal.ece([2.0, 0.5], [1, 0])
+        cal.ece(confidence=[2.0, 0.5], outcome=[1, 0])
 
 
 def test_class_labels_are_not_outcomes():
     with pytest.raises(ValueError, match="outcome must be 0 or 1"):
-        cal.ece([0.9, 0.5], [2, 0])
+        cal.ece(confidence=[0.9, 0.5], outcome=[2, 0])
 
 
 # The estimand: one logit, two classes, many tags
@@ -435,9 +453,9 @@ def test_one_logit_z_stands_for_zero_and_z():
     """Not for (-z, z), which would be sigmoid(2 z)."""
     z = np.array([-3.0, 0.0, 2.0])
     expected = 1 / (1 + np.exp(-z))
-    np.testing.assert_allclose(cal.binary(z, [0, 1, 1]).confidence, expected)
+    np.testing.assert_allclose(cal.metrics.positive_class(z, [0, 1, 1]).confidence, expected)
     both = np.stack([np.zeros(3), z], -1)
-    np.testing.assert_allclose(cal.binary(both, [0, 1, 1]).confidence, expected)
+    np.testing.assert_allclose(cal.metrics.positive_class(both, [0, 1, 1]).confidence, expected)
     found = cal.evaluate(z, [0, 1, 1], estimand="binary", level=None)
     assert found["nll"].value == pytest.approx(
         -np.log([1 - expected[0], expected[1], expected[2]]).mean()
@@ -447,8 +465,8 @@ def test_one_logit_z_stands_for_zero_and_z():
 def test_a_binary_problem_has_two_estimands_and_the_caller_says_which():
     """P(y = 1) is 0.2 and 0.8, and y = 1 both times: one answer of confidence 0.8 is wrong."""
     z, labels = logits_of([0.2 / 0.8, 0.8 / 0.2]), [1, 1]
-    np.testing.assert_allclose(cal.binary(z, labels).confidence, [0.2, 0.8])
-    np.testing.assert_array_equal(cal.binary(z, labels).outcome, [True, True])
+    np.testing.assert_allclose(cal.metrics.positive_class(z, labels).confidence, [0.2, 0.8])
+    np.testing.assert_array_equal(cal.metrics.positive_class(z, labels).outcome, [True, True])
     as_event = cal.evaluate(z, labels, estimand="binary", level=None)
     assert as_event["ece"].value == pytest.approx((0.8 + 0.2) / 2, abs=1e-12)
     np.testing.assert_allclose(cal.top_label(z, labels).confidence, [0.8, 0.8])
@@ -461,9 +479,11 @@ def test_the_top_label_error_looks_at_one_entry_of_each_row(rng):
     """Flattened over all classes, the same rows give another and smaller number."""
     probs = rng.dirichlet(np.ones(10), 500)
     labels = rng.integers(0, 10, 500)
-    top = cal.ece(*cal.top_label(np.log(probs), labels))
-    flat = cal.ece(probs, np.eye(10)[labels])
-    assert top == pytest.approx(cal.ece(probs.max(-1), probs.argmax(-1) == labels), abs=1e-12)
+    top = cal.ece(np.log(probs), labels)
+    flat = cal.ece(confidence=probs, outcome=np.eye(10)[labels])
+    assert top == pytest.approx(
+        cal.ece(confidence=probs.max(-1), outcome=probs.argmax(-1) == labels), abs=1e-12
+    )
     assert flat < top / 2
 
 
@@ -494,7 +514,9 @@ def test_low_precision_confidences_are_counted_and_added_up_exactly(dtype):
     """Past 256 bfloat16 has no odd numbers, and float16 ends at 65504."""
     confidence = torch.full((80_001,), 0.75, dtype=dtype)
     outcome = (torch.arange(80_001) % 2 == 0).to(dtype)
-    assert cal.ece(confidence, outcome) == pytest.approx(0.75 - 40_001 / 80_001, abs=1e-12)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(
+        0.75 - 40_001 / 80_001, abs=1e-12
+    )
 
 
 def test_confidences_near_one_do_not_become_one():
@@ -516,10 +538,12 @@ def test_mce_passes_over_bins_with_few_examples():
     """One stray example at 0.2 is off by 0.8; 50 at 0.9 are off by 0.1."""
     confidence = np.array([0.9] * 50 + [0.2])
     outcome = np.array([1] * 40 + [0] * 10 + [1])
-    assert cal.mce(confidence, outcome) == pytest.approx(0.1)
-    assert cal.mce(confidence, outcome, min_count=1) == pytest.approx(0.8)
-    assert cal.mce(confidence, outcome, min_count=51) != cal.mce(confidence, outcome)
-    assert math.isnan(cal.mce(confidence, outcome, min_count=51))
+    assert cal.mce(confidence=confidence, outcome=outcome) == pytest.approx(0.1)
+    assert cal.mce(confidence=confidence, outcome=outcome, min_count=1) == pytest.approx(0.8)
+    assert cal.mce(confidence=confidence, outcome=outcome, min_count=51) != cal.mce(
+        confidence=confidence, outcome=outcome
+    )
+    assert math.isnan(cal.mce(confidence=confidence, outcome=outcome, min_count=51))
 
 
 @pytest.mark.parametrize(("n", "least"), [(100, 10), (1000, 10), (1001, 11), (5000, 50)])
@@ -527,7 +551,7 @@ def test_mce_wants_one_percent_and_at_least_ten(n, least):
     for few, expected in ((least, 0.8), (least - 1, 0.1)):
         confidence = np.repeat([0.9, 0.2], [n - few, few])
         outcome = np.concatenate([np.arange(n - few) < round(0.8 * (n - few)), np.ones(few)])
-        assert cal.mce(confidence, outcome) == pytest.approx(expected, abs=0.01)
+        assert cal.mce(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=0.01)
 
 
 def test_mce_counts_examples_and_not_weights():
@@ -535,7 +559,9 @@ def test_mce_counts_examples_and_not_weights():
     confidence = np.array([0.9] * 50 + [0.2] * 3)
     outcome = np.array([1] * 45 + [0] * 5 + [1] * 3)
     weight = np.repeat([1.0, 100.0], [50, 3])
-    assert cal.mce(confidence, outcome, sample_weight=weight) == pytest.approx(0, abs=1e-12)
+    assert cal.mce(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 # Sums that add
@@ -550,7 +576,7 @@ def test_batches_of_any_size_give_one_number(rng):
     """The mean of the errors of batches is larger: noise does not cancel within a batch."""
     logits = rng.normal(size=(1000, 4))
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    whole = cal.ece(*cal.top_label(logits, labels))
+    whole = cal.ece(logits, labels)
     parts = []
     for size in (1, 7, 100, 1000):
         stream = cal.Accumulator(level=None)
@@ -558,6 +584,6 @@ def test_batches_of_any_size_give_one_number(rng):
             rows = slice(start, start + size)
             stream.update(logits[rows], labels[rows])
             if size == 100:
-                parts.append(cal.ece(*cal.top_label(logits[rows], labels[rows])))
+                parts.append(cal.ece(logits[rows], labels[rows]))
         assert stream.compute()["ece"].value == pytest.approx(whole, abs=1e-12)
     assert np.mean(parts) > 2 * whole

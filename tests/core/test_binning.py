@@ -82,6 +82,15 @@ def test_sums_in_equal_width_bins_are_those_of_a_loop(data, bins):
     assert_sums(fill(confidence, outcome, edges), plain)
 
 
+@pytest.mark.parametrize("bins", [1, 2, 3, 7, 10, 15, 20, 49, 100])
+def test_every_decimal_edge_closes_its_bin(bins):
+    """k / bins, as Python divides, is the last value of bin k; the next float is not."""
+    edges = np.array([k / bins for k in range(1, bins + 1)])
+    np.testing.assert_array_equal(bin_index(edges, uniform_edges(bins)), np.arange(bins))
+    above = np.nextafter(edges[:-1], 2)
+    np.testing.assert_array_equal(bin_index(above, uniform_edges(bins)), np.arange(1, bins))
+
+
 # Equal mass
 
 
@@ -143,6 +152,11 @@ def test_equal_mass_bins_tell_zero_from_what_follows_it():
 
 
 # Sums
+
+
+def test_sums_with_different_edges_do_not_add():
+    with pytest.raises(ValueError, match="different edges"):
+        Bins.empty(uniform_edges(10)) + Bins.empty(uniform_edges(15))
 
 
 @given(pairs(), pairs(), counts)

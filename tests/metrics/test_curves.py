@@ -95,7 +95,8 @@ def test_bars_of_a_calibrated_model_cover_the_diagonal(rng):
     """At 90 %: about one bar in ten misses, over 40 samples of some 8 full bars each."""
     hit, bars = 0, 0
     for _ in range(40):
-        found = cal.metrics.reliability(*drawn_pairs(rng, 500))
+        confidence, outcome = drawn_pairs(rng, 500)
+        found = cal.metrics.reliability(confidence=confidence, outcome=outcome)
         seen = np.isfinite(found.low)
         hit += int(((found.low <= found.confidence) & (found.confidence <= found.high))[seen].sum())
         bars += int(seen.sum())
@@ -212,14 +213,13 @@ def test_the_histogram_counts_right_and_wrong_apart(pairs):
 # Margins
 
 
-@pytest.mark.parametrize("groups", [1, 3, 4])
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_margin_groups_part_the_examples_by_margin(rng, groups, kind):
+@pytest.mark.parametrize(("groups", "kind"), [(1, np.asarray), (3, torch.tensor), (4, np.asarray)])
+def test_reliability_by_margin_splits_the_examples_by_margin(rng, groups, kind):
     logits, labels = drawn(rng, 301, 5)
     labels[::10] = -100
     kept = labels != -100
     found = cal.metrics.reliability_by_margin(
-        kind(logits), kind(labels), groups=groups, bins=10, level=0.8
+        kind(logits), kind(labels), margin_bins=groups, bins=10, level=0.8
     )
     top = np.sort(logits[kept], axis=-1)
     margin = top[:, -1] - top[:, -2]
@@ -237,7 +237,7 @@ def test_margin_groups_part_the_examples_by_margin(rng, groups, kind):
     assert found[-1].high == pytest.approx(margin.max())
 
 
-def test_margin_groups_of_sequences_are_those_of_their_rows(rng):
+def test_margins_of_sequences_are_those_of_their_rows(rng):
     logits, labels = drawn(rng, 60, 3)
     flat = cal.metrics.reliability_by_margin(logits, labels)
     shaped = cal.metrics.reliability_by_margin(logits.reshape(6, 10, 3), labels.reshape(6, 10))
@@ -246,28 +246,12 @@ def test_margin_groups_of_sequences_are_those_of_their_rows(rng):
         np.testing.assert_array_equal(one.reliability.accuracy, two.reliability.accuracy)
 
 
-def test_there_are_no_more_margin_groups_than_examples(rng):
-    assert len(cal.metrics.reliability_by_margin([[1.0, 0.0], [3.0, 0.0]], [0, 1], groups=5)) == 2
+def test_there_are_no_more_bins_of_margins_than_examples():
+    two = cal.metrics.reliability_by_margin([[1.0, 0.0], [3.0, 0.0]], [0, 1], margin_bins=5)
+    assert len(two) == 2
+        len(cal.metrics.reliability_by_margin([[1.0, 0.0], [3.0, 0.0]], [0, 1], margin_bins=5)) == 2
+    )
     assert len(cal.metrics.reliability_by_margin([2.0, -1.0, 0.0], [0, 1, 1])) == 3
 
 
 # Risk and coverage
-
-
-def test_risk_and_coverage_are_those_of_every_threshold(rng, pairs):
-    confidence, outcome = pairs[0].round(2), pairs[1]
-    weight = rng.exponential(size=700)
-    found = cal.metrics.risk_coverage(confidence=confidence, outcome=outcome, sample_weight=weight)
-    assert found.threshold.tolist() == sorted(set(confidence), reverse=True)
-    for threshold, coverage, risk in zip(*found, strict=True):
-        kept = confidence >= threshold
-        assert coverage == pytest.approx(weight[kept].sum() / weight.sum())
-        assert risk == pytest.approx(np.average(~outcome[kept], weights=weight[kept]))
-
-
-def test_fpr95_is_the_share_accepted_at_the_largest_threshold_that_keeps_95_percent(rng):
-    inside, outside = rng.normal(1, 1, 37), rng.normal(0, 1, 50)
-    keeps = [t for t in inside if (inside >= t).mean() >= 0.95]
-    assert cal.metrics.fpr95(inside, outside) == (outside >= max(keeps)).mean()
-    assert cal.metrics.fpr95([5.0], [6.0]) == 1
-    assert cal.metrics.ood_auroc([math.inf, 1.0], [-math.inf, 1.0]) == 0.875

@@ -1,8 +1,9 @@
-"""The walk over the rows: pairs against their definitions, whatever the blocks and threads."""
+"""Reduction of logits to pairs against its definition, whatever the blocks and threads."""
 
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from scipy.special import expit, logsumexp, softmax
 
 import calibrant as cal
-from calibrant._core import chunks as _walk
+from calibrant._core import chunks
 from calibrant.data import shards
+from tests.support.predictions import every, pairs_of, predictions
 from tests.support.simulate import drawn
 
 INF = math.inf
@@ -29,7 +31,16 @@ def masked(rng):
 # Pairs
 
 
-@pytest.mark.parametrize("k", range(4))
+@every
+def test_top_label_pairs_are_the_largest_softmax_and_whether_it_is_right(name):
+    logits, labels = predictions(name)
+    confidence, outcome = pairs_of(logits, labels)
+    found = cal.top_label(logits, labels)
+    np.testing.assert_allclose(found.confidence, confidence, rtol=1e-14)
+    np.testing.assert_array_equal(found.outcome, outcome)
+
+
+@pytest.mark.parametrize("k", [0, 3])
 def test_one_vs_rest_is_the_softmax_of_the_class(rng, k):
     logits, labels = drawn(rng, 200, 4)
     labels[::7] = -100
@@ -55,7 +66,7 @@ def test_one_vs_rest_needs_a_class(k):
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_binary_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
+def test_the_positive_class_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
     odds, labels = 3 * rng.normal(size=200), rng.integers(0, 2, 200)
     labels[3] = -100
     kept = labels != -100
@@ -109,7 +120,38 @@ def test_pairs_come_in_the_order_of_the_rows_as_float64_and_bool(rng):
     )
 
 
-# Figures of other estimands
+def test_scores_between_zero_and_one_are_logits():
+    """Softmax of (1, 0) is 0.731, whatever the scores look like."""
+    confidence, _ = cal.top_label([[1.0, 0.0], [0.5, 0.5]], [0, 0])
+    np.testing.assert_allclose(confidence, [1 / (1 + math.exp(-1)), 0.5])
+
+
+@pytest.mark.parametrize("row", [[9.0, -9.0, 0.0], [0.4, 0.3, 0.3], [-800.0, 0.0, 5.0]])
+def test_one_more_row_does_not_change_the_others(rng, row):
+    logits = rng.random((50, 3))
+    labels = rng.integers(0, 3, 50)
+    before = cal.top_label(logits, labels)
+    after = cal.top_label(np.vstack([logits, row]), np.append(labels, 0))
+    np.testing.assert_array_equal(after.confidence[:50], before.confidence)
+    np.testing.assert_array_equal(after.outcome[:50], before.outcome)
+
+
+def test_low_precision_logits_do_not_round_the_confidence():
+    """In bfloat16 a softmax would be a multiple of 1/256 here; the pairs have all digits."""
+    logits = torch.tensor([[3.0, 0.0, -1.0]], dtype=torch.bfloat16)
+    confidence, _ = cal.top_label(logits, [0])
+    assert confidence.dtype == np.float64
+    expected = math.exp(3) / (math.exp(3) + 1 + math.exp(-1))
+    assert confidence[0] == pytest.approx(expected, abs=1e-15)
+
+
+def test_confidences_near_one_do_not_become_one():
+    """1 - 1e-12 is 1 in float32."""
+    confidence, _ = cal.top_label([[0.0, math.log(1e-12)]], [0])
+    assert 0 < 1 - confidence[0] < 2e-12
+
+
+# Estimands
 
 
 def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
@@ -151,6 +193,31 @@ def test_the_binary_estimand_changes_the_event_and_not_the_scores(rng):
     assert "estimand: P(class 1)" in event.describe()
 
 
+def test_a_binary_problem_has_two_estimands_and_the_caller_says_which():
+    """P(y = 1) is 0.2 and 0.8, and y = 1 both times: one answer of confidence 0.8 is wrong."""
+    z, labels = np.log([0.2 / 0.8, 0.8 / 0.2]), [1, 1]
+    np.testing.assert_allclose(cal.metrics.positive_class(z, labels).confidence, [0.2, 0.8])
+    np.testing.assert_array_equal(cal.metrics.positive_class(z, labels).outcome, [True, True])
+    as_event = cal.evaluate(z, labels, estimand="binary", level=None)
+    assert as_event["ece"].value == pytest.approx((0.8 + 0.2) / 2, abs=1e-12)
+    np.testing.assert_allclose(cal.top_label(z, labels).confidence, [0.8, 0.8])
+    np.testing.assert_array_equal(cal.top_label(z, labels).outcome, [False, True])
+    as_answer = cal.evaluate(z, labels, level=None)
+    assert as_answer["ece"].value == pytest.approx(0.8 - 0.5, abs=1e-12)
+
+
+def test_the_top_label_error_looks_at_one_entry_of_each_row(rng):
+    """Flattened over all classes, the same rows give another and smaller number."""
+    probs = rng.dirichlet(np.ones(10), 500)
+    labels = rng.integers(0, 10, 500)
+    top = cal.ece(np.log(probs), labels)
+    flat = cal.ece(confidence=probs, outcome=np.eye(10)[labels])
+    assert top == pytest.approx(
+        cal.ece(confidence=probs.max(-1), outcome=probs.argmax(-1) == labels), abs=1e-12
+    )
+    assert flat < top / 2
+
+
 # Masked classes
 
 
@@ -173,6 +240,20 @@ def test_log_odds_of_minus_infinity_are_certainty():
     found = cal.metrics.positive_class([-INF, 0.0], [0, 1])
     np.testing.assert_array_equal(found.confidence, [0, 0.5])
     assert cal.nll([-INF, 0.0], [0, 1]) == pytest.approx(math.log(2) / 2)
+
+
+def test_masked_classes_are_as_good_as_absent(rng):
+    """The top-3 of 50 classes: the other logits are -inf, and nothing but class-wise changes."""
+    small = rng.normal(size=(300, 3))
+    labels = rng.integers(0, 3, 300)
+    masked = np.full((300, 50), -np.inf)
+    masked[:, 10:13] = small
+    expected = cal.evaluate(small, labels, level=None)
+    for logits in (masked, torch.tensor(masked), torch.tensor(masked).float()):
+        found = cal.evaluate(logits, labels + 10, level=None)
+        for name in expected:
+            scale = 3 / 50 if name == "classwise_ece" else 1
+            assert found[name].value == pytest.approx(scale * expected[name].value, abs=1e-6), name
 
 
 # Margins
@@ -232,20 +313,19 @@ def whole(logits, labels, **options):
     }
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("block", [1, 7, 64])
+@pytest.mark.parametrize(("count", "block"), [(1, 7), (2, 64), (5, 1)])
 def test_tiny_blocks_on_any_number_of_threads_agree(rng, monkeypatch, threads, count, block):
     logits, labels = drawn(rng, 250, 5, 1.5)
     labels[rng.random(250) < 0.2] = -100
     labels[:60] = -100  # whole blocks without a label
     weight = rng.exponential(size=250)
-    expected = whole(logits, labels, weight=weight)
+    expected = whole(logits, labels, sample_weight=weight)
     pairs = cal.top_label(logits, labels)
-    monkeypatch.setitem(_walk.BLOCK, "cpu", block)
+    monkeypatch.setitem(chunks.BLOCK, "cpu", block)
     threads(count)
     for shaped in (logits, torch.tensor(logits), logits.reshape(10, 25, 5)):
         shape = shaped.shape[:-1]
-        found = whole(shaped, labels.reshape(shape), weight=weight.reshape(shape))
+        found = whole(shaped, labels.reshape(shape), sample_weight=weight.reshape(shape))
         assert found == pytest.approx(expected, abs=1e-12, rel=0)
     np.testing.assert_array_equal(cal.top_label(logits, labels).confidence, pairs.confidence)
     np.testing.assert_array_equal(cal.top_label(logits, labels).outcome, pairs.outcome)
@@ -330,6 +410,7 @@ def test_a_shard_in_a_process_of_its_own_runs_on_one_torch_thread(threads):
 
 # Bad rows
 
+
 BAD = {"NaN": [math.nan, 0, 0], r"\+inf": [0, 0, INF], "-inf in every class": [-INF] * 3}
 
 
@@ -389,3 +470,46 @@ def test_log_odds_that_exclude_their_label_are_not_called_impossible_in_every_cl
 def test_values_too_far_apart_are_named():
     with pytest.raises(ValueError, match="; row 0 has values too far apart for float64"):
         cal.nll([[1.7e308, -1.7e308]], [1])
+
+
+def takes_logits():
+    """Everything public that takes logits and labels."""
+    functions: dict[str, Any] = {name: metric.compute for name, metric in cal.METRICS.items()}
+    functions["per_class_ece"] = cal.metrics.per_class_ece
+    functions["evaluate"] = lambda logits, labels: cal.evaluate(logits, labels, level=None)
+    functions["update"] = lambda logits, labels: cal.Accumulator().update(logits, labels)
+    return functions
+
+
+BAD_ROWS = {
+    "NaN": ([0.0, math.nan, 1.0], "has NaN"),
+    "+inf": ([0.0, math.inf, 1.0], r"has \+inf"),
+    "nothing possible": ([-math.inf] * 3, "-inf in every class"),
+    "answer masked": ([0.0, 1.0, -math.inf], "-inf at its own label 2"),
+}
+
+
+@pytest.mark.parametrize("name", takes_logits())
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    list(zip(BAD_ROWS, [np.float16, np.float64, torch.float32, torch.bfloat16], strict=True)),
+)
+def test_a_row_without_a_softmax_or_a_likelihood_is_refused_by_its_number(name, bad, kind):
+    values, message = BAD_ROWS[bad]
+    rows = np.zeros((40, 3))
+    rows[37] = values
+    logits = torch.tensor(rows, dtype=kind) if isinstance(kind, torch.dtype) else rows.astype(kind)
+    with pytest.raises(ValueError, match=f"row 37 .*{message}"):
+        takes_logits()[name](logits, np.full(40, 2))
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_an_ignored_row_may_hold_anything(rng, bad):
+    logits, labels = rng.normal(size=(40, 3)), rng.integers(0, 3, 40)
+    kept = np.arange(40) != 37
+    expected = cal.evaluate(logits[kept], labels[kept], level=None)
+    logits[37], labels[37] = BAD_ROWS[bad][0], -100
+    found = cal.evaluate(logits, labels, level=None)
+    assert found.n == 39
+    for name in found:
+        assert found[name].value == pytest.approx(expected[name].value, abs=1e-12), name

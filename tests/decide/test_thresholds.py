@@ -229,8 +229,8 @@ def test_the_number_in_the_warning_is_enough():
 
 def test_threshold_takes_tensors_of_any_shape(rng):
     claimed, right = drawn_pairs(rng, 1200)
-    shaped = {"confidence": torch.tensor(claimed), "outcome": torch.tensor(right)}
-    found = threshold(**{k: v.view(3, 400) for k, v in shaped.items()}, max_error=0.2)
+    confidence, outcome = (torch.tensor(x).view(3, 400) for x in (claimed, right))
+    found = threshold(confidence=confidence, outcome=outcome, max_error=0.2)
     assert found == threshold(confidence=claimed, outcome=right, max_error=0.2)
 
 

@@ -157,9 +157,9 @@ def assert_same(found, expected):
         tolerance = 0.02 if name == "classwise_ece" else 1e-9
         np.testing.assert_allclose(found[name][1:], expected[name][1:], atol=tolerance)
     assert (found.test is None) == (expected.test is None)
-    assert list(found.groups) == list(expected.groups)
-    for name, part in expected.groups.items():
-        assert_same(found.groups[name], part)
+    assert list(found.by) == list(expected.by)
+    for name, part in expected.by.items():
+        assert_same(found.by[name], part)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_weights_and_groups_are_columns_of_the_file(tmp_path, write):
         by=arrays["site"],
         **chosen,
     )
-    assert sorted(found.groups) == ["0", "1", "2"]
+    assert sorted(found.by) == ["0", "1", "2"]
     assert_same(found, expected)
 
 
@@ -216,8 +216,8 @@ def test_weights_and_groups_are_columns_of_the_file(tmp_path, write):
 def test_groups_of_text(tmp_path, write):
     arrays = predictions()
     found = calibrant.evaluate_file(write(tmp_path, arrays), by="region", level=None)
-    assert sorted(found.groups) == sorted(REGIONS)
-    for name, part in found.groups.items():
+    assert sorted(found.by) == sorted(REGIONS)
+    for name, part in found.by.items():
         rows = arrays["region"] == name
         assert_same(
             part, calibrant.evaluate(arrays["logits"][rows], arrays["labels"][rows], level=None)
@@ -230,7 +230,7 @@ def test_group_that_only_the_last_shard_has(tmp_path):
     for number, shard in enumerate(cut(arrays, 10, 30)):
         save_predictions(tmp_path / f"{number}.npz", shard)
     found = calibrant.evaluate_file(tmp_path, by="site", level=None)
-    assert found.groups["1"].n == (arrays["labels"][30:] != -100).sum()
+    assert found.by["1"].n == (arrays["labels"][30:] != -100).sum()
 
 
 def test_choice_of_split(tmp_path):

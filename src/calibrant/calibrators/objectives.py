@@ -88,7 +88,9 @@ def soft_ece(
 def ece(records: Records, u: LogSharpness) -> Measured:
     """ECE with 15 equal-width bins. It has no useful gradient: NaN stands in its place."""
     confidence = np.exp(-records.log_partition(np.exp(u)).value)
-    value = binned_ece(np.minimum(confidence, 1), records.correct, sample_weight=records.weight)
+    value = binned_ece(
+        confidence=np.minimum(confidence, 1), outcome=records.correct, sample_weight=records.weight
+    )
     return Measured(value, np.full(len(records), np.nan))
 
 

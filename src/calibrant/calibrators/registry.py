@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
@@ -63,14 +63,16 @@ def make_calibrator(
     if isinstance(method, Calibrator):
         if options:
             raise TypeError(
-                f"options go with the name of a method, got {listed(options)} beside a "
+                f"options go with the name of a method, got {comma_separated(options)} beside a "
                 f"{type(method).__name__}: pass them to its constructor"
             )
         return method
     if method not in CALIBRATORS:
         near = difflib.get_close_matches(str(method), CALIBRATORS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"unknown method {method!r}: {hint}choose from {listed(CALIBRATORS)}")
+        raise ValueError(
+            f"unknown method {method!r}: {hint}choose from {comma_separated(CALIBRATORS)}"
+        )
     _check_options(method, options or {})
     return CALIBRATORS[method](**(options or {}))
 
@@ -80,5 +82,5 @@ def _check_options(method: str, options: Mapping[str, Any]) -> None:
     unknown = [name for name in options if name not in known]
     if unknown:
         choices = [f"{name} (default {known[name].default!r})" for name in known]
-        has = f"its options are {listed(choices)}" if choices else "it has none"
+        has = f"its options are {comma_separated(choices)}" if choices else "it has none"
         raise ValueError(f"{method} has no option {unknown[0]!r}: {has}")

@@ -127,7 +127,7 @@ def print_evaluation(found: Evaluation, title: str) -> None:
     console.print(_metric_table(found))
     if found.verdict():
         console.print(found.verdict(), soft_wrap=True)
-    if found.groups:
+    if found.by:
         console.print()
         console.print(_group_table(found))
 
@@ -159,7 +159,7 @@ def _group_table(found: Evaluation) -> Table:
         table.add_column(headings[name], justify="right", style="bold", no_wrap=True)
         if name == shown[0]:
             table.add_column(interval_heading(found), justify="right", no_wrap=True)
-    for group, part in found.groups.items():
+    for group, part in found.by.items():
         cells = dict(zip(part, part.table(), strict=True))
         _, value, interval = cells[shown[0]]
         others = [cells[name][1] for name in shown[1:]]

@@ -68,26 +68,28 @@ def _draw_figures(app):
 
     import calibrant as cal
     from calibrant import plots
+    from calibrant.calibrators.margin_curves import margin_change, margin_temperature
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
     sample = cal.open_predictions(cal.sample_path())
     val, test = sample.split("val"), sample.split("test")
     logits, labels = test.read("logits"), test.read("labels")
-    pairs = cal.top_label(logits, labels)
-    kinds = {"ts": cal.TemperatureScaling, "smart": cal.SMART, "blend": cal.Blend}
+    kinds = {"ts": cal.TemperatureScaling, "smart": cal.SMART, "blend": cal.calibrators.Blend}
     fitted = {
         name: kind().fit(val.read("logits"), val.read("labels")) for name, kind in kinds.items()
     }
-    by_margin = plots.temperature_plot(cal.margin_temperature(fitted["smart"], logits))
+    by_margin = plots.temperature_plot(margin_temperature(fitted["smart"], logits))
     by_margin.legend(loc="lower left", edgecolor="none")  # clear of the line
-    changes = {name: cal.margin_change(calibrator, logits) for name, calibrator in fitted.items()}
+    changes = {name: margin_change(calibrator, logits) for name, calibrator in fitted.items()}
     drawn = {
-        "reliability": plots.reliability_diagram(cal.reliability(*pairs)).figure,
-        "smooth": plots.smooth_diagram(cal.smooth_reliability(*pairs)).figure,
-        "histogram": plots.confidence_histogram(cal.histogram(*pairs)).figure,
-        "margins": plots.margin_diagrams(cal.margin_groups(logits, labels)),
-        "risk": plots.risk_coverage_plot(cal.risk_coverage(*pairs)).figure,
+        "reliability": plots.reliability_diagram(cal.metrics.reliability(logits, labels)).figure,
+        "smooth": plots.smooth_diagram(cal.metrics.smooth_reliability(logits, labels)).figure,
+        "histogram": plots.confidence_histogram(
+            cal.metrics.confidence_histogram(logits, labels)
+        ).figure,
+        "margins": plots.margin_diagrams(cal.metrics.reliability_by_margin(logits, labels)),
+        "risk": plots.risk_coverage_plot(cal.metrics.risk_coverage(logits, labels)).figure,
         "temperature": by_margin.figure,
         "adjustment": plots.adjustment_plot(changes).figure,
         "gate_ls": plots.gate_plot(_gate_log(app, "fedlas_ls")).figure,

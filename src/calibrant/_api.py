@@ -4,12 +4,15 @@ This is a list and not run: ``calibrant/__init__.py`` reads it and imports each 
 so that optional libraries are needed only for names that use them. Type checkers import it.
 """
 
+from calibrant._core.torch_models import layer_inputs as layer_inputs
 from calibrant.artifacts import load as load, save as save
-from calibrant.calibrators.auto import Auto as Auto
-from calibrant.calibrators.base import Calibrator as Calibrator
-from calibrant.calibrators.network import SMART as SMART
-from calibrant.calibrators.registry import CALIBRATORS as CALIBRATORS
-from calibrant.calibrators.scaling import TemperatureScaling as TemperatureScaling
+from calibrant.calibrators import (
+    CALIBRATORS as CALIBRATORS,
+    SMART as SMART,
+    Auto as Auto,
+    Calibrator as Calibrator,
+    TemperatureScaling as TemperatureScaling,
+)
 from calibrant.data import (
     open_predictions as open_predictions,
     sample_path as sample_path,
@@ -36,7 +39,6 @@ from calibrant.metrics import (
     mce as mce,
     nll as nll,
     over_ece as over_ece,
-    reliability as reliability,
     smce as smce,
     smooth_ece as smooth_ece,
     top_label as top_label,

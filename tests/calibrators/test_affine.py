@@ -147,7 +147,9 @@ def greedy(logits, labels, weight, passes):
         probs = torch.from_numpy(scaled).softmax(-1).numpy()
         right = scaled.argmax(-1) == labels
         accuracy = np.average(right, weights=weight)
-        return cal.ece(probs.max(-1).clip(max=1), right, sample_weight=weight), accuracy
+        return cal.ece(
+            confidence=probs.max(-1).clip(max=1), outcome=right, sample_weight=weight
+        ), accuracy
 
     now = measured(temperatures)
     for _, k in itertools.product(range(passes), sorted(set(labels.tolist()))):
@@ -200,7 +202,9 @@ def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
         np.testing.assert_allclose(rows.best, np.take_along_axis(scaled, order, -1))
         probs = torch.from_numpy(scaled).softmax(-1).numpy()
         right = order[:, 0] == labels
-        assert rows.quality() == pytest.approx((cal.ece(probs.max(-1), right), right.mean()))
+        assert rows.quality() == pytest.approx(
+            (cal.ece(confidence=probs.max(-1), outcome=right), right.mean())
+        )
         assert expected == pytest.approx(rows.quality())
 
 

@@ -362,7 +362,7 @@ def test_samples_that_are_all_alike_are_told_of(from_table):
     rng = np.random.default_rng(0)
     logits = np.repeat(2 * rng.normal(size=(20, 5)), 100, axis=0)
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    module = cal.HistogramBinning()
+    module = cal.calibrators.HistogramBinning()
     fit = {
         False: lambda: module.fit(logits, labels),
         True: lambda: module.fit_records(tabulate(examples(logits, labels))),

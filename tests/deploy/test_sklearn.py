@@ -305,9 +305,9 @@ def test_an_overconfident_classifier_is_set_right(rng, method, classes):
     seen, new = slice(2000), slice(2000, None)
     model = CalibratedClassifier(Boastful(factor=3.0), method=method)
     probs = model.fit(features[seen], labels[seen]).predict_proba(features[new])
-    said = cal.ece(*cal.top_label(3 * honest[new], labels[new]))
+    said = cal.ece(3 * honest[new], labels[new])
     assert said > 0.08
-    assert cal.ece(*cal.top_label(np.log(probs), labels[new])) < said / 3
+    assert cal.ece(np.log(probs), labels[new]) < said / 3
     assert np.abs(probs - softmax(honest[new], axis=-1)).mean() < 0.02
     if method == "ts":
         assert temperature(model) == pytest.approx(3, rel=0.05)
@@ -369,7 +369,7 @@ def test_the_ece_on_digits_is_lower_than_that_of_scikit_learns_ensemble(digits):
     theirs = CalibratedClassifierCV(model, method="sigmoid").fit(X[seen], y[seen])
 
     def ece(probs):
-        return cal.ece(probs.max(-1), probs.argmax(-1) == y[new])
+        return cal.ece(confidence=probs.max(-1), outcome=probs.argmax(-1) == y[new])
 
     raw = ours.estimator_.predict_proba(X[new])
     assert ece(ours.predict_proba(X[new])) < 0.03

@@ -100,7 +100,7 @@ def examples(
     if estimand == "binary" and given.classes > 2:
         raise ValueError(
             f"the binary estimand needs (n,) or (n, 2) logits, got {tuple(scores.shape)}: use "
-            "calibrant.one_vs_rest(logits, labels, k) for one class of several"
+            "calibrant.metrics.one_vs_rest(logits, labels, k=...) for one class of several"
         )
     if given.classes < 2:
         raise ValueError(

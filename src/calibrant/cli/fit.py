@@ -165,7 +165,7 @@ def apply(folder: str, pred: str, out: str) -> None:
 
 def _in_use(calibrator: Calibrator) -> Calibrator:
     """The method itself where another one chose it."""
-    chosen: Calibrator | None = getattr(calibrator, "chosen", None)
+    chosen: Calibrator | None = getattr(calibrator, "chosen_", None)
     return calibrator if chosen is None else chosen
 
 
@@ -221,7 +221,7 @@ def _print_fit(found: Fit | CrossFit, title: str, folds: int | None) -> None:
 
 def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
     """What was learned, in words."""
-    if reasons := getattr(calibrator, "reasons", ""):
+    if reasons := getattr(calibrator, "reasons_", ""):
         yield reasons
     size = calibrator.size(effect.before.classes)
     counted = f"{size:,} parameter{'' if size == 1 else 's'}"

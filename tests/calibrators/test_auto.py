@@ -235,7 +235,8 @@ def test_the_chosen_is_fitted_on_all(judged):
         fitted.predict_proba(logits), alone.predict_proba(logits), rtol=1e-3, atol=1e-5
     )
     records = tabulate(examples(logits, labels))
-    for mine, its in zip(fitted.predict_records(records), alone.predict_records(records), strict=True):
+    ours, expected = (c.predict_records(records) for c in (fitted, alone))
+    for mine, its in zip(ours, expected, strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-3, atol=1e-5)
     assert fitted.solution_ is fitted.chosen_.solution_
     assert fitted.size(6) == alone.size(6)
@@ -461,12 +462,12 @@ def test_a_refit_replaces_the_choice(rng):
     fitted = Auto(candidates=SIMPLE).fit(*drawn(rng, 400, 4, 4.0))
     assert name_of(fitted) == "ts"
     before = fitted.reasons_, fitted.candidates_
-    assert "chosen.temperature_" in fitted.state_dict()
+    assert "chosen_.temperature_" in fitted.state_dict()
     fitted.fit(*drawn(rng, 400, 4))
     assert name_of(fitted) == "none"
     assert fitted.reasons_ != before[0]
     assert fitted.candidates_ != before[1]
-    assert "chosen.temperature_" not in fitted.state_dict()
+    assert "chosen_.temperature_" not in fitted.state_dict()
     with pytest.warns(UserWarning, match="too little"):
         fitted.fit(*drawn(rng, 10, 4))
     assert fitted.candidates_ == []

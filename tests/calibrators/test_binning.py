@@ -16,7 +16,7 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
 from calibrant._core.solve import time_limit
-from calibrant.calibrators import binning
+from calibrant.calibrators import binning, histogram
 from calibrant.calibrators.binning import BBQ, ScalingBinning
 from calibrant.calibrators.histogram import HistogramBinning, HistogramOneVsRest, class_odds
 from calibrant.calibrators.platt import FARTHEST, STEEPEST, fit_platt
@@ -523,7 +523,7 @@ def test_groups_of_classes_blocks_and_threads_change_nothing(
     labels[::9] = -100
     alone = quiet(HistogramOneVsRest, logits, labels)
     threads(threads_used)
-    monkeypatch.setattr(binning, "GROUP", 4 * 130)
+    monkeypatch.setattr(histogram, "GROUP", 4 * 130)
     again = quiet(HistogramOneVsRest, logits, labels)
     for name, values in alone.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name], values)

@@ -303,7 +303,7 @@ def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
     assert len(short.odds_) == len(short.shift_) <= POINTS
-    monkeypatch.setattr("calibrant.calibrators.confidence_maps.POINTS", 30_000)
+    monkeypatch.setattr("calibrant.calibrators.spline.POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))

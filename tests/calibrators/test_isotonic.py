@@ -17,8 +17,8 @@ from calibrant.calibrators.isotonic import (
     Between,
     IsotonicCalibration,
     IsotonicOneVsRest,
-    class_odds,
     pooled,
+    rounded_class_odds,
     steps,
     violators,
 )
@@ -224,11 +224,11 @@ def test_odds_of_every_class(rng):
     logits = 6 * rng.normal(size=(200, 5))
     logits -= logits.max(-1, keepdims=True)
     tensor = torch.from_numpy(logits)
-    found = class_odds(tensor, tensor.log_softmax(-1))
+    found = rounded_class_odds(tensor, tensor.log_softmax(-1))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found, logit(softmax(logits, -1)), rtol=1e-5, atol=1e-5)
     far = torch.tensor([[0.0, -60.0, -torch.inf], [0.0, -torch.inf, -torch.inf]])
-    found = class_odds(far, far.log_softmax(-1))
+    found = rounded_class_odds(far, far.log_softmax(-1))
     np.testing.assert_allclose(found[0], [60, -60, -np.inf])
     assert found[1, 0] > 1e20
     assert torch.isfinite(found[1, 0])

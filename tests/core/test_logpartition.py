@@ -785,7 +785,7 @@ def test_the_records_take_less_than_an_eighth_of_a_thousand_logits(rng):
 PEAK = """
 import re
 import numpy as np
-from calibrant import _walk
+from calibrant._core import chunks as _walk
 from calibrant._core.logpartition import tabulate
 
 def peak():

@@ -102,14 +102,14 @@ class VectorScaling(Affine):
         return 2 * classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        held = gather(examples, self._inputs)
-        found = solve_all(held, np.full(self.size(examples.classes), RIDGE))
+        data = gather(examples, self._inputs)
+        found = solve_all(data, np.full(self.size(examples.classes), RIDGE))
         self._keep(found, examples.classes)
         notes = missing_classes(examples, FADE)
-        away = found.x - tempered(examples.classes, held.sharpness, found.x.size)
+        away = found.x - tempered(examples.classes, data.sharpness, found.x.size)
         if RIDGE * float(away @ away) > 0.1 * found.value:
             notes.append(
-                f"it can tell the {len(held.labels):,} samples apart almost without error, so "
+                f"it can tell the {len(data.labels):,} samples apart almost without error, so "
                 "that only a ridge bounds its parameters: fit it on more samples"
             )
         self._warn(notes)
@@ -144,12 +144,12 @@ class Regularised(Affine):
         fold = None
         if self.off_diagonal is None or self.intercept is None:
             fold = dealt(examples, context.groups, self.seed)
-        held = gather(examples, self._inputs, fold)
-        candidates = self._candidates(examples.classes, held.sharpness)
+        data = gather(examples, self._inputs, fold)
+        candidates = self._candidates(examples.classes, data.sharpness)
         vectors = [penalty_vector(examples.classes, each) for each in candidates]
-        best = cross_validated(held, vectors)
+        best = cross_validated(data, vectors)
         self._used(candidates[best])
-        self._keep(solve_all(held, vectors[best]), examples.classes)
+        self._keep(solve_all(data, vectors[best]), examples.classes)
         self._warn(_narrowed(examples.classes) + missing_classes(examples, FADE))
 
     def _used(self, penalties: Penalties) -> None:
@@ -190,7 +190,7 @@ class MatrixScaling(Regularised):
     Parameters
     ----------
     off_diagonal : float, optional
-        :math:`\lambda`. None: chosen by cross-validation, for the lowest held-out loss.
+        :math:`\lambda`. None: chosen by cross-validation, for the lowest data-out loss.
     intercept : float, optional
         :math:`\mu`. None: chosen likewise. What is chosen is chosen together, with
         :math:`\delta/K` a tenth and :math:`\mu/K` a hundredth of :math:`\lambda/K(K-1)` (for
@@ -241,7 +241,7 @@ class DirichletCalibration(Regularised):
     Parameters
     ----------
     off_diagonal : float, optional
-        :math:`\lambda`. None: chosen by cross-validation, for the lowest held-out loss.
+        :math:`\lambda`. None: chosen by cross-validation, for the lowest data-out loss.
     intercept : float, optional
         :math:`\mu`. None: chosen likewise, and tied as in :class:`MatrixScaling`.
     seed : int

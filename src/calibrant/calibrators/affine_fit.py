@@ -182,7 +182,7 @@ def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArra
 
 
 def solve(
-    held: FitData,
+    data: FitData,
     penalty: FloatArray,
     *,
     without: int | None = None,
@@ -197,11 +197,11 @@ def solve(
     penalties may be a million times apart. There a gradient of 1e-6 means that a step along its
     parameter could lower the loss by about 1e-12.
     """
-    centre = tempered(held.classes, held.sharpness, penalty.size)
+    centre = tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
-    curved = diagonal_curvature(held, penalty.size) if curvature is None else curvature
+    curved = diagonal_curvature(data, penalty.size) if curvature is None else curvature
     scale = 1 / np.sqrt(curved + 2 * penalty)
-    loss = mean_nll(held, held.runs(without=without))
+    loss = mean_nll(data, data.runs(without=without))
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         x = start + scale * u
@@ -213,27 +213,27 @@ def solve(
     return found._replace(x=start + scale * found.x)
 
 
-def solve_all(held: FitData, penalty: FloatArray) -> Solution:
+def solve_all(data: FitData, penalty: FloatArray) -> Solution:
     """Minimise the penalised loss of all rows."""
-    task = partial(solve, held, penalty)
-    return task() if cores(held, penalty.size) > 1 else apart([task])[0]
+    task = partial(solve, data, penalty)
+    return task() if cores(data, penalty.size) > 1 else apart([task])[0]
 
 
-def cross_validated(held: FitData, penalties: Sequence[FloatArray]) -> int:
-    """Number of the penalty with the lowest held-out loss; they come from strong to weak.
+def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
+    """Number of the penalty with the lowest data-out loss; they come from strong to weak.
 
     Each search starts where the one before it ended, and the walk stops when the loss rises.
     """
-    count = len(held.cuts) - 1
+    count = len(data.cuts) - 1
     if len(penalties) == 1 or count == 1:
         return 0
-    curvature = diagonal_curvature(held, penalties[0].size)
+    curvature = diagonal_curvature(data, penalties[0].size)
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
-    parts = np.array_split(np.arange(count), min(cores(held, penalties[0].size), count))
+    parts = np.array_split(np.arange(count), min(cores(data, penalties[0].size), count))
 
     def some(penalty: FloatArray, part: IntArray) -> float:
-        return sum(_held_out(held, penalty, fold, at, curvature) for fold in part.tolist())
+        return sum(_held_out(data, penalty, fold, at, curvature) for fold in part.tolist())
 
     for penalty in penalties:
         losses.append(sum(apart([partial(some, penalty, part) for part in parts])))
@@ -243,7 +243,7 @@ def cross_validated(held: FitData, penalties: Sequence[FloatArray]) -> int:
 
 
 def _held_out(
-    held: FitData,
+    data: FitData,
     penalty: FloatArray,
     fold: int,
     at: list[FloatArray | None],
@@ -253,7 +253,7 @@ def _held_out(
     # Gradients of this size could lower the loss by 2e-4 at most, all parameters together.
     tolerance = 0.02 / math.sqrt(penalty.size)
     x = solve(
-        held,
+        data,
         penalty,
         without=fold,
         start=at[fold],
@@ -261,8 +261,8 @@ def _held_out(
         steps=100,
         tolerance=tolerance,
     ).x
-    at[fold], run = x, held.runs()[fold]
-    return mean_nll(held, [run])(x)[0] * float(held.weight[slice(*run)].sum())
+    at[fold], run = x, data.runs()[fold]
+    return mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
 
 
 def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
@@ -271,20 +271,20 @@ def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
 
 
-def cores(held: FitData, size: int) -> int:
+def cores(data: FitData, size: int) -> int:
     """How many cores a search over ``size`` parameters is worth; small steps share none well."""
-    on_cpu = held.inputs.device.type == "cpu"
-    return torch.get_num_threads() if on_cpu and len(held.labels) * size >= 1 << 23 else 1
+    on_cpu = data.inputs.device.type == "cpu"
+    return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
 
 
-def mean_nll(held: FitData, runs: Ranges) -> Objective:
+def mean_nll(data: FitData, runs: Ranges) -> Objective:
     """Weighted mean of the loss over runs of rows, with its gradient ``G^T Z``."""
-    total = float(sum(held.weight[a:b].sum() for a, b in runs))
+    total = float(sum(data.weight[a:b].sum() for a, b in runs))
 
     def loss(x: FloatArray) -> tuple[float, FloatArray]:
-        weight, bias = unpacked(x, held.classes, held.inputs.device)
+        weight, bias = unpacked(x, data.classes, data.inputs.device)
         value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
-        for inputs, labels, share in pieces(held, runs):
+        for inputs, labels, share in pieces(data, runs):
             logs = applied(inputs, weight, bias).log_softmax(-1)
             value -= share @ logs.gather(-1, labels)[:, 0]
             error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
@@ -297,16 +297,16 @@ def mean_nll(held: FitData, runs: Ranges) -> Objective:
     return loss
 
 
-def diagonal_curvature(held: FitData, size: int) -> FloatArray:
+def diagonal_curvature(data: FitData, size: int) -> FloatArray:
     """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
-    diagonal = size == 2 * held.classes
-    found = torch.zeros(size, dtype=torch.float64, device=held.inputs.device)
-    for inputs, _, share in pieces(held, held.runs()):
-        probs = (held.sharpness * inputs).softmax(-1)
+    diagonal = size == 2 * data.classes
+    found = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
+    for inputs, _, share in pieces(data, data.runs()):
+        probs = (data.sharpness * inputs).softmax(-1)
         spread = probs * (1 - probs) * share[:, None]
         by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
         found += torch.cat([by_weight.reshape(-1), spread.sum(0)])
-    return np.asarray(found.cpu().numpy() / float(held.weight.sum()))
+    return np.asarray(found.cpu().numpy() / float(data.weight.sum()))
 
 
 def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
@@ -314,11 +314,11 @@ def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
     return (left * right).sum(0) if dimensions == 1 else left.T @ right
 
 
-def pieces(held: FitData, runs: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def pieces(data: FitData, runs: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
-    on_cpu = held.inputs.device.type == "cpu"
-    step = max(1, (PIECE if on_cpu else BLOCK["cuda"]) // held.classes)
+    on_cpu = data.inputs.device.type == "cpu"
+    step = max(1, (PIECE if on_cpu else BLOCK["cuda"]) // data.classes)
     for first, last in runs:
         for a in range(first, last, step):
             rows = slice(a, min(a + step, last))
-            yield held.inputs[rows].double(), held.labels[rows, None], held.weight[rows]
+            yield data.inputs[rows].double(), data.labels[rows, None], data.weight[rows]

@@ -80,9 +80,9 @@ class ClassTemperatures(Calibrator):
         return classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        held = gather(examples, centred)
-        temperature = 1 / held.sharpness
-        self.solution_ = search(held, self.passes)
+        data = gather(examples, centred)
+        temperature = 1 / data.sharpness
+        self.solution_ = search(data, self.passes)
         self._store(temperatures_=torch.from_numpy(self.solution_.x))
         notes = missing_classes(examples, "they keep the temperature that all classes start with")
         if any(math.isclose(temperature, bound) for bound in BOUNDS):
@@ -103,10 +103,10 @@ class Quality(NamedTuple):
     accuracy: float
 
 
-def search(held: FitData, passes: int) -> Solution:
+def search(data: FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
-    rows = Scaled(held)
-    grid = np.unique(np.clip(FACTORS / held.sharpness, *BOUNDS))
+    rows = Scaled(data)
+    grid = np.unique(np.clip(FACTORS / data.sharpness, *BOUNDS))
     present = np.unique(rows.labels)
     before, now, done = None, rows.quality(), 0
     while now != before and done < passes:
@@ -145,11 +145,11 @@ class Scaled:
     temperature in time O(n). Only rows in which its class leads are looked at whole.
     """
 
-    def __init__(self, held: FitData) -> None:
-        self.logits = held.inputs.cpu().numpy()  # (n, classes), centred
-        self.labels = held.labels.cpu().numpy()
-        self.share = (held.weight / held.weight.sum()).cpu().numpy()
-        self.temperatures = np.full(held.classes, 1 / held.sharpness)
+    def __init__(self, data: FitData) -> None:
+        self.logits = data.inputs.cpu().numpy()  # (n, classes), centred
+        self.labels = data.labels.cpu().numpy()
+        self.share = (data.weight / data.weight.sum()).cpu().numpy()
+        self.temperatures = np.full(data.classes, 1 / data.sharpness)
         n = len(self.labels)
         self.log_sum = np.empty(n)
         self.best, self.leader = np.empty((n, 2)), np.empty((n, 2), dtype=np.int64)

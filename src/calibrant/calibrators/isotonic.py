@@ -89,7 +89,9 @@ class StepCalibrator(Calibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
         log_probs = tempered.log_softmax(-1)
-        level = steps(_class_odds(tempered, log_probs), self.odds_, self.prob_).to(logits.dtype)
+        level = steps(rounded_class_odds(tempered, log_probs), self.odds_, self.prob_).to(
+            logits.dtype
+        )
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
         level = torch.where(level > 0, level.clamp(min=LEAST).log(), -torch.inf)
         found = torch.logaddexp(level, log_probs + SLIGHT)
@@ -207,7 +209,7 @@ class IsotonicOneVsRest(StepCalibrator):
 # ------------------------------------------------------------------------------------- the curves
 
 
-def _class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
+def rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     """Log-odds of every class ``(..., classes)`` in float32, of logits whose largest is 0."""
     # only the top class can have more than a half: the others lose no digits
     less = log_probs.clamp(max=-math.log(2))
@@ -319,6 +321,10 @@ def pooled(marks: Odds, hits: FloatArray, misses: Between) -> StepCurve:
 def violators(hits: FloatArray, total: FloatArray) -> IntArray:
     """First group of each step, after groups that do not rise were pooled with those before.
 
+    ``scipy.optimize.isotonic_regression`` is six times faster, but compares rounded means: where
+    two groups have equal means, it now and then keeps them apart. Here products are compared,
+    which are exact for counts.
+
     >>> violators(np.array([0.0, 2.0, 1.0, 3.0]), np.array([1.0, 3.0, 3.0, 4.0]))
     array([0, 1, 3])
     """
@@ -360,7 +366,7 @@ def _odds_blocks(
             *(x.split(rows) for x in (block.logits, top, odds)), strict=True
         ):
             wide = (part.double() - best) / temperature
-            out.copy_(_class_odds(wide, wide.log_softmax(-1)))
+            out.copy_(rounded_class_odds(wide, wide.log_softmax(-1)))
         yield block, odds
 
 

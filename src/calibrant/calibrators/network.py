@@ -162,7 +162,10 @@ def _network_objective(
     widths: Sequence[int],
     measure: Callable[[FloatArray], objectives.Measured],
 ) -> Objective:
-    """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
+    """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``.
+
+    In NumPy, as the measure is: autograd takes a fifth longer and rounds differently.
+    """
     pieces = runs(len(inputs))
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:

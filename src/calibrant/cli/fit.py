@@ -179,13 +179,6 @@ def _temperatures(calibrator: Calibrator, effect: Effect) -> tuple[float, float]
     return effect.temperatures
 
 
-def _learned(calibrator: Calibrator) -> dict[str, Any]:
-    """Learned values that are few enough to be read, by name."""
-    values = {name.rstrip("_"): v for name, v in calibrator.named_buffers()}
-    few = {name: v.tolist() for name, v in values.items() if v.numel() <= 5}
-    return {name: v for name, v in few.items() if not name.endswith("classes")}
-
-
 def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
     calibrator, effect = _in_use(found.calibrator), found.effect
     low, high = _temperatures(calibrator, effect) or (None, None)
@@ -194,7 +187,7 @@ def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
         "n": effect.before.n,
         "classes": effect.before.classes,
         "parameters": calibrator.size(effect.before.classes),
-        "learned": _learned(calibrator),
+        "learned": calibrator.learned(),
         "temperature": {"low": low, "high": high},
         "argmax_changed": effect.argmax_changed,
         "before": effect.before.to_dict()["metrics"],

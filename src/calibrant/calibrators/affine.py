@@ -190,7 +190,7 @@ class MatrixScaling(Regularised):
     Parameters
     ----------
     off_diagonal : float, optional
-        :math:`\lambda`. None: chosen by cross-validation, for the lowest data-out loss.
+        :math:`\lambda`. None: chosen by cross-validation, for the lowest held-out loss.
     intercept : float, optional
         :math:`\mu`. None: chosen likewise. What is chosen is chosen together, with
         :math:`\delta/K` a tenth and :math:`\mu/K` a hundredth of :math:`\lambda/K(K-1)` (for
@@ -241,7 +241,7 @@ class DirichletCalibration(Regularised):
     Parameters
     ----------
     off_diagonal : float, optional
-        :math:`\lambda`. None: chosen by cross-validation, for the lowest data-out loss.
+        :math:`\lambda`. None: chosen by cross-validation, for the lowest held-out loss.
     intercept : float, optional
         :math:`\mu`. None: chosen likewise, and tied as in :class:`MatrixScaling`.
     seed : int

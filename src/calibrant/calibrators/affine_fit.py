@@ -220,7 +220,7 @@ def solve_all(data: FitData, penalty: FloatArray) -> Solution:
 
 
 def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
-    """Number of the penalty with the lowest data-out loss; they come from strong to weak.
+    """Number of the penalty with the lowest held-out loss; they come from strong to weak.
 
     Each search starts where the one before it ended, and the walk stops when the loss rises.
     """

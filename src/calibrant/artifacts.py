@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of, save as bytes_of
 from torch import Tensor
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.decide.priors import PriorCorrection
@@ -156,7 +156,7 @@ def _kind(module: Calibrator) -> str:
             return name
     raise ValueError(
         f"{type(module).__name__} cannot be saved, its class is not in the table of calibrators: "
-        f"{listed(kinds())}"
+        f"{comma_separated(kinds())}"
     )
 
 
@@ -212,7 +212,10 @@ def _check_format(version: Any, folder: Path) -> None:
 def _check_names(found: Iterable[str], wanted: Iterable[str], what: str, folder: Path) -> None:
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unknown:
-        _refuse(folder, f"{what}: missing {listed(missing)}, unknown {listed(unknown)}")
+        _refuse(
+            folder,
+            f"{what}: missing {comma_separated(missing)}, unknown {comma_separated(unknown)}",
+        )
 
 
 def _restored(header: dict[str, Any], weights: bytes, folder: Path) -> Calibrator:
@@ -238,7 +241,7 @@ def _built(kind: Any, config: Any, folder: Path) -> Calibrator:
     if not isinstance(kind, str) or kind not in kinds():
         near = difflib.get_close_matches(str(kind), kinds(), 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        remedy = f"known are {listed(kinds())}; a newer release may know it"
+        remedy = f"known are {comma_separated(kinds())}; a newer release may know it"
         _refuse(folder, f"its kind {kind!r} is unknown{hint}", remedy)
     if not isinstance(config, dict):
         _refuse(folder, f"the config of {kind} must be an object, got {config!r}")
@@ -304,7 +307,7 @@ def _check_replaceable(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in (CONFIG, WEIGHTS))
     if others:
         raise ValueError(
-            f"{folder} holds other files ({listed(others[:5])}) and is left as it is: name a new "
+            f"{folder} holds other files ({comma_separated(others[:5])}) and is left as it is: name a new "
             "folder"
         )
     if any(folder.iterdir()) and not _is_artifact(folder):

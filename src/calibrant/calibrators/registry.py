@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from calibrant import calibrators
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated, resolve_name
 from calibrant.calibrators.base import Calibrator
 
 ORDER = (
@@ -62,7 +61,7 @@ def make_calibrator(
     if isinstance(method, Calibrator):
         if options:
             raise TypeError(
-                f"options go with the name of a method, got {listed(options)} beside a "
+                f"options go with the name of a method, got {comma_separated(options)} beside a "
                 f"{type(method).__name__}: pass them to its constructor"
             )
         return method
@@ -77,13 +76,7 @@ def calibrator_name(method: str) -> str:
     >>> calibrator_name("Platt"), calibrator_name("temperature-scaling")
     ('sigmoid', 'ts')
     """
-    plain = str(method).lower().replace("-", "_")
-    name = ALIASES.get(plain, plain)
-    if name in CALIBRATORS:
-        return name
-    near = difflib.get_close_matches(plain, [*CALIBRATORS, *ALIASES], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"unknown method {method!r}: {hint}choose from {listed(CALIBRATORS)}")
+    return resolve_name("method", method, CALIBRATORS, ALIASES)
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -91,5 +84,5 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     unknown = [option for option in options if option not in known]
     if unknown:
         choices = [f"{option} (default {known[option].default!r})" for option in known]
-        has = f"its options are {listed(choices)}" if choices else "it has none"
+        has = f"its options are {comma_separated(choices)}" if choices else "it has none"
         raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")

@@ -123,14 +123,14 @@ def text_table(
 
 def check_split(pred: str, name: str | None, option: str) -> None:
     """Raise unless a file has the split that an option names."""
-    from calibrant._core.messages import listed
+    from calibrant._core.messages import comma_separated
     from calibrant.data import open_predictions
 
     splits = open_predictions(pred).splits
     if name is None or name in splits or not splits:
         return
     named = [f"'{split}'" for split in splits if split]
-    remedy = f"name one of {listed(named)}" if named else "it has plain arrays only"
+    remedy = f"name one of {comma_separated(named)}" if named else "it has plain arrays only"
     remedy += f" with {option}" if named else f", leave out {option}"
     raise ValueError(f"{pred} has no split '{name}': {remedy}")
 

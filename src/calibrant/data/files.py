@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.data.formats import FORMATS, Array, Shard, Stored, gathered, native
 
 SCORES = ("logits", "probs")
@@ -63,7 +63,7 @@ class Part:
         if name is None or name not in self.columns:
             wanted = "logits or probs" if column == "logits" else column
             raise ValueError(
-                f"{self.path} has no {wanted} in this split; found {listed(self.columns)}"
+                f"{self.path} has no {wanted} in this split; found {comma_separated(self.columns)}"
             )
         found = self.columns[name]
         _check_values(name, found)
@@ -170,9 +170,9 @@ class PredictionFile:
         if self.splits == [""]:
             return "plain arrays only; leave out --split"
         if self.splits:
-            return f"{listed(map(_described, self.splits))}; choose one with --split"
+            return f"{comma_separated(map(_described, self.splits))}; choose one with --split"
         keys = dict.fromkeys(key for shard in self.shards for key in shard)
-        return f"no logits, probs or features, only {listed(keys)}"
+        return f"no logits, probs or features, only {comma_separated(keys)}"
 
 
 def open_predictions(path: str | os.PathLike[str]) -> PredictionFile:
@@ -218,7 +218,7 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     target = Path(path)
     write = FORMATS[target.suffix].write if target.suffix in FORMATS else None
     if write is None:
-        suffixes = listed(suffix for suffix, form in FORMATS.items() if form.write)
+        suffixes = comma_separated(suffix for suffix, form in FORMATS.items() if form.write)
         raise ValueError(f"cannot write {target}: the suffix must be one of {suffixes}")
     ready = {key: native(np.asarray(values, order="C")) for key, values in arrays.items()}
     for key, values in ready.items():
@@ -263,7 +263,7 @@ def _shards(given: str) -> list[Shard]:
 def _file_shards(path: Path) -> list[Shard]:
     if path.suffix not in FORMATS:
         raise ValueError(
-            f"{path} is not a prediction file: the suffix must be one of {listed(FORMATS)}; "
+            f"{path} is not a prediction file: the suffix must be one of {comma_separated(FORMATS)}; "
             "numpy.savez(path, logits=..., labels=...) writes one"
         )
     if path.suffix != ".npy":
@@ -280,7 +280,7 @@ def _folder_shards(folder: Path) -> list[Shard]:
     files = _matches(folder, "*")
     if not files:
         raise FileNotFoundError(
-            f"folder {folder} holds no prediction file; expected files in {listed(FORMATS)}"
+            f"folder {folder} holds no prediction file; expected files in {comma_separated(FORMATS)}"
         )
     return _keyed(files) if _one_suffix(files) == ".npy" else _files_as_shards(files)
 
@@ -288,7 +288,7 @@ def _folder_shards(folder: Path) -> list[Shard]:
 def _glob_shards(pattern: str) -> list[Shard]:
     files = _prediction_files(pattern)
     if not files:
-        raise FileNotFoundError(f"no file in {listed(FORMATS)} matches {pattern}")
+        raise FileNotFoundError(f"no file in {comma_separated(FORMATS)} matches {pattern}")
     if _one_suffix(files) != ".npy":
         return _files_as_shards(files)
     arrays = {match[2] if (match := _ARRAY_FILE.fullmatch(file.stem)) else None for file in files}
@@ -318,7 +318,7 @@ def _one_suffix(files: list[Path]) -> str:
     if len(suffixes) > 1:
         folder = files[0].parent
         raise ValueError(
-            f"{folder} mixes {listed(suffixes)} files; choose one kind, for example "
+            f"{folder} mixes {comma_separated(suffixes)} files; choose one kind, for example "
             f"with the pattern '{folder / ('*' + suffixes[0])}'"
         )
     return suffixes[0]

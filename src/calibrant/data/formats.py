@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 
 Array: TypeAlias = NDArray[Any]
 
@@ -371,7 +371,7 @@ def _check_table(arrays: Mapping[str, Array]) -> None:
             )
     rows = {key: len(values) for key, values in arrays.items()}
     if len(set(rows.values())) > 1:
-        counts = listed(f"{key} {count}" for key, count in rows.items())
+        counts = comma_separated(f"{key} {count}" for key, count in rows.items())
         raise ValueError(
             f"the columns of a .parquet file must have as many rows each, got {counts}; "
             "write a file per split, or .npz"

@@ -26,7 +26,7 @@ from calibrant._core.checks import (
     logits_from_probs,
     warn,
 )
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
@@ -384,7 +384,7 @@ def _scored_by(estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, An
     """Scores of an estimator that stays as it is."""
     if fit_params:
         raise ValueError(
-            f"{listed(fit_params)} would go to the fit of the estimator, which is fitted already: "
+            f"{comma_separated(fit_params)} would go to the fit of the estimator, which is fitted already: "
             "only sample_weight and groups are of use"
         )
     try:
@@ -567,7 +567,7 @@ def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
 
 
 def _named(values: Iterable[Any]) -> str:
-    return listed([str(value) for value in values])
+    return comma_separated([str(value) for value in values])
 
 
 def _routing() -> bool:

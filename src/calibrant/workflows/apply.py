@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import PredictionFile, Split, Stored, open_predictions, save_predictions
 from calibrant.data.dataset import (
@@ -104,7 +104,7 @@ def apply_file(
 
 def _check_target(file: PredictionFile, target: Path) -> None:
     if target.suffix not in FORMATS or FORMATS[target.suffix].write is None:
-        known = listed(suffix for suffix, form in FORMATS.items() if form.write)
+        known = comma_separated(suffix for suffix, form in FORMATS.items() if form.write)
         raise ValueError(f"cannot write {target}: the suffix must be one of {known}")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
@@ -156,7 +156,7 @@ def _others(file: PredictionFile, splits: Sequence[Split]) -> dict[str, list[Sto
     dropped = [key for key, pieces in found.items() if not _writable(pieces)]
     if dropped:
         warnings.warn(
-            f"left out: {listed(dropped)}; Python objects, and columns that not every shard has, "
+            f"left out: {comma_separated(dropped)}; Python objects, and columns that not every shard has, "
             "cannot be copied",
             stacklevel=3,
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrant._core.checks import IGNORED, spread
 from calibrant._core.logpartition import Records
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
@@ -295,7 +295,7 @@ def _sources(
     wanted = _present(file, fit_split, ("val", "")), _present(file, test_split, ("test", ""))
     there = [name for name in wanted if name is not None]
     if not there:
-        found = listed(f"'{name}'" for name in file.splits)
+        found = comma_separated(f"'{name}'" for name in file.splits)
         raise ValueError(
             f"{file.path} has no split 'val' or 'test' and no plain arrays, only {found}: name "
             "what to fit on and to measure on (--fit-split, --test-split)"
@@ -344,7 +344,7 @@ def _chosen(
         }
     names = [methods] if isinstance(methods, str) else methods
     if not names:
-        raise ValueError(f"methods must name at least one of {listed(CALIBRATORS)}")
+        raise ValueError(f"methods must name at least one of {comma_separated(CALIBRATORS)}")
     return {name: make_calibrator(name) for name in names}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from calibrant._core.checks import IntArray, spread
 from calibrant._core.logpartition import Records
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import (
@@ -125,7 +125,7 @@ def fit_source(
     """Return the rows that a fit uses: val, else the plain arrays; never test unasked."""
     file = opened(data)
     if split is None and not {"val", ""} & set(file.splits) and file.splits:
-        found = listed(f"'{name}'" for name in file.splits)
+        found = comma_separated(f"'{name}'" for name in file.splits)
         raise ValueError(
             f"{file.path} has no split 'val' and no plain arrays to fit on, only {found}: a test "
             "set that was fitted on measures nothing; name a split (--split), or fit and measure "
@@ -180,6 +180,6 @@ def _check_features(calibrator: Calibrator, source: Source) -> None:
         name = f"{source.split.name}_features" if source.split.name else "features"
         raise ValueError(
             f"{type(calibrator).__name__} needs features: {source.file.path} has no {name} in "
-            f"every shard, only {listed(source.split.keys)}; save the inputs of the last layer "
+            f"every shard, only {comma_separated(source.split.keys)}; save the inputs of the last layer "
             "under that name"
         )

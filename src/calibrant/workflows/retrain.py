@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.data import PredictionFile, Split, open_predictions
 from calibrant.data.formats import Array
 from calibrant.retrain.maccal import MaCCal
@@ -58,7 +58,7 @@ def retrain_file(
     if "train" not in learned.splits:
         raise ValueError(
             f"MaC-Cal needs the features of the training set: {learned.path} has no "
-            f"train_features, only the splits {listed(map(repr, learned.splits))}; save the inputs "
+            f"train_features, only the splits {comma_separated(map(repr, learned.splits))}; save the inputs "
             "of the last layer under that name, or name the file that has them (train=, --train)"
         )
     held_out = None

@@ -21,7 +21,7 @@ from safetensors.torch import load as tensors_of, save as bytes_of
 from torch import Tensor
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.llm.fingerprint import ModelMark
 from calibrant.llm.heads.fit import FittedHead
 from calibrant.llm.heads.modules import HEADS, Head
@@ -163,12 +163,15 @@ def _parsed(content: bytes, folder: Path) -> dict[str, Any]:
 def _check_names(found: Iterable[str], wanted: Iterable[str], what: str, folder: Path) -> None:
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unknown:
-        _refuse(folder, f"{what}: missing {listed(missing)}, unknown {listed(unknown)}")
+        _refuse(
+            folder,
+            f"{what}: missing {comma_separated(missing)}, unknown {comma_separated(unknown)}",
+        )
 
 
 def _built(kind: Any, config: Any, folder: Path) -> Head:
     if kind not in HEADS:
-        _refuse(folder, f"its kind {kind!r} is unknown", f"known are {listed(HEADS)}")
+        _refuse(folder, f"its kind {kind!r} is unknown", f"known are {comma_separated(HEADS)}")
     build: Any = HEADS[kind]
     if not isinstance(config, dict):
         _refuse(folder, f"the config of {kind} must be an object, got {config!r}")

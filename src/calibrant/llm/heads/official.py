@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.llm.fingerprint import mark_of
 from calibrant.llm.heads.fit import FittedHead
 from calibrant.llm.heads.modules import DecoderHead
@@ -76,8 +76,8 @@ def read_official(
     missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
     if missing or unknown:
         raise ValueError(
-            f"{place / WEIGHTS} is no head of the kind transformer: missing {listed(missing)}, "
-            f"unknown {listed(unknown)}; its linear and mlp heads are not read"
+            f"{place / WEIGHTS} is no head of the kind transformer: missing {comma_separated(missing)}, "
+            f"unknown {comma_separated(unknown)}; its linear and mlp heads are not read"
         )
     try:
         head.load_state_dict({name: value.float() for name, value in state.items()})

@@ -368,7 +368,7 @@ def test_blocks_threads_and_groups_of_classes_change_nothing(
     labels[5:9] = -100
     weight = rng.integers(1, 4, len(labels)).astype(float) if weigh else None
     with monkeypatch.context() as whole:
-        whole.setitem(_walk.BLOCK, "cpu", 1 << 18)
+        whole.setitem(_walk.CHUNK_SIZE, "cpu", 1 << 18)
         expected = quiet(kind, logits, labels, sample_weight=weight)
         probs = expected.predict_proba(logits)
     monkeypatch.setattr(isotonic, "ROOM", 1)  # one class at a time

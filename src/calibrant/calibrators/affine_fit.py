@@ -28,7 +28,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
-from calibrant._core.chunks import BLOCK, Block, Examples, blocks, explained, on_threads
+from calibrant._core.chunks import (
+    CHUNK_SIZE,
+    Chunk,
+    Examples,
+    explained,
+    labelled_chunks,
+    on_threads,
+)
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.base import masked_row
@@ -43,7 +50,7 @@ PATIENCE, RISE = 6, 0.01
 """Penalties in a row that may be worse than the best before cross-validation stops, and how much
 worse the last may be, as a fraction of the loss. Strong penalties are fast and may differ by
 chance, weak ones are slow and over-fit quickly."""
-PIECE = 1 << 17
+CHUNK_OF_INPUTS = 1 << 17
 """Elements of inputs that are processed at a time: a megabyte, with room for copies of it."""
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
@@ -129,7 +136,7 @@ class FitData(NamedTuple):
         """Number of classes."""
         return int(self.inputs.shape[-1])
 
-    def runs(self, *, without: int | None = None) -> list[tuple[int, int]]:
+    def ranges(self, *, without: int | None = None) -> list[tuple[int, int]]:
         """First and last row of each fold, or of each but one."""
         every = list(pairwise(self.cuts))
         return every if without is None else every[:without] + every[without + 1 :]
@@ -143,13 +150,13 @@ def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> 
     order = np.argsort(fold, kind="stable")
     place = torch.from_numpy(np.argsort(order, kind="stable"))
     values, done = torch.empty(0), 0
-    for block in blocks(examples, 0, examples.labels.size):
+    for chunk in labelled_chunks(examples, 0, examples.labels.size):
         check_time()
-        _check_finite(block, examples)
+        _check_finite(chunk, examples)
         if done == 0:
-            values = block.logits.new_empty(which.size, examples.classes)
-        after = done + len(block.labels)
-        rows = inputs(block.logits.double()).to(values.dtype)
+            values = chunk.logits.new_empty(which.size, examples.classes)
+        after = done + len(chunk.labels)
+        rows = inputs(chunk.logits.double()).to(values.dtype)
         values[place[done:after].to(values.device)] = rows
         done = after
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
@@ -159,11 +166,11 @@ def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> 
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
-def _check_finite(block: Block, examples: Examples) -> None:
-    bad = ~torch.isfinite(block.logits).all(-1)
+def _check_finite(chunk: Chunk, examples: Examples) -> None:
+    bad = ~torch.isfinite(chunk.logits).all(-1)
     if bad.any():
         at = int(bad.nonzero()[0])
-        number, row = int(block.number[at]), block.logits[at]
+        number, row = int(chunk.number[at]), chunk.logits[at]
         known = torch.isnan(row).any() or torch.isposinf(row).any()
         raise explained(examples, number) if known else masked_row(number)
 
@@ -201,7 +208,7 @@ def solve(
     start = centre if start is None else start
     curved = diagonal_curvature(data, penalty.size) if curvature is None else curvature
     scale = 1 / np.sqrt(curved + 2 * penalty)
-    loss = mean_nll(data, data.runs(without=without))
+    loss = mean_nll(data, data.ranges(without=without))
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         x = start + scale * u
@@ -261,7 +268,7 @@ def _held_out(
         steps=100,
         tolerance=tolerance,
     ).x
-    at[fold], run = x, data.runs()[fold]
+    at[fold], run = x, data.ranges()[fold]
     return mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
 
 
@@ -277,14 +284,14 @@ def cores(data: FitData, size: int) -> int:
     return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
 
 
-def mean_nll(data: FitData, runs: Ranges) -> Objective:
-    """Weighted mean of the loss over runs of rows, with its gradient ``G^T Z``."""
-    total = float(sum(data.weight[a:b].sum() for a, b in runs))
+def mean_nll(data: FitData, ranges: Ranges) -> Objective:
+    """Weighted mean of the loss over ranges of rows, with its gradient ``G^T Z``."""
+    total = float(sum(data.weight[a:b].sum() for a, b in ranges))
 
     def loss(x: FloatArray) -> tuple[float, FloatArray]:
         weight, bias = unpacked(x, data.classes, data.inputs.device)
         value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
-        for inputs, labels, share in pieces(data, runs):
+        for inputs, labels, share in float64_chunks(data, ranges):
             logs = applied(inputs, weight, bias).log_softmax(-1)
             value -= share @ logs.gather(-1, labels)[:, 0]
             error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
@@ -301,7 +308,7 @@ def diagonal_curvature(data: FitData, size: int) -> FloatArray:
     """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
     diagonal = size == 2 * data.classes
     found = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
-    for inputs, _, share in pieces(data, data.runs()):
+    for inputs, _, share in float64_chunks(data, data.ranges()):
         probs = (data.sharpness * inputs).softmax(-1)
         spread = probs * (1 - probs) * share[:, None]
         by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
@@ -314,11 +321,11 @@ def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
     return (left * right).sum(0) if dimensions == 1 else left.T @ right
 
 
-def pieces(data: FitData, runs: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
     on_cpu = data.inputs.device.type == "cpu"
-    step = max(1, (PIECE if on_cpu else BLOCK["cuda"]) // data.classes)
-    for first, last in runs:
+    step = max(1, (CHUNK_OF_INPUTS if on_cpu else CHUNK_SIZE["cuda"]) // data.classes)
+    for first, last in ranges:
         for a in range(first, last, step):
             rows = slice(a, min(a + step, last))
             yield data.inputs[rows].double(), data.labels[rows, None], data.weight[rows]

@@ -26,7 +26,7 @@ from calibrant._core.checks import (
     warn_of_probs,
     warnings_at_caller,
 )
-from calibrant._core.chunks import BLOCK, Examples, as_tensor, examples as check_examples
+from calibrant._core.chunks import CHUNK_SIZE, Examples, as_tensor, examples as check_examples
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant.calibrators.data_warnings import (
@@ -405,7 +405,7 @@ class Calibrator(nn.Module):
         """Probabilities of checked logits, some rows at a time to save memory."""
         one = self._classes == 1
         rows = scores.reshape(-1) if one else scores.reshape(-1, self._classes)
-        step = max(1, BLOCK.get(scores.device.type, BLOCK["cpu"]) // self._classes)
+        step = max(1, CHUNK_SIZE.get(scores.device.type, CHUNK_SIZE["cpu"]) // self._classes)
         if len(rows) <= step:
             return self._probs_at_once(scores, features)
         self.check_features(features, scores.shape if one else scores.shape[:-1])

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from calibrant._core.binning import check_bins
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Examples, on_threads, strips
-from calibrant._core.logpartition import gap_blocks
+from calibrant._core.chunks import Examples, on_threads, thread_ranges
+from calibrant._core.logpartition import gap_chunks
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context, missing_classes, warn_together
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
@@ -139,7 +139,7 @@ class HistogramOneVsRest(Calibrator):
             classes = range(first, min(first + step, examples.classes))
             columns = class_columns(examples, classes)
             task = partial(self._histograms, columns, classes, labels, weight)
-            parts = np.array_split(np.arange(len(classes)), len(strips(examples)))
+            parts = np.array_split(np.arange(len(classes)), len(thread_ranges(examples)))
             found += chain.from_iterable(on_threads(task, parts))
         self._store(
             edges_=_filled([edges for edges, _ in found], self.bins - 1, BEYOND),
@@ -189,19 +189,19 @@ def class_odds(logits: Tensor) -> Tensor:
 
 def class_columns(examples: Examples, classes: range) -> FloatArray:
     """Log-odds of some classes ``(classes, n)`` in float32; -inf where they are masked."""
-    runs = strips(examples)
-    ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in runs)])
+    ranges = thread_ranges(examples)
+    ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
     columns = np.empty((len(classes), ends[-1]), np.float32)
 
-    def walk(strip: tuple[int, int], done: int) -> None:
-        for found in gap_blocks(examples, strip):
+    def walk(row_range: tuple[int, int], done: int) -> None:
+        for found in gap_chunks(examples, row_range):
             odds = class_odds(-found.gaps)[:, classes.start : classes.stop]
-            masked = torch.isneginf(found.block.logits[:, classes.start : classes.stop])
+            masked = torch.isneginf(found.chunk.logits[:, classes.start : classes.stop])
             after = done + len(odds)
             columns[:, done:after] = odds.masked_fill(masked, -torch.inf).cpu().numpy().T
             done = after
 
-    on_threads(walk, runs, ends[:-1].tolist())
+    on_threads(walk, ranges, ends[:-1].tolist())
     return columns
 
 

@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
-from calibrant._core.chunks import Block, Examples, blocks, explained, on_threads, strips, top_class
+from calibrant._core.chunks import (
+    Chunk,
+    Examples,
+    explained,
+    labelled_chunks,
+    on_threads,
+    thread_ranges,
+    top_class,
+)
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context, missing_classes, warn_together
 from calibrant.calibrators.piecewise import at_place, place
@@ -147,7 +155,7 @@ class IsotonicCalibration(StepCalibrator):
     def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
         marks, hits = counted(labelled.odds, labelled.weight)
         walk = partial(_others, examples, float(self.temperature_), marks)
-        mass, largest = zip(*on_threads(walk, strips(examples)), strict=True)
+        mass, largest = zip(*on_threads(walk, thread_ranges(examples)), strict=True)
         return pooled(marks, hits, Between(np.sum(mass, axis=0), np.max(largest, axis=0)))
 
 
@@ -351,28 +359,28 @@ class Labelled(NamedTuple):
     weight: FloatArray | None
 
 
-def _odds_blocks(
-    examples: Examples, temperature: float, strip: tuple[int, int]
-) -> Iterator[tuple[Block, Tensor]]:
+def _odds_chunks(
+    examples: Examples, temperature: float, row_range: tuple[int, int]
+) -> Iterator[tuple[Chunk, Tensor]]:
     """Yield blocks with the log-odds of all classes; bad rows are refused."""
-    for block in blocks(examples, *strip):
-        top = block.logits.amax(-1, keepdim=True)
-        own = (top - block.logits.gather(-1, block.labels[:, None]))[:, 0]
+    for chunk in labelled_chunks(examples, *row_range):
+        top = chunk.logits.amax(-1, keepdim=True)
+        own = (top - chunk.logits.gather(-1, chunk.labels[:, None]))[:, 0]
         if not torch.isfinite(own).all():
-            raise explained(examples, int(block.number[~torch.isfinite(own).cpu().numpy()][0]))
-        odds = torch.empty_like(block.logits, dtype=torch.float32)
+            raise explained(examples, int(chunk.number[~torch.isfinite(own).cpu().numpy()][0]))
+        odds = torch.empty_like(chunk.logits, dtype=torch.float32)
         rows = max(1, PART.get(odds.device.type, PART["cpu"]) // examples.classes)
         for part, best, out in zip(
-            *(x.split(rows) for x in (block.logits, top, odds)), strict=True
+            *(x.split(rows) for x in (chunk.logits, top, odds)), strict=True
         ):
             wide = (part.double() - best) / temperature
             out.copy_(rounded_class_odds(wide, wide.log_softmax(-1)))
-        yield block, odds
+        yield chunk, odds
 
 
 def _cuts(examples: Examples) -> tuple[list[tuple[int, int]], list[int]]:
     """Runs of rows, and how many labelled ones come before each and in all."""
-    cuts = strips(examples)
+    cuts = thread_ranges(examples)
     counts = [int((examples.labels[a:b] != IGNORED).sum()) for a, b in cuts]
     return cuts, list(accumulate(counts, initial=0))
 
@@ -383,23 +391,25 @@ def _labelled(examples: Examples, temperature: float) -> Labelled:
         np.empty(ends[-1], np.float32), np.empty(ends[-1], bool), examples.labelled_weight()
     )
 
-    def fill(strip: tuple[int, int], done: int) -> None:
-        for block, odds in _odds_blocks(examples, temperature, strip):
+    def fill(row_range: tuple[int, int], done: int) -> None:
+        for chunk, odds in _odds_chunks(examples, temperature, row_range):
             some = slice(done, done := done + len(odds))
-            found.odds[some] = odds.gather(-1, block.labels[:, None])[:, 0].cpu().numpy()
-            found.right[some] = (top_class(block.logits) == block.labels).cpu().numpy()
+            found.odds[some] = odds.gather(-1, chunk.labels[:, None])[:, 0].cpu().numpy()
+            found.right[some] = (top_class(chunk.logits) == chunk.labels).cpu().numpy()
 
     on_threads(fill, cuts, ends[:-1])
     return found
 
 
-def _others(examples: Examples, temperature: float, marks: Odds, strip: tuple[int, int]) -> Between:
+def _others(
+    examples: Examples, temperature: float, marks: Odds, row_range: tuple[int, int]
+) -> Between:
     """What lies between the marks, of all classes but the labels of a run of rows."""
     found = nothing(marks)
-    for block, odds in _odds_blocks(examples, temperature, strip):
+    for chunk, odds in _odds_chunks(examples, temperature, row_range):
         # to where masked classes are: below every mark, where the curve is 0 however many there are
-        odds.scatter_(-1, block.labels[:, None], -torch.inf)
-        weight = None if block.weight is None else np.repeat(block.weight.numpy(), examples.classes)
+        odds.scatter_(-1, chunk.labels[:, None], -torch.inf)
+        weight = None if chunk.weight is None else np.repeat(chunk.weight.numpy(), examples.classes)
         tally(marks, odds.cpu().numpy().ravel(), weight, found)
     return found
 
@@ -409,8 +419,8 @@ def _columns(examples: Examples, temperature: float, some: range) -> Odds:
     cuts, ends = _cuts(examples)
     found = np.empty((len(some), ends[-1]), np.float32)
 
-    def fill(strip: tuple[int, int], done: int) -> None:
-        for _, odds in _odds_blocks(examples, temperature, strip):
+    def fill(row_range: tuple[int, int], done: int) -> None:
+        for _, odds in _odds_chunks(examples, temperature, row_range):
             rows = slice(done, done := done + len(odds))
             found[:, rows] = odds[:, some.start : some.stop].T.cpu().numpy()
 

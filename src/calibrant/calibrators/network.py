@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant._core.checks import FloatArray, check_choice, check_whole
-from calibrant._core.chunks import runs
+from calibrant._core.chunks import chunk_slices
 from calibrant._core.logpartition import TOP, Records
 from calibrant._core.solve import Objective, adam
 from calibrant.calibrators import objectives
@@ -166,7 +166,7 @@ def _network_objective(
 
     In NumPy, as the measure is: autograd takes a fifth longer and rounds differently.
     """
-    pieces = runs(len(inputs))
+    pieces = chunk_slices(len(inputs))
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)

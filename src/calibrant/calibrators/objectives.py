@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.chunks import runs
+from calibrant._core.chunks import chunk_slices
 from calibrant._core.logpartition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
 
@@ -142,8 +142,8 @@ def binned_gaps(
 ) -> tuple[float, FloatArray]:
     """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
     gap = confidence - outcome
-    parts = [memberships(confidence[run], sigma) for run in runs(len(confidence))]
-    together = list(zip(runs(len(confidence)), parts, strict=True))
+    parts = [memberships(confidence[run], sigma) for run in chunk_slices(len(confidence))]
+    together = list(zip(chunk_slices(len(confidence)), parts, strict=True))
     weighed = np.stack([share, share * gap], axis=1)
     mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
     mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
-from calibrant._core.chunks import Examples, on_threads, strips
-from calibrant._core.logpartition import LARGEST_GAP, Records, gap_blocks, tabulate
+from calibrant._core.chunks import Examples, on_threads, thread_ranges
+from calibrant._core.logpartition import LARGEST_GAP, Records, gap_chunks, tabulate
 from calibrant._core.solve import (
     Solution,
     check_time,
@@ -290,7 +290,8 @@ def newton_sharpness(examples: Examples) -> Solution | None:
     for step in range(1, 6):
         check_time()
         slope, curvature = np.sum(
-            on_threads(partial(_derivatives, examples, math.exp(u)), strips(examples)), axis=0
+            on_threads(partial(_derivatives, examples, math.exp(u)), thread_ranges(examples)),
+            axis=0,
         )
         move = slope / max(curvature, 1e-12)
         u -= move
@@ -301,10 +302,10 @@ def newton_sharpness(examples: Examples) -> Solution | None:
     return None
 
 
-def _derivatives(examples: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
+def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> FloatArray:
     """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
     total = np.zeros(2)
-    for block, _, _, own_gap, gaps, powers in gap_blocks(examples, strip):
+    for chunk, _, _, own_gap, gaps, powers in gap_chunks(examples, row_range):
         torch.mul(gaps, -b, out=powers).exp_()
         sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
         gaps.mul_(gaps).clamp_(max=LARGEST_GAP)
@@ -313,6 +314,6 @@ def _derivatives(examples: Examples, b: float, strip: tuple[int, int]) -> FloatA
         mean = first / mass
         slope = b * (own_gap - mean)
         bend = slope + b**2 * (second / mass - mean**2)
-        weight = 1.0 if block.weight is None else block.weight.to(mean.device)
+        weight = 1.0 if chunk.weight is None else chunk.weight.to(mean.device)
         total += [float((weight * slope).sum()), float((weight * bend).sum())]
     return total

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import FloatArray, Values, as_values, check_choice, warn
-from calibrant._core.chunks import Examples, blocks
+from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
@@ -186,7 +186,7 @@ class SMART(NetworkTemperature):
 
 
 def _all_logits(examples: Examples) -> FloatArray:
-    rows = [block.logits.double() for block in blocks(examples, 0, examples.labels.size)]
+    rows = [chunk.logits.double() for chunk in labelled_chunks(examples, 0, examples.labels.size)]
     logits = torch.cat(rows)
     found = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
     if np.isneginf(found).any():

@@ -9,7 +9,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, check_whole
-from calibrant._core.chunks import runs
+from calibrant._core.chunks import chunk_slices
 from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.top_label import TopLabelMap, warn_of_bounds
 
@@ -125,7 +125,7 @@ def smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
     cuts = np.union1d(ends, at)
     node, part = np.polynomial.legendre.leggauss(4)  # exact for products of two cubics
     gram, pull = np.zeros((knots, knots)), np.zeros(knots)
-    for run in runs(len(cuts) - 1):
+    for run in chunk_slices(len(cuts) - 1):
         low, high = cuts[:-1][run, None], cuts[1:][run, None]
         t = (low + high + (high - low) * node).ravel() / 2
         values, weight = basis(t), ((high - low) * part).ravel()

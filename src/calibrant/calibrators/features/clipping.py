@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from calibrant._core.checks import check_choice
-from calibrant._core.chunks import Examples, blocks
+from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
@@ -116,7 +116,7 @@ class FeatureClipping(Calibrator):
     def _fit(self, examples: Examples, context: Context) -> None:
         records = tabulate(examples)
         features = self._labelled_features(examples, context)
-        parts = [block.logits for block in blocks(examples, 0, examples.labels.size)]
+        parts = [chunk.logits for chunk in labelled_chunks(examples, 0, examples.labels.size)]
         logits = torch.cat(parts).float()
         features = features.to(logits.device)
         weight, bias = _last_layer(context.head, examples, self._width)

@@ -72,7 +72,7 @@ def test_too_little_is_left_as_it_is(rng, kind):
         labels = logits.argmax(-1) if kind == "right" else logits.argmin(-1)
     right = int((logits.argmax(-1) == labels).sum())
     fitted = Auto()
-    message = f"too little to calibrate on: {n} samples, {right} of them right; at least {FEWEST}"
+    message = f"too little to calibrate on: {n} examples, {right} of them right; at least {FEWEST}"
     with pytest.warns(UserWarning, match=message):
         fitted.fit(logits, labels)
     assert isinstance(fitted.chosen_, Identity)
@@ -91,7 +91,7 @@ def test_just_enough_is_enough(rng):
 def test_ignored_labels_do_not_make_enough(rng):
     logits, labels = drawn(rng, FEWEST + 20, 4)
     labels[:30] = -100
-    with pytest.warns(UserWarning, match=f"too little to calibrate on: {FEWEST - 10} samples"):
+    with pytest.warns(UserWarning, match=f"too little to calibrate on: {FEWEST - 10} examples"):
         Auto().fit(logits, labels)
 
 
@@ -141,7 +141,7 @@ def test_fresh_data_are_never_worse_off_beyond_noise(rng, kind):
             if kind == "noisy":
                 labels = np.where(rng.random(10_000) < 0.1, rng.integers(0, 5, 10_000), labels)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* parameters for .* samples")
+            warnings.filterwarnings("ignore", ".* parameters for .* examples")
             fitted = Auto().fit(logits[:n], labels[:n])
         fresh, answers = logits[n:], labels[n:]
         out = fitted(torch.from_numpy(fresh)).numpy()

@@ -346,7 +346,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     name = kind.__name__
-    message = f"{name} found no optimum for these 1,000 samples and stopped at its bounds"
+    message = f"{name} found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted = kind().fit(logits, labels)
     assert all(torch.isfinite(values).all() for values in fitted.state_dict().values())

@@ -316,7 +316,9 @@ def test_masked_classes_count_for_nothing(rng, kind):
 def test_classes_without_a_sample_stay_as_they_are_and_are_counted(rng):
     logits, labels = drawn(rng, 3000, 5, 2.0, scale=1.0)
     few = np.where(np.isin(labels, (1, 4)), 0, labels)
-    message = r"IsotonicOneVsRest: 2 of 5 classes have no sample \(1, 4\): their probabilities stay"
+    message = (
+        r"IsotonicOneVsRest: 2 of 5 classes have no example \(1, 4\): their probabilities stay"
+    )
     with pytest.warns(UserWarning, match=message):
         fitted = IsotonicOneVsRest(temperature=False).fit(logits, few)
     found, before = fitted.predict_proba(logits), softmax(logits, -1)
@@ -440,7 +442,7 @@ def test_equal_rows_become_the_frequencies_of_their_labels():
 def test_one_sided_answers_are_told(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
-    message = f"{kind.__name__}: all of these 1,000 samples are {answers}, so nothing is learned"
+    message = f"{kind.__name__}: all of these 1,000 examples are {answers}, so nothing is learned"
     with pytest.warns(UserWarning, match=message):
         fitted = kind(temperature=False).fit(logits, labels)
     confidence = fitted.predict_proba(logits).max(-1)

@@ -43,7 +43,7 @@ def at_rate(rate, calibrator):
 def fitted(calibrator, logits, labels, **options) -> Any:
     """Fit without a word about small samples or the pointwise objective."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* parameters for .* samples")
+        warnings.filterwarnings("ignore", ".* parameters for .* examples")
         warnings.filterwarnings("ignore", 'objective "pointwise"')
         return calibrator.fit(logits, labels, **options)
 
@@ -179,7 +179,7 @@ def test_the_size_is_the_number_of_weights_and_biases(rng, calibrator, size):
     assert calibrator.size(6) == size
     calibrator.steps = 3
     with (
-        pytest.warns(UserWarning, match=f"has {size} parameters for 60 samples")
+        pytest.warns(UserWarning, match=f"has {size} parameters for 60 examples")
         if (5 * size > 60)
         else warnings.catch_warnings()
     ):
@@ -202,7 +202,7 @@ def test_temperatures_are_the_outputs_of_the_network(data, hidden):
 def test_no_temperature_is_below_the_floor(rng):
     logits = rng.normal(size=(300, 4))
     smart = at_rate(0.1, SMART(steps=400, likelihood=1.0))
-    with pytest.warns(UserWarning, match="no temperature between .* it went to 0.05; are all"):
+    with pytest.warns(UserWarning, match="no best temperature in .* stopped at 0.05. Usually all"):
         smart.fit(logits, logits.argmax(-1))
     found = smart.temperature(logits)
     assert found.min() >= 0.1
@@ -275,7 +275,7 @@ def test_rows_with_one_possible_class_alone_change_nothing(rng):
     given = np.full((30, 5), -np.inf)
     given[:, 1] = 3.0
     smart = SMART(start="identity", steps=5)
-    with pytest.warns(UserWarning, match="no temperature between"):
+    with pytest.warns(UserWarning, match="no best temperature in"):
         fitted(smart, given, np.ones(30, int))
     np.testing.assert_array_equal(smart.predict_proba(given), np.isfinite(given))
     assert np.isfinite(smart.temperature(rng.normal(size=(5, 5)))).all()

@@ -404,7 +404,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     fitted: Any = kind()
-    message = "OddsScaling found no optimum for these 1,000 samples and stopped at its bounds"
+    message = "OddsScaling found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted.fit(logits, labels)
     line = (fitted if kind is OddsScaling else fitted.odds).line_
@@ -462,7 +462,7 @@ def test_the_parts_of_a_blend_are_calibrators_of_their_own(data):
 
 def test_a_blend_of_few_samples_warns_of_its_own_size(rng):
     logits, labels = drawn(rng, 100, 4)
-    with pytest.warns(UserWarning, match="parameters for 100 samples") as caught:
+    with pytest.warns(UserWarning, match="parameters for 100 examples") as caught:
         Blend().fit(logits, labels)
     assert [str(w.message).split()[0] for w in caught] == ["Blend"]
 

@@ -200,7 +200,7 @@ def warn_of_probs(logits: Logits, remedy: str) -> None:
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:
     """Say what is wrong with one row of logits that has no finite softmax or loss."""
     if torch.isnan(row).any():
-        wrong, remedy = "NaN", "find the layer or the sample that overflowed"
+        wrong, remedy = "NaN", "find the layer or the example that overflowed"
     elif torch.isposinf(row).any():
         wrong, remedy = "+inf", "clip the logits, or pass log-probabilities"
     elif torch.isneginf(row).all():

@@ -46,7 +46,7 @@ Estimand = Literal["top_label", "binary", "multilabel"]
 CHUNK_SIZE = {"cpu": 1 << 18, "cuda": 1 << 23}
 """Elements of logits in a block: two megabytes of float64 stay in a core's cache."""
 RUN = 4096
-"""Samples in a run, where each has some tens of numbers."""
+"""Examples in a run, where each has some tens of numbers."""
 
 
 class Examples(NamedTuple):
@@ -174,13 +174,15 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
             chunk,
             torch.from_numpy(examples.labels[number]).to(chunk.device),
             None if examples.weight is None else torch.from_numpy(examples.weight[number]),
-            torch.from_numpy(number % examples.columns) if examples.estimand == "multilabel" else None,
+            torch.from_numpy(number % examples.columns)
+            if examples.estimand == "multilabel"
+            else None,
             number,
         )
 
 
 def chunk_slices(count: int) -> list[slice]:
-    """Cut samples into runs whose few numbers each stay in a core's cache."""
+    """Cut examples into runs whose few numbers each stay in a core's cache."""
     return [slice(i, i + RUN) for i in range(0, count, RUN)]
 
 

@@ -1,4 +1,4 @@
-r"""The log-partition table: all that a scalar temperature can change about a sample, in one pass.
+r"""The log-partition table: all that a scalar temperature can change about an example, in one pass.
 
 With the gaps :math:`d_k = \max_j z_j - z_k` and the sharpness :math:`b = 1/T`, everything that
 a temperature does to a row of logits is in
@@ -46,7 +46,7 @@ LOWEST = 0.05
 OCTAVES = 9
 """Doublings of the sharpness that the nodes span: temperatures down to 0.04."""
 TOP = 10
-"""How many of the smallest gaps of a sample are kept."""
+"""How many of the smallest gaps of an example are kept."""
 WINDOW = 4
 """Nodes that an interpolation looks at; with a value and a slope at each the degree is 7."""
 LARGEST_GAP = 1e30
@@ -73,7 +73,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a temperature can do to each of ``n`` labelled samples.
+    """What a temperature can do to each of ``n`` labelled examples.
 
     Attributes
     ----------
@@ -122,12 +122,12 @@ class Records:
         return self.gaps[:, 1].astype(np.float64)
 
     def take(self, which: IntArray | BoolArray | slice) -> Records:
-        """The samples of an index, a mask or a slice."""
+        """The examples of an index, a mask or a slice."""
         columns: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "classes"}
         return replace(self, **{name: values[which] for name, values in columns.items()})
 
     def log_partition(self, sharpness: float | FloatArray) -> Curve:
-        """A and dA/dlog b of every sample at one sharpness, or at one for each ``(n,)``."""
+        """A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
         return Curve(np.logaddexp(0, rest), expit(rest) * slope)
 
@@ -141,10 +141,10 @@ class Records:
         b = np.broadcast_to(np.asarray(sharpness, dtype=np.float64), (len(self),))
         if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
             return self._at_one(float(self._position(b[0])))
-        found = np.empty((2, len(self)))
+        result = np.empty((2, len(self)))
         for run in chunk_slices(len(self)):
-            found[:, run] = self.take(run)._at_each(b[run])
-        return Curve(*found)
+            result[:, run] = self.take(run)._at_each(b[run])
+        return Curve(*result)
 
     @property
     def _last(self) -> int:
@@ -165,7 +165,7 @@ class Records:
         return Curve(value, slope)
 
     def _at_one(self, position: float) -> Curve:
-        """One window and one set of weights serve all samples."""
+        """One window and one set of weights serve all examples."""
         start = self._first(position)
         window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
         x = position - start - CENTRE
@@ -174,7 +174,7 @@ class Records:
         return Curve(value, slope * self.density / math.log(2))
 
     def _between(self, position: FloatArray) -> Curve:
-        """The interpolants, one for each sample at its own position."""
+        """The interpolants, one for each example at its own position."""
         first = self._first(position)
         flat = self.table.reshape(len(self), 2 * self.table.shape[1])
         windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
@@ -298,10 +298,10 @@ def _fill(
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
     density, done = nodes_per_octave(examples.classes), 0
-    for found in gap_chunks(examples, row_range):
-        for column, values in zip(columns, _record(found, density), strict=True):
+    for result in gap_chunks(examples, row_range):
+        for column, values in zip(columns, _record(result, density), strict=True):
             column[done : done + len(values)] = values.cpu().numpy()
-        done += len(found.own_gap)
+        done += len(result.own_gap)
 
 
 class Gaps(NamedTuple):
@@ -334,9 +334,9 @@ def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]
         yield Gaps(chunk, top, best, own_gap, gaps, scratch)
 
 
-def _record(found: Gaps, density: int) -> tuple[Tensor, ...]:
+def _record(result: Gaps, density: int) -> tuple[Tensor, ...]:
     """Columns of one block, in the order of :class:`Records`; the buffers are overwritten."""
-    chunk, top, best, own_gap, gaps, powers = found
+    chunk, top, best, own_gap, gaps, powers = result
     mean_gap, possible = _mean_and_count(gaps, chunk.logits)
     leading = _smallest(gaps, TOP)
     gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest
@@ -395,5 +395,5 @@ def _smallest(values: Tensor, count: int) -> Tensor:
         winners = grouped.amin(1).topk(count, largest=False).indices
         finalists = grouped.gather(2, winners[:, None].expand(-1, 16, -1)).reshape(rows, -1)
         values = torch.cat([finalists, values[:, 16 * groups :]], -1)
-    found = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
-    return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=torch.inf)
+    result = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
+    return torch.nn.functional.pad(result, (0, count - result.shape[-1]), value=torch.inf)

@@ -38,7 +38,7 @@ from calibrant._core.chunks import (
 )
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
-from calibrant.calibrators.base import masked_row
+from calibrant.calibrators.data_checks import masked_row
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness
 
@@ -108,10 +108,10 @@ def penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
     """
     off_diagonal, intercept, diagonal = penalties
     size = classes * (2 if math.isinf(off_diagonal) else classes + 1)
-    found = np.full(size, off_diagonal / (classes * (classes - 1)))
-    found[_diagonal(classes, size)] = diagonal / classes
-    found[-classes:] = intercept / classes
-    return np.asarray(np.maximum(found, RIDGE))
+    result = np.full(size, off_diagonal / (classes * (classes - 1)))
+    result[_diagonal(classes, size)] = diagonal / classes
+    result[-classes:] = intercept / classes
+    return np.asarray(np.maximum(result, RIDGE))
 
 
 def _diagonal(classes: int, size: int) -> slice:
@@ -216,8 +216,8 @@ def solve(
         away = penalty * (x - centre)
         return value + float(np.sum(away * (x - centre))), scale * (gradient + 2 * away)
 
-    found = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
-    return found._replace(x=start + scale * found.x)
+    result = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
+    return result._replace(x=start + scale * result.x)
 
 
 def solve_all(data: FitData, penalty: FloatArray) -> Solution:
@@ -307,13 +307,13 @@ def mean_nll(data: FitData, ranges: Ranges) -> Objective:
 def diagonal_curvature(data: FitData, size: int) -> FloatArray:
     """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
     diagonal = size == 2 * data.classes
-    found = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
+    result = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
     for inputs, _, share in float64_chunks(data, data.ranges()):
         probs = (data.sharpness * inputs).softmax(-1)
         spread = probs * (1 - probs) * share[:, None]
         by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
-        found += torch.cat([by_weight.reshape(-1), spread.sum(0)])
-    return np.asarray(found.cpu().numpy() / float(data.weight.sum()))
+        result += torch.cat([by_weight.reshape(-1), spread.sum(0)])
+    return np.asarray(result.cpu().numpy() / float(data.weight.sum()))
 
 
 def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:

@@ -22,7 +22,7 @@ from calibrant._core.chunks import Examples, as_tensor, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.confidence_maps import BetaCalibration
-from calibrant.calibrators.data_warnings import warn_of_few_examples
+from calibrant.calibrators.data_checks import warn_of_few_examples
 from calibrant.calibrators.features.groups import GroupCalibration
 from calibrant.calibrators.features.proximity import ProCal
 from calibrant.calibrators.folds import folds
@@ -184,7 +184,7 @@ class Auto(RecordsCalibrator):
         self.candidates_ = []
         if len(records) < FEWEST or records.correct.all() or not records.correct.any():
             warn(
-                f"too little to calibrate on: {len(records):,} samples, "
+                f"too little to calibrate on: {len(records):,} examples, "
                 f"{int(records.correct.sum()):,} of them right; at least {FEWEST} with both right "
                 "and wrong answers are wanted. The predictions are left as they are"
             )

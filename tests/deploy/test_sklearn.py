@@ -147,12 +147,12 @@ NOT_REPEATED = {
 @pytest.mark.filterwarnings(
     # the checks fit a dozen rows, or separable ones, or those of one class
     "ignore:too little to calibrate on",
-    "ignore:no temperature between 0.05 and 20 is best",
+    "ignore:no best temperature in",
     "ignore:Blend has .. parameters for",
     "ignore:OddsScaling found no optimum",
     "ignore:VectorScaling has . parameters for",
     "ignore:VectorScaling. it can tell the",
-    "ignore:VectorScaling. 1 of 2 classes have no sample",
+    "ignore:VectorScaling. 1 of 2 classes have no example",
     "ignore:divide by zero encountered in log:RuntimeWarning:sklearn.naive_bayes",
 )
 @parametrize_with_checks(
@@ -423,8 +423,8 @@ def test_calibration_data_may_lack_a_class(three, method):
     kept = np.flatnonzero(y[200:] != 1) + 200
     model = CalibratedClassifier(base, method=method)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*1 of 3 classes have no sample")
-        warnings.filterwarnings("ignore", message="Blend has .. parameters for 265 samples")
+        warnings.filterwarnings("ignore", message=".*1 of 3 classes have no example")
+        warnings.filterwarnings("ignore", message="Blend has .. parameters for 265 examples")
         probs = model.fit(X[kept], y[kept]).predict_proba(X)
     assert list(model.classes_) == [0, 1, 2]
     assert probs.shape == (600, 3)
@@ -583,7 +583,7 @@ def test_predictions_follow_the_probabilities(request, data, method):
     X, y = request.getfixturevalue(data)
     model = CalibratedClassifier(LinearSVC(), method=method)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* parameters for 600 samples")
+        warnings.filterwarnings("ignore", message=".* parameters for 600 examples")
         model.fit(X, y)
     probs = model.predict_proba(X)
     assert probs.dtype == np.float64
@@ -633,7 +633,7 @@ def test_the_size_of_the_scores_does_not_matter(rng, method, factor):
 def test_scores_without_a_best_temperature_keep_their_size(rng):
     honest, _ = drawn(rng, 200, 3)
     model = CalibratedClassifier(Boastful(), method="ts")
-    with pytest.warns(UserWarning, match="no temperature between"):
+    with pytest.warns(UserWarning, match="no best temperature in"):
         model.fit(honest, honest.argmax(-1))  # all right
     assert model.scale_ == 1
 

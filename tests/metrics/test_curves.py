@@ -249,8 +249,6 @@ def test_margins_of_sequences_are_those_of_their_rows(rng):
 def test_there_are_no_more_bins_of_margins_than_examples():
     two = cal.metrics.reliability_by_margin([[1.0, 0.0], [3.0, 0.0]], [0, 1], margin_bins=5)
     assert len(two) == 2
-        len(cal.metrics.reliability_by_margin([[1.0, 0.0], [3.0, 0.0]], [0, 1], margin_bins=5)) == 2
-    )
     assert len(cal.metrics.reliability_by_margin([2.0, -1.0, 0.0], [0, 1, 1])) == 3
 
 

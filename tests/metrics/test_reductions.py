@@ -321,7 +321,7 @@ def test_tiny_blocks_on_any_number_of_threads_agree(rng, monkeypatch, threads, c
     weight = rng.exponential(size=250)
     expected = whole(logits, labels, sample_weight=weight)
     pairs = cal.top_label(logits, labels)
-    monkeypatch.setitem(chunks.BLOCK, "cpu", block)
+    monkeypatch.setitem(chunks.CHUNK_SIZE, "cpu", block)
     threads(count)
     for shaped in (logits, torch.tensor(logits), logits.reshape(10, 25, 5)):
         shape = shaped.shape[:-1]

@@ -165,7 +165,7 @@ def apply(folder: str, pred: str, out: str) -> None:
 
 def _in_use(calibrator: Calibrator) -> Calibrator:
     """The method itself where another one chose it."""
-    chosen: Calibrator | None = getattr(calibrator, "chosen", None)
+    chosen: Calibrator | None = getattr(calibrator, "chosen_", None)
     return calibrator if chosen is None else chosen
 
 
@@ -179,13 +179,6 @@ def _temperatures(calibrator: Calibrator, effect: Effect) -> tuple[float, float]
     return effect.temperatures
 
 
-def _learned(calibrator: Calibrator) -> dict[str, Any]:
-    """Learned values that are few enough to be read, by name."""
-    values = {name.rstrip("_"): v for name, v in calibrator.named_buffers()}
-    few = {name: v.tolist() for name, v in values.items() if v.numel() <= 5}
-    return {name: v for name, v in few.items() if not name.endswith("classes")}
-
-
 def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
     calibrator, effect = _in_use(found.calibrator), found.effect
     low, high = _temperatures(calibrator, effect) or (None, None)
@@ -194,7 +187,7 @@ def _fit_dict(found: Fit | CrossFit) -> dict[str, Any]:
         "n": effect.before.n,
         "classes": effect.before.classes,
         "parameters": calibrator.size(effect.before.classes),
-        "learned": _learned(calibrator),
+        "learned": calibrator.learned(),
         "temperature": {"low": low, "high": high},
         "argmax_changed": effect.argmax_changed,
         "before": effect.before.to_dict()["metrics"],
@@ -221,7 +214,7 @@ def _print_fit(found: Fit | CrossFit, title: str, folds: int | None) -> None:
 
 def _fit_lines(calibrator: Calibrator, effect: Effect) -> Iterator[str]:
     """What was learned, in words."""
-    if reasons := getattr(calibrator, "reasons", ""):
+    if reasons := getattr(calibrator, "reasons_", ""):
         yield reasons
     size = calibrator.size(effect.before.classes)
     counted = f"{size:,} parameter{'' if size == 1 else 's'}"

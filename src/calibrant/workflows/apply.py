@@ -122,13 +122,13 @@ def _check_target(file: PredictionFile, target: Path) -> None:
 def _check_fits(calibrator: Calibrator, source: Source) -> None:
     """Refuse what a walk would find out too late, or not at all."""
     shape = source.split.shape
-    calibrator._check_input(torch.zeros(1, *shape))
+    calibrator.check_logits(torch.zeros(1, *shape))
     if calibrator.needs_features:
         _check_features(calibrator, source)
         widths = source.split.parts[0].stored("features").shape[1:]
         with placed(source.file.path):
-            calibrator._check_features(torch.empty(1, *widths), (1, *shape[:-1]), calibrator._width)
-    if calibrator._classes == 1 and shape:
+            calibrator.check_features(torch.empty(1, *widths), (1, *shape[:-1]))
+    if calibrator.classes == 1 and shape:
         raise ValueError(
             f"{source.file.path} has {math.prod(shape)} scores per row, but this "
             f"{type(calibrator).__name__} was fitted on one logit per row"

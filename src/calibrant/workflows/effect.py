@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, Values, spread
 from calibrant._core.chunks import examples
-from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
+from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import (
     Array,
     Block,
@@ -34,9 +34,7 @@ def calibrated(calibrator: Calibrator, logits: Values, features: Values | None =
     >>> calibrated(Identity().fit([[2.0, 1.0]], [0]), [[5.0, 3.0]])
     tensor([[ 0., -2.]], dtype=torch.float64)
     """
-    scores = calibrator._scores(logits)
-    with torch.no_grad():
-        return torch.as_tensor(calibrator(scores, calibrator._inputs_beside(scores, features)))
+    return torch.as_tensor(calibrator.transform(logits, features))
 
 
 # Before and after.
@@ -155,8 +153,9 @@ class Meter:
 
     def _calibrated(self, calibrator: Calibrator, kept: Block, rows: Any) -> Array:
         logits = kept.logits[rows]
-        if self.before is not None and isinstance(calibrator, TemperatureCalibrator):
-            temperatures = calibrator.temperature(logits)
+        temperature = getattr(calibrator, "temperature", None)
+        if self.before is not None and callable(temperature):
+            temperatures = temperature(logits)
             self.low = min(self.low, float(temperatures.min()))
             self.high = max(self.high, float(temperatures.max()))
         features = None if kept.features is None else kept.features[rows]

@@ -48,7 +48,8 @@ from calibrant.calibrators.scaling import (
 )
 from calibrant.calibrators.top_label import Blend as Blend, OddsScaling as OddsScaling
 from calibrant.data import (
-    open_predictions as open_predictions,
+    Dataset as Dataset,
+    open_dataset as open_dataset,
     sample_path as sample_path,
     save_predictions as save_predictions,
 )
@@ -112,10 +113,11 @@ from calibrant.monitor import Monitor as Monitor, MonitorReport as MonitorReport
 from calibrant.retrain.backbone import replace_head as replace_head
 from calibrant.retrain.maccal import MaCCal as MaCCal
 from calibrant.retrain.masked_classifier import MaskedClassifier as MaskedClassifier
-from calibrant.workflows.apply import apply_file as apply_file
-from calibrant.workflows.compare import Comparison as Comparison, compare as compare
+from calibrant.workflows.apply import apply as apply
+from calibrant.workflows.compare import compare as compare
+from calibrant.workflows.comparison import Comparison as Comparison
 from calibrant.workflows.cross_fit import CrossFit as CrossFit, cross_fit as cross_fit
-from calibrant.workflows.effect import Effect as Effect, effect_file as effect_file
-from calibrant.workflows.evaluate import evaluate as evaluate, evaluate_file as evaluate_file
-from calibrant.workflows.fit import fit_file as fit_file
+from calibrant.workflows.effect import Effect as Effect, effect as effect
+from calibrant.workflows.evaluate import evaluate as evaluate
+from calibrant.workflows.fit import fit as fit
 from calibrant.workflows.retrain import retrain_file as retrain_file

@@ -187,7 +187,10 @@ class Calibrator(nn.Module):
         )
         wide = self._wide(logits)
         top = wide.amax(-1, keepdim=True)
-        found = self._transform(wide - top, top, features)
+        return self._finished(wide, top, self._transform(wide - top, top, features))
+
+    def _finished(self, wide: Tensor, top: Tensor, found: Tensor) -> Tensor:
+        """Calibrated logits whose largest is 0 and, where promised, is that of ``wide``."""
         if self.keeps_argmax:
             # Rounding may level what was apart: a class below the top stays below it by an
             # amount that survives the softmax.
@@ -196,6 +199,12 @@ class Calibrator(nn.Module):
         else:
             found = found - found.amax(-1, keepdim=True)
         return found[..., 1] - found[..., 0] if self._classes == 1 else found
+
+    def calibrate(self, logits: Values, features: Values | None = None) -> Tensor:
+        """Calibrated logits of checked input, on the device of the input."""
+        scores = self._scores(logits)
+        with torch.no_grad():
+            return torch.as_tensor(self(scores, self._inputs_beside(scores, features)))
 
     @overload
     def predict_proba(self, logits: Tensor, features: Values | None = None) -> Tensor: ...
@@ -484,3 +493,12 @@ class TemperatureCalibrator(RecordsCalibrator):
         with torch.no_grad():
             found = self._temperature(wide - top, top).expand_as(top)[..., 0]
         return found if isinstance(logits, Tensor) else found.cpu().numpy()
+
+    def calibrate_with_temperature(self, logits: Values) -> tuple[Tensor, Tensor]:
+        """Calibrated logits as :meth:`calibrate` gives them, and the temperature of each row."""
+        wide = self._wide(self._scores(logits))
+        top = wide.amax(-1, keepdim=True)
+        with torch.no_grad():
+            temperature = self._temperature(wide - top, top)
+            found = self._finished(wide, top, (wide - top) / temperature)
+        return found, temperature.expand_as(top)[..., 0]

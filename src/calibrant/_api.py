@@ -10,22 +10,20 @@ from calibrant.calibrators.affine import (
 )
 from calibrant.calibrators.auto import Auto as Auto
 from calibrant.calibrators.base import Calibrator as Calibrator
-from calibrant.calibrators.binning import (
-    BBQ as BBQ,
-    HistogramBinning as HistogramBinning,
-    HistogramOneVsRest as HistogramOneVsRest,
-    ScalingBinning as ScalingBinning,
-)
+from calibrant.calibrators.binning import BBQ as BBQ, ScalingBinning as ScalingBinning
 from calibrant.calibrators.class_temperatures import ClassTemperatures as ClassTemperatures
 from calibrant.calibrators.confidence_maps import (
     BetaCalibration as BetaCalibration,
     SigmoidScaling as SigmoidScaling,
-    SplineCalibration as SplineCalibration,
 )
 from calibrant.calibrators.features import (
     FeatureClipping as FeatureClipping,
     GroupCalibration as GroupCalibration,
     ProCal as ProCal,
+)
+from calibrant.calibrators.histogram import (
+    HistogramBinning as HistogramBinning,
+    HistogramOneVsRest as HistogramOneVsRest,
 )
 from calibrant.calibrators.isotonic import (
     IsotonicCalibration as IsotonicCalibration,
@@ -36,9 +34,7 @@ from calibrant.calibrators.margin_curves import (
     margin_temperature as margin_temperature,
 )
 from calibrant.calibrators.network import (
-    SMART as SMART,
     ParametrizedTemperatureScaling as ParametrizedTemperatureScaling,
-    margin_bounds as margin_bounds,
 )
 from calibrant.calibrators.registry import CALIBRATORS as CALIBRATORS
 from calibrant.calibrators.scaling import (
@@ -46,6 +42,8 @@ from calibrant.calibrators.scaling import (
     Identity as Identity,
     TemperatureScaling as TemperatureScaling,
 )
+from calibrant.calibrators.smart import SMART as SMART, margin_bounds as margin_bounds
+from calibrant.calibrators.spline import SplineCalibration as SplineCalibration
 from calibrant.calibrators.top_label import Blend as Blend, OddsScaling as OddsScaling
 from calibrant.data import (
     Dataset as Dataset,

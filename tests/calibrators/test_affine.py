@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.solve import minimise, time_limit
-from calibrant.calibrators import affine, class_temperatures as classwise
+from calibrant.calibrators import affine_fit as affine, class_temperatures as classwise
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import TemperatureScaling

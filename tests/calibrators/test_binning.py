@@ -17,15 +17,10 @@ from sklearn.linear_model import LogisticRegression
 
 from calibrant._core.solve import time_limit
 from calibrant.calibrators import binning
-from calibrant.calibrators.binning import (
-    BBQ,
-    SLACK,
-    HistogramBinning,
-    HistogramOneVsRest,
-    ScalingBinning,
-    class_odds,
-)
+from calibrant.calibrators.binning import BBQ, ScalingBinning
+from calibrant.calibrators.histogram import HistogramBinning, HistogramOneVsRest, class_odds
 from calibrant.calibrators.platt import FARTHEST, STEEPEST, fit_platt
+from calibrant.calibrators.step_maps import SLACK, ranked
 from calibrant.calibrators.top_label import CERTAIN
 from tests.support.simulate import drawn
 
@@ -242,7 +237,7 @@ def test_bbq_is_the_average_over_all_binnings(rng, n, ties, weigh):
 def test_bbq_weighs_more_than_one_binning(rng):
     """Otherwise the comparison above would say nothing about the average."""
     odds, right, weight = samples(rng, 90)
-    ranks = binning.ranked(odds, right, weight)
+    ranks = ranked(odds, right, weight)
     scores = [binning.score(ranks, cuts).log_score for cuts in binning.binnings(ranks)]
     share = np.exp(np.array(scores) - logsumexp(scores))
     assert np.sort(share)[-2] > 0.1
@@ -253,13 +248,13 @@ def test_bbq_weighs_more_than_one_binning(rng):
 )
 def test_bbq_tries_numbers_of_bins_around_the_cube_root(rng, n, least, most):
     odds = np.linspace(0, 20, n)
-    found = binning.binnings(binning.ranked(odds, odds > 3, np.ones(n)))
+    found = binning.binnings(ranked(odds, odds > 3, np.ones(n)))
     assert [len(cuts) + 1 for cuts in found] == list(range(least, most + 1))
 
 
 def test_bbq_takes_binnings_that_come_out_the_same_once():
     odds, right = np.repeat([1.0, 2.0, 3.0], 100), np.arange(300) % 3 > 0
-    found = binning.binnings(binning.ranked(odds, right, np.ones(300)))
+    found = binning.binnings(ranked(odds, right, np.ones(300)))
     assert sorted(len(cuts) + 1 for cuts in found) == [1, 2, 3]
 
 
@@ -559,7 +554,7 @@ COST = """
 import re, warnings
 import numpy as np
 import torch
-from calibrant.calibrators.binning import HistogramOneVsRest
+from calibrant.calibrators.histogram import HistogramOneVsRest
 
 def peak():
     with open("/proc/self/status") as status:

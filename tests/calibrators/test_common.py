@@ -58,7 +58,7 @@ def fitted(name, logits, labels, **options) -> Any:
 def inputs(calibrator, logits):
     if not calibrator.needs_features:
         return None
-    one = calibrator._classes == 1
+    one = calibrator.classes == 1
     scores = torch.as_tensor(logits)
     return features_of(torch.stack([torch.zeros_like(scores), scores], -1) if one else scores)
 
@@ -299,7 +299,7 @@ def test_the_order_of_all_classes_is_kept(tabled, data):
 @pytest.mark.parametrize("tabled", TABLED)
 def test_claims_from_the_table_are_those_of_the_exact_softmax(tabled, data):
     calibrator = fitted(tabled, *data)
-    claims = calibrator.claims(tabulate(examples(*data)))
+    claims = calibrator.predict_records(tabulate(examples(*data)))
     out = predicted(calibrator, data[0])
     np.testing.assert_allclose(claims.confidence, out.max(-1), atol=1e-4)
     true = out[np.arange(len(out)), data[1]]

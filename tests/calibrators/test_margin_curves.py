@@ -14,8 +14,8 @@ from calibrant.calibrators.margin_curves import (
     margin_change,
     margin_temperature,
 )
-from calibrant.calibrators.network import SMART
 from calibrant.calibrators.scaling import EnsembleTemperatureScaling, Identity, TemperatureScaling
+from calibrant.calibrators.smart import SMART
 from tests.support.simulate import drawn
 
 

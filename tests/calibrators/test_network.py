@@ -16,17 +16,19 @@ from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import time_limit
 from calibrant.calibrators.network import (
     FLOOR,
-    INDICATORS,
-    SMART,
     ParametrizedTemperatureScaling,
-    SmartIndicator,
-    SmartObjective,
     _initial,
     _leading,
     _network_objective,
-    margin_bounds,
 )
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.smart import (
+    INDICATORS,
+    SMART,
+    SmartIndicator,
+    SmartObjective,
+    margin_bounds,
+)
 from tests.support.simulate import drawn
 
 OBJECTIVES: tuple[SmartObjective, ...] = get_args(SmartObjective)
@@ -375,7 +377,7 @@ def test_claims_about_a_table_without_logits_are_refused_in_words(rng):
     logits, labels = drawn(rng, 200, 4)
     smart = fitted(SMART(indicator="all", steps=2), logits, labels)
     with pytest.raises(ValueError, match='indicator "all" needs the logits'):
-        smart.claims(tabulate(examples(logits, labels)))
+        smart.predict_records(tabulate(examples(logits, labels)))
 
 
 # What it recovers

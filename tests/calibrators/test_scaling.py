@@ -226,7 +226,7 @@ def test_nothing_is_changed_by_none(rng):
     fitted = Identity().fit(logits, labels)
     np.testing.assert_allclose(fitted.predict_proba(logits), softmax(logits, -1), rtol=1e-12)
     assert fitted.solution_ is None
-    claims = fitted.claims(tabulate(examples(logits, labels)))
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
     assert claims.nll.mean() == pytest.approx(cal.nll(logits, labels), abs=1e-6)
 
 
@@ -393,14 +393,14 @@ def test_the_mixture_is_applied_as_it_is_defined(rng, objective):
     np.testing.assert_allclose(probs, expected, atol=1e-7)
     assert (probs[np.isneginf(logits)] == 0).all()
     assert (probs.argmax(-1) == logits.argmax(-1)).all()
-    claims = fitted.claims(tabulate(examples(logits, labels)))
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
     np.testing.assert_allclose(claims.confidence, expected.max(-1), atol=1e-5)
     np.testing.assert_allclose(claims.nll, losses("nll", expected, labels), atol=1e-4)
 
 
 def test_an_unlikely_class_keeps_its_logarithm(rng):
     fitted = EnsembleTemperatureScaling().fit(*drawn(rng, 500, 3))
-    fitted._learned(weights_=torch.tensor([1.0, 0.0, 0.0]), temperature_=1.0)
+    fitted._store(weights_=torch.tensor([1.0, 0.0, 0.0]), temperature_=1.0)
     out = fitted(torch.tensor([[0.0, -300.0, -torch.inf]]))
     np.testing.assert_array_equal(out, [[0.0, -300.0, -np.inf]])
 

@@ -8,20 +8,16 @@ that it computes anyway and calls :func:`bad_row` for the message.
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-from collections.abc import Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:
-    pass
-
 
 IGNORED = -100
 """Label of an example that does not count, as in ``torch.nn.functional.cross_entropy``."""
@@ -126,12 +122,47 @@ def check_some(count: int) -> None:
         )
 
 
-def warn(message: str) -> None:
-    """Warn at the line outside this package that led here."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back and _is_ours(frame):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+_PENDING: ContextVar[dict[str, None] | None] = ContextVar("pending", default=None)
+
+
+def warn(message: str, stacklevel: int = 3) -> None:
+    """Warn the caller of the function that calls this; within a fit, when the fit is done."""
+    pending = _PENDING.get()
+    if pending is None:
+        warnings.warn(message, stacklevel=stacklevel)
+    else:
+        pending[message] = None
+
+
+@contextmanager
+def warnings_at_caller() -> Iterator[None]:
+    """Collect warnings and issue each once at the end, at the line that called the function.
+
+    Wrap the body of a public function in this: :func:`warn` can then be called at any depth.
+    Within another such context nothing is issued here: the outermost one points to the user.
+    """
+    if _PENDING.get() is not None:
+        yield
+        return
+    pending: dict[str, None] = {}
+    token = _PENDING.set(pending)
+    try:
+        yield
+    finally:
+        _PENDING.reset(token)
+    for message in pending:
+        # frames: this generator, contextlib's __exit__, the function, its caller
+        warnings.warn(message, stacklevel=4)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what :func:`warn` says."""
+    token = _PENDING.set({})
+    try:
+        yield
+    finally:
+        _PENDING.reset(token)
 
 
 def float_info(given: Logits) -> np.finfo[Any] | torch.finfo:
@@ -161,17 +192,9 @@ def look_like_probs(logits: Logits) -> bool:
 
 
 def warn_of_probs(logits: Logits, remedy: str) -> None:
-    """Warn whoever called the function that calls this of logits that look like probabilities.
-
-    Calls from within this package are not looked at. What it fits on the way to a result would
-    repeat the warning, and scores of other libraries need not be logits.
-    """
-    if not _is_ours(sys._getframe(2)) and look_like_probs(logits):
-        warn(f"logits look like probabilities: {SUMS_TO_ONE}; {remedy}")
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "calibrant"
+    """Warn of logits that look like probabilities; public functions call this on their input."""
+    if look_like_probs(logits):
+        warn(f"logits look like probabilities: {SUMS_TO_ONE}; {remedy}", stacklevel=4)
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:

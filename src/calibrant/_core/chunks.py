@@ -31,8 +31,9 @@ from calibrant._core.checks import (
 )
 
 T = TypeVar("T")
+
 Progress: TypeAlias = Callable[[int, int], object]
-"""Called with (done, total)."""
+"""Called with (done, total) while a long task runs."""
 
 Estimand = Literal["top_label", "binary", "multilabel"]
 """Which probability is compared with which event.

@@ -11,11 +11,11 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from calibrant._core.binning import bin_index, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Examples
 from calibrant._core.solve import Solution, check_time
-from calibrant.calibrators.affine import FiniteCalibrator, Held, centred, gather, missing
-from calibrant.calibrators.base import BOUNDS, Context
+from calibrant.calibrators.affine_fit import FitData, centred, gather
+from calibrant.calibrators.base import BOUNDS, Calibrator, Context, missing_classes, warn_together
 
 FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""
@@ -24,7 +24,7 @@ LEAST = 1e-12
 """How much the error must fall, so that rounding decides nothing."""
 
 
-class ClassTemperatures(FiniteCalibrator):
+class ClassTemperatures(Calibrator):
     r"""A temperature for each class: :math:`\mathrm{softmax}(z_k / T_k)`.
 
     Class-based temperature scaling of Frenkel and Goldberger 2021. All temperatures start at the
@@ -61,6 +61,11 @@ class ClassTemperatures(FiniteCalibrator):
     tensor([1.3, 2.6, 1.8])
     """
 
+    name = "cts"
+    aliases = ("class_temperatures",)
+    summary = "a temperature for each class, searched for the lowest ECE"
+    accepts_masked = False
+
     temperatures_: Tensor
 
     def __init__(self, *, passes: int = 3) -> None:
@@ -68,25 +73,24 @@ class ClassTemperatures(FiniteCalibrator):
         if not isinstance(passes, int) or passes < 1:
             raise ValueError(f"passes must be a positive whole number, got {passes!r}")
         self.passes = passes
-        self._learned(temperatures_=torch.ones(1))
+        self._store(temperatures_=torch.ones(1))
 
     def size(self, classes: int) -> int:
         """A temperature for each class."""
         return classes
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        held = gather(given, centred)
+    def _fit(self, examples: Examples, context: Context) -> None:
+        held = gather(examples, centred)
         temperature = 1 / held.sharpness
         self.solution_ = search(held, self.passes)
-        self._learned(temperatures_=torch.from_numpy(self.solution_.x))
-        notes = missing(given, "they keep the temperature that all classes start with")
+        self._store(temperatures_=torch.from_numpy(self.solution_.x))
+        notes = missing_classes(examples, "they keep the temperature that all classes start with")
         if any(math.isclose(temperature, bound) for bound in BOUNDS):
             notes.append(
                 f"the temperature that all classes start with went to its bound {temperature:g}; "
                 "are all samples right, or worse than chance?"
             )
-        if notes:
-            warn(f"{type(self).__name__}: {'; '.join(notes)}")
+        warn_together(self, notes)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         return centred(logits) / self.temperatures_.to(logits.dtype)
@@ -99,7 +103,7 @@ class Quality(NamedTuple):
     accuracy: float
 
 
-def search(held: Held, passes: int) -> Solution:
+def search(held: FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
     rows = Scaled(held)
     grid = np.unique(np.clip(FACTORS / held.sharpness, *BOUNDS))
@@ -141,7 +145,7 @@ class Scaled:
     temperature in time O(n). Only rows in which its class leads are looked at whole.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: FitData) -> None:
         self.logits = held.inputs.cpu().numpy()  # (n, classes), centred
         self.labels = held.labels.cpu().numpy()
         self.share = (held.weight / held.weight.sum()).cpu().numpy()

@@ -27,8 +27,7 @@ from torch import Tensor
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
 from calibrant._core.chunks import Block, Examples, blocks, explained, on_threads, strips, top_class
 from calibrant._core.solve import check_time
-from calibrant.calibrators.affine import missing
-from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.base import Calibrator, Context, missing_classes, warn_together
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.top_label import log_rest
@@ -62,24 +61,23 @@ class StepCalibrator(Calibrator):
     def __init__(self, *, temperature: bool = True) -> None:
         super().__init__()
         self.temperature = temperature
-        self._learned(temperature_=1.0, odds_=torch.zeros(1), prob_=torch.zeros(1))
+        self._store(temperature_=1.0, odds_=torch.zeros(1), prob_=torch.zeros(1))
 
-    def _fit_curves(self, given: Examples, labelled: Labelled) -> Curve:
+    def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
         """One curve, or one for each class."""
         raise NotImplementedError
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        check_some(int((given.labels != IGNORED).sum()))
+    def _fit(self, examples: Examples, context: Context) -> None:
+        check_some(int((examples.labels != IGNORED).sum()))
         self.solution_, found = None, 1.0
         if self.temperature:
-            first = TemperatureScaling()
-            first._fit(given, context)
+            first = TemperatureScaling().fit_examples(examples)
             self.solution_, found = first.solution_, float(first.temperature_)
-        self._learned(temperature_=found)
-        labelled = _labelled(given, found)
+        self._store(temperature_=found)
+        labelled = _labelled(examples, found)
         self._warn_of_certainty(labelled.right)
-        curve = self._fit_curves(given, labelled)
-        self._learned(odds_=curve.odds, prob_=curve.prob)
+        curve = self._fit_curves(examples, labelled)
+        self._store(odds_=curve.odds, prob_=curve.prob)
 
     def _warn_of_certainty(self, right: BoolArray) -> None:
         if right.all() or not right.any():
@@ -91,7 +89,7 @@ class StepCalibrator(Calibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
         log_probs = tempered.log_softmax(-1)
-        level = steps(class_odds(tempered, log_probs), self.odds_, self.prob_).to(logits.dtype)
+        level = steps(_class_odds(tempered, log_probs), self.odds_, self.prob_).to(logits.dtype)
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
         level = torch.where(level > 0, level.clamp(min=LEAST).log(), -torch.inf)
         found = torch.logaddexp(level, log_probs + SLIGHT)
@@ -134,6 +132,9 @@ class IsotonicCalibration(StepCalibrator):
     tensor([0.3..., 0.4...])
     """
 
+    name = "isotonic"
+    aliases = ("isotonic_regression",)
+    summary = "a temperature, then one rising step curve for the probabilities of all classes"
     keeps_argmax = True
     monotone = True
 
@@ -141,10 +142,10 @@ class IsotonicCalibration(StepCalibrator):
         """What a curve counts for, and the temperature."""
         return STEPS + self.temperature
 
-    def _fit_curves(self, given: Examples, labelled: Labelled) -> Curve:
+    def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
         marks, hits = counted(labelled.odds, labelled.weight)
-        walk = partial(_others, given, float(self.temperature_), marks)
-        mass, largest = zip(*on_threads(walk, strips(given)), strict=True)
+        walk = partial(_others, examples, float(self.temperature_), marks)
+        mass, largest = zip(*on_threads(walk, strips(examples)), strict=True)
         return pooled(marks, hits, Between(np.sum(mass, axis=0), np.max(largest, axis=0)))
 
 
@@ -182,30 +183,31 @@ class IsotonicOneVsRest(StepCalibrator):
     array([[0.3..., 0.3..., 0.3...]])
     """
 
+    name = "isotonic_ovr"
+    summary = "a rising curve for each class"
+
     def size(self, classes: int) -> int:
         """What a curve counts for, for each class, and the temperature."""
         return STEPS * classes + self.temperature
 
-    def _fit_curves(self, given: Examples, labelled: Labelled) -> Curve:
-        notes = missing(given, "their probabilities stay as they are")
-        if notes:
-            warn(f"{type(self).__name__}: {'; '.join(notes)}")
-        labels = given.labels[given.labels != IGNORED]
-        held = max(1, given.classes // 8, ROOM // len(labels))
-        curves: list[Curve] = []
-        for first in range(0, given.classes, held):
+    def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
+        warn_together(self, missing_classes(examples, "their probabilities stay as they are"))
+        labels = examples.labels[examples.labels != IGNORED]
+        held = max(1, examples.classes // 8, ROOM // len(labels))
+        curves: list[StepCurve] = []
+        for first in range(0, examples.classes, held):
             check_time()
-            some = range(first, min(first + held, given.classes))
+            some = range(first, min(first + held, examples.classes))
             curves += _class_curves(
-                _columns(given, float(self.temperature_), some), labels - first, labelled.weight
+                _columns(examples, float(self.temperature_), some), labels - first, labelled.weight
             )
-        return Curve(*(_padded(rows) for rows in zip(*curves, strict=True)))
+        return StepCurve(*(_padded(rows) for rows in zip(*curves, strict=True)))
 
 
 # ------------------------------------------------------------------------------------- the curves
 
 
-def class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
+def _class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     """Log-odds of every class ``(..., classes)`` in float32, of logits whose largest is 0."""
     # only the top class can have more than a half: the others lose no digits
     less = log_probs.clamp(max=-math.log(2))
@@ -243,7 +245,7 @@ def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)
 
 
-class Curve(NamedTuple):
+class StepCurve(NamedTuple):
     """Ends of steps, ``(m,)``, or ``(classes, m)`` where short rows repeat their last end."""
 
     odds: Odds
@@ -284,7 +286,7 @@ def tally(marks: Odds, odds: Odds, weight: FloatArray | None, into: Between) -> 
     into.largest[at] = np.maximum(into.largest[at], odds[end - 1])
 
 
-def pooled(marks: Odds, hits: FloatArray, misses: Between) -> Curve:
+def pooled(marks: Odds, hits: FloatArray, misses: Between) -> StepCurve:
     """The ends of the steps of an isotonic regression.
 
     Parameters
@@ -311,7 +313,7 @@ def pooled(marks: Odds, hits: FloatArray, misses: Between) -> Curve:
     value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
     x, y = np.stack([left[first], right[last]], axis=1).ravel(), np.repeat(value, 2)
     kept = np.append(True, np.diff(x) > 0)
-    return Curve(x[kept], y[kept])
+    return StepCurve(x[kept], y[kept])
 
 
 def violators(hits: FloatArray, total: FloatArray) -> IntArray:
@@ -344,39 +346,39 @@ class Labelled(NamedTuple):
 
 
 def _odds_blocks(
-    given: Examples, temperature: float, strip: tuple[int, int]
+    examples: Examples, temperature: float, strip: tuple[int, int]
 ) -> Iterator[tuple[Block, Tensor]]:
     """Yield blocks with the log-odds of all classes; bad rows are refused."""
-    for block in blocks(given, *strip):
+    for block in blocks(examples, *strip):
         top = block.logits.amax(-1, keepdim=True)
         own = (top - block.logits.gather(-1, block.labels[:, None]))[:, 0]
         if not torch.isfinite(own).all():
-            raise explained(given, int(block.number[~torch.isfinite(own).cpu().numpy()][0]))
+            raise explained(examples, int(block.number[~torch.isfinite(own).cpu().numpy()][0]))
         odds = torch.empty_like(block.logits, dtype=torch.float32)
-        rows = max(1, PART.get(odds.device.type, PART["cpu"]) // given.classes)
+        rows = max(1, PART.get(odds.device.type, PART["cpu"]) // examples.classes)
         for part, best, out in zip(
             *(x.split(rows) for x in (block.logits, top, odds)), strict=True
         ):
             wide = (part.double() - best) / temperature
-            out.copy_(class_odds(wide, wide.log_softmax(-1)))
+            out.copy_(_class_odds(wide, wide.log_softmax(-1)))
         yield block, odds
 
 
-def _cuts(given: Examples) -> tuple[list[tuple[int, int]], list[int]]:
+def _cuts(examples: Examples) -> tuple[list[tuple[int, int]], list[int]]:
     """Runs of rows, and how many labelled ones come before each and in all."""
-    cuts = strips(given)
-    counts = [int((given.labels[a:b] != IGNORED).sum()) for a, b in cuts]
+    cuts = strips(examples)
+    counts = [int((examples.labels[a:b] != IGNORED).sum()) for a, b in cuts]
     return cuts, list(accumulate(counts, initial=0))
 
 
-def _labelled(given: Examples, temperature: float) -> Labelled:
-    cuts, ends = _cuts(given)
+def _labelled(examples: Examples, temperature: float) -> Labelled:
+    cuts, ends = _cuts(examples)
     found = Labelled(
-        np.empty(ends[-1], np.float32), np.empty(ends[-1], bool), given.labelled_weight()
+        np.empty(ends[-1], np.float32), np.empty(ends[-1], bool), examples.labelled_weight()
     )
 
     def fill(strip: tuple[int, int], done: int) -> None:
-        for block, odds in _odds_blocks(given, temperature, strip):
+        for block, odds in _odds_blocks(examples, temperature, strip):
             some = slice(done, done := done + len(odds))
             found.odds[some] = odds.gather(-1, block.labels[:, None])[:, 0].cpu().numpy()
             found.right[some] = (top_class(block.logits) == block.labels).cpu().numpy()
@@ -385,24 +387,24 @@ def _labelled(given: Examples, temperature: float) -> Labelled:
     return found
 
 
-def _others(given: Examples, temperature: float, marks: Odds, strip: tuple[int, int]) -> Between:
+def _others(examples: Examples, temperature: float, marks: Odds, strip: tuple[int, int]) -> Between:
     """What lies between the marks, of all classes but the labels of a run of rows."""
     found = nothing(marks)
-    for block, odds in _odds_blocks(given, temperature, strip):
+    for block, odds in _odds_blocks(examples, temperature, strip):
         # to where masked classes are: below every mark, where the curve is 0 however many there are
         odds.scatter_(-1, block.labels[:, None], -torch.inf)
-        weight = None if block.weight is None else np.repeat(block.weight.numpy(), given.classes)
+        weight = None if block.weight is None else np.repeat(block.weight.numpy(), examples.classes)
         tally(marks, odds.cpu().numpy().ravel(), weight, found)
     return found
 
 
-def _columns(given: Examples, temperature: float, some: range) -> Odds:
+def _columns(examples: Examples, temperature: float, some: range) -> Odds:
     """Log-odds of some classes, ``(classes, n)``."""
-    cuts, ends = _cuts(given)
+    cuts, ends = _cuts(examples)
     found = np.empty((len(some), ends[-1]), np.float32)
 
     def fill(strip: tuple[int, int], done: int) -> None:
-        for _, odds in _odds_blocks(given, temperature, strip):
+        for _, odds in _odds_blocks(examples, temperature, strip):
             rows = slice(done, done := done + len(odds))
             found[:, rows] = odds[:, some.start : some.stop].T.cpu().numpy()
 
@@ -410,20 +412,20 @@ def _columns(given: Examples, temperature: float, some: range) -> Odds:
     return found
 
 
-def _class_curves(columns: Odds, labels: IntArray, weight: FloatArray | None) -> list[Curve]:
+def _class_curves(columns: Odds, labels: IntArray, weight: FloatArray | None) -> list[StepCurve]:
     """The steps of each row of columns, on one thread per core."""
 
-    def some(numbers: IntArray) -> list[Curve]:
+    def some(numbers: IntArray) -> list[StepCurve]:
         return [_class_curve(columns[k], labels == k, weight) for k in numbers]
 
     parts = on_threads(some, np.array_split(np.arange(len(columns)), torch.get_num_threads()))
     return list(chain.from_iterable(parts))
 
 
-def _class_curve(odds: Odds, own: BoolArray, weight: FloatArray | None) -> Curve:
+def _class_curve(odds: Odds, own: BoolArray, weight: FloatArray | None) -> StepCurve:
     """The steps of one class; the line that changes nothing where it has no sample."""
     if not own.any():
-        return Curve(np.array([-FAR, FAR], np.float32), np.array([0.0, 1.0]))
+        return StepCurve(np.array([-FAR, FAR], np.float32), np.array([0.0, 1.0]))
     marks, hits = counted(odds[own], None if weight is None else weight[own])
     misses = nothing(marks)
     tally(marks, odds[~own], None if weight is None else weight[~own], misses)

@@ -22,8 +22,8 @@ from calibrant._core.solve import (
 )
 from calibrant.calibrators.base import (
     BOUNDS,
-    Claims,
     Context,
+    RecordPredictions,
     RecordsCalibrator,
     TemperatureCalibrator,
 )
@@ -43,6 +43,10 @@ class Identity(TemperatureCalibrator):
     >>> Identity().fit([[2.0, 1.0]], [0]).temperature([[2.0, 1.0]])
     array([1.])
     """
+
+    name = "none"
+    aliases = ("identity",)
+    summary = "nothing: what the others are compared with"
 
     def size(self, classes: int) -> int:
         """No parameter."""
@@ -86,33 +90,37 @@ class TemperatureScaling(TemperatureCalibrator):
     3.0
     """
 
+    name = "ts"
+    aliases = ("temperature", "temperature_scaling")
+    summary = "one temperature for all"
+
     temperature_: Tensor
 
     def __init__(self, *, objective: TemperatureObjective = "nll") -> None:
         super().__init__()
         check_choice("objective", objective, get_args(TemperatureObjective))
         self.objective = objective
-        self._learned(temperature_=1.0)
+        self._store(temperature_=1.0)
 
     def size(self, classes: int) -> int:
         """One parameter."""
         return 1
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        large = given.classes * given.labels.size >= LARGE
-        solution = newton_sharpness(given) if large and self.objective == "nll" else None
+    def _fit(self, examples: Examples, context: Context) -> None:
+        large = examples.classes * examples.labels.size >= LARGE
+        solution = newton_sharpness(examples) if large and self.objective == "nll" else None
         if solution is None:
-            super()._fit(given, context)
+            super()._fit(examples, context)
         else:
             self.solution_ = solution
-            self._learned(temperature_=np.exp(-solution.x[0]))
+            self._store(temperature_=np.exp(-solution.x[0]))
 
     def _fit_records(self, records: Records) -> None:
         self.solution_ = best_sharpness(records, self.objective)
         temperature = float(np.exp(-self.solution_.x[0]))
         if not self.solution_.converged:
             warn_of_bound(temperature, len(records))
-        self._learned(temperature_=temperature)
+        self._store(temperature_=temperature)
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         return self.temperature_.to(top.dtype)
@@ -150,6 +158,10 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
     tensor(0.2...)
     """
 
+    name = "ets"
+    aliases = ("ensemble_temperature_scaling",)
+    summary = "mixes the tempered, the raw and the uniform distribution"
+
     temperature_: Tensor
     weights_: Tensor
 
@@ -157,7 +169,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         super().__init__()
         check_choice("objective", objective, ("nll", "brier"))
         self.objective = objective
-        self._learned(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
+        self._store(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
 
     def size(self, classes: int) -> int:
         """The temperature and two free weights."""
@@ -168,7 +180,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         temperature = float(np.exp(-tempered.x[0]))
         if not tempered.converged:
             warn_of_bound(temperature, len(records))
-        self._learned(temperature_=temperature)
+        self._store(temperature_=temperature)
         true, share = self._true(records), records.weight / records.weight.sum()
         if self.objective == "nll":
             measure = partial(_mixture_nll, true, share)
@@ -177,7 +189,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         self.solution_ = minimise_within(
             measure, np.array([1.0, 0.0, 0.0]), [(0.0, 1.0)] * 3, total=1.0
         )
-        self._learned(weights_=self.solution_.x)
+        self._store(weights_=self.solution_.x)
 
     def _true(self, records: Records) -> FloatArray:
         """Probability of the label under each of the three distributions, ``(n, 3)``."""
@@ -201,12 +213,14 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
             [[product(b, b), cross, flat], [cross, product(1.0, 1.0), flat], [flat, flat, flat]]
         )
 
-    def claims(self, records: Records) -> Claims:
+    def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each sample after calibration."""
         weights = self.weights_.double().cpu().numpy()
         tops = [np.exp(-records.log_partition(s).value) for s in (1 / float(self.temperature_), 1)]
         confidence = np.stack([*tops, 1 / records.possible], axis=1) @ weights
-        return Claims(confidence, -np.log(np.maximum(self._true(records) @ weights, 1e-300)))
+        return RecordPredictions(
+            confidence, -np.log(np.maximum(self._true(records) @ weights, 1e-300))
+        )
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
@@ -258,25 +272,25 @@ def best_sharpness(records: Records, objective: str = "nll") -> Solution:
     return minimise_scalar(lambda u: measure(records, u).value, low, high)
 
 
-def newton_sharpness(given: Examples) -> Solution | None:
+def newton_sharpness(examples: Examples) -> Solution | None:
     """The log-sharpness with the least NLL, by a few Newton steps over the logits themselves.
 
     They start at the optimum of a sample of the rows, so two or three steps, each a pass over the
     logits, reach rounding error: less work than the table. None where they do not.
     """
-    rows = np.flatnonzero(given.labels != IGNORED)
+    rows = np.flatnonzero(examples.labels != IGNORED)
     check_some(len(rows))
-    chosen = np.full(given.labels.size, IGNORED)
+    chosen = np.full(examples.labels.size, IGNORED)
     some = rows[:: max(1, len(rows) // SAMPLE)]
-    chosen[some] = given.labels[some]
-    start = best_sharpness(tabulate(given._replace(labels=chosen)))
+    chosen[some] = examples.labels[some]
+    start = best_sharpness(tabulate(examples._replace(labels=chosen)))
     if not start.converged:
         return None
     u = float(start.x[0])
     for step in range(1, 6):
         check_time()
         slope, curvature = np.sum(
-            on_threads(partial(_derivatives, given, math.exp(u)), strips(given)), axis=0
+            on_threads(partial(_derivatives, examples, math.exp(u)), strips(examples)), axis=0
         )
         move = slope / max(curvature, 1e-12)
         u -= move
@@ -287,10 +301,10 @@ def newton_sharpness(given: Examples) -> Solution | None:
     return None
 
 
-def _derivatives(given: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
+def _derivatives(examples: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
     """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
     total = np.zeros(2)
-    for block, _, _, own_gap, gaps, powers in gap_blocks(given, strip):
+    for block, _, _, own_gap, gaps, powers in gap_blocks(examples, strip):
         torch.mul(gaps, -b, out=powers).exp_()
         sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
         gaps.mul_(gaps).clamp_(max=LARGEST_GAP)

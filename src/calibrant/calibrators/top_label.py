@@ -3,7 +3,6 @@ r"""Maps of the top class's confidence, and how the rest of the row moves with i
 from __future__ import annotations
 
 import math
-import warnings
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -11,13 +10,13 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, check_choice, warn
+from calibrant._core.checks import BoolArray, FloatArray, check_choice, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
-from calibrant.calibrators.base import BOUNDS, Claims, RecordsCalibrator
-from calibrant.calibrators.network import SMART
+from calibrant.calibrators.base import BOUNDS, RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
+from calibrant.calibrators.smart import SMART
 
 CERTAIN = 30.0
 """Log-odds beyond which float32 cannot tell a confidence from 0 or 1."""
@@ -78,7 +77,7 @@ class OddsCalibrator(RecordsCalibrator):
 
     def __init__(self) -> None:
         super().__init__()
-        self._learned(temperature_=1.0, rest_temperature_=1.0)
+        self._store(temperature_=1.0, rest_temperature_=1.0)
 
     def _fit_odds(self, records: Records) -> None:
         """Learn the new log-odds; the temperature is there already."""
@@ -95,10 +94,10 @@ class OddsCalibrator(RecordsCalibrator):
     def _fit_records(self, records: Records) -> None:
         best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
         rest = rest_sharpness(records, best) if self.tempered else 0.0
-        self._learned(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
+        self._store(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
         self._fit_odds(records)
 
-    def claims(self, records: Records) -> Claims:
+    def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each sample after calibration.
 
         Exact where no more than nine classes would have to be held below the top one, and close
@@ -108,7 +107,7 @@ class OddsCalibrator(RecordsCalibrator):
         rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
         own = np.where(records.own_gap == 0, 0.0, rise - b * records.own_gap)  # ties stay level
         if not self.keeps_argmax:
-            return Claims(expit(odds), np.logaddexp(0, -odds) - own)
+            return RecordPredictions(expit(odds), np.logaddexp(0, -odds) - own)
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
         next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
         above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
@@ -120,7 +119,7 @@ class OddsCalibrator(RecordsCalibrator):
             level = np.where(gaps[deep] == 0, 0, np.minimum(next_best[deep], 0))
             mass[deep] = np.exp(level).sum(1) + rest
         total = np.log1p(np.maximum(mass, 0))
-        return Claims(np.exp(-total), total - np.minimum(own, 0))
+        return RecordPredictions(np.exp(-total), total - np.minimum(own, 0))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         rest = logits / self.rest_temperature_.to(logits.dtype)
@@ -239,6 +238,10 @@ class OddsScaling(TopLabelMap):
     tensor(3.0...)
     """
 
+    name = "odds"
+    aliases = ("odds_scaling",)
+    summary = "a broken line for the log-odds of the top class"
+
     LIMIT: ClassVar[float] = 5.0
     """Largest slope and offset: data without an optimum end there, with a warning."""
 
@@ -252,7 +255,7 @@ class OddsScaling(TopLabelMap):
             raise ValueError(f"knots must be at least 1, got {knots}")
         self.objective = objective
         self.knots = knots
-        self._learned(knots_=torch.zeros(knots), line_=self._straight())
+        self._store(knots_=torch.zeros(knots), line_=self._straight())
 
     def _straight(self) -> FloatArray:
         """The line that changes nothing."""
@@ -264,7 +267,7 @@ class OddsScaling(TopLabelMap):
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
-        self._learned(knots_=self._place(odds, share))
+        self._store(knots_=self._place(odds, share))
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
             confidence_objective(self._inputs(odds), correct, share, calibration),
@@ -272,11 +275,8 @@ class OddsScaling(TopLabelMap):
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
         if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
-            warn(
-                f"{type(self).__name__} found no optimum for these {len(odds):,} samples and "
-                "stopped at its bounds; are all of them right, or all wrong?"
-            )
-        self._learned(line_=self.solution_.x)
+            warn_of_bounds(self, len(odds))
+        self._store(line_=self.solution_.x)
 
     def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
         confidence = expit(odds)
@@ -331,6 +331,9 @@ class Blend(OddsCalibrator):
     tensor(3.0...)
     """
 
+    name = "blend"
+    summary = "the mean of `smart` and `odds`"
+
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
@@ -342,8 +345,7 @@ class Blend(OddsCalibrator):
         return self.smart.size(classes) + self.odds.size(classes)
 
     def _fit_odds(self, records: Records) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of their sizes: this one has warned
+        with silenced():  # this one has warned of the number of examples
             self.smart.fit_records(records)
         self.odds.fit_records(records)
         self.solution_ = self.smart.solution_
@@ -374,3 +376,11 @@ def confidence_objective(
         return value, gradient @ inputs
 
     return value_and_gradient
+
+
+def warn_of_bounds(calibrator: TopLabelMap, samples: int) -> None:
+    """Say that the data have no optimum."""
+    warn(
+        f"{type(calibrator).__name__} found no optimum for these {samples:,} samples and "
+        "stopped at its bounds; are all of them right, or all wrong?"
+    )

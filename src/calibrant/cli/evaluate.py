@@ -85,6 +85,9 @@ def evaluate(
 
     if max_ece is not None and not 0 <= max_ece <= 1:
         raise click.UsageError(f"--max-ece must be a fraction (0.03 is 3 %), got {max_ece:g}")
+    names = names_in(metrics)
+    if max_ece is not None and names and "ece" not in names:
+        raise click.UsageError("--max-ece needs ece among the --metrics")
     data = open_dataset(pred)
     name = data.split(split, TEST_SPLITS).name
     with progress_bar() as progress:
@@ -95,7 +98,7 @@ def evaluate(
             by=by,
             estimand=estimand or "top_label",  # type: ignore[arg-type]  # click's flag values
             bins=bins,
-            metrics=names_in(metrics),
+            metrics=names,
             level=level or None,
             seed=seed,
             progress=progress,
@@ -117,7 +120,7 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console.print(title, style="bold", soft_wrap=True)
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
     console.print(
-        text_table(("metric", "value", interval_heading(evaluation)), evaluation.table(), bold=1)
+        text_table(("metric", "value", interval_heading(evaluation)), evaluation.table(), bold=[1])
     )
     if evaluation.verdict():
         console.print(evaluation.verdict(), soft_wrap=True)
@@ -136,4 +139,4 @@ def _group_table(evaluation: Evaluation) -> Table:
     for group, part in evaluation.groups.items():
         cells = dict(zip(part, part.table(), strict=True))
         rows.append((group, f"{part.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
-    return text_table(("group", "examples", *figures), rows, bold=2)
+    return text_table(("group", "examples", *figures), rows, bold=[2, 4, 5])

@@ -43,8 +43,8 @@ GROUPS = click.option(
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas or spaces; None for an empty one."""
-    return text.replace(",", " ").split() if text else None
+    """Return the names in a list with commas or spaces, in lower case; None for an empty one."""
+    return text.lower().replace(",", " ").split() if text else None
 
 
 def method_options(given: tuple[str, ...]) -> dict[str, Any]:
@@ -112,16 +112,18 @@ def text_table(
     *,
     names: int = 1,
     marked: str = "",
-    bold: int | None = None,
+    bold: Sequence[int] = (),
 ) -> Table:
-    """Return a table whose first columns are names; one row or column may be bold."""
+    """Return a table whose first columns are names, with a marked row or some columns bold."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in headings[:names]:
-        table.add_column(heading, overflow="fold")
-    for heading in headings[names:]:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for i, heading in enumerate(headings):
+        style = "bold" if i in bold else ""
+        if i < names:
+            table.add_column(heading, overflow="fold", style=style)
+        else:
+            table.add_column(heading, justify="right", no_wrap=True, style=style)
     for cells in rows:
         table.add_row(*cells, style="bold" if marked and cells[0] == marked else "")
     return table

@@ -124,7 +124,7 @@ class CalibratedModel(nn.Module):
                 "the model must return logits first, got a single number: a loss? Call it without "
                 "labels"
             )
-        one_logit = self.calibrator._classes == 1 and logits.shape[-1] == 1
+        one_logit = self.calibrator.classes == 1 and logits.shape[-1] == 1
         found: Tensor
         if features is not None and one_logit and features.ndim == logits.ndim:
             # (n, 1), as a layer with one output gives it

@@ -87,7 +87,7 @@ def _around(graph: _Graph, logits: Tensor, features: Tensor | None) -> tuple[Ten
     """
     random = torch.Generator().manual_seed(0)
     finite = torch.where(logits.isfinite(), logits, 0).abs()
-    one = graph.calibrator._classes == 1
+    one = graph.calibrator.classes == 1
     # small logits as well have classes whose log-odds are several units, with the rounding of these
     step = NUDGE * (finite if one else finite.amax(-1, keepdim=True)).clamp(min=8)
     near = [logits, (logits / step).round() * step]
@@ -101,7 +101,7 @@ def _around(graph: _Graph, logits: Tensor, features: Tensor | None) -> tuple[Ten
 
 
 def _decided(graph: _Graph, found: Tensor) -> Tensor:
-    if graph.calibrator._classes == 1:
+    if graph.calibrator.classes == 1:
         return found > (0.5 if graph.probabilities else 0)
     return found.argmax(-1)
 
@@ -118,11 +118,11 @@ def _trials(subject: _Subject) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
             yield "half of the tokens of the example", short
         return
     calibrator, random = subject.graph.calibrator, torch.Generator().manual_seed(1)
-    most = max(8, min(1000, TRIED // calibrator._classes))
+    most = max(8, min(1000, TRIED // calibrator.classes))
     for rows in (1, 2, 7, most):
         shape = (rows, 1 + rows % 5)[: subject.varying]
         yield f"a batch of {rows}", _random(calibrator, shape, random)
-    for what, logits in _edges(calibrator._classes, random):
+    for what, logits in _edges(calibrator.classes, random):
         if subject.varying == 2:
             logits = logits[:, None]
         rest = _random(calibrator, logits.shape[: subject.varying], random)[1:]

@@ -55,7 +55,7 @@ class _Graph(nn.Module):
         return self.probs(found) if self.probabilities else found
 
     def probs(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if self.calibrator._classes == 1 else logits.softmax(-1)
+        return logits.sigmoid() if self.calibrator.classes == 1 else logits.softmax(-1)
 
 
 def _graph(inner: Calibrator | CalibratedModel, probabilities: bool, names: list[str]) -> _Graph:
@@ -182,20 +182,14 @@ def _about(calibrator: Calibrator) -> dict[str, str]:
     return {"kind": kind, "classes": str(int(calibrator.classes_)), "calibrant": __version__}
 
 
-def _width(calibrator: Calibrator) -> int:
-    """Width of the features, which a calibrator within this one may know."""
-    parts = (part for part in calibrator.modules() if isinstance(part, Calibrator))
-    return max(part._width for part in parts)
-
-
 def _random(
     calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
 ) -> tuple[Tensor, ...]:
     """Logits, and features where they are needed, of rows of a shape."""
-    classes = calibrator._classes
+    classes = calibrator.classes
     found = [3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)]
     if calibrator.needs_features:
-        found.append(torch.randn((*shape, _width(calibrator)), generator=random))
+        found.append(torch.randn((*shape, calibrator.width), generator=random))
     return tuple(found)
 
 

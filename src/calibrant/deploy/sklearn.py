@@ -27,7 +27,6 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.affine import FiniteCalibrator
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
@@ -202,7 +201,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             folds = self._folds(X, y, groups, split)
             blank, estimator = estimator, clone(estimator).fit(X, y, **params)
             scored = self._cross_scored(blank, estimator, X, y, folds, params)
-            scored = _usable(scored, masks=not isinstance(calibrator, FiniteCalibrator))
+            scored = _usable(scored, masks=calibrator.accepts_masked)
             if groups is None and len(np.unique(scored.rows)) < len(scored.rows):
                 groups = np.arange(len(y))  # what was scored more than once stays together
         weight = None if sample_weight is None else sample_weight[scored.rows]

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
@@ -108,17 +107,17 @@ def _check_target(dataset: Dataset, target: Path) -> None:
 
 def _check_fits(calibrator: Calibrator, split: Split) -> None:
     """Raise before anything is read if the calibrator cannot be applied to a split."""
-    if int(calibrator.classes_) == 1 and split.shape:
+    calibrator.check_logits(torch.zeros(1, *split.shape))
+    if calibrator.classes == 1 and split.shape:
         raise ValueError(
             f"{split.path} has {math.prod(split.shape)} scores per row, but this "
             f"{type(calibrator).__name__} was fitted on one logit per row"
         )
-    features = None
     if calibrator.needs_features:
         check_features(calibrator, split)
-        features = torch.zeros(1, *split.shards[0].column("features").shape[1:])
-    with located(Place(split.path)):
-        calibrator.calibrate(torch.zeros(1, *split.shape), features)
+        width = split.shards[0].column("features").shape[1:]
+        with located(Place(split.path)):
+            calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
 
 
 def _others(dataset: Dataset, splits: Sequence[Split]) -> dict[str, list[Column]]:
@@ -177,9 +176,9 @@ def _calibrated(
     def use(chunks: Iterator[Chunk]) -> None:
         nonlocal start
         for chunk in chunks:
-            logits = calibrator.calibrate(chunk.logits, chunk.get("features"))
+            logits = calibrator.transform(chunk.logits, chunk.get("features"))
             values = _as_probs(logits) if probs else logits
-            whole[start : start + len(values)] = values.cpu().numpy()
+            whole[start : start + len(values)] = values
             start += len(values)
 
     columns = ["logits", *(["features"] if calibrator.needs_features else [])]
@@ -187,9 +186,9 @@ def _calibrated(
     return whole
 
 
-def _as_probs(logits: Tensor) -> Tensor:
-    wide = logits.double()
-    return torch.sigmoid(wide) if logits.ndim == 1 else torch.softmax(wide, -1)
+def _as_probs(logits: Array) -> Array:
+    wide = torch.from_numpy(logits).double()
+    return (torch.sigmoid(wide) if logits.ndim == 1 else torch.softmax(wide, -1)).numpy()
 
 
 def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, Values, as_labels, as_weight, spread
@@ -27,13 +28,13 @@ def calibrated(calibrator: Calibrator, logits: Values, features: Values | None =
     >>> calibrated(Identity().fit([[2.0, 1.0]], [0]), [[5.0, 3.0]])
     tensor([[ 0., -2.]], dtype=torch.float64)
     """
-    return calibrator.calibrate(logits, features)
+    return torch.as_tensor(calibrator.transform(logits, features))
 
 
 def method_in_use(calibrator: Calibrator) -> Calibrator:
     """Return the method that ``auto`` chose, or the calibrator itself."""
-    chosen = getattr(calibrator, "chosen_", None) or getattr(calibrator, "chosen", None)
-    return chosen if isinstance(chosen, Calibrator) else calibrator
+    chosen = getattr(calibrator, "chosen_", None)
+    return calibrator if chosen is None else chosen
 
 
 class Effect(NamedTuple):
@@ -166,11 +167,11 @@ class Meter:
 
     def _calibrated(self, calibrator: Calibrator, logits: Array, features: Array | None) -> Array:
         if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
-            return calibrator.calibrate(logits, features).cpu().numpy()
-        found, temperatures = calibrator.calibrate_with_temperature(logits)
+            return calibrator.transform(logits, features)
+        found, temperatures = calibrator.transform_with_temperature(logits)
         self.low = min(self.low, float(temperatures.min()))
         self.high = max(self.high, float(temperatures.max()))
-        return found.cpu().numpy()
+        return found
 
 
 def _labelled(chunk: Chunk) -> BoolArray:

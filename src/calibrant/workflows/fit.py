@@ -20,9 +20,6 @@ from calibrant.data.shards import Place, located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 
-FEW_VALUES = 5
-"""Learned values of a name that are reported one by one."""
-
 
 def fit(
     data: Data,
@@ -92,30 +89,14 @@ class Fit:
     effect: Effect
     split: str
 
-    def learned(self) -> dict[str, Any]:
-        """Return the learned values that are few enough to be read, by name."""
-        buffers = method_in_use(self.calibrator).named_buffers()
-        values = {name.rstrip("_"): v for name, v in buffers if v.numel() <= FEW_VALUES}
-        return {n: v.tolist() for n, v in values.items() if not n.endswith("classes")}
-
-    def temperatures(self) -> tuple[float, float] | None:
-        """Return the lowest and highest temperature, of examples or else of what was learned."""
-        learned = dict(method_in_use(self.calibrator).named_buffers()).get("temperature_")
-        if self.effect.temperatures is not None or learned is None or (learned == 1).all():
-            return self.effect.temperatures  # a learned 1 means that it is not in use
-        return float(learned.min()), float(learned.max())
-
     def describe(self) -> Iterator[str]:
         """Yield lines about what was learned."""
-        if reasons := getattr(self.calibrator, "reasons_", getattr(self.calibrator, "reasons", "")):
+        if reasons := getattr(self.calibrator, "reasons_", ""):
             yield reasons
-        before = self.effect.before
-        size = self.calibrator.size(before.classes)
-        counted = f"{size:,} parameter{'' if size == 1 else 's'}"
-        yield f"{before.n:,} examples, {before.classes} classes; {counted}"
-        if temperatures := self.temperatures():
-            low, high = (f"{one:.4g}" for one in temperatures)
-            yield f"temperature {low}" if low == high else f"temperatures from {low} to {high}"
+        yield f"{self.effect.before.n:,} examples; {method_in_use(self.calibrator).describe()}"
+        low, high = self.effect.temperatures or (1.0, 1.0)
+        if low < high:
+            yield f"temperatures of the examples from {low:.4g} to {high:.4g}"
         if self.effect.argmax_changed:
             yield f"the predicted class of {self.effect.argmax_changed:,} examples changes"
 
@@ -128,7 +109,7 @@ class Fit:
             "n": before.n,
             "classes": before.classes,
             "parameters": self.calibrator.size(before.classes),
-            "learned": self.learned(),
+            "learned": self.calibrator.learned(),
             "temperature": {"low": low, "high": high},
             "argmax_changed": argmax_changed,
             "before": before.to_dict()["metrics"],

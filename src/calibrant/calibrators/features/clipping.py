@@ -83,6 +83,9 @@ class FeatureClipping(Calibrator):
     True
     """
 
+    name = "fc"
+    aliases = ("feature_clipping",)
+    summary = "clips the features before the last layer, then one temperature"
     needs_features = True
     needs_head = True
 
@@ -104,19 +107,19 @@ class FeatureClipping(Calibrator):
         self.objective = objective
         self.max_accuracy_loss = max_accuracy_loss
         self.temperature = temperature
-        self._learned(clip_=BEYOND, weight_=torch.zeros(0, 0), temperature_=1.0)
+        self._store(clip_=BEYOND, weight_=torch.zeros(0, 0), temperature_=1.0)
 
     def size(self, classes: int) -> int:
         """The clipping value and the temperature."""
         return 1 + self.temperature
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
-        features = self._labelled_features(given, context)
-        parts = [block.logits for block in blocks(given, 0, given.labels.size)]
+    def _fit(self, examples: Examples, context: Context) -> None:
+        records = tabulate(examples)
+        features = self._labelled_features(examples, context)
+        parts = [block.logits for block in blocks(examples, 0, examples.labels.size)]
         logits = torch.cat(parts).float()
         features = features.to(logits.device)
-        weight, bias = _last_layer(context.head, given, self._width)
+        weight, bias = _last_layer(context.head, examples, self._width)
         weight, bias = weight.to(logits.device), bias.to(logits.device)
         check_head(logits, linear(features, weight, bias))
         some = np.arange(0, len(records), -(-len(records) // SEARCHED))
@@ -128,7 +131,7 @@ class FeatureClipping(Calibrator):
             log_sharpness = float(found.x[0])
             if not found.converged:
                 warn_of_bound(math.exp(-log_sharpness), len(records))
-        self._learned(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
+        self._store(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
 
     def _search(self, logits: Tensor, features: Tensor, weight: Tensor, records: Records) -> _Tried:
         """The best clipping value among a coarse grid, then among a fine one around it."""
@@ -184,7 +187,7 @@ def _retabulated(logits: Tensor, records: Records) -> Records:
     return tabulate(Examples(logits, records.labels, records.weight, "top_label"))
 
 
-def _last_layer(head: Any, given: Examples, width: int) -> tuple[Tensor, Tensor]:
+def _last_layer(head: Any, examples: Examples, width: int) -> tuple[Tensor, Tensor]:
     """Weight and bias of the last layer in float32, with a row for each class."""
     if not isinstance(head, (tuple, list)) or len(head) != 2:
         raise TypeError(f"head must be (weight, bias), got {type(head).__name__}")
@@ -192,10 +195,10 @@ def _last_layer(head: Any, given: Examples, width: int) -> tuple[Tensor, Tensor]
         torch.as_tensor(x.detach() if isinstance(x, Tensor) else np.asarray(x)).float()
         for x in (head[0], np.zeros(len(head[0])) if head[1] is None else head[1])
     )
-    if given.one_logit and weight.ndim == 2 and len(weight) == 1 and bias.shape == (1,):
+    if examples.one_logit and weight.ndim == 2 and len(weight) == 1 and bias.shape == (1,):
         # one logit z stands for (0, z)
         weight, bias = (torch.cat([torch.zeros_like(x), x]) for x in (weight, bias))
-    classes = given.classes
+    classes = examples.classes
     if weight.shape != (classes, width) or bias.shape != (classes,):
         raise ValueError(
             f"head must be (weight, bias) of shapes ({classes}, {width}) and ({classes},), for "

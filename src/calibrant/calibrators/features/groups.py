@@ -71,6 +71,9 @@ class GroupCalibration(Calibrator):
             [1., 3.]])
     """
 
+    name = "gc"
+    aliases = ("group_calibration",)
+    summary = "learned groups of the features, a temperature for each"
     keeps_argmax = True
     monotone = True
     needs_features = True
@@ -98,7 +101,7 @@ class GroupCalibration(Calibrator):
         self.partitions = partitions
         self.regularisation = regularisation
         self.seed = seed
-        self._learned(
+        self._store(
             centre_=torch.zeros(0),
             weight_=torch.zeros(partitions, group_count, 0),
             temperature_=torch.ones(partitions, group_count),
@@ -108,9 +111,9 @@ class GroupCalibration(Calibrator):
         """The temperatures; the layers that make groups see other samples, and do not count."""
         return self.partitions * self.group_count
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
-        features = self._labelled_features(given, context).cpu()
+    def _fit(self, examples: Examples, context: Context) -> None:
+        records = tabulate(examples)
+        features = self._labelled_features(examples, context).cpu()
         warn_of_constant(type(self).__name__, features)
         single = best_sharpness(records)
         if not single.converged:
@@ -118,7 +121,7 @@ class GroupCalibration(Calibrator):
         centre, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, 1 / scale, 0)
         features = (features - centre) * scale
-        groups = None if context.groups is None else context.groups[given.labels != IGNORED]
+        groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
         rng = np.random.default_rng(self.seed)
         weights, temperatures = [], []
         for (learn, fit), count in self._halves(records.labels, groups):
@@ -136,7 +139,7 @@ class GroupCalibration(Calibrator):
             temperatures.append(
                 group_temperatures(records.take(fit), group.argmax(-1).numpy(), self.group_count)
             )
-        self._learned(
+        self._store(
             centre_=centre,
             weight_=torch.cat(weights) * scale,
             temperature_=np.concatenate(temperatures),

@@ -106,6 +106,9 @@ class ProCal(Calibrator):
     True
     """
 
+    name = "procal"
+    aliases = ("proximity_calibration",)
+    summary = "looks at confidence and at how near the known features are"
     keeps_argmax = True
     monotone = True
     needs_features = True
@@ -146,22 +149,22 @@ class ProCal(Calibrator):
 
     def _forget(self) -> None:
         """Leave every confidence as it is."""
-        self._learned(temperature_=1.0, unit_=1.0, learned_=torch.tensor(0))
-        self._learned(centre_=torch.zeros(0), reference_=torch.zeros(0, 0))
+        self._store(temperature_=1.0, unit_=1.0, learned_=torch.tensor(0))
+        self._store(centre_=torch.zeros(0), reference_=torch.zeros(0, 0))
         if self.method == "density_ratio":
             corner, span = torch.zeros(2), torch.ones(2)
-            self._learned(masses_=torch.zeros(2, 1, 1), corner_=corner, span_=span)
+            self._store(masses_=torch.zeros(2, 1, 1), corner_=corner, span_=span)
         else:
             lines = torch.tensor([1.0, 0.0]).repeat(self.bins, 1)
-            self._learned(edges_=torch.zeros(self.bins - 1), lines_=lines)
+            self._store(edges_=torch.zeros(self.bins - 1), lines_=lines)
 
     def size(self, classes: int) -> int:
         """Widths of the kernels, or lines; and the temperature."""
         return 5 if self.method == "density_ratio" else 2 * self.bins + 1
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
-        features = self._labelled_features(given, context)
+    def _fit(self, examples: Examples, context: Context) -> None:
+        records = tabulate(examples)
+        features = self._labelled_features(examples, context)
         self._forget()
         distance = self._distances(features)
         if records.correct.all() or not records.correct.any():
@@ -177,7 +180,7 @@ class ProCal(Calibrator):
         if not single.converged:
             warn_of_bound(1 / sharpness, len(records))
         unit = float(records.weight @ distance / records.weight.sum()) or 1.0
-        self._learned(temperature_=1 / sharpness, unit_=unit, learned_=torch.tensor(1))
+        self._store(temperature_=1 / sharpness, unit_=unit, learned_=torch.tensor(1))
         odds = record_odds(records, sharpness)
         if self.method == "density_ratio":
             self._fit_densities(expit(odds), np.exp(-distance / unit), records)
@@ -191,7 +194,7 @@ class ProCal(Calibrator):
         if count > REFERENCE:
             rng = np.random.default_rng(self.seed)
             chosen = np.sort(rng.choice(count, REFERENCE, replace=False))
-        self._learned(centre_=centre, reference_=features[chosen])
+        self._store(centre_=centre, reference_=features[chosen])
         if count == 1:
             return np.zeros(1)
         own = torch.full((count,), -1)
@@ -204,7 +207,7 @@ class ProCal(Calibrator):
     ) -> None:
         axes = _axis(confidence), _axis(proximity)
         points = confidence, proximity
-        self._learned(
+        self._store(
             masses_=density_masses(points, records.correct, records.weight, axes),
             corner_=np.array([axis[0] for axis in axes]),
             span_=np.array([axis[-1] - axis[0] for axis in axes]),
@@ -224,7 +227,7 @@ class ProCal(Calibrator):
             bounds = [(0.0, self.LIMIT), (-self.LIMIT, self.LIMIT)]
             self.solution_ = minimise_within(objective, np.array([1.0, 0.0]), bounds)
             lines.append(self.solution_.x)
-        self._learned(edges_=edges, lines_=np.stack(lines))
+        self._store(edges_=edges, lines_=np.stack(lines))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         assert features is not None

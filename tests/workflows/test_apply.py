@@ -196,7 +196,7 @@ def test_input_is_never_overwritten(tmp_path, monkeypatch, halved, given, out):
 
 
 def bad_input(folder, halved, name):
-    """Arguments of apply_file that cannot work, and the message."""
+    """Arguments of apply that cannot work, and the message."""
     good = as_npz(folder, predictions())
     wrong = {"logits": predictions()["logits"]}
     wrong["logits"][599] = np.nan

@@ -69,15 +69,25 @@ def assert_same(found, expected):
 def test_a_file_has_the_figures_of_its_arrays(tmp_path, write):
     """With weights and subgroups, which are columns of the file."""
     arrays = predictions()
-    found = calibrant.evaluate(write(tmp_path, arrays), sample_weight="importance", by="site")
+    options: dict[str, Any] = {"metrics": ["ece", "nll", "ada_ece", "auroc"], "level": None}
+    path = write(tmp_path, arrays)
+    found = calibrant.evaluate(path, sample_weight="importance", by="site", **options)
     expected = calibrant.evaluate(
         arrays["logits"],
         arrays["labels"],
         sample_weight=arrays["importance"],
         by=arrays["site"],
+        **options,
     )
     assert sorted(found.groups) == ["0", "1", "2"]
     assert_same(found, expected)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_all_metrics_and_intervals_of_shards(tmp_path):
+    arrays = predictions()
+    found = calibrant.evaluate(as_npz_folder(tmp_path, arrays))
+    assert_same(found, calibrant.evaluate(arrays["logits"], arrays["labels"]))
 
 
 def test_arrays_may_be_a_mapping_or_a_dataset(tmp_path):

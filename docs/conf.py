@@ -77,7 +77,7 @@ def _draw_figures(app):
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
-    sample = cal.open_predictions(cal.sample_path())
+    sample = cal.open_dataset(cal.sample_path())
     val, test = sample.split("val"), sample.split("test")
     logits, labels = test.read("logits"), test.read("labels")
     kinds = {"ts": cal.TemperatureScaling, "smart": cal.SMART, "blend": cal.calibrators.Blend}

@@ -30,8 +30,8 @@ from calibrant.calibrators.features import (
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.workflows import compare as comparison
-from calibrant.workflows.apply import apply_file
-from calibrant.workflows.fit import fit_file
+from calibrant.workflows.apply import apply
+from calibrant.workflows.fit import fit
 from tests.support.simulate import drawn
 
 METHODS: dict[str, Any] = {
@@ -1038,15 +1038,15 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     np.savez(tmp_path / "p.npz", **arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = fit_file(tmp_path / "p.npz", FeatureClipping())
-    apply_file(module, tmp_path / "p.npz", tmp_path / "out.npz")
+        module = fit(tmp_path / "p.npz", FeatureClipping())
+    apply(module, tmp_path / "p.npz", tmp_path / "out.npz")
     out = np.load(tmp_path / "out.npz")
     expected = module.predict_proba(arrays["test_logits"], arrays["test_features"])
     np.testing.assert_allclose(softmax(out["test_logits"], -1), expected, atol=1e-6)
     np.savez(tmp_path / "q.npz", **(arrays | {"test_features": np.zeros((200, 7))}))
     steps: list[tuple[int, int]] = []
     with pytest.raises(ValueError, match=r"q\.npz: features must be \(..., 6\), as in fit"):
-        apply_file(
+        apply(
             module,
             tmp_path / "q.npz",
             tmp_path / "out2.npz",
@@ -1057,4 +1057,4 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     del arrays["weight"], arrays["bias"]
     np.savez(tmp_path / "r.npz", **arrays)
     with pytest.raises(ValueError, match=r"r\.npz: FeatureClipping needs the last layer"):
-        fit_file(tmp_path / "r.npz", FeatureClipping())
+        fit(tmp_path / "r.npz", FeatureClipping())

@@ -13,7 +13,7 @@ from scipy.special import expit, logsumexp, softmax
 import calibrant as cal
 from calibrant._core import chunks
 from calibrant.data import shards
-from tests.support.predictions import every, pairs_of, predictions
+from tests.support.named_predictions import every, pairs_of, predictions
 from tests.support.simulate import drawn
 
 INF = math.inf

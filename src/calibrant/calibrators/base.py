@@ -207,7 +207,10 @@ class Calibrator(nn.Module):
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
         wide = self._wide(logits)
         top = wide.amax(-1, keepdim=True)
-        result = self._transform(wide - top, top, features)
+        return self._finished(wide, top, self._transform(wide - top, top, features))
+
+    def _finished(self, wide: Tensor, top: Tensor, result: Tensor) -> Tensor:
+        """Calibrated logits whose largest is 0 and, where promised, at the argmax of ``wide``."""
         if self.keeps_argmax:
             # Rounding may level what was apart: a class below the top stays below it by an
             # amount that survives the softmax.
@@ -524,3 +527,12 @@ class TemperatureCalibrator(RecordsCalibrator):
         with torch.no_grad():
             result = self._temperature(wide - top, top).expand_as(top)[..., 0]
         return result if isinstance(logits, Tensor) else result.cpu().numpy()
+
+    def transform_with_temperature(self, logits: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Calibrated logits as :meth:`transform` gives them, and the temperature of each row."""
+        wide = self._wide(self._checked(logits))
+        top = wide.amax(-1, keepdim=True)
+        with torch.no_grad():
+            temperature = self._temperature(wide - top, top)
+            result = self._finished(wide, top, (wide - top) / temperature)
+        return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()

@@ -13,7 +13,6 @@ import click
 
 from calibrant.cli.shared import (
     AS_JSON,
-    check_split,
     new_console,
     progress_bar,
     say,
@@ -148,20 +147,18 @@ def _resumed(
 
 
 def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs:
-    """Pairs of a reference."""
-    from calibrant.data import open_predictions
+    """Return the pairs of a reference."""
+    from calibrant.data.dataset import TEST_SPLITS, open_dataset
     from calibrant.metrics.reductions import top_label
-    from calibrant.workflows.effect import calibrated
 
-    check_split(path, split, "--reference-split")
-    chosen = open_predictions(path).split(split, ("test", ""))
+    chosen = open_dataset(path).split(split, TEST_SPLITS)
     if chosen.domain != "logits":
-        raise ValueError(f"{path} has probs; a reference wants logits")
-    logits, labels = chosen.read("logits"), chosen.read("labels")
+        raise ValueError(f"{path} has probs; a reference needs logits")
+    logits = chosen.logits
     if calibrator is not None:
-        features = chosen.read("features") if calibrator.needs_features else None
-        return top_label(calibrated(calibrator, logits, features), labels)
-    return top_label(logits, labels)
+        features = chosen.features if calibrator.needs_features else None
+        logits = calibrator.transform(logits, features)
+    return top_label(logits, chosen.labels)
 
 
 def _expanded(files: tuple[str, ...]) -> list[str]:

@@ -147,7 +147,7 @@ class CalibratedModel(nn.Module):
         folder : path
             Created where it does not exist. Other files in it stay.
         figures : Effect, optional
-            Before and after, as :func:`calibrant.effect_file` measures them, for the card.
+            Before and after, as :func:`calibrant.effect` measures them, for the card.
         """
         target = Path(folder)
         target.mkdir(exist_ok=True)

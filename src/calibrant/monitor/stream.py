@@ -6,9 +6,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant.calibrators.base import Calibrator
-from calibrant.data import Part, open_predictions
-from calibrant.data.shards import BLOCK, Report as Told, over_parts
+from calibrant.data import Chunk, open_dataset
 from calibrant.metrics.reductions import Pairs, reduce_examples
 from calibrant.monitor.evidence import (
     TILTS,
@@ -257,14 +255,16 @@ class Monitor:
         name and with the same sums, is left out with a warning: it was given twice. Files are
         recognised for good, also when their window has been summed up.
         """
-        chosen = open_predictions(path).split(split, ("test", ""))
+        chosen = open_dataset(path).split(split, ("test", ""))
         name = name or (f"{path}, {chosen.name}" if split else os.fspath(path))
-        read = partial(self._part, chosen.domain, max(1, BLOCK // max(math.prod(chosen.shape), 1)))
+        needed = self.calibrator is not None and self.calibrator.needs_features
+        columns = [chosen.domain, "labels", *(["features"] if needed else [])]
         self._check_open(window)
         number = self._next() if window is None else _number(window)
         total, ignored, classes = self._empty(number, name), 0, self._classes
         try:
-            for sums, left_out in over_parts(read, chosen.parts, None, progress):
+            shards = chosen.walk(self._shard, *columns, rows=chosen.chunk_rows, progress=progress)
+            for sums, left_out in shards:
                 total, ignored = total + sums, ignored + left_out
         except Exception:
             self._classes = classes  # a refused file leaves no trace
@@ -538,23 +538,14 @@ class Monitor:
         self._check_classes(scores)
         return Pairs(rows.confidence, rows.outcome)
 
-    def _part(self, domain: str, rows: int, part: Part, told: Told) -> tuple[Window, int]:
-        """Sums of one part of a file, and its ignored labels."""
-        total, ignored, done = self._empty(0, ""), 0, 0
-        needed = self.calibrator is not None and self.calibrator.needs_features
-        columns = ["logits", "labels", *(["features"] if needed else [])]
-        for scores, labels, *beside in part.blocks(rows, columns):
-            given = (scores, labels, None) if domain == "logits" else (None, labels, scores)
-            try:
-                found = self._pairs(*given, *beside)
-            except (TypeError, ValueError) as problem:
-                where = f"{part.path}, counting from row {done}" if done else part.path
-                kind = TypeError if isinstance(problem, TypeError) else ValueError
-                raise kind(f"{where}: {problem}") from problem
-            total += self._sums(found, 0, "")
-            ignored += labels.size - found.outcome.size
-            done += len(labels)
-            told(len(labels))
+    def _shard(self, chunks: Iterator[Chunk]) -> tuple[Window, int]:
+        """Sums of one shard of a file, and its ignored labels."""
+        total, ignored = self._empty(0, ""), 0
+        for chunk in chunks:
+            scores = chunk.get("logits"), chunk.labels, chunk.get("probs")
+            pairs = self._pairs(*scores, chunk.get("features"))
+            total += self._sums(pairs, 0, "")
+            ignored += chunk.labels.size - pairs.outcome.size
         return total, ignored
 
     def _check_classes(self, scores: Logits) -> None:

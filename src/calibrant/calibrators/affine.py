@@ -83,6 +83,7 @@ class Affine(FiniteCalibrator):
 
     weight_: Tensor
     bias_: Tensor
+    learned_shapes = "weight_ classes classes|classes; bias_ classes"
 
     def __init__(self) -> None:
         super().__init__()

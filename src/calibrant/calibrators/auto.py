@@ -82,8 +82,6 @@ class Auto(RecordsCalibrator):
     folds : int
     seed : int
         Of the folds and the draws.
-    chosen, reasons : Calibrator and str, optional
-        The outcome of a fit, set by it, so that a saved file has it too.
 
     Attributes
     ----------
@@ -115,8 +113,6 @@ class Auto(RecordsCalibrator):
         candidates: Sequence[str] = tuple(CANDIDATES),
         folds: int = 5,
         seed: int = 0,
-        chosen: Calibrator | None = None,
-        reasons: str = "",
     ) -> None:
         super().__init__()
         unknown = [name for name in candidates if name not in CANDIDATES]
@@ -127,10 +123,22 @@ class Auto(RecordsCalibrator):
         self.candidates = tuple(candidates)
         self.folds = folds
         self.seed = seed
-        self.chosen = chosen
-        self.needs_features = chosen is not None and chosen.needs_features
-        self.reasons = reasons
+        self.chosen = None
+        self.needs_features = False
+        self.reasons = ""
         self.candidates_: list[Candidate] = []
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what was chosen, for the ``state_dict``."""
+        names = [name for name, kind in CANDIDATES.items() if type(self.chosen) is kind]
+        config = self.chosen.config() if self.chosen is not None else {}
+        return {"chosen": names[0] if names else None, "config": config, "reasons": self.reasons}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Make the chosen method, whose learned values follow in the ``state_dict``."""
+        name, self.reasons = state["chosen"], str(state["reasons"])
+        self.chosen = None if name is None else CANDIDATES[name](**state["config"])
+        self.needs_features = self.chosen is not None and self.chosen.needs_features
 
     def size(self, classes: int) -> int:
         """Parameters of the chosen method; none before a fit."""

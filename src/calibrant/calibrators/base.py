@@ -88,6 +88,10 @@ class Calibrator(nn.Module):
         ``fit`` wants the last layer too.
     solution_ : Solution or None
         How the search of the last fit ended.
+    learned_shapes : str
+        Buffers whose shapes a fit decides, for the check of saved files: ``"edges_ cuts; levels_
+        cuts+1"``. ``classes`` and ``width`` are the learned numbers, ``=`` is the size before a
+        fit, other names stand for one size each; ``|`` separates alternatives.
     """
 
     keeps_argmax: bool = False
@@ -95,6 +99,7 @@ class Calibrator(nn.Module):
     needs_features: bool = False
     uses_features: bool = False
     needs_head: bool = False
+    learned_shapes: str = ""
 
     classes_: Tensor
     width_: Tensor
@@ -107,6 +112,11 @@ class Calibrator(nn.Module):
             self._learned(width_=torch.tensor(0))
         # as Python numbers, so that an exported graph does not depend on them
         self._classes = self._width = 0
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, 1 for log-odds; 0 before a fit."""
+        return self._classes
 
     # ------------------------------------------------------------------ what a subclass writes
 

@@ -54,6 +54,7 @@ class StepMap(TopLabelMap):
 
     edges_: Tensor
     levels_: Tensor
+    learned_shapes = "edges_ cuts; levels_ cuts+1"
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
@@ -284,6 +285,7 @@ class HistogramOneVsRest(Calibrator):
 
     edges_: Tensor
     levels_: Tensor
+    learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
 
     def __init__(self, *, bins: int = 15, mass: bool = True) -> None:
         super().__init__()

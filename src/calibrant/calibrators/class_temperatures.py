@@ -62,6 +62,7 @@ class ClassTemperatures(FiniteCalibrator):
     """
 
     temperatures_: Tensor
+    learned_shapes = "temperatures_ classes"
 
     def __init__(self, *, passes: int = 3) -> None:
         super().__init__()

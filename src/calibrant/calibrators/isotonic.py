@@ -58,6 +58,7 @@ class StepCalibrator(Calibrator):
     temperature_: Tensor
     odds_: Tensor
     prob_: Tensor
+    learned_shapes = "odds_ points; prob_ points"
 
     def __init__(self, *, temperature: bool = True) -> None:
         super().__init__()
@@ -181,6 +182,8 @@ class IsotonicOneVsRest(StepCalibrator):
     >>> fitted.predict_proba(np.array([[0.0, 0.0, 1.0]]))
     array([[0.3..., 0.3..., 0.3...]])
     """
+
+    learned_shapes = "odds_ classes points; prob_ classes points"
 
     def size(self, classes: int) -> int:
         """What a curve counts for, for each class, and the temperature."""

@@ -103,7 +103,9 @@ class NetworkTemperature(TemperatureCalibrator):
         check_whole("patience", self.patience)
         self._learned(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
         self._learned(deviation_=torch.ones(width))
-        self._store(_initial(self._widths(width), 1.0, self.seed), width)
+        for i, (fan_in, fan_out) in enumerate(pairwise(self._widths(width))):
+            weight, bias = torch.zeros(fan_in, fan_out), torch.zeros(fan_out)
+            self._learned(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
     def _widths(self, width: int) -> tuple[int, ...]:
         return (width, *self.hidden, 1)
@@ -328,6 +330,12 @@ class SMART(NetworkTemperature):
         self.rate = rate
         self.seed = seed
         self._declare(1)
+
+    @property
+    def learned_shapes(self) -> str:  # type: ignore[override]
+        """Shapes by the number of inputs: all logits, or one number."""
+        by_class = "mean_ classes; low_ classes; high_ classes; deviation_ classes"
+        return f"{by_class}; weight0_ classes =" if self.indicator == "all" else ""
 
     @property
     def fits_records(self) -> bool:

@@ -252,7 +252,7 @@ class OddsScaling(TopLabelMap):
             raise ValueError(f"knots must be at least 1, got {knots}")
         self.objective = objective
         self.knots = knots
-        self._learned(knots_=torch.zeros(knots), line_=self._straight())
+        self._learned(knots_=torch.zeros(knots), line_=torch.zeros(knots + 2))
 
     def _straight(self) -> FloatArray:
         """The line that changes nothing."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,6 +59,28 @@ class Threshold(NamedTuple):
     bound: float
     n: int
 
+    def state(self) -> dict[str, float | None]:
+        """Return the numbers for JSON: None stands for infinity and NaN."""
+        return {k: v if math.isfinite(v) else None for k, v in self._asdict().items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Threshold:
+        """Make a threshold of what :meth:`state` returned."""
+        absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
+        named = isinstance(state, Mapping) and set(state) == set(cls._fields)
+        if not named or not all(_is_number(v, k in absent) for k, v in state.items()):
+            raise ValueError(
+                f"a threshold has the numbers {', '.join(cls._fields)}, got {state!r:.200}"
+            )
+        numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in state.items()}
+        return cls(**numbers)
+
+
+def _is_number(value: Any, or_none: bool = False) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is None and or_none
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
 
 def threshold(
     confidence: Values, outcome: Values, *, max_error: float, level: float = 0.95
@@ -108,8 +131,8 @@ def threshold(
     (0.84, 0.32, 0.08)
     """
     claimed, happened, _ = as_pairs(confidence, outcome)
-    _check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
-    _check_share(level, "level", "0.95 means 95 %")
+    check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
+    check_share(level, "level", "0.95 means 95 %")
     grid, shares = _grid(max_error)
     grid = _as_held(grid, as_scores(confidence, "confidence"))
     accepted, wrong = _accepted(claimed, happened, grid)
@@ -124,7 +147,8 @@ def threshold(
     return Threshold(float(grid[at]), m / claimed.size, k / m, bound, claimed.size)
 
 
-def _check_share(value: float, name: str, example: str) -> None:
+def check_share(value: float, name: str, example: str) -> None:
+    """Raise unless a value is a number between 0 and 1."""
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}: {example}")
     if not 0 < 1 - value < 1:  # 1 - 1e-17 is 1: such a share cannot be asked for

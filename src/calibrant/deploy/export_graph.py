@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import logits_of
-from calibrant.artifacts import kinds
+from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.attach import CalibratedModel, check_fitted
 
@@ -177,8 +177,10 @@ def _target(path: str | os.PathLike[str], suffix: str) -> Path:
 def _about(calibrator: Calibrator) -> dict[str, str]:
     from calibrant import __version__
 
-    known = {kind: name for name, kind in kinds().items()}
-    kind = known.get(type(calibrator), type(calibrator).__name__)
+    try:
+        kind = kind_of(calibrator)
+    except TypeError:  # a calibrator of the user's own
+        kind = type(calibrator).__name__
     return {"kind": kind, "classes": str(int(calibrator.classes_)), "calibrant": __version__}
 
 

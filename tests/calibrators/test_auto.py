@@ -485,8 +485,8 @@ def test_the_chosen_is_a_part_of_the_module(rng):
     state = fitted.state_dict()
     assert float(state["chosen.temperature_"]) == pytest.approx(4, rel=0.15)
     assert int(state["classes_"]) == int(state["chosen.classes_"]) == 4
-    assert fitted.config()["chosen"] is fitted.chosen
-    assert fitted.config()["reasons"] == fitted.reasons
+    extra = {"chosen": "ts", "config": fitted.chosen.config(), "reasons": fitted.reasons}
+    assert state["_extra_state"] == extra
 
 
 def test_the_chosen_of_log_odds_takes_log_odds(rng):

@@ -68,22 +68,22 @@ def unpacked(content: bytes) -> Artifact:
     except Exception as error:  # of several kinds
         raise ValueError(f"it is no safetensors file, or a damaged one ({error})") from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    metadata = header.get("__metadata__") or {}
-    version = metadata.get("format")
-    check_format(int(version) if str(version).isdecimal() else version, FORMAT)
+    metadata: dict[str, str] = header.get("__metadata__") or {}
+    version = metadata.get("format", "")
+    check_format(int(version) if version.isdecimal() else version, FORMAT)
     check_names(metadata, KEYS, "metadata")
     if metadata["sha256"] != _digest(metadata["config"], metadata["extra"], tensors):
         raise ValueError("it is damaged: the checksum differs")
-    described = (metadata[key] for key in ("kind", "description", "calibrant"))
-    config, extra = (parsed(metadata[key], key) for key in ("config", "extra"))
-    return Artifact(int(version), *described, config, extra, tensors)
+    kind, description, calibrant = (metadata[key] for key in KEYS[1:4])
+    config, extra = (parsed(metadata[key], key) for key in KEYS[4:6])
+    return Artifact(int(version), kind, description, calibrant, config, extra, tensors)
 
 
 def _digest(config: str, extra: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(f"{config}\n{extra}\n".encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

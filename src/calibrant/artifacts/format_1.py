@@ -30,12 +30,13 @@ RENAMED = {"chosen": "chosen_", "head": "classifier"}
 
 def read_folder(folder: Path) -> Artifact:
     """Read the folder of a calibrator or a temperature head."""
+    extra: dict[str, Any] = {}
     if (folder / HEAD).is_file():
         header = _header(folder / HEAD, (*KEYS, *HEAD_KEYS, "mark", "weights"))
         config = {name: header[name] for name in HEAD_KEYS}
         config |= {"head": header["kind"], "options": header["config"]}
         config["fingerprint"] = header["mark"]
-        kind, description, extra = "head", "", {}
+        kind, description = "head", ""
     else:
         header = _header(folder / CALIBRATOR, (*KEYS, *CALIBRATOR_KEYS))
         kind, description = header["kind"], header["description"]

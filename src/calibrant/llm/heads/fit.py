@@ -142,7 +142,7 @@ class FittedHead:
         settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
-        made = make_head(head, **{"width": 0, **options})
+        made = make_head(head, **{"width": 1, **options})
         if made.config() != options:
             raise ValueError(
                 f"options of the {head} head must be like {made.config()}, got {options}"

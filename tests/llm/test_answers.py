@@ -147,7 +147,7 @@ def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(sure)[:, None], right)
     wanted = other.predict_proba(logit(sure)[:, None])[:, 1]
     np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
-    np.testing.assert_allclose(fitted.config()["learned"]["line"], [0.6, -1.2], atol=0.15)
+    np.testing.assert_allclose(fitted.state()["learned"]["line"], [0.6, -1.2], atol=0.15)
 
 
 def test_beta_is_a_logistic_regression_on_two_logarithms(rng):
@@ -281,10 +281,10 @@ def test_one_confidence_alone_is_worth_its_share(stage, value):
 def test_a_failed_fit_changes_nothing(rng):
     sure, right = said_answers(rng, 300)
     fitted = AnswerCalibrator(None).fit(sure, right)
-    before = fitted.config()
+    before = fitted.state()
     with pytest.raises(ValueError, match="0 or 1"):
         fitted.fit(np.full(300, 0.5), np.full(300, 2))
-    assert fitted.config() == before
+    assert fitted.state() == before
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -317,7 +317,7 @@ def test_bad_fits_are_refused(answers):
     with pytest.raises(RuntimeError, match="call fit"):
         AnswerCalibrator().predict(answers)
     with pytest.raises(RuntimeError, match="call fit"):
-        AnswerCalibrator().config()
+        AnswerCalibrator().state()
     with pytest.raises(RuntimeError, match="call control"):
         AnswerCalibrator().fit(answers, np.arange(50) % 2).abstains([0.5])
 

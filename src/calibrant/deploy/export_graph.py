@@ -68,7 +68,7 @@ def _graph(inner: Calibrator | CalibratedModel, probabilities: bool, names: list
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
     forward.__signature__ = signature  # type: ignore[attr-defined]
     graph: _Graph = type("Graph", (_Graph,), {"forward": forward})(inner, probabilities)
-    places = {value.device.type for value in graph.state_dict().values()}
+    places = {value.device.type for value in (*graph.parameters(), *graph.buffers())}
     return graph if places <= {"cpu"} else copy.deepcopy(graph).cpu()
 
 

@@ -245,7 +245,7 @@ class AnswerCalibrator:
     def state(self) -> dict[str, Any]:
         """Return everything that was chosen and learned, for JSON."""
         if self.learned_ is None:
-            raise ValueError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
+            raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
         return {
             "how": self.how,
             "stage": self.stage,

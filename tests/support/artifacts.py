@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load as tensors_of
+from safetensors.torch import load as tensors_of, save as bytes_of
 
 from calibrant.artifacts import container
 from calibrant.calibrators.registry import CALIBRATORS
@@ -56,7 +56,7 @@ def rewrite(file, *, metadata=None, tensors=None, checksum=True):
     state = state if tensors is None else tensors(state)
     if checksum and {"config", "extra", "sha256"} <= set(about):
         about["sha256"] = container._digest(about["config"], about["extra"], state)
-    plain = container.bytes_of(state)
+    plain = bytes_of(state)
     begin = 8 + int.from_bytes(plain[:8], "little")
     text = json.dumps({"__metadata__": about, **json.loads(plain[8:begin])}).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + plain[begin:])

@@ -252,7 +252,8 @@ class OddsScaling(TopLabelMap):
             raise ValueError(f"knots must be at least 1, got {knots}")
         self.objective = objective
         self.knots = knots
-        self._learned(knots_=torch.zeros(knots), line_=torch.zeros(knots + 2))
+        straight = torch.cat([torch.ones(knots + 1), torch.zeros(1)])
+        self._learned(knots_=torch.zeros(knots), line_=straight)
 
     def _straight(self) -> FloatArray:
         """The line that changes nothing."""

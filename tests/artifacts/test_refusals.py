@@ -295,7 +295,7 @@ def enlarged(kind, path):
             if type(value) is int or (isinstance(value, list) and name == "hidden"):
                 file = path.with_name(f"{kind}-{name}-{size}.safetensors")
                 file.write_bytes(content)
-                large = size if type(value) is int else [size] * len(value)
+                large = [size] * len(value) if isinstance(value, list) else size
                 rewrite(file, metadata=config({**about, name: large}))
                 yield file, (kind, name) in SIZES
 

@@ -37,6 +37,7 @@ import torch
 from rows import MISSING, Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
+import calibrant as cal
 from calibrant import llm
 from calibrant.llm.answers.questions import first_of_each, normalised
 
@@ -154,7 +155,7 @@ def trained(
     )
     seconds = time.perf_counter() - start
     if seed == 0:
-        llm.save_head(fitted, out / "saved" / f"{head}-{name}")
+        cal.save(fitted, out / "saved" / f"{head}-{name}")
     about = {
         "tokens": len(table),
         "head": head,
@@ -197,7 +198,7 @@ Heads = dict[str, llm.FittedHead | None]
 
 def questions(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
-    fitted = {name: llm.load_head(given.heads / "saved" / name) for name in ASKED}
+    fitted = {name: cal.load(given.heads / "saved" / name) for name in ASKED}
     for head in fitted.values():
         head.head.to(given.device)
     one = fitted[ASKED[0]]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import calibrant
+import calibrant as cal
 from calibrant._core import torch_models as _models
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import RULES, fit
@@ -29,14 +30,12 @@ from calibrant.llm import (
     choice_prompt,
     exact_match,
     fit_head,
-    load_head,
     load_model,
     mark_of,
     open_table,
     read_documents,
     read_mmlu,
     read_questions,
-    save_head,
     short_prompt,
     token_claims,
     verdict_prompt,
@@ -141,7 +140,7 @@ def test_without_a_head_the_probabilities_are_those_of_the_model(model, tokenize
         ("what is it", {}, TypeError, "got one text: put it into a list"),
         (["what is it", 5], {}, TypeError, "got 5 for prompt 1"),
         (["what is it", ""], {}, ValueError, "prompt 1 is empty"),
-        (["what is it"], {"fitted": "head"}, TypeError, "got 'head': load_head"),
+        (["what is it"], {"fitted": "head"}, TypeError, "got 'head': calibrant.load"),
     ],
 )
 def test_prompts_and_heads_that_are_none(model, tokenizer, prompts, options, error, message):
@@ -447,7 +446,7 @@ def test_from_documents_to_an_answer(run, saved, model):
     code, out, err = run("llm", "fit", table, "--head", "global", "--json", "-o", head)
     assert code == 0, err
     told = json.loads(out)
-    fitted = load_head(head)
+    fitted = cal.load(head)
     assert told["figures"]["global"] == fitted.figures["global"]
     assert told["figures"]["global"]["brier"] < told["figures"]["before"]["brier"]
 
@@ -476,7 +475,7 @@ def test_from_documents_to_an_answer(run, saved, model):
     answers = [rng.beta(4, 1, size=3) for _ in range(600)]
     right = rng.random(600) < answer_confidence(answers) / 2
     mapped = AnswerCalibrator().fit(answers[:300], right[:300])
-    mapped.save(saved / "mapped.json")
+    cal.save(mapped, saved / "mapped.json")
     told = ["llm", "ask", saved / "model", PROMPTS[0], "--answers", saved / "mapped.json"]
     code, out, err = run(*told)
     assert code == 0, err
@@ -484,10 +483,10 @@ def test_from_documents_to_an_answer(run, saved, model):
     chance = float(mapped.predict([answer.probs])[0])
     assert out.splitlines()[-1] == f"confidence {100 * chance:.0f} %"
     found = mapped.control(answers[300:], right[300:], max_error=0.05)
-    mapped.save(saved / "mapped.json")
+    cal.save(mapped, saved / "mapped.json")
     assert "no confidence was enough" in run(*told)[1]
     mapped.threshold_ = found._replace(threshold=chance + 0.01)
-    mapped.save(saved / "mapped.json")
+    cal.save(mapped, saved / "mapped.json")
     for more in ([], ["--least", chance / 2]):
         assert f"below the {100 * (chance + 0.01):.0f} % asked for" in run(*told, *more)[1]
     lengths = [one.probs.size for one in ask(*load_model(saved / "model"), PROMPTS, most=64)]
@@ -538,7 +537,7 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
     assert percent(chance) != percent(answer.confidence)
     second = (folder, PROMPTS[0], "--how", "p_true")
     assert said(run, *second)[0] == percent(chance)
-    save_head(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path / "head")
+    cal.save(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path / "head")
     softer = percent(true_by_hand(model, tokenizer, prompt, 3.0))
     assert said(run, *second, "--head", tmp_path / "head")[0] == softer != percent(chance)
     assert said(run, *second, "--least", min(1, chance + 1e-5))[1].startswith("no answer")
@@ -548,7 +547,7 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
     rng = np.random.default_rng(0)
     claims = rng.random(400)
     mapped = AnswerCalibrator(how=None).fit(claims, rng.random(400) < claims / 2)
-    mapped.save(tmp_path / "mapped.json")
+    cal.save(mapped, tmp_path / "mapped.json")
     told = said(run, *second, "--answers", tmp_path / "mapped.json")[0]
     assert told == percent(float(mapped.predict([chance])[0]))
 
@@ -557,8 +556,9 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
 def test_a_map_gets_what_it_was_fitted_on(run, saved, tmp_path):
     rng = np.random.default_rng(0)
     claims, right = rng.random(400), rng.random(400) < 0.5
-    AnswerCalibrator(how=None).fit(claims, right).save(tmp_path / "other.json")
-    AnswerCalibrator("minimum").fit(list(claims[:, None]), right).save(tmp_path / "least.json")
+    cal.save(AnswerCalibrator(how=None).fit(claims, right), tmp_path / "other.json")
+    least = AnswerCalibrator("minimum").fit(list(claims[:, None]), right)
+    cal.save(least, tmp_path / "least.json")
     start = ("llm", "ask", saved / "model", PROMPTS[0], "--answers")
     code, _, err = run(*start, tmp_path / "other.json")
     assert code == 2
@@ -582,7 +582,7 @@ def test_rules_of_the_command(run, saved, model, tokenizer):
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer, tmp_path):
     source = saved / "questions.txt"
-    save_head(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path)
+    cal.save(FittedHead.of_temperature(3.0, mark_of(model)), tmp_path)
     start = ("llm", "evaluate", source, "--model", saved / "model", "--head", tmp_path)
     options = ("--shots", "0", "--level", "0", "--json")
     code, out, err = run(*start, *options, "--how", "p_true")

@@ -318,12 +318,6 @@ def test_compiled(network, inputs, features):
         (("x", "ts"), {}, TypeError, "model must be an nn.Module, got str"),
         ((nn.Identity(), "none"), {}, TypeError, "calibrator must be a Calibrator, got str"),
         (
-            (nn.Identity(), TemperatureScaling()),
-            {},
-            ValueError,
-            "TemperatureScaling is not fitted: call fit",
-        ),
-        (
             (nn.Identity(), shifted()),
             {},
             ValueError,
@@ -608,7 +602,7 @@ def test_features_are_asked_for_again(network, inputs, tmp_path, monkeypatch):
 def test_missing_folders(network, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*gone; save_pretrained"):
         CalibratedModel.from_pretrained(tmp_path / "gone", model=network)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*calibrator"):
+    with pytest.raises(FileNotFoundError, match=r"there is no artifact .*calibrator"):
         CalibratedModel.from_pretrained(tmp_path, model=network)
 
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import calibrant as cal
 from calibrant.llm.fingerprint import mark_of
 from calibrant.llm.heads.attach import attached, report
-from calibrant.llm.heads.files import load_head, save_head
 from calibrant.llm.heads.fit import FittedHead, fit_head
 from calibrant.llm.heads.modules import make_head, shape_features_of_logits
 from calibrant.llm.heads.official import read_official
@@ -875,9 +875,9 @@ def test_from_texts_to_a_calibrated_model(tmp_path):
     fit = fit_head(collect(model, documents, tmp_path / "table"), "linear", "nll", epochs=4)
     assert not fit.kept, fit.reasons
     assert fit.settings["temperature"] == pytest.approx(1.6, rel=0.05)
-    save_head(fit, tmp_path / "head")
+    cal.save(fit, tmp_path / "head")
     plain = model(prompts).logits
-    with attached(model, load_head(tmp_path / "head")):
+    with attached(model, cal.load(tmp_path / "head")):
         sharper = model(prompts).logits * fit.settings["temperature"]
     torch.testing.assert_close(sharper, plain, rtol=1e-5, atol=1e-5)
 

@@ -1,7 +1,6 @@
 """Heads, objectives, training from tables, files, and the label-free temperature."""
 
 import dataclasses
-import json
 import math
 import warnings
 from functools import partial
@@ -10,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from calibrant._core.atomic_files import replacing
+import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.llm.fingerprint import ModelMark
 from calibrant.llm.heads import fit as fit_module
 from calibrant.llm.heads.daca import daca, daca_of_records
-from calibrant.llm.heads.files import load_head, save_head
 from calibrant.llm.heads.fit import (
     FittedHead,
     fit_head,
@@ -681,111 +678,24 @@ def test_fit_refuses_few_documents():
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_round_trip(tmp_path, kind):
+def test_a_loaded_head_gives_the_same_temperatures(tmp_path, kind):
     head = random_head(kind)
-    figures = {"before": {"nll": 1.5, "auroc": math.nan}}
-    fitted = FittedHead(head, MARK, "bce", False, "why", figures, {"seed": 3})
-    save_head(fitted, tmp_path / "head")
-    again = load_head(tmp_path / "head")
+    cal.save(FittedHead(head, MARK, "bce"), tmp_path / "head")
     given = inputs_of(head)
-    assert torch.equal(again.head(given), head(given))
-    assert type(again.head) is type(head)
-    assert (again.mark, again.objective, again.kept, again.reasons) == (MARK, "bce", False, "why")
-    assert again.settings == {"seed": 3}
-    assert again.figures["before"]["nll"] == 1.5
-    assert math.isnan(again.figures["before"]["auroc"])
+    assert torch.equal(cal.load(tmp_path / "head").head(given), head(given))
 
 
-@pytest.mark.parametrize("last", [".json", ".safetensors"])
-def test_saving_replaces_as_a_whole(tmp_path, monkeypatch, last):
-    (tmp_path / "config.json").write_text("of the model")
-    old, new = (FittedHead.of_temperature(t, MARK) for t in (2.0, 3.0))
-    save_head(old, tmp_path)
-    with monkeypatch.context() as patch:  # killed before one of its files is in place
-
-        def failing(target):
-            if target.suffix == last:
-                raise KeyboardInterrupt
-            return replacing(target)
-
-        patch.setattr("calibrant.llm.heads.files.replacing", failing)
-        with pytest.raises(KeyboardInterrupt):
-            save_head(new, tmp_path)
-    assert load_head(tmp_path).head.bias == old.head.bias
-    save_head(new, tmp_path)
-    assert load_head(tmp_path).head.bias == new.head.bias
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names[0] == "config.json"
-    assert len(names) == 3  # the weights of the old head are gone
-    assert (tmp_path / "config.json").read_text() == "of the model"
-
-
-def test_saving_refuses(tmp_path):
+def test_a_head_that_is_not_finite_is_not_saved(tmp_path):
     head = make_head("linear", width=16)
     head.last.bias.data.fill_(math.nan)  # type: ignore[union-attr, operator]
-    with pytest.raises(ValueError, match=r"last\.bias of this LinearHead holds NaN"):
-        save_head(FittedHead(head, MARK, "bce"), tmp_path / "head")
+    with pytest.raises(ValueError, match=r"FittedHead could not .* last\.bias holds NaN"):
+        cal.save(FittedHead(head, MARK, "bce"), tmp_path / "head")
     assert not (tmp_path / "head").exists()
-    with pytest.raises(FileNotFoundError, match="create it first"):
-        save_head(FittedHead.of_temperature(2.0, MARK), tmp_path / "no" / "head")
+
+
+def test_temperatures_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"between 0\.05 and 20"):
         FittedHead.of_temperature(50.0, MARK)
-
-
-def edited(**changes):
-    def change(folder):
-        header = json.loads((folder / "head.json").read_text())
-        for name, value in changes.items():
-            if value is ...:
-                del header[name]
-            else:
-                header[name] = value
-        (folder / "head.json").write_text(json.dumps(header))
-
-    return change
-
-
-def damaged(folder):
-    (path,) = folder.glob("*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def other_tensor(folder):
-    import hashlib
-
-    (path,) = folder.glob("*.safetensors")
-    save_file({**load_file(path), "more": torch.ones(1)}, path)
-    edited(weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (edited(format=2), "it has format 2.*upgrade"),
-        (edited(format="1"), "format from 1"),
-        (edited(mark=...), "missing mark"),
-        (edited(more=1), "unknown more"),
-        (edited(kind="lstm"), "kind 'lstm' is unknown"),
-        (edited(config={"width": 16, "units": 3}), "arguments of linear.*unknown units"),
-        (edited(config={"width": 8}), "do not fit"),
-        (edited(config={"width": "16"}), "does not take its arguments"),
-        (edited(config=[]), "must be an object"),
-        (edited(mark={"name": "tiny"}), "its mark does not fit"),
-        (edited(weights="../head.safetensors"), "it has no file"),
-        (damaged, "is not the file"),
-        (other_tensor, "tensors: missing nothing, unknown more"),
-        (lambda folder: (folder / "head.json").write_text("{"), "is not JSON"),
-        (lambda folder: next(folder.glob("*.safetensors")).unlink(), "it has no file"),
-    ],
-)
-def test_loading_refuses(tmp_path, change, message):
-    save_head(FittedHead(make_head("linear", width=16), MARK, "bce"), tmp_path)
-    load_head(tmp_path)
-    change(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        load_head(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------- daca
@@ -867,8 +777,8 @@ def test_a_table_that_a_head_was_trained_on_is_no_measure_of_it(tmp_path):
     table, other = simulated(60), simulated(60)
     table.sources, other.sources = ("one", "two"), ("three",)
     fitted = fit_head(table, "global")
-    save_head(fitted, tmp_path / "head")
-    again = load_head(tmp_path / "head")
+    cal.save(fitted, tmp_path / "head")
+    again = cal.load(tmp_path / "head")
     for head in (fitted, again):
         with pytest.warns(UserWarning, match="was trained on tokens of this table"):
             token_claims(table, head)

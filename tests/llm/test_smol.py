@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import calibrant as cal
 from calibrant import llm
 
 pytest.importorskip("transformers")
@@ -80,8 +81,8 @@ def test_a_temperature_is_found_saved_attached_and_asked(smol, table, tmp_path):
     model, tokenizer = smol
     fitted = llm.fit_head(table, "global", "nll")
     assert 0.3 < fitted.settings["temperature"] < 3
-    llm.save_head(fitted, tmp_path / "head")
-    fitted = llm.load_head(tmp_path / "head")
+    cal.save(fitted, tmp_path / "head")
+    fitted = cal.load(tmp_path / "head")
     turns = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     plain, tempered = (

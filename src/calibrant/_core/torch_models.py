@@ -165,6 +165,8 @@ def digest(model: nn.Module) -> str:
     """Tells the weights of a model from others, by some numbers of each of its tensors."""
     seen = hashlib.sha256()
     for name, values in model.state_dict().items():
+        if not isinstance(values, Tensor):  # the extra state of a module
+            continue
         some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
         seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
     return seen.hexdigest()

@@ -142,7 +142,8 @@ def fit(
       calibrant llm fit table -o head
       calibrant llm fit table --head mlp --objective selective -o head
     """  # noqa: D301
-    from calibrant.llm import fit_head, open_table, save_head
+    from calibrant.artifacts import save
+    from calibrant.llm import fit_head, open_table
 
     with progress_bar("epochs") as progress:
         fitted = fit_head(
@@ -157,7 +158,7 @@ def fit(
             progress=progress,
         )
     written = how_written(out, "saved in")
-    save_head(fitted, out)
+    save(fitted, out)
     with until_closed():
         if as_json:
             about = {"kept": fitted.kept, "reasons": fitted.reasons, "settings": fitted.settings}
@@ -209,9 +210,10 @@ def evaluate(
       calibrant llm evaluate other_table --head head
       calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
     """  # noqa: D301
-    from calibrant.llm import load_head
+    from calibrant.artifacts import load
+    from calibrant.llm import FittedHead
 
-    fitted = load_head(folder) if folder else None
+    fitted = load(folder, FittedHead) if folder else None
     intervals = level or None
     if model is None:
         _check_unused("how", "limit", "shots")
@@ -271,12 +273,13 @@ def ask(
       calibrant llm ask model/ "What is the capital of Peru?" --head head --least 0.5
       calibrant llm ask model/ "What is the capital of Peru?" --how p_true --answers mapped.json
     """  # noqa: D301
+    from calibrant.artifacts import load
     from calibrant.llm import (
         AnswerCalibrator,
+        FittedHead,
         Question,
         ask as answered,
         chat_prompt,
-        load_head,
         load_model,
     )
 
@@ -285,10 +288,10 @@ def ask(
     if least is not None and math.isnan(least):
         raise click.UsageError("--least must be a number from 0 to 1, got nan")
     # before the model is read, which takes longer than finding a mistake in them
-    calibrator = AnswerCalibrator.load(mapped) if mapped else None
+    calibrator = load(mapped, AnswerCalibrator) if mapped else None
     if calibrator is not None:
         _check_rule(how, calibrator.how)
-    fitted = load_head(folder) if folder else None
+    fitted = load(folder, FittedHead) if folder else None
     network, tokenizer = load_model(model, device=device, dtype=dtype)
 
     def form(text: str) -> str:

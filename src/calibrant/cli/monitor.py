@@ -89,7 +89,7 @@ def monitor(
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
     """  # noqa: D301
-    from calibrant.artifacts import load
+    from calibrant.artifacts import load, save
     from calibrant.monitor import Monitor
 
     given = {"tolerance": tolerance, "false_alarms": false_alarms, "bins": bins}
@@ -109,7 +109,7 @@ def monitor(
         )
     _take(watch, _expanded(files), splits)
     if state is not None and files:
-        watch.save(state)
+        save(watch, state)
     found = watch.report()
     with until_closed():
         if as_json:
@@ -125,9 +125,12 @@ def _resumed(
     """The stream of a state; options that contradict it are refused."""
     import numpy as np
 
+    from calibrant.artifacts import load
     from calibrant.monitor import Monitor
 
-    watch = Monitor.load(state, calibrator)
+    watch = load(state, Monitor)
+    if calibrator is not None:
+        watch.resume(calibrator)
     for name, value in settings.items():
         if value != getattr(watch, name):
             option = name.replace("_", "-")

@@ -184,6 +184,7 @@ class PriorCorrection(Calibrator):
 
     old_prior_: Tensor
     new_prior_: Tensor
+    learned_shapes = "old_prior_ classes; new_prior_ classes"
 
     def __init__(self, calibrator: Calibrator) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def calibrated(
     model: nn.Module, calibrator: Calibrator, *, last_layer: nn.Module | str | None = None
 ) -> CalibratedModel:
-    """Put a fitted calibrator behind a model: the same model, with calibrated logits.
+    """Put a calibrator behind a model: the same model, with calibrated logits.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def calibrated(
         It returns logits, or a tuple or list that begins with them, or a dictionary or dataclass
         (as the outputs of Hugging Face models are) that has them as ``logits``.
     calibrator : Calibrator
-        Fitted on logits of this model.
+        Fitted on logits of this model; or not fitted, for a ``load_state_dict`` that follows.
     last_layer : nn.Module or str, optional
         The layer of the model, or its name in it, whose input is the features; for methods that
         need them.
@@ -92,7 +92,8 @@ class CalibratedModel(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        check_fitted(calibrator)
+        if not isinstance(calibrator, Calibrator):
+            raise TypeError(f"calibrator must be a Calibrator, got {type(calibrator).__name__}")
         if calibrator.needs_features and last_layer is None:
             raise ValueError(
                 f"{type(calibrator).__name__} needs features: pass last_layer=, the layer of the "

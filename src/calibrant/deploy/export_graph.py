@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import logits_of
-from calibrant.artifacts import kinds
+from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.attach import CalibratedModel, check_fitted
 
@@ -68,7 +68,7 @@ def _graph(inner: Calibrator | CalibratedModel, probabilities: bool, names: list
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
     forward.__signature__ = signature  # type: ignore[attr-defined]
     graph: _Graph = type("Graph", (_Graph,), {"forward": forward})(inner, probabilities)
-    places = {value.device.type for value in graph.state_dict().values()}
+    places = {value.device.type for value in (*graph.parameters(), *graph.buffers())}
     return graph if places <= {"cpu"} else copy.deepcopy(graph).cpu()
 
 
@@ -177,8 +177,10 @@ def _target(path: str | os.PathLike[str], suffix: str) -> Path:
 def _about(calibrator: Calibrator) -> dict[str, str]:
     from calibrant import __version__
 
-    known = {kind: name for name, kind in kinds().items()}
-    kind = known.get(type(calibrator), type(calibrator).__name__)
+    try:
+        kind = kind_of(calibrator)
+    except TypeError:  # a calibrator of the user's own
+        kind = type(calibrator).__name__
     return {"kind": kind, "classes": str(int(calibrator.classes_)), "calibrant": __version__}
 
 

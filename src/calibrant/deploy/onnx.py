@@ -86,7 +86,8 @@ def export_onnx(
     if opset < OLDEST:
         raise ValueError(f"opset must be {OLDEST} or newer, got {opset}")
     subject = _subject(calibrator, model, example, last_layer, tokens, probabilities)
-    size = sum(v.numel() * v.element_size() for v in subject.graph.state_dict().values())
+    values = (*subject.graph.parameters(), *subject.graph.buffers())
+    size = sum(v.numel() * v.element_size() for v in values)
     if size > LARGEST:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "

@@ -37,7 +37,6 @@ from calibrant.llm.answers.topk import Bounds, log_partition_bounds, top_confide
 from calibrant.llm.fingerprint import ModelMark, mark_of
 from calibrant.llm.heads.attach import Report, attached, report
 from calibrant.llm.heads.daca import Agreement, daca, daca_of_records
-from calibrant.llm.heads.files import load_head, save_head
 from calibrant.llm.heads.fit import Claims, FittedHead, fit_head, token_claims
 from calibrant.llm.heads.official import read_official
 from calibrant.llm.huggingface import load_model
@@ -81,7 +80,6 @@ __all__ = [
     "evaluate_tokens",
     "exact_match",
     "fit_head",
-    "load_head",
     "load_model",
     "log_partition_bounds",
     "mark_of",
@@ -94,7 +92,6 @@ __all__ = [
     "read_questions",
     "read_truthfulqa",
     "report",
-    "save_head",
     "short_prompt",
     "subset",
     "token_claims",

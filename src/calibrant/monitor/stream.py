@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 from torch import Tensor
 
-from calibrant._core.atomic_files import replacing
 from calibrant._core.binning import bin_index, check_bins, uniform_edges
 from calibrant._core.checks import (
     IGNORED,
@@ -51,8 +49,6 @@ from calibrant.monitor.report import Alarm, Drift, MonitorReport
 from calibrant.workflows.effect import calibrated
 
 MOST_BINS = 100
-FORMAT = 1
-"""Version of the state's layout."""
 
 Id = int | str
 Number = int | date
@@ -406,40 +402,27 @@ class Monitor:
 
     # ------------------------------------------------------------------------------ to and from
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to a JSON file; a kill leaves the old file or the new one."""
-        text = json.dumps(self._state(), allow_nan=False)
-        with replacing(Path(path)) as temporary:
-            temporary.write_text(text, "utf-8")
+    def resume(self, calibrator: Calibrator) -> Monitor:
+        """Go on with logits after a load; the calibrator must be the one of the stream.
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], calibrator: Calibrator | None = None) -> Monitor:
-        """Read what :meth:`save` wrote; the calibrator must be the one it was written with.
-
-        Without one the state can be merged and reported, and takes pairs, but no logits.
+        Without it a loaded monitor can be merged and reported, and takes pairs, but no logits.
         """
-        try:
-            state = json.loads(Path(path).read_text("utf-8"))
-            if state["format"] > FORMAT:
-                raise ValueError(
-                    f"it has format {state['format']}, this release reads up to {FORMAT}: upgrade"
-                )
-            found = cls._restored(state)
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as problem:
-            raise ValueError(f"{path} is not the state of a monitor ({problem})") from problem
-        if calibrator is not None and found.made_for != _fingerprint(calibrator):
+        if self.made_for != _fingerprint(calibrator):
             raise ValueError(
-                f"{path} was collected with {found.made_for or 'no calibrator'}, not with "
+                f"this stream was collected with {self.made_for or 'no calibrator'}, not with "
                 f"{_fingerprint(calibrator)}: begin a new stream after a new fit"
             )
-        found.calibrator = calibrator
-        return found
+        self.calibrator = calibrator
+        return self
 
-    def _state(self) -> dict[str, Any]:
+    def describe(self) -> str:
+        """Describe the state in a sentence."""
+        return f"Monitor after {self.seen:,} labelled examples in {len(self.windows):,} windows"
+
+    def state(self) -> dict[str, Any]:
+        """Return everything but the calibrator, for JSON."""
         settings = ("window", "false_alarms", "tolerance", "bins", "first", "pending", "keep")
         return {
-            "format": FORMAT,
-            "kind": "monitor",
             "settings": {name: getattr(self, name) for name in settings},
             "level": self.level,
             "known": self.known.tolist(),
@@ -459,9 +442,11 @@ class Monitor:
         }
 
     @classmethod
-    def _restored(cls, state: dict[str, Any]) -> Monitor:
-        if state["kind"] != "monitor":
-            raise ValueError(f"it holds {state['kind']!r}")
+    def from_state(cls, state: dict[str, Any]) -> Monitor:
+        """Make a monitor of what :meth:`state` returned."""
+        unknown = set(state) - set(cls().state())
+        if unknown:
+            raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
         found = cls(**state["settings"])
         found.level, found.made_for = float(state["level"]), state["calibrator"]
         found.known = np.array(state["known"], dtype=np.float64).reshape(2, found.bins)
@@ -510,9 +495,7 @@ class Monitor:
     def _scores(self, logits: Values | None, probs: Values | None) -> Logits:
         """Logits before calibration."""
         if self.calibrator is None and self.made_for is not None:
-            raise ValueError(
-                f"this stream is of {self.made_for}: pass it to Monitor.load(path, calibrator)"
-            )
+            raise ValueError(f"this stream is of {self.made_for}: pass it to resume(calibrator)")
         if probs is not None and logits is None:
             return logits_from_probs(probs)[0]
         if logits is None or probs is not None:
@@ -740,7 +723,10 @@ def _fingerprint(calibrator: Calibrator) -> str:
     config = json.dumps(calibrator.config(), sort_keys=True, default=lambda part: str(type(part)))
     digest = hashlib.sha256(config.encode())
     for name, value in sorted(calibrator.state_dict().items()):
-        digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
+        if isinstance(value, Tensor):
+            digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
+        else:
+            digest.update(f"{name}{json.dumps(value)}".encode())
     return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"
 
 

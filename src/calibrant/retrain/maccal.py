@@ -216,6 +216,10 @@ class MaCCal(Calibrator):
     watch_masked = False  # whether the control looks at held-out examples with masks
 
     history_: Tensor
+    learned_shapes = (
+        "history_ epochs =; head.first.weight units width; head.first.bias units; "
+        "head.second.weight classes units; head.second.bias classes"
+    )
 
     def __init__(
         self,

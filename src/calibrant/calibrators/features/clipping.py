@@ -90,6 +90,7 @@ class FeatureClipping(Calibrator):
 
     clip_: Tensor
     weight_: Tensor
+    learned_shapes = "weight_ classes width"
     temperature_: Tensor
 
     def __init__(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from scipy.special import expit
 
-from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import (
     BoolArray,
     FloatArray,
@@ -38,10 +33,6 @@ from calibrant.llm.answers.confidence import (
     _one_array,
 )
 
-FORMAT = 1
-"""Version of the dict that a calibrator is written to."""
-AGAIN = "fit and save it again"
-"""Remedy for a file that cannot be used."""
 SAME = 1e-6
 """Chances that differ by less do not tell answers apart."""
 SUREST = 1e-9
@@ -248,62 +239,36 @@ class AnswerCalibrator:
             )
         return np.asarray(sure < self.threshold_.threshold)
 
-    def config(self) -> dict[str, Any]:
-        """Everything that was chosen and learned, as plain numbers, strings and lists."""
+    def describe(self) -> str:
+        """Describe the map in a sentence."""
+        of = "confidences" if self.how is None else f"the {self.how} of token probabilities"
+        return f"{self.stage} map from {of} to the probability of a correct answer"
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that was chosen and learned, for JSON."""
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
-        found = None if self.threshold_ is None else self.threshold_._asdict()
         return {
-            "format": FORMAT,
             "how": self.how,
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self.learned_.items()},
             "limits": self.limits_ and list(self.limits_),
-            # JSON has no infinity and no NaN
-            "threshold": found and {k: v if math.isfinite(v) else None for k, v in found.items()},
+            "threshold": self.threshold_ and self.threshold_.state(),
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> AnswerCalibrator:
-        """The calibrator that :meth:`config` described."""
-        keys = {"format", "how", "stage", "learned", "limits", "threshold"}
-        if not isinstance(config, Mapping):
-            raise ValueError(
-                f"an answer calibrator is an object with the keys {sorted(keys)}, got a "
-                f"{type(config).__name__}; {AGAIN}"
-            )
-        config = {"limits": None, **config}  # there were none in the first files
-        if set(config) != keys or config["format"] != FORMAT:
-            raise ValueError(
-                f"this is no answer calibrator of format {FORMAT}: keys {sorted(keys)} are wanted, "
-                f"got {sorted(map(str, config))}, format {config.get('format')!r}; {AGAIN}"
-            )
-        made = cls(config["how"], stage=config["stage"])
-        made.learned_ = _learned(made.stage, config["learned"])
-        if config["limits"] is not None:
-            made.limits_ = _limits(config["limits"])
-        if config["threshold"] is not None:
-            made.threshold_ = _threshold(config["threshold"])
+    def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
+        """Make a calibrator of what :meth:`state` returned."""
+        keys = {"how", "stage", "learned", "limits", "threshold"}
+        if not isinstance(state, Mapping) or {*state, "limits"} != keys:  # old ones have no limits
+            raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
+        made = cls(state["how"], stage=state["stage"])
+        made.learned_ = _learned(made.stage, state["learned"])
+        if state.get("limits") is not None:
+            made.limits_ = _limits(state["limits"])
+        if state["threshold"] is not None:
+            made.threshold_ = Threshold.from_state(state["threshold"])
         return made
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`config` to a JSON file, which :meth:`load` reads."""
-        text = json.dumps(self.config(), indent=2, allow_nan=False)
-        with replacing(Path(path)) as temporary:
-            temporary.write_text(f"{text}\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> AnswerCalibrator:
-        """Read what :meth:`save` wrote."""
-        file = Path(path)
-        try:
-            config = json.loads(file.read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is not JSON ({error}); {AGAIN}") from error
-        try:
-            return cls.from_config(config)
-        except ValueError as error:
-            raise ValueError(f"{file} cannot be loaded: {error}") from error
 
     def _chances(self, odds: FloatArray) -> FloatArray:
         assert self.learned_ is not None
@@ -359,46 +324,25 @@ def _learned(stage: str, given: Any) -> dict[str, FloatArray]:
     wanted = STAGES[stage].sizes
     if not isinstance(given, Mapping) or set(given) != set(wanted):
         got = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
-        raise ValueError(
-            f"{stage} has the learned values {', '.join(wanted)}, got {got or 'none'}; {AGAIN}"
-        )
+        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {got or 'none'}")
     try:
         found = {name: as_float64(given[name]) for name in wanted}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"learned values of {stage} are no numbers ({error}); {AGAIN}") from error
+        raise ValueError(f"learned values of {stage} are no numbers ({error})") from error
     steps = max(1, next(iter(found.values())).size)
     for name, size in wanted.items():
         if found[name].shape != (size or steps,) or not np.isfinite(found[name]).all():
             raise ValueError(
-                f"{name} of {stage} must be {size or steps} finite numbers, got "
-                f"{given[name]!r:.60}; {AGAIN}"
+                f"{name} of {stage} must be {size or steps} finite numbers, got {given[name]!r:.60}"
             )
     return found
 
 
 def _limits(given: Any) -> tuple[float, float]:
-    pair = isinstance(given, (list, tuple)) and len(given) == 2 and all(map(_is_number, given))
-    if not pair or not 0 < given[0] < given[1] < 1:
-        raise ValueError(
-            f"limits must be two rising numbers between 0 and 1, got {given!r:.60}; {AGAIN}"
-        )
+    pair = isinstance(given, (list, tuple)) and len(given) == 2
+    if not pair or not all(isinstance(x, float) for x in given) or not 0 < given[0] < given[1] < 1:
+        raise ValueError(f"limits must be two rising numbers between 0 and 1, got {given!r:.60}")
     return float(given[0]), float(given[1])
-
-
-def _threshold(given: Any) -> Threshold:
-    absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
-    named = isinstance(given, Mapping) and set(given) == set(Threshold._fields)
-    if not named or not all(_is_number(v) or (v is None and k in absent) for k, v in given.items()):
-        raise ValueError(
-            f"a threshold has the numbers {', '.join(Threshold._fields)}, got {given!r:.200}; "
-            f"{AGAIN}"
-        )
-    numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in given.items()}
-    return Threshold(**numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _outcomes(correct: Values, answers: int) -> FloatArray:

@@ -59,7 +59,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         The one that the head was made for; another one is refused. Of a PEFT model the base model
         is used, with its adapters. A change of adapter is not noticed: fit another head for it.
     fitted : FittedHead
-        From :func:`fit_head`, :func:`load_head` or :func:`read_official`.
+        From :func:`fit_head`, :func:`calibrant.load` or :func:`read_official`.
 
     Yields
     ------
@@ -112,7 +112,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
 def fitting(model: Any, fitted: FittedHead) -> Any:
     """The causal language model itself, if the head fits it."""
     if not isinstance(fitted, FittedHead):
-        raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: load_head reads one")
+        raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load it")
     inner = plain_model(model)
     mark_of(inner).check(fitted.mark, "the head")
     return inner

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -109,6 +109,57 @@ class FittedHead:
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must lie between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), mark, "given", reasons=reasons)
+
+    def describe(self) -> str:
+        """Describe the head in a sentence."""
+        return (
+            f"{self.head.kind} temperature head for {self.mark.name}, trained on {self.objective}"
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return all but the learned values, for JSON: None stands for figures that are NaN."""
+        figures = {
+            group: {name: None if math.isnan(v) else v for name, v in values.items()}
+            for group, values in self.figures.items()
+        }
+        return {
+            **{"head": self.head.kind, "options": self.head.config()},
+            **{"fingerprint": asdict(self.mark), "objective": self.objective, "kept": self.kept},
+            **{"reasons": self.reasons, "figures": figures, "settings": self.settings},
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        *,
+        head: str,
+        options: dict[str, Any],
+        fingerprint: dict[str, Any],
+        objective: str,
+        kept: bool,
+        reasons: str,
+        figures: dict[str, dict[str, float | None]],
+        settings: dict[str, Any],
+    ) -> FittedHead:
+        """Make a head of what :meth:`config` returned, without learned values."""
+        made = make_head(head, **{"width": 1, **options})
+        if made.config() != options:
+            raise ValueError(
+                f"options of the {head} head must be like {made.config()}, got {options}"
+            )
+        numbers = {
+            group: {name: math.nan if v is None else float(v) for name, v in values.items()}
+            for group, values in figures.items()
+        }
+        return cls(made, ModelMark(**fingerprint), objective, kept, reasons, numbers, settings)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the learned values of the head."""
+        return self.head.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the learned values of a head of the same kind and size."""
+        self.head.load_state_dict(state)
 
 
 def fit_head(

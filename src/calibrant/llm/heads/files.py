@@ -22,8 +22,8 @@ from torch import Tensor
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import listed
-from calibrant.llm.fingerprint import ModelMark
-from calibrant.llm.heads.fit import FittedHead
+from calibrant.llm.fingerprint import ModelFingerprint
+from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import HEADS, Head
 
 FORMAT = 1
@@ -49,11 +49,11 @@ def save_head(fitted: FittedHead, folder: str | os.PathLike[str]) -> None:
     Examples
     --------
     >>> import tempfile
-    >>> mark = ModelMark("tiny", 2, 3, "0" * 16, None)
+    >>> tiny = ModelFingerprint("tiny", 2, 3, "0" * 16, None)
     >>> with tempfile.TemporaryDirectory() as home:
-    ...     save_head(FittedHead.of_temperature(2.0, mark), f"{home}/head")
+    ...     save_head(FittedHead.from_temperature(2.0, tiny), f"{home}/head")
     ...     again = load_head(f"{home}/head")
-    >>> again.mark == mark, float(again.head.bias)
+    >>> again.fingerprint == tiny, float(again.head.bias)
     (True, -0.69...)
     """
     from calibrant import __version__
@@ -66,7 +66,7 @@ def save_head(fitted: FittedHead, folder: str | os.PathLike[str]) -> None:
         "calibrant": __version__,
         "kind": fitted.head.kind,
         "config": fitted.head.config(),
-        "mark": asdict(fitted.mark),
+        "mark": asdict(fitted.fingerprint),
         **{name: getattr(fitted, name) for name in DESCRIBED},
         "weights": f"head-{digest[:16]}.safetensors",
         "weights_sha256": digest,
@@ -102,11 +102,11 @@ def load_head(folder: str | os.PathLike[str]) -> FittedHead:
     head = _built(header["kind"], header["config"], place)
     _fill(head, _weights(header, place), place)
     try:
-        mark = ModelMark(**header["mark"])
+        fingerprint = ModelFingerprint(**header["mark"])
     except TypeError as error:
         _refuse(place, f"its mark does not fit ({error})", cause=error)
     described: Any = {name: _restored(header[name]) for name in DESCRIBED}
-    return FittedHead(head, mark, **described)
+    return FittedHead(head, fingerprint, **described)
 
 
 # ------------------------------------------------------------------------------ what is written

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binom
 
 import calibrant as cal
-from calibrant.llm.answers import evaluate as module
 from calibrant.llm.answers.evaluate import evaluate_answers
+from calibrant.workflows.evaluate import evaluate
 
 
 def test_figures_of_answers_are_those_of_the_metrics(rng):
@@ -38,8 +38,8 @@ def test_certain_answers_are_no_trouble():
 
 def test_intervals_of_answers_hold(rng, monkeypatch):
     """Those that evaluate_answers makes itself; the others are tested with the metrics."""
-    once = module.evaluate(rng.normal(size=300), rng.integers(2, size=300), estimand="binary")
-    monkeypatch.setattr(module, "evaluate", lambda *args, **options: once)
+    once = evaluate(rng.normal(size=300), rng.integers(2, size=300), estimand="binary")
+    monkeypatch.setattr("calibrant.llm.answers.evaluate.evaluate", lambda *args, **options: once)
     held = dict.fromkeys(("accuracy", "brier"), 0)
     for _ in range(200):
         sure = rng.uniform(0.2, 0.8, 300)

@@ -146,6 +146,7 @@ class AnswerCalibrator:
 
     Examples
     --------
+    >>> from calibrant.llm import answer_confidence
     >>> rng = np.random.default_rng(0)
     >>> answers = [rng.beta(4, 1, size=rng.integers(1, 9)) for _ in range(2000)]
     >>> sure = answer_confidence(answers)

@@ -195,7 +195,7 @@ def test_confidence_by_a_second_prompt(run, saved, model, tokenizer, tmp_path, c
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-def test_a_map_gets_what_it_was_fitted_on(run, saved, tmp_path):
+def test_calibrator_and_confidence_must_agree(run, saved, tmp_path):
     rng = np.random.default_rng(0)
     claims, right = rng.random(400), rng.random(400) < 0.5
     AnswerCalibrator(aggregate=None).fit(claims, right).save(tmp_path / "other.json")
@@ -211,7 +211,7 @@ def test_a_map_gets_what_it_was_fitted_on(run, saved, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-def test_rules_of_the_command(run, saved, model, tokenizer):
+def test_confidences_of_the_command(run, saved, model, tokenizer):
     assert (*get_args(Aggregator), "p_true") == CONFIDENCES
     (answer,) = ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=5)
     start = (saved / "model", PROMPTS[0], "--max-new-tokens", "5")
@@ -242,7 +242,7 @@ def test_questions_are_measured_by_a_second_prompt(run, saved, model, tokenizer,
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-def test_each_process_tells_of_its_own_documents(run, saved, tmp_path, monkeypatch):
+def test_each_process_reports_its_documents(run, saved, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_text("\n\n".join(["one two three", "red", *["is it"] * 5]))
     monkeypatch.setenv("WORLD_SIZE", "3")
     told = []
@@ -290,16 +290,16 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
 
 
 @pytest.mark.parametrize("shots", [8, 11])
-def test_questions_must_be_left_after_the_solved_ones(run, saved, shots):
+def test_too_many_shots_are_refused(run, saved, shots):
     start = ("llm", "evaluate", saved / "questions.txt", "--model", "none", "--shots", shots)
     code, _, err = run(*start)
     assert code == 2
     told = " ".join(err.split())
-    assert f"has 8 questions, of which {shots} shots leave none to ask" in told
+    assert f"has 8 questions, too few for {shots} shots" in told
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-def test_options_without_a_use_are_refused(run, saved, lettered):
+def test_unused_options_are_refused(run, saved, lettered):
     for option in (("--confidence", "first"), ("--limit", "3"), ("--shots", "5")):
         code, _, err = run("llm", "evaluate", saved / "table", *option)
         assert code == 2

@@ -11,7 +11,7 @@ from tests.support.language_models import (
 )
 
 
-def test_marks_tell_models_apart():
+def test_fingerprints_distinguish_models():
     mine = fingerprint_of(tiny_model())
     assert (mine.hidden_size, mine.vocabulary, mine.softcap) == (16, 300, None)
     mine.check(fingerprint_of(tiny_model()), "the head")

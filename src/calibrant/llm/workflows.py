@@ -90,10 +90,7 @@ def read_question_set(
         return QuestionSet(subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved)
     whole = (read_truthfulqa if str(path).endswith(".csv") else read_questions)(path)
     if len(whole) <= shots:
-        raise ValueError(
-            f"{path} has {len(whole)} questions, of which {shots} shots leave none to ask: use "
-            "fewer shots"
-        )
+        raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
     drawn = subset(whole, min((limit or len(whole)) + shots, len(whole)), seed=seed)
     return QuestionSet(drawn[shots:], drawn[:shots])
 
@@ -110,11 +107,7 @@ def evaluate_questions(
 ) -> Evaluations:
     """Let a model answer questions, and measure its calibration before and after a head.
 
-    Parameters
-    ----------
-    confidence : str, optional
-        Confidence of a written answer, by default ``geometric``; not for multiple choice.
-    model, tokenizer, asked, fitted, level, progress
+    ``confidence`` is that of a written answer, by default ``geometric``.
     """
     heads, evaluations = _before_and_after(fitted), {}
     if asked.choices:

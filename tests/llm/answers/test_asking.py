@@ -102,12 +102,12 @@ def test_without_a_head_the_probabilities_are_those_of_the_model(model, tokenize
         (["what is it"], {"fitted": "head"}, TypeError, "got 'head': load_head"),
     ],
 )
-def test_prompts_and_heads_that_are_none(model, tokenizer, prompts, options, error, message):
+def test_invalid_prompts_and_heads(model, tokenizer, prompts, options, error, message):
     with pytest.raises(error, match=message):
         ask(model, tokenizer, prompts, **options)
 
 
-def test_pieces_of_characters_and_of_words_with_their_blanks():
+def test_texts_of_tokens():
     made = tokenizers
     letters = sorted(made.pre_tokenizers.ByteLevel.alphabet())
     inner = made.Tokenizer(made.models.BPE({one: i for i, one in enumerate(letters)}, []))
@@ -131,7 +131,7 @@ def test_pieces_of_characters_and_of_words_with_their_blanks():
     assert _token_texts(word_wise, [1, 2, 3]) == ["Lima", " is", " it"]
 
 
-def test_whether_an_answer_was_cut(model, tokenizer):
+def test_truncated_answers(model, tokenizer):
     whole = ask(model, tokenizer, PROMPTS, max_new_tokens=64)
     prompt, answer = next(
         pair for pair in zip(PROMPTS, whole, strict=True) if pair[1].probs.size > 1
@@ -142,7 +142,7 @@ def test_whether_an_answer_was_cut(model, tokenizer):
     assert short.token_texts == answer.token_texts[:-1]
 
 
-def test_an_answer_that_the_model_ends_is_not_cut(model, tokenizer, monkeypatch):
+def test_ended_answers_are_not_truncated(model, tokenizer, monkeypatch):
     (plain,) = ask(model, tokenizer, PROMPTS[:1], max_new_tokens=1)
     token = tokenizer.convert_tokens_to_ids(plain.token_texts[0].strip())
     assert plain.truncated == (token not in tokenizer.all_special_ids)
@@ -227,7 +227,7 @@ def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
         np.testing.assert_allclose(row - np.logaddexp.reduce(row), wanted, atol=1e-5)
 
 
-def test_letters_of_a_tokenizer_that_puts_blanks_itself(model, tokenizer):
+def test_letters_of_a_tokenizer_that_adds_spaces(model, tokenizer):
     llama = copy.deepcopy(tokenizer)  # "<unk>" stands for the blank of its own in front of " A"
     blank = tokenizers.normalizers.Replace(tokenizers.Regex("^ "), "<unk> ")
     llama.backend_tokenizer.normalizer = blank
@@ -245,7 +245,7 @@ def test_questions_with_different_choices_are_refused(model, tokenizer):
 
 
 @pytest.mark.parametrize("temperature", [None, 2.0])
-def test_the_verdict_is_the_next_word(model, tokenizer, temperature):
+def test_verdict_is_the_next_word(model, tokenizer, temperature):
     fitted = (
         FittedHead.from_temperature(temperature, fingerprint_of(model)) if temperature else None
     )
@@ -273,15 +273,15 @@ def test_every_spelling_of_a_verdict_counts(tokenizer):
         _spellings(Coded(), "False")
 
 
-def test_ask_refuses_what_the_model_has_no_room_for(model, tokenizer):
+def test_too_long_prompts_are_refused(model, tokenizer):
     positions = model.config.max_position_embeddings
-    with pytest.raises(ValueError, match=f"need more than the {positions} positions"):
+    with pytest.raises(ValueError, match=f"more than the {positions} positions"):
         ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=positions)
     with pytest.raises(ValueError, match="batch must be 1 or more"):
         ask(model, tokenizer, [PROMPTS[0]], batch=0)
 
 
-def test_ask_follows_no_rule_of_the_model_but_the_likeliest_token(model, tokenizer, monkeypatch):
+def test_generation_config_is_ignored(model, tokenizer, monkeypatch):
     (plain,) = ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=8)
     monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
     monkeypatch.setattr(model.generation_config, "no_repeat_ngram_size", 1)

@@ -97,7 +97,7 @@ def test_layouts_of_tokens_are_passed_on(stage, rng, answers):
     np.testing.assert_array_equal(one.predict(answers), two.predict(flat, documents=documents))
 
 
-def test_long_products_keep_their_order_where_floats_underflow():
+def test_underflowing_products_keep_their_order():
     tokens = [np.full(m, 0.1) for m in range(100, 900, 10)]
     assert answer_confidence(tokens, "product")[-1] == 0
     right = np.arange(80) % 7 < 3 - np.arange(80) // 30
@@ -133,7 +133,7 @@ def said_answers(rng, n):
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("zeros", [True, False])
-def test_confidences_of_zero_and_one_do_not_bend_the_map(stage, zeros, rng):
+def test_zeros_and_ones_do_not_distort_the_map(stage, zeros, rng):
     off = []
     for _ in range(20):
         sure, right = said_answers(rng, 1000)
@@ -144,7 +144,7 @@ def test_confidences_of_zero_and_one_do_not_bend_the_map(stage, zeros, rng):
     assert np.mean(off) < (0.04 if stage == "isotonic" else 0.03)  # steps are noisier
 
 
-def test_zero_and_one_are_taken_for_values_halfway_to_the_next(rng):
+def test_zero_and_one_are_replaced_by_halfway_values(rng):
     sure, right = said_answers(rng, 1000)
     fitted = AnswerCalibrator(None).fit(sure, right)
     assert fitted.limits_ == pytest.approx((0.1, 0.975))
@@ -244,7 +244,7 @@ def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
         fitted.fit(sure, right).abstains(after)
 
 
-def test_wrong_answers_stay_below_the_target_as_often_as_promised(rng):
+def test_error_guarantee_holds(rng):
     target, delta, times = 0.25, 0.1, 300
     population = rng.beta(1.2, 1.2, 20_000)
     chance = expit(1.2 * logit(population) - 0.4)
@@ -263,7 +263,7 @@ def test_wrong_answers_stay_below_the_target_as_often_as_promised(rng):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_zeros_and_ones_leave_the_guarantee_and_cost_no_answers(stage, rng):
+def test_zeros_and_ones_keep_the_guarantee(stage, rng):
     target, delta, times = 0.25, 0.1, 200
     failed, given = 0, []
     for _ in range(times):
@@ -385,7 +385,7 @@ def test_other_files_are_refused(content, message, tmp_path):
         AnswerCalibrator.load(tmp_path / "answers.json")
 
 
-def test_a_map_that_tells_no_answers_apart_says_so():
+def test_constant_predictions_warn():
     rng = np.random.default_rng(0)
     sure = rng.uniform(0.1, 0.9, 400)
     right = rng.random(400) < 0.6 - 0.4 * sure  # the surer, the more often wrong
@@ -411,6 +411,6 @@ def test_a_map_that_tells_no_answers_apart_says_so():
         ),
     ],
 )
-def test_answers_that_are_no_numbers(aggregate, answers, message):
+def test_answers_must_be_numbers(aggregate, answers, message):
     with pytest.raises(ValueError, match=message):
         AnswerCalibrator(aggregate).fit(answers, np.ones(len(answers)))

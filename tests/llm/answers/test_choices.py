@@ -63,7 +63,7 @@ def sentencepiece(*, doubled):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
 
 
-def test_letters_after_a_blank_that_the_tokenizer_puts_itself():
+def test_letters_of_a_tokenizer_that_adds_spaces():
     llama = sentencepiece(doubled=True)
     assert choice_tokens(llama) == choice_tokens(llama, prefix="") == [6, 7, 8, 9]
     # what follows a prompt is the same token
@@ -74,7 +74,7 @@ def test_letters_after_a_blank_that_the_tokenizer_puts_itself():
         choice_tokens(llama, ("AB", "C"))
 
 
-def test_a_blank_goes_before_nothing():
+def test_letters_with_and_without_a_space():
     plain = sentencepiece(doubled=False)
     assert choice_tokens(plain) == choice_tokens(plain, prefix=" ") == [6, 7, 8, 9]
     assert choice_tokens(plain, prefix="") == [2, 3, 4, 5]

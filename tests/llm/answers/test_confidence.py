@@ -23,12 +23,12 @@ def answers(rng):
     return [rng.uniform(0.01, 1, size=rng.integers(1, 12)) for _ in range(50)]
 
 
-def test_every_rule_has_a_slow_definition():
+def test_every_aggregate_has_a_slow_definition():
     assert SLOW.keys() == AGGREGATORS.keys()
 
 
 @pytest.mark.parametrize("aggregate", SLOW)
-def test_confidence_is_that_of_the_definition_in_every_layout(aggregate, answers, rng):
+def test_confidence_in_every_layout(aggregate, answers, rng):
     wanted = [SLOW[aggregate](p.tolist()) for p in answers]
     np.testing.assert_allclose(answer_confidence(answers, aggregate), wanted)
     np.testing.assert_allclose(

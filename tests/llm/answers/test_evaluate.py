@@ -11,7 +11,7 @@ from calibrant.llm.answers.evaluate import evaluate_answers
 from calibrant.workflows.evaluate import evaluate
 
 
-def test_figures_of_answers_are_those_of_the_metrics(rng):
+def test_values_equal_the_metrics(rng):
     sure = rng.random(700)
     right = rng.random(700) < sure**2
     found = evaluate_answers(sure, right)
@@ -29,14 +29,14 @@ def test_figures_of_answers_are_those_of_the_metrics(rng):
     assert found.test is not None
 
 
-def test_certain_answers_are_no_trouble():
+def test_confidences_of_zero_and_one():
     found = evaluate_answers([1.0, 1.0, 0.0, 0.5, 0.9], [1, 0, 0, 1, 1])
     assert math.isfinite(found["nll"].value)
     plain = evaluate_answers([0.6, 0.7], [1, 0], level=None)
     assert all(math.isnan(e.low) for e in plain.values())
 
 
-def test_intervals_of_answers_hold(rng, monkeypatch):
+def test_intervals_cover(rng, monkeypatch):
     """Those that evaluate_answers makes itself; the others are tested with the metrics."""
     once = evaluate(rng.normal(size=300), rng.integers(2, size=300), estimand="binary")
     monkeypatch.setattr("calibrant.llm.answers.evaluate.evaluate", lambda *args, **options: once)

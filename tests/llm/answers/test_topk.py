@@ -63,7 +63,7 @@ def test_hidden_tokens_may_exceed_the_least_shown_by_its_rounding(temperature):
         assert low[0] - 1e-12 <= truth <= high[0] + 1e-12
 
 
-def test_high_is_at_most_one_and_not_below_low(rng):
+def test_bounds_are_ordered_and_at_most_one(rng):
     for logs in ([[0.0]], [[-1e-9, -30.0]], np.log1p(-rng.exponential(1e-7, (2000, 1)))):
         for temperature in (0.05, 0.2, 1.0, 20.0):
             found = top_confidence(np.asarray(logs), temperature, vocabulary=1000)
@@ -81,7 +81,7 @@ def test_bounds_are_reached(temperature):
     np.testing.assert_allclose([found.low[0], found.high[0]], sorted(ends))
 
 
-def test_all_tokens_shown_leave_nothing_open(rng):
+def test_bounds_meet_if_all_tokens_are_shown(rng):
     logs = full_distributions(rng, 20, 30)
     found = top_confidence(logs, 1.8, vocabulary=30)
     truth = softmax(logs / 1.8, -1)[:, 0]
@@ -90,7 +90,7 @@ def test_all_tokens_shown_leave_nothing_open(rng):
     np.testing.assert_allclose(found.high, truth, atol=1e-6)
 
 
-def test_a_drawn_token_beside_the_likeliest_does_not_tighten_the_bounds_wrongly(rng):
+def test_k_excludes_a_drawn_token(rng):
     logs = full_distributions(rng, 300, 200)
     shown = np.column_stack([logs[:, :5], logs[:, 60]])  # five likeliest and one that was drawn
     truth = softmax(logs / 1.5, -1)[:, 0]
@@ -147,7 +147,7 @@ def test_bad_top_logprobs_are_refused(top, options, message):
         top_confidence(top, **{"temperature": 1.5, "vocabulary": 100, **options})
 
 
-def test_tokens_that_a_service_says_are_not_there():
+def test_tokens_with_probability_zero():
     """Some write -9999 for a probability of nothing."""
     found = top_confidence([{"a": -0.1, "b": -9999.0}], 1.5, vocabulary=50_000)
     wanted = top_confidence([{"a": -0.1}], 1.5, vocabulary=50_000)

@@ -127,7 +127,7 @@ def test_bfloat16(kind):
 
 
 @pytest.mark.parametrize("kind", ["linear", "decoder"])
-def test_model_is_as_before(llama, kind):
+def test_model_is_unchanged_after_the_block(llama, kind):
     def hooks():
         return [
             (len(m._forward_hooks), len(m._forward_pre_hooks), sorted(vars(m)))
@@ -177,7 +177,7 @@ def test_decoder_refuses_a_cache_it_has_not_seen(llama):
     assert "reorder_cache" not in vars(cache)
 
 
-def test_decoder_lets_caches_go(llama):
+def test_decoder_frees_caches(llama):
     with attached(llama, random_fitted(llama, "decoder")):
         output = llama(PROMPT[1:], use_cache=True)
         cache = weakref.ref(output.past_key_values)
@@ -360,7 +360,7 @@ def test_logits_to_keep_by_position_or_unknown(llama, kind, monkeypatch):
     torch.testing.assert_close(everything, wanted)
 
 
-def test_logits_made_in_parts_are_refused(llama, monkeypatch):
+def test_logits_computed_in_parts_are_refused(llama, monkeypatch):
     with attached(llama, random_fitted(llama, "linear")):
         output = llama(PROMPT)
 
@@ -376,7 +376,7 @@ def test_logits_made_in_parts_are_refused(llama, monkeypatch):
 
 @pytest.mark.parametrize("outer", ["model", "forward"])
 @pytest.mark.parametrize("kind", ["linear", "decoder", "global"])
-def test_threads_do_not_disturb_each_other(llama, kind, outer):
+def test_threads_are_independent(llama, kind, outer):
     """Each waits for the others in the middle of its calls, so that their hooks run in between."""
     fit, wrapper = random_fitted(llama, kind), Wrapper(llama, outer)
     texts = [PROMPT[1:, : 6 - n] + 7 * n for n in range(3)]
@@ -407,7 +407,7 @@ def test_threads_do_not_disturb_each_other(llama, kind, outer):
         assert error_of_call(llama, fit, text, found[n]) < 1e-4
 
 
-def test_copies_within_a_block(llama, whole):
+def test_copies_of_models_and_caches(llama, whole):
     fit = random_fitted(llama, "decoder")
     rows = PROMPT[1:, :4].repeat(3, 1) + torch.arange(3)[:, None]
     with torch.no_grad(), attached(llama, fit):
@@ -535,7 +535,7 @@ def test_decoder_refuses_packed_texts(llama):
 
 
 @pytest.mark.parametrize("kind", HEAD_KINDS)
-def test_weights_that_are_kept_elsewhere(kind):
+def test_offloaded_weights(kind):
     accelerate = pytest.importorskip("accelerate")
     model, other = build("Llama"), build("Llama")
     fit = random_fitted(model, kind)

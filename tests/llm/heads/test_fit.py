@@ -61,7 +61,7 @@ def test_global_temperature_is_found():
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "shape", "decoder"])
-def test_nothing_to_find(kind):
+def test_global_temperature_is_kept_if_nothing_else_helps(kind):
     table = simulated_table(60, strength=0, seed=3)
     fitted = fit_head(table, kind, "nll", epochs=6, batch=256)
     assert not fitted.kept
@@ -70,7 +70,7 @@ def test_nothing_to_find(kind):
     assert set(fitted.figures) == {"before", "global", "head"}
 
 
-def test_wide_states_are_learned_with_care():
+def test_linear_rate_suits_wide_states():
     fitted = fit_head(simulated_table(160, width=512), "linear", "nll", batch=256)
     assert fitted.kept, fitted.reasons
     assert fitted.settings["epoch"] > 1
@@ -122,7 +122,7 @@ def test_decoder_on_documents_of_several_lengths():
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_rarely_kept_by_chance():
+def test_heads_are_rarely_kept_by_chance():
     """Over seeds of data without anything to find, even with noise that documents share."""
     kept = [
         fit_head(
@@ -243,7 +243,7 @@ def test_a_device_that_is_not_there():
         fit_head(simulated_table(30), "linear", device="gpu")
 
 
-def test_always_keeps_what_the_last_epoch_gave():
+def test_keep_always_keeps_the_last_epoch():
     table = simulated_table(60)
     paper: dict[str, Any] = {"alpha": 1.0, "epochs": 2, "batch": 64, "rate": 0.5}
     chosen = fit_head(table, "linear", "selective", **paper)
@@ -334,7 +334,7 @@ def test_fit_refuses_few_documents():
         fit_head(simulated_table(4, 5))
 
 
-def test_a_table_that_a_head_was_trained_on_is_no_measure_of_it(tmp_path):
+def test_evaluation_on_training_tables_warns(tmp_path):
     table, other = simulated_table(60), simulated_table(60)
     table.collections, other.collections = ("one", "two"), ("three",)
     fitted = fit_head(table, "global")

@@ -39,7 +39,7 @@ def without_gaps(model, fit, row, written=()):
 
 @pytest.mark.parametrize("mode", ["greedy", "no cache"])
 @pytest.mark.parametrize("kind", ["linear", "decoder"])
-def test_padding_in_the_middle_is_not_there(llama, kind, mode):
+def test_padding_in_the_middle_is_ignored(llama, kind, mode):
     fit, mask = random_fitted(llama, kind), (GAPS != 0).long()
     given = {"prompt": GAPS, "attention_mask": mask, **MODES[mode]}
     output = generated(llama, fit, **given)
@@ -63,7 +63,7 @@ def test_padding_in_the_middle_is_not_there(llama, kind, mode):
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("mode", ["greedy", "beam", "no cache", "lookup", "static"])
-def test_report_by_the_decoder_head(llama, whole, mode, masked):
+def test_decoder_head_in_every_mode(llama, whole, mode, masked):
     """A mask is not needed where there is no padding."""
     fit = random_fitted(llama, "decoder")
     how = {"lookup": {"prompt_lookup_num_tokens": 2}, **MODES}[mode]
@@ -77,7 +77,7 @@ def test_report_by_the_decoder_head(llama, whole, mode, masked):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_report_refuses_a_prompt_that_it_cannot_see(llama, whole, masked):
+def test_incomplete_prompts_are_refused(llama, whole, masked):
     fit, mask = random_fitted(llama, "decoder"), MASK[1:] if masked else None
     whole["output_hidden_states"] = True
     cache = llama(PROMPT[1:, :4], use_cache=True).past_key_values
@@ -91,7 +91,7 @@ def test_report_refuses_a_prompt_that_it_cannot_see(llama, whole, masked):
         calibrate_generation(llama, fit, output, attention_mask=MASK[1:, :4])
 
 
-def test_report_of_embedded_prompts(llama, whole):
+def test_embedded_prompts(llama, whole):
     fit = random_fitted(llama, "decoder")
     whole["output_hidden_states"] = True
     wanted = calibrate_generation(llama, fit, generated(llama, **whole))
@@ -110,7 +110,7 @@ def test_report_of_embedded_prompts(llama, whole):
         *(("GPT2", "global", "sampling"), ("Qwen2", "shape", "beam")),
     ],
 )
-def test_report_refuses_what_was_generated_with_a_head(family, kind, mode):
+def test_text_generated_with_a_head_is_refused(family, kind, mode):
     model = build(family)
     fit = random_fitted(model, kind)
     with attached(model, fit):
@@ -128,7 +128,7 @@ REPORTS = [
 
 
 @pytest.mark.parametrize(("family", "kind", "mode"), REPORTS)
-def test_report(family, kind, mode):
+def test_calibrated_generation_equals_teacher_forcing(family, kind, mode):
     model = build(family)
     fit = random_fitted(model, kind)
     output = generated(model, output_hidden_states=True, **MODES[mode])
@@ -149,7 +149,7 @@ def test_report(family, kind, mode):
 
 
 @pytest.mark.parametrize("kind", ["linear", "decoder"])
-def test_report_of_beams_that_ended_before_the_search_did(llama, kind):
+def test_beams_that_end_before_the_search(llama, kind):
     """A search goes on while a worse beam may still win; texts and beams are then cut."""
     fit, longer = random_fitted(llama, kind), 0
     prompt = torch.tensor([[47, 36, 70, 70, 94, 22]])
@@ -170,7 +170,7 @@ def test_report_of_beams_that_ended_before_the_search_did(llama, kind):
     assert longer
 
 
-def test_report_takes_the_end_that_generate_was_given(llama):
+def test_end_token_of_generate(llama):
     fit = random_fitted(llama, "linear")
     output = generated(llama, output_hidden_states=True)
     output.sequences[0, 7], output.sequences[1, 8] = 2, 50
@@ -180,7 +180,7 @@ def test_report_takes_the_end_that_generate_was_given(llama):
     assert calibrate_generation(llama, fit, output, eos_token_id=[2, 50]).written.sum() == 5
 
 
-def test_report_knows_where_a_text_ends(llama):
+def test_end_of_a_text(llama):
     fit = random_fitted(llama, "linear")
     output = generated(llama, output_hidden_states=True)
     output.sequences[0, 7] = 2

@@ -49,7 +49,7 @@ def direct(model, documents):
 
 
 @pytest.mark.parametrize("family", COLLECTED)
-def test_a_table_holds_what_a_direct_pass_gives(family, documents, tmp_path):
+def test_table_equals_a_direct_pass(family, documents, tmp_path):
     model = tiny_model(family)
     table = collect(model, documents, tmp_path / "table", batch=64)
     hidden, logits, labels, owners = direct(model, documents)
@@ -69,20 +69,20 @@ def test_a_table_holds_what_a_direct_pass_gives(family, documents, tmp_path):
 
 
 @pytest.mark.parametrize("scaling", [0.8, 1.0005])
-def test_scales_near_one_are_measured(documents, tmp_path, scaling):
+def test_logit_scales_near_one_are_measured(documents, tmp_path, scaling):
     model = tiny_model("Granite", logits_scaling=scaling)
     table = collect(model, documents, tmp_path / "table")
     np.testing.assert_allclose(table.records().top, direct(model, documents)[1].amax(-1), rtol=2e-5)
 
 
-def test_a_model_may_write_over_its_logits(documents, tmp_path):
+def test_logits_scaled_in_place_are_measured(documents, tmp_path):
     model = tiny_model()
     model.register_forward_hook(lambda m, a, out: setattr(out, "logits", out.logits.mul_(0.5)))
     table = collect(model, documents, tmp_path / "table")
     np.testing.assert_allclose(table.records().top, direct(model, documents)[1].amax(-1), rtol=2e-5)
 
 
-def test_the_softcap_matters_to_gemma(documents, tmp_path):
+def test_softcap_changes_the_logits_of_gemma(documents, tmp_path):
     """Otherwise the comparison above would not show that it is applied."""
     logits = direct(tiny_model("Gemma2"), documents)[1]
     assert logits.abs().max() > 2.5
@@ -130,7 +130,7 @@ def test_the_model_is_left_as_it_was(documents, tmp_path):
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_what_is_beyond_half_precision_is_cut(documents, tmp_path):
+def test_hidden_states_are_clipped_to_half_precision(documents, tmp_path):
     model = tiny_model()
     with torch.no_grad():
         model.model.norm.weight.mul_(1e5)
@@ -140,7 +140,7 @@ def test_what_is_beyond_half_precision_is_cut(documents, tmp_path):
     assert np.abs(hidden).max() == np.finfo(np.float16).max
 
 
-def test_documents_are_cut_at_length(model, documents, tmp_path):
+def test_documents_are_truncated_to_length(model, documents, tmp_path):
     short = [{name: part[:8] for name, part in each.items()} for each in documents]
     cut = collect(model, documents, tmp_path / "cut", length=8)
     assert_same_table(cut, collect(model, short, tmp_path / "short"))
@@ -164,7 +164,7 @@ def test_progress_counts_all_tokens(model, documents, tmp_path):
     assert {total for _, total in seen} == {len(table)}
 
 
-def test_a_model_that_makes_logits_in_another_way_is_refused(documents, tmp_path):
+def test_unknown_logits_are_refused(documents, tmp_path):
     model = tiny_model()
     model.register_forward_hook(lambda m, a, out: setattr(out, "logits", out.logits**3))
     with pytest.raises(ValueError, match="makes its logits in an unknown way"):
@@ -173,7 +173,7 @@ def test_a_model_that_makes_logits_in_another_way_is_refused(documents, tmp_path
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("times", [2, 20])
-def test_a_cap_that_is_not_known_is_refused(documents, tmp_path, dtype, times):
+def test_unknown_softcap_is_refused(documents, tmp_path, dtype, times):
     model = tiny_model().to(dtype)
     cap = times * direct(model, documents)[1].abs().max()
 
@@ -214,7 +214,7 @@ def test_a_model_with_a_head_is_refused(documents, tmp_path):
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2"])
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_weights_that_are_kept_elsewhere(documents, tmp_path, family, place):
+def test_offloaded_weights(documents, tmp_path, family, place):
     accelerate = pytest.importorskip("accelerate")
     model = tiny_model(family)
     if place == "cpu":
@@ -287,7 +287,7 @@ def killer(after):
     return progress
 
 
-def test_a_killed_run_goes_on_where_it_stopped(model, documents, tmp_path):
+def test_interrupted_run_is_resumed(model, documents, tmp_path):
     options: Any = {"tokens_per_shard": 20, "batch": 20}
     whole = collect(model, documents, tmp_path / "whole", **options)
     folder = tmp_path / "killed"
@@ -320,7 +320,7 @@ def test_a_whole_table_is_not_collected_again(model, documents, tmp_path):
     assert len(calls) <= 3  # the look at how the model makes its logits
 
 
-def test_ranks_join_to_the_table_of_one_process(model, tmp_path, monkeypatch):
+def test_tables_of_several_processes_join(model, tmp_path, monkeypatch):
     silent = {"input_ids": [3, 4, 5], "labels": [-100] * 3}
     documents = [silent, *drawn_documents(), silent]
     documents.insert(4, silent)
@@ -342,7 +342,7 @@ def test_ranks_join_to_the_table_of_one_process(model, tmp_path, monkeypatch):
         open_table(tmp_path / "three")
 
 
-def test_documents_at_the_end_that_do_not_count(model, tmp_path):
+def test_unlabelled_documents_at_the_end(model, tmp_path):
     silent = [{"input_ids": [5]}, {"input_ids": [4, 5], "labels": [-100, -100]}]
     long = [{"input_ids": list(range(3, 15))}]
     table = collect(model, long + silent, tmp_path / "table", tokens_per_shard=5)
@@ -395,13 +395,13 @@ def test_documents_of_other_kinds(model, tmp_path):
 
 
 def test_one_text_is_no_list_of_documents(model, tmp_path):
-    with pytest.raises(TypeError, match=r"got the text 'chats\.jsonl': put it into a list"):
+    with pytest.raises(TypeError, match=r"got 'chats\.jsonl': of a path"):
         collect(model, "chats.jsonl", tmp_path / "table")
     assert not (tmp_path / "table").exists()
 
 
 @pytest.mark.parametrize("label", [300, -7])
-def test_labels_that_are_no_tokens_are_named_with_their_document(model, tmp_path, label):
+def test_labels_outside_the_vocabulary_are_refused(model, tmp_path, label):
     wrong = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 3], "labels": [-100, 2, label]}]
     with pytest.raises(ValueError, match=rf"labels of document 1 must be .* got {label}"):
         collect(model, wrong, tmp_path / "table")
@@ -424,13 +424,13 @@ def test_models_without_output_embeddings(documents, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["batch", "tokens_per_shard", "length"])
-def test_counts(model, documents, tmp_path, option):
+def test_sizes_must_be_positive(model, documents, tmp_path, option):
     none: Any = {option: 0}
     with pytest.raises(ValueError, match=f"{option} must be"):
         collect(model, documents, tmp_path / "table", **none)
 
 
-def test_folders_with_other_things(model, documents, tmp_path, monkeypatch):
+def test_folder_with_other_files_is_refused(model, documents, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"must be new, empty or hold the same table.*notes"):
         collect(model, documents, tmp_path)

@@ -120,7 +120,7 @@ def test_a_text_begins_once(tokenizer, text):
 
 
 @pytest.mark.parametrize("around", ["<s> $A </s>", "$A </s>"])
-def test_nothing_ends_a_prompt(model, tokenizer, around):
+def test_prompts_have_no_end_token(model, tokenizer, around):
     ending = made_tokenizer(around)
     start = [1] if "<s>" in around else []
     pairs = ("hello </s>", "you"), ("", "you"), ("<s> hello", "you")
@@ -182,7 +182,7 @@ def test_answers_are_found_wherever_they_are(tokenizer, template, turns, said):
 
 
 @pytest.mark.parametrize("template", [CHATML, PHI3, LLAMA3])
-def test_keys_without_a_value_change_nothing(tokenizer, template):
+def test_empty_keys_of_turns_are_ignored(tokenizer, template):
     tokenizer.chat_template = template
     filled = [{**turn, "tool_calls": None, "name": ""} for turn in CHAT]
     wanted, found = encode_documents([CHAT, filled], tokenizer, 99)
@@ -242,7 +242,7 @@ def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
     np.testing.assert_array_equal(same.labels, found.labels)
 
 
-def test_words_of_answers_have_their_blanks():
+def test_spaces_belong_to_the_words_after_them():
     names = ["user:", "assistant:", " how", " you", "<end>"]
     blank = splitting(names, " [a-z]+")
     blank.chat_template = (

@@ -34,7 +34,7 @@ def tokens(rng):
     return drawn_tokens(rng, 80, 15, 0.05)
 
 
-def test_figures_are_those_of_the_metrics(tokens, rng):
+def test_values_equal_the_metrics(tokens, rng):
     claimed, right, number = tokens
     loss = rng.exponential(size=claimed.size)
     found = evaluate_tokens(claimed, right, number, nll=loss)
@@ -68,7 +68,7 @@ def test_order_and_names_of_documents_do_not_matter(tokens, rng):
         np.testing.assert_allclose(found[name], again[name], atol=1e-9)
 
 
-def test_noise_is_that_of_documents_left_out_in_turn(tokens):
+def test_influence_equals_leaving_out_documents(tokens):
     claimed, right, number = tokens
     index = np.minimum((claimed * 5).astype(int), 4)
     influence = module._Tokens.of(claimed, right, number, None, 5).influence()
@@ -86,14 +86,14 @@ def test_noise_is_that_of_documents_left_out_in_turn(tokens):
     np.testing.assert_allclose(np.cov(drawn.T), found.T @ found, atol=0.03 * (found**2).sum())
 
 
-def test_blocks_of_replicates_make_no_difference(tokens, monkeypatch):
+def test_chunks_of_replicates_do_not_matter(tokens, monkeypatch):
     whole = evaluate_tokens(*tokens, replicates=60)
     monkeypatch.setattr(module, "MAX_DRAWS", 1000)  # a dozen replicates at a time
     for name, estimate in evaluate_tokens(*tokens, replicates=60).items():
         np.testing.assert_allclose(estimate, whole[name], rtol=1e-9)
 
 
-def test_copies_of_tokens_within_documents_tell_nothing_new(tokens):
+def test_repeated_tokens_do_not_narrow_intervals(tokens):
     one = evaluate_tokens(*tokens, replicates=200)
     several = evaluate_tokens(*(np.repeat(x, 7) for x in tokens), replicates=200)
     for name in one:
@@ -152,7 +152,7 @@ LEAST = int(binom.ppf(1e-3, TIMES, 0.9))
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.08])
-def test_intervals_hold_where_tokens_of_a_document_share_their_luck(rng, gap):
+def test_intervals_cover_with_correlated_tokens(rng, gap):
     claimed, right, _ = drawn_tokens(rng, 40_000, 20, gap)
     truth = {
         "ece": gap,
@@ -178,7 +178,7 @@ def test_intervals_hold_where_tokens_of_a_document_share_their_luck(rng, gap):
 
 
 @pytest.mark.parametrize("sizes", [[1500] + 30 * [50], 40 * [0], 5 * [2000]])
-def test_intervals_hold_for_documents_of_unequal_length_and_for_few(rng, sizes):
+def test_intervals_cover_with_unequal_or_few_documents(rng, sizes):
     """One that holds half of the tokens, lengths with a heavy tail, and five."""
     held, times = dict.fromkeys(("ece", "accuracy"), 0), 60
     for _ in range(times):
@@ -194,13 +194,13 @@ def test_intervals_hold_for_documents_of_unequal_length_and_for_few(rng, sizes):
     assert min(held.values()) >= binom.ppf(1e-3, times, 0.85), held
 
 
-def test_an_interval_tells_a_miscalibrated_model(rng):
+def test_interval_excludes_zero_if_miscalibrated(rng):
     claimed, right, number = drawn_tokens(rng, 400, 20, 0.1)
     found = evaluate_tokens(claimed, right, number)["ece"]
     assert 0.05 < found.low < 0.1 < found.high < 0.15
 
 
-def test_differences_hold_and_are_narrower_than_two_intervals(rng):
+def test_intervals_of_differences_cover_and_are_narrow(rng):
     def loss(claimed, right):
         return -np.log(np.where(right, claimed, 1 - claimed))
 

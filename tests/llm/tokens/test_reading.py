@@ -106,13 +106,13 @@ def test_other_documents_are_refused(tmp_path, name, content, message):
         read_documents(tmp_path / name)
 
 
-def test_the_line_that_is_no_json_is_named(tmp_path):
+def test_invalid_json_line_is_named(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n\n{"text": \n')
     with pytest.raises(ValueError, match=r"line 3 of .*bad\.jsonl is not valid JSON"):
         read_documents(tmp_path / "bad.jsonl")
 
 
-def test_files_of_other_editors(tmp_path):
+def test_encodings_of_files(tmp_path):
     (tmp_path / "marked.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
     assert read_documents(tmp_path / "marked.jsonl") == ["a"]
     (tmp_path / "old.txt").write_bytes("Frage: Gr\u00f6\u00dfe?\nAntwort".encode("latin-1"))

@@ -68,7 +68,7 @@ def test_several_folders_are_one_table(model, documents, tmp_path):
         open_table([tmp_path / "a", tmp_path / "c"])
 
 
-def test_a_table_counts_once(model, documents, tmp_path):
+def test_duplicate_tables_are_refused(model, documents, tmp_path):
     collect(model, documents, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with pytest.raises(
@@ -78,7 +78,7 @@ def test_a_table_counts_once(model, documents, tmp_path):
 
 
 @pytest.mark.parametrize("shard", [1 << 16, 12])
-def test_prompts_change_nothing_but_the_states_that_are_kept(model, documents, tmp_path, shard):
+def test_prompts_only_add_states(model, documents, tmp_path, shard):
     plain = collect(model, documents, tmp_path / "plain", tokens_per_shard=shard)
     table = collect(model, documents, tmp_path / "whole", tokens_per_shard=shard, prompts=True)
     assert_same_table(table, plain)

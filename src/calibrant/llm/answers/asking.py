@@ -117,20 +117,7 @@ def ask_each(
     batch: int = 8,
     progress: Progress | None = None,
 ) -> dict[str, list[Answer]]:
-    """Generate answers once, with the confidences of each of several heads.
-
-    Parameters
-    ----------
-    heads : dict of FittedHead
-        By any names; None stands for the model without a head.
-    model, tokenizer, prompts, aggregate, max_new_tokens, batch, progress
-        As for :func:`ask`.
-
-    Returns
-    -------
-    dict of lists of Answer
-        By the same names, with the same texts.
-    """
+    """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     stop = set(tokenizer.all_special_ids) | end_tokens(model)
     runs = _generations(model, tokenizer, prompts, heads, batch, max_new_tokens, progress)
@@ -157,22 +144,18 @@ def ask_choices(
 
     Parameters
     ----------
-    model, tokenizer
-        Of Hugging Face.
     questions : sequence of Question
         With equally many choices.
     shots : sequence of Question
         Solved examples; those with the subject of a question precede it, or all if none has it.
-    fitted : FittedHead, optional
     prefix : str, optional
         As for :func:`choice_tokens`.
-    batch : int
-    progress : callable, optional
+    model, tokenizer, fitted, batch, progress
+        As for :func:`ask`.
 
     Returns
     -------
     logits : (n, choices)
-        For :func:`calibrant.evaluate`, and for the calibrators.
     labels : (n,)
     """
     options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
@@ -192,21 +175,7 @@ def ask_choices_each(
     batch: int = 8,
     progress: Progress | None = None,
 ) -> tuple[dict[str, FloatArray], IntArray]:
-    """Return the logits of the choices under each of several heads, from one pass of the model.
-
-    Parameters
-    ----------
-    heads : dict of FittedHead
-        By any names; None stands for the model without a head.
-    model, tokenizer, questions, shots, prefix, batch, progress
-        As for :func:`ask_choices`.
-
-    Returns
-    -------
-    logits : dict of (n, choices)
-        By the same names.
-    labels : (n,)
-    """
+    """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
     counts = {len(question.choices) for question in questions}
     if len(counts) != 1 or not min(counts):
         raise ValueError(
@@ -231,19 +200,10 @@ def ask_true(
     batch: int = 8,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Return P(True) of answers that a model is shown, its own for instance; see :func:`p_true`.
+    """Return :func:`p_true` ``(n,)``, for prompts that ask for True or False.
 
-    Parameters
-    ----------
-    prompts : sequence of str
-        That ask for True or False, as those of :func:`verdict_prompt`.
-    model, tokenizer, fitted, batch, progress
-        As for :func:`ask`.
-
-    Returns
-    -------
-    (n,)
-        For ``AnswerCalibrator(aggregate=None)``.
+    Such prompts come from :func:`verdict_prompt`; the result is for
+    ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
     runs = _generations(model, tokenizer, prompts, {"": fitted}, batch, 1, progress)
@@ -261,10 +221,7 @@ def _spellings(tokenizer: Any, word: str) -> list[int]:
     coded = [tokenizer.encode(form, add_special_tokens=False) for form in forms]
     single = {int(tokens[0]) for tokens in coded if len(tokens) == 1} - {tokenizer.unk_token_id}
     if not single:
-        raise ValueError(
-            f"the tokenizer has no token of its own for {word!r}: pass logits of other words to "
-            "p_true"
-        )
+        raise ValueError(f"the tokenizer has no token of its own for {word!r}: use p_true")
     return sorted(single)
 
 
@@ -317,9 +274,8 @@ def _outputs(
             longest = max(map(len, ids))
             if positions and longest + max_new_tokens > positions:
                 raise ValueError(
-                    f"a prompt of {longest} tokens and an answer of {max_new_tokens} need more "
-                    f"than the {positions} positions of {type(model).__name__}: shorten the "
-                    "prompts, or lower max_new_tokens"
+                    f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} need more "
+                    f"than the {positions} positions of the model: shorten one of them"
                 )
             inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
             output = model.generate(

@@ -49,21 +49,12 @@ SUREST = 1e-9
 
 
 class Stage(NamedTuple):
-    """A map from log-odds ``(n,)`` to probabilities.
+    """A map from log-odds ``(n,)`` to probabilities."""
 
-    Attributes
-    ----------
-    fit : callable
-        Returns the learned values by name, and True if an optimum was found.
-    apply : callable
-        Returns probabilities, from log-odds and the learned values in the order of ``sizes``.
-    sizes : mapping
-        Number of learned values by name; None: one for each step.
-    """
-
+    # returns learned values by name, and True if an optimum was found
     fit: Callable[[FloatArray, BoolArray], tuple[dict[str, FloatArray], bool]]
-    apply: Callable[..., FloatArray]
-    sizes: Mapping[str, int | None]
+    apply: Callable[..., FloatArray]  # of log-odds and the learned values
+    sizes: Mapping[str, int | None]  # number of learned values; None: one for each step
 
 
 def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:

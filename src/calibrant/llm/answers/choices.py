@@ -66,22 +66,11 @@ def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> st
 
 
 def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
-    """Compute the log-probabilities of the choices from the logits of a model.
+    """Compute the log-probabilities ``(..., choices)`` of the choices from the logits of a model.
 
-    Parameters
-    ----------
-    logits : (..., vocabulary)
-        At the position of the choice.
-    tokens : (choices,)
-        From :func:`choice_tokens`.
+    ``logits`` ``(..., vocabulary)`` are those at the position of the choice, ``tokens`` from
+    :func:`choice_tokens`.
 
-    Returns
-    -------
-    (..., choices)
-        Normalised over the choices.
-
-    Examples
-    --------
     >>> np.exp(choice_logits([[9.0, 1.0, 1.0, 0.0]], [1, 2])).round(2)
     array([[0.5, 0.5]])
     """
@@ -107,11 +96,6 @@ def choice_logits_from_likelihoods(
     lengths : (..., choices) or (choices,), optional
         Tokens (or bytes) of each choice, to divide the likelihoods by.
 
-    Returns
-    -------
-    (..., choices)
-        Normalised over the choices.
-
     Examples
     --------
     >>> np.exp(choice_logits_from_likelihoods([[-2.0, -4.0]], [1, 2])).round(2)
@@ -135,20 +119,9 @@ def choice_logits_from_likelihoods(
 def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -> FloatArray:
     """Compute the log-probabilities of the choices from the top tokens that a service returns.
 
-    Exact if all choices are among them. A choice counts with and without a space before it.
+    ``top`` has an entry for each question, as for :func:`top_confidence`. The result
+    ``(n, choices)`` is exact. A choice counts with and without a space before it.
 
-    Parameters
-    ----------
-    top : list of {token: logprob}
-        One for each question, as in :func:`calibrant.llm.answers.topk.top_confidence`.
-    choices : sequence of str
-
-    Returns
-    -------
-    (n, choices)
-
-    Examples
-    --------
     >>> shown = [{"A": -1.0, " B": -1.0, "The": -2.0}]
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
@@ -234,10 +207,6 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
     true_tokens, false_tokens : token ids
         For instance those of " True", "True", " Yes"; none may be in both.
 
-    Returns
-    -------
-    (...)
-
     Examples
     --------
     >>> p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
@@ -246,10 +215,7 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
     scores = as_scores(logits)
     yes, no = as_labels(true_tokens, "true_tokens"), as_labels(false_tokens, "false_tokens")
     if not yes.size or not no.size or np.intersect1d(yes, no).size:
-        raise ValueError(
-            f"true_tokens and false_tokens must each hold a token and share none, got "
-            f"{yes.tolist()} and {no.tolist()}"
-        )
+        raise ValueError("true_tokens and false_tokens must each hold a token and share none")
     sums = [
         logsumexp(_columns(scores, which, name), axis=-1)
         for which, name in ((np.unique(yes), "true_tokens"), (np.unique(no), "false_tokens"))

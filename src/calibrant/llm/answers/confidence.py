@@ -168,8 +168,7 @@ def _from_list(token_probs: Answers) -> Tokens:
     for number, one in enumerate(answers):
         if one.ndim != 1:
             raise ValueError(
-                f"token_probs must have an array (tokens,) for each answer, got shape {one.shape} "
-                f"for answer {number}"
+                f"answers must be (tokens,), got shape {one.shape} for answer {number}"
             )
     lengths = np.array([len(one) for one in answers], dtype=np.int64)
     starts = _starts(lengths)
@@ -178,19 +177,14 @@ def _from_list(token_probs: Answers) -> Tokens:
 
 def _from_padded(probs: FloatArray, mask: BoolArray) -> Tokens:
     if probs.ndim != 2 or probs.shape != mask.shape:
-        raise ValueError(
-            f"token_probs and mask must both be (answers, tokens), got {probs.shape} and "
-            f"{mask.shape}"
-        )
+        raise ValueError(f"token_probs and mask must be alike, got {probs.shape} and {mask.shape}")
     return Tokens(probs[mask], _starts(mask.sum(1)))
 
 
 def _from_flat(probs: FloatArray, documents: IntArray) -> Tokens:
     if probs.ndim != 1 or probs.shape != documents.shape:
-        raise ValueError(
-            f"token_probs and documents must both be (tokens,), got {probs.shape} and "
-            f"{documents.shape}"
-        )
+        got = f"{probs.shape} and {documents.shape}"
+        raise ValueError(f"token_probs and documents must both be (tokens,), got {got}")
     order = np.argsort(documents, kind="stable")
     _, lengths = np.unique(documents, return_counts=True)
     return Tokens(probs[order], _starts(lengths))

@@ -48,19 +48,10 @@ class Question:
     subject: str = ""
 
 
-# ------------------------------------------------------------------------------------- readers
-
-
 def read_mmlu(folder: str | os.PathLike[str], split: str = "test") -> list[Question]:
-    """Read questions of MMLU from files ``SUBJECT_SPLIT.csv``.
+    """Read questions of MMLU from files ``SUBJECT_SPLIT.csv``; ``dev`` has solved examples.
 
     Each has the columns question, choice0 to choice3 and answer, a number from 0 to 3.
-
-    Parameters
-    ----------
-    folder : path
-    split : str
-        ``dev`` for solved examples, ``test`` for the questions to ask.
     """
     files = sorted(Path(folder).glob(f"*_{split}.csv"))
     if not files:
@@ -94,12 +85,7 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
     """Read open questions from a text file: question, answer, empty line.
 
     Answers to the same question become references of one question, in the order of the file.
-
-    Parameters
-    ----------
-    file : path
-    separator : str, optional
-        Separator of several right answers on one line, as ``"; "`` in TruthfulQA.
+    ``separator`` separates right answers on one line, as ``"; "`` in TruthfulQA.
     """
     path, references = Path(file), dict[str, list[str]]()
     for number, lines in _paragraphs(path):
@@ -177,14 +163,8 @@ def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Ques
 def choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
     """Make a prompt of the usual form for MMLU, after which a space and the letter follow.
 
-    Parameters
-    ----------
-    question : Question
-    shots : sequence of Question
-        Solved examples, usually the first five of ``dev`` with the same subject.
+    ``shots`` are solved examples, usually the first five of ``dev`` with the same subject.
 
-    Examples
-    --------
     >>> print(choice_prompt(Question("2 + 2?", ("4",), ("3", "4"), 1)))
     Question: 2 + 2?
     A. 3
@@ -277,19 +257,12 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
 
 
 class GradedAnswers(NamedTuple):
-    """Answers of one model to one set of questions.
-
-    Attributes
-    ----------
-    questions, answers : list of str
-    token_probs : list of (tokens,)
-    correct : (n,) of bool
-    """
+    """Answers of one model to one set of questions."""
 
     questions: list[str]
     answers: list[str]
-    token_probs: list[FloatArray]
-    correct: BoolArray
+    token_probs: list[FloatArray]  # (tokens,) each
+    correct: BoolArray  # (n,)
 
 
 def read_answers(file: str | os.PathLike[str]) -> GradedAnswers:

@@ -166,10 +166,7 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     else:
         logs = as_float64(top)  # type: ignore[arg-type]
     if logs.ndim != 2 or not logs.size:
-        raise ValueError(
-            f"top must be (n, k) log-probabilities or a list of {{token: logprob}}, got shape "
-            f"{logs.shape}"
-        )
+        raise ValueError(f"top must be (n, k), or a list of {{token: logprob}}, got {logs.shape}")
     # some services write -9999 for a token that is not there
     logs = -np.sort(-np.where(np.exp(logs) == 0, -np.inf, logs), axis=1)
     total = np.exp(logs).sum(1)

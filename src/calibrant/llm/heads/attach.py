@@ -143,10 +143,7 @@ class CallState(threading.local):
         """Return what was seen in this call, and forget it."""
         seen, self.seen = self.seen, None
         if seen is None:
-            raise RuntimeError(
-                "no hidden states were seen in this call: attach before the first compiled call, "
-                "or use a global or shape head"
-            )
+            raise RuntimeError("no hidden states seen: attach before the first compiled call")
         return seen
 
 

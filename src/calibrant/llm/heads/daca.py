@@ -104,10 +104,8 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
     """
     agree = np.asarray(agree, dtype=bool)
     if not len(base) == len(chat) == len(agree):
-        raise ValueError(
-            "base, chat and agree must be of the same tokens, got "
-            f"{len(base)}, {len(chat)} and {len(agree)}"
-        )
+        sizes = f"{len(base)}, {len(chat)} and {len(agree)}"
+        raise ValueError(f"base, chat and agree must be of the same tokens, got {sizes}")
     _check_agreement(agree)
     ours, theirs = base.take(agree), chat.take(agree)
     trust = expit(-ours.log_rest(1.0).value)

@@ -15,27 +15,13 @@ from calibrant.llm.huggingface import SCALES, end_tokens, has_head
 
 
 class CalibratedGeneration(NamedTuple):
-    """Calibrated probabilities of generated texts, each ``(n, tokens)``.
-
-    Attributes
-    ----------
-    tokens : int64
-        The generated tokens.
-    log_probs : float32
-        Calibrated log-probability of each.
-    confidence : float32
-        Calibrated probability of the model's likeliest token at that position.
-    sharpness : float32
-        Factor of the logits.
-    written : bool
-        False after the end of a text.
-    """
+    """Calibrated probabilities of generated texts, each ``(n, tokens)``."""
 
     tokens: Tensor
-    log_probs: Tensor
-    confidence: Tensor
-    sharpness: Tensor
-    written: Tensor
+    log_probs: Tensor  # of these tokens
+    confidence: Tensor  # probability of the likeliest token at each position
+    sharpness: Tensor  # factor of the logits
+    written: Tensor  # False after the end of a text
 
 
 def calibrate_generation(

@@ -93,20 +93,8 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """A small network on the hidden state.
+    """A network with one inner layer of ``units`` on the hidden state.
 
-    Parameters
-    ----------
-    width : int
-        Of the hidden states.
-    units : int
-        Of the inner layer.
-    activation : {"swiglu", "relu"}
-    start : float
-        Log-sharpness before training.
-
-    Examples
-    --------
     >>> MLPHead(width=8, units=4, start=0.5)(torch.randn(2, 8)).tolist()
     [0.5, 0.5]
     """

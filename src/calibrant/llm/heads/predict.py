@@ -23,22 +23,11 @@ CHUNK = 1 << 15
 
 
 class TokenPredictions(NamedTuple):
-    """Predictions for tokens, each ``(n,)``.
+    """Predictions for tokens, each ``(n,)``."""
 
-    Attributes
-    ----------
-    nll : float64
-        Negative log-likelihood of the next token.
-    confidence : float64
-        Probability of the likeliest token.
-    correct : bool
-        True if the likeliest token was the next one.
-    weight : float64
-    """
-
-    nll: FloatArray
-    confidence: FloatArray
-    correct: BoolArray
+    nll: FloatArray  # negative log-likelihood of the next token
+    confidence: FloatArray  # probability of the likeliest token
+    correct: BoolArray  # True if the likeliest token was the next one
     weight: FloatArray
 
     def figures(self) -> dict[str, float]:
@@ -54,14 +43,7 @@ class TokenPredictions(NamedTuple):
 
 
 def token_predictions(table: TokenTable, fitted: FittedHead | None = None) -> TokenPredictions:
-    """Predict the tokens of a table, with a temperature head or without.
-
-    Parameters
-    ----------
-    table : TokenTable
-    fitted : FittedHead, optional
-        Of the same model as the table.
-    """
+    """Predict the tokens of a table, with a temperature head of the same model or without."""
     everything = np.arange(len(table))
     if fitted is None:
         return predict_rows(GlobalHead(), table, everything)

@@ -56,10 +56,7 @@ def split_documents(documents: IntArray, *, seed: int = 0) -> TokenSplit:
     """
     names, member = np.unique(documents, return_inverse=True)
     if len(names) < MIN_DOCUMENTS:
-        raise ValueError(
-            f"at least {MIN_DOCUMENTS} documents are needed, to hold some out, got {len(names)}: "
-            "collect more"
-        )
+        raise ValueError(f"at least {MIN_DOCUMENTS} documents are needed, got {len(names)}")
     order = np.random.default_rng(seed).permutation(len(names))[member]
     test = max(2, round(TEST * len(names)))
     stop = test + max(1, round(STOP * len(names)))

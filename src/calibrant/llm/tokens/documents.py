@@ -34,8 +34,7 @@ def encode_documents(documents: Iterable[Document], tokenizer: Any, length: int)
     """Turn documents into ids and labels, truncated to ``length`` tokens."""
     if isinstance(documents, str):
         raise TypeError(
-            f"documents must be a list, got the text {documents!r:.40}: put it into a list, or "
-            "pass read_documents(path)"
+            f"documents must be a list, got {documents!r:.40}: of a path pass read_documents(path)"
         )
     encoded = []
     for number, document in enumerate(documents):

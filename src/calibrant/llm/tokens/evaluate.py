@@ -186,8 +186,7 @@ def compare_tokens(
         if effective_documents(tokens.number) < MIN_DOCUMENTS:
             raise ValueError(
                 "a comparison needs two documents or more, none of which holds most tokens, got "
-                f"{tokens.documents}, the longest with {np.bincount(tokens.number).max()} of "
-                f"{tokens.number.size} tokens"
+                f"{tokens.documents}"
             )
         influence, count = tokens.influence(), len(tokens.scores)
         noise = _noise(influence[:, count:], replicates, seed)  # one seed: noise that is shared

@@ -48,10 +48,7 @@ class ModelReader(NamedTuple):
             hidden = inputs()[0]
         name = type(model).__name__
         if not torch.isfinite(hidden).all():
-            raise ValueError(
-                f"hidden states of {name} are NaN or infinite: load it in bfloat16 or float32, "
-                "and check its weights"
-            )
+            raise ValueError(f"hidden states of {name} are NaN or infinite: load it in bfloat16")
         reader = reader._replace(scale=_scale(raw[0], logits, softcap))
         same_hidden = _close(reader.states(probe, None)[0], hidden)
         if not (same_hidden and _close(reader.scaled(raw[0]), logits)):
@@ -62,10 +59,7 @@ class ModelReader(NamedTuple):
         other = probe.clone()
         other[0, -1] = (probe[0, -1] + 1) % len(input_embeddings(model))
         if not _close(reader.states(other, None)[0, :-1], hidden[:-1]):
-            raise ValueError(
-                f"hidden states of {name} change with the tokens after them: load a causal "
-                "language model"
-            )
+            raise ValueError(f"{name} is not causal: states change with the tokens after them")
         return reader
 
     def states(self, ids: Tensor, mask: Tensor | None) -> Tensor:

@@ -78,32 +78,15 @@ def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
 
 @dataclass(frozen=True)
 class Header:
-    """The content of ``table.json``.
-
-    Attributes
-    ----------
-    fingerprint : ModelFingerprint
-    settings : str
-        Hash of everything that decides the content of the table.
-    documents : int
-        Number of documents, with those that have no labelled token.
-    shards : list of int
-        Number of tokens of each shard.
-    prompts : bool
-        True if the states of prompts are stored too.
-    whole : bool
-        True if the states of all preceding tokens are there, with or without ``prompts``.
-    rank, ranks : int
-        Number of the process that writes this folder, and of all.
-    """
+    """The content of ``table.json``."""
 
     fingerprint: ModelFingerprint
-    settings: str
-    documents: int
-    shards: list[int]
-    prompts: bool
-    whole: bool
-    rank: int = 0
+    settings: str  # hash of everything that decides the content of the table
+    documents: int  # with those that have no labelled token
+    shards: list[int]  # number of tokens of each
+    prompts: bool  # are the states of prompts stored too?
+    whole: bool  # are those of all preceding tokens, with or without prompts?
+    rank: int = 0  # of the process that writes this folder
     ranks: int = 1
 
 
@@ -113,10 +96,7 @@ def read_header(folder: Path) -> Header:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(
-            f"{folder} is not a token table: it has no {HEADER}; make one with calibrant llm "
-            "collect"
-        ) from error
+        raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); collect again") from error
     version = content.pop("format", None) if isinstance(content, dict) else None
@@ -184,8 +164,7 @@ def _with_ranks(folder: Path) -> list[Path]:
     ):
         raise ValueError(
             f"{folder} must have the tables of all {first.ranks} processes of one run, got "
-            f"{', '.join(sorted(path.name for path in inside))}: collect again with the same "
-            "settings to complete it"
+            f"{', '.join(sorted(path.name for path in inside))}: collect again to complete it"
         )
     return sorted(inside, key=lambda path: headers[path].rank)
 

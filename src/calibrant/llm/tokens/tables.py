@@ -103,15 +103,8 @@ class TokenTable:
     ) -> TokenTable:
         """Make a table in memory, of texts without prompts.
 
-        Parameters
-        ----------
-        hidden : (n, width)
-            Stored in half precision.
-        records : Records
-            Of the same tokens, with the vocabulary as classes.
-        documents : (n,) int
-            Document number of each token, nondecreasing.
-        fingerprint : ModelFingerprint
+        ``hidden`` ``(n, width)`` is stored in half precision; ``records`` have the vocabulary as
+        classes; ``documents`` ``(n,)`` must not decrease.
         """
         states, numbers = as_half(hidden), np.asarray(documents, dtype=np.int64)
         shapes = {
@@ -148,12 +141,9 @@ class TokenTable:
         )
 
     def texts(self, selection: Selection) -> list[Text]:
-        """Return each selected document, with all states up to its last token that counts.
+        """Return the states of each selected document, up to its last token that counts.
 
-        Parameters
-        ----------
-        selection : slice, mask or index
-            Tokens of whole documents, in order.
+        All tokens of each document must be selected, in order.
         """
         numbers = self._numbers(selection)
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))

@@ -264,7 +264,7 @@ def test_error_guarantee_holds(rng):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_zeros_and_ones_keep_the_guarantee(stage, rng):
-    target, delta, times = 0.25, 0.1, 200
+    target, delta, times = 0.25, 0.1, 100
     failed, given = 0, []
     for _ in range(times):
         sure, right = said_answers(rng, 4000)

@@ -41,11 +41,11 @@ def test_intervals_cover(rng, monkeypatch):
     once = evaluate(rng.normal(size=300), rng.integers(2, size=300), estimand="binary")
     monkeypatch.setattr("calibrant.llm.answers.evaluate.evaluate", lambda *args, **options: once)
     held = dict.fromkeys(("accuracy", "brier"), 0)
-    for _ in range(200):
+    for _ in range(100):
         sure = rng.uniform(0.2, 0.8, 300)
         right = rng.random(300) < sure
         found = evaluate_answers(sure, right)
         truth = {"accuracy": 0.5, "brier": 0.25 - 0.6**2 / 12}
         for name, value in truth.items():
             held[name] += found[name].low <= value <= found[name].high
-    assert min(held.values()) >= binom.ppf(1e-3, 200, 0.9), held
+    assert min(held.values()) >= binom.ppf(1e-3, 100, 0.9), held

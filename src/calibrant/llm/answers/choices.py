@@ -126,19 +126,19 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
     """
-    found = np.full((len(top), len(choices)), -np.inf)
+    logs = np.full((len(top), len(choices)), -np.inf)
     for i, position in enumerate(top):
         for token, value in by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
-                found[i, at] = np.logaddexp(found[i, at], value)
-        missing = [c for c, v in zip(choices, found[i], strict=True) if v == -np.inf]
+                logs[i, at] = np.logaddexp(logs[i, at], value)
+        missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
         if missing:
             raise ValueError(
                 f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens of "
                 f"question {i}: request more (top_logprobs), or use logit_bias"
             )
-    return np.asarray(log_softmax(found, axis=-1))
+    return np.asarray(log_softmax(logs, axis=-1))
 
 
 def choice_sets(

@@ -133,7 +133,7 @@ def tensor_of(output: Any, name: str) -> Tensor:
 
 
 class CallState(threading.local):
-    """What the hooks of one call of the model pass to each other, per thread."""
+    """State that the hooks of one call of the model share, per thread."""
 
     seen: Tensor | None = None  # hidden states, or log-sharpness of the decoder head
     past: int = 0  # tokens in the cache before this call

@@ -38,7 +38,7 @@ def calibrate_generation(
     ----------
     model : PreTrainedModel
         The model that generated, without the head attached. Text that was generated with a head
-        is refused (except that of an assistant model, which cannot be told).
+        is refused (except that of an assistant model, which leaves no trace).
     fitted : FittedHead
     output : GenerateOutput
         Of ``model.generate(..., return_dict_in_generate=True, output_logits=True,

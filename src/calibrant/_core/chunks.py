@@ -31,7 +31,6 @@ from calibrant._core.checks import (
 )
 
 T = TypeVar("T")
-
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with (done, total) while a long task runs."""
 

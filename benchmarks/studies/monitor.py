@@ -30,7 +30,7 @@ from scipy.special import expit, logit, logsumexp
 
 import calibrant as cal
 from calibrant.monitor import Monitor
-from calibrant.monitor.evidence import bin_runs
+from calibrant.monitor.e_process import TILTS, bin_ranges, range_sums
 from calibrant.workflows.effect import calibrated
 
 Array = NDArray[np.float64]
@@ -234,15 +234,12 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
     taken = []
     for seed in range(streams):
         watch, rng = Monitor(window=WINDOW), np.random.default_rng([3, seed])
-        empty, runs = watch.like()._empty(0, ""), bin_runs(watch.bins)
-        sums, hit = np.zeros_like(empty.cumulant), math.inf
+        sums, hit = np.zeros((TILTS.size, watch.bins)), math.inf
         for k in range(begins + WINDOWS):
             c = claims(rng, WINDOW)
             pairs = cal.Pairs(c, right(rng, c if k < begins else drift(c)))
-            sums += watch._sums(pairs, k, "").log_bets()
-            ends = np.cumsum(np.pad(sums, ((0, 0), (1, 0))), axis=1)
-            money = ends[:, runs.end] - ends[:, runs.first] + runs.log_weight
-            if logsumexp(money) >= math.log(20):
+            sums += watch.tolerated.window(pairs).log_factors()
+            if logsumexp(range_sums(sums) + bin_ranges(watch.bins).log_stake) >= math.log(20):
                 hit = (k + 1) * WINDOW
                 break
         taken.append(hit)

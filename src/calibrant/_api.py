@@ -62,7 +62,7 @@ from calibrant.decide.priors import (
 from calibrant.decide.thresholds import Threshold as Threshold, threshold as threshold
 from calibrant.deploy.attach import CalibratedModel as CalibratedModel, calibrated as calibrated
 from calibrant.deploy.collect import collect as collect
-from calibrant.deploy.fold import fold as fold
+from calibrant.deploy.fold import fold_into_linear as fold_into_linear
 from calibrant.deploy.onnx import export_onnx as export_onnx
 from calibrant.deploy.torch_export import export_program as export_program
 from calibrant.losses.fedlas import FeDLaS as FeDLaS

@@ -40,6 +40,7 @@ def calibrated(
 
     Examples
     --------
+    >>> import torch
     >>> from calibrant.calibrators import TemperatureScaling
     >>> logits = torch.tensor([[4.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 2.0], [4.0, 2.0]])
     >>> fitted = TemperatureScaling().fit(logits, [0, 0, 1, 0, 1])
@@ -64,7 +65,7 @@ class CalibratedModel(nn.Module):
 
     Examples
     --------
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> from calibrant.calibrators import Identity
     >>> plain = Identity().fit([[0.0, 1.0], [2.0, 0.0]], [1, 0])
     >>> network = nn.Linear(3, 2)

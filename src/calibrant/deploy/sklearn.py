@@ -306,7 +306,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Most probable class; methods that keep the argmax keep the estimator's prediction."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(-1)])
+        best = self.predict_proba(X).argmax(-1)
+        return np.asarray(self.classes_[best])
 
     def _calibrated(self, X: Any) -> Tensor:
         """Calibrated logits ``(n, classes)``."""

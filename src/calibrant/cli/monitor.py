@@ -73,12 +73,13 @@ def monitor(
     fail: bool,
     as_json: bool,
 ) -> int:
-    """Watch the calibration of a deployed model, file by file.
+    """Detect calibration drift of a deployed model, file by file.
 
     Each of FILES is a prediction file with labels, as for "calibrant evaluate", and one window of
-    the stream, in the order given; a quoted pattern is taken in natural order. An alarm means that
-    the model has drifted. While it has not, the probability of an alarm, ever, is at most that
-    of --false-alarms, however many files follow. Without FILES the state is reported.
+    the stream, in the order given; a quoted pattern is taken in natural order. An alarm is raised
+    when the e-value, the evidence against calibration that starts at 1, reaches 1 / --false-alarms.
+    While the model has not drifted, the probability of an alarm, ever, is at most --false-alarms,
+    however many files follow. Without FILES the state is reported.
 
     \b
     Examples:
@@ -103,9 +104,9 @@ def monitor(
         watch = _resumed(state, calibrator, settings, pairs)
     else:
         watch = Monitor(calibrator, reference=pairs, **settings)
-    if files and calibrator is None and watch.made_for is not None:
+    if files and calibrator is None and watch.fingerprint is not None:
         raise click.UsageError(
-            f"{state} was collected with {watch.made_for}: name its folder with --calibrator"
+            f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
         )
     _take(watch, _expanded(files), splits)
     if state is not None and files:
@@ -141,7 +142,7 @@ def _resumed(
     if reference is not None:
         begun = {name: getattr(watch, name) for name in ("tolerance", "false_alarms", "bins")}
         same = Monitor(reference=reference, **begun)
-        if not np.allclose(same.known, watch.known):
+        if not np.allclose(same.tolerated.gaps, watch.tolerated.gaps):
             raise click.UsageError(
                 f"{state} was begun with another reference, or none: leave --reference out, or "
                 "begin a new --state"

@@ -1,4 +1,5 @@
 import csv
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -6,6 +7,10 @@ from docutils.nodes import SkipNode, math_block
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import generate
 
 project = "calibrant"
 author = "The calibrant developers"
@@ -22,7 +27,7 @@ extensions = [
 suppress_warnings = ["ref.python"]
 # No sphinx.ext.intersphinx: it downloads inventories, and the build must work without a network.
 
-exclude_patterns = ["_build", "_templates"]
+exclude_patterns = ["_build", "_generated", "_templates"]
 templates_path = ["_templates"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_update_mathjax = False
@@ -72,7 +77,7 @@ def _draw_figures(app):
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
-    sample = cal.open_predictions(cal.sample_path())
+    sample = cal.open_dataset(cal.sample_path())
     val, test = sample.split("val"), sample.split("test")
     logits, labels = test.read("logits"), test.read("labels")
     kinds = {"ts": cal.TemperatureScaling, "smart": cal.SMART, "blend": cal.calibrators.Blend}
@@ -107,7 +112,13 @@ def _gate_log(app, loss):
         return [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
 
 
+def _write_pages(app, config):
+    """Write the pages that come from the code, before Sphinx looks for pages."""
+    generate.write(Path(app.srcdir))
+
+
 def setup(app):
+    app.connect("config-inited", _write_pages)
     app.connect("builder-inited", _draw_figures)
     app.add_html_math_renderer("mathml", (_write_math, None), (_write_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

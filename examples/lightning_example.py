@@ -69,7 +69,7 @@ def main(folder):
     # Learn from images that the network has not seen in training, measure on yet others.
     calibrator = cal.TemperatureScaling().fit(*collect(classifier, val_loader))
     logits, labels = collect(classifier, test_loader)
-    effect = cal.effect_file(calibrator, {"logits": logits.numpy(), "labels": labels.numpy()})
+    effect = cal.effect(calibrator, {"logits": logits.numpy(), "labels": labels.numpy()})
     print(f"temperature {calibrator.temperature_:.2f}")
     for name in ("accuracy", "ece", "nll"):
         print(f"{name:<8} {effect.before[name].value:.4f} -> {effect.after[name].value:.4f}")

@@ -227,7 +227,7 @@ DATA: list[Data] = []
 def prepare(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # some settings are meant to fail
-    files = [cal.open_predictions(path) for path in (given.predictions, given.train, *given.others)]
+    files = [cal.open_dataset(path) for path in (given.predictions, given.train, *given.others)]
     parts = {}
     for file in files:
         for name in file.splits:
@@ -236,7 +236,7 @@ def prepare(given: argparse.Namespace) -> None:
                 features = torch.from_numpy(np.array(split.read("features"), np.float32))
                 labels = torch.from_numpy(np.array(split.read("labels"), np.int64))
                 parts[name] = Part(features.to(given.device), labels)
-    layer = files[0].last_layer()
+    layer = files[0].head
     assert layer is not None
     weight, bias = (torch.from_numpy(np.array(a, np.float32)).to(given.device) for a in layer)
     DATA[:] = [Data(parts, given.ood, weight, bias, given.device)]

@@ -30,7 +30,7 @@ from scipy.special import expit, logit, logsumexp
 
 import calibrant as cal
 from calibrant.monitor import Monitor
-from calibrant.monitor.evidence import bin_runs
+from calibrant.monitor.e_process import TILTS, bin_ranges, range_sums
 from calibrant.workflows.effect import calibrated
 
 Array = NDArray[np.float64]
@@ -193,12 +193,7 @@ def every_window(streams: int) -> Row:
         hits = math.inf
         for k in range(WINDOWS):
             confidence = claims(rng, WINDOW)
-            if (
-                cal.metrics.calibration_test(
-                    confidence=confidence, outcome=right(rng, confidence)
-                ).p_value
-                < 0.05
-            ):
+            if cal.calibration_test(confidence, right(rng, confidence)).p_value < 0.05:
                 hits = (k + 1) * WINDOW
                 break
         taken.append(hits)
@@ -239,15 +234,12 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
     taken = []
     for seed in range(streams):
         watch, rng = Monitor(window=WINDOW), np.random.default_rng([3, seed])
-        empty, runs = watch.like()._empty(0, ""), bin_runs(watch.bins)
-        sums, hit = np.zeros_like(empty.cumulant), math.inf
+        sums, hit = np.zeros((TILTS.size, watch.bins)), math.inf
         for k in range(begins + WINDOWS):
             c = claims(rng, WINDOW)
             pairs = cal.metrics.Pairs(c, right(rng, c if k < begins else drift(c)))
-            sums += watch._sums(pairs, k, "").log_bets()
-            ends = np.cumsum(np.pad(sums, ((0, 0), (1, 0))), axis=1)
-            money = ends[:, runs.end] - ends[:, runs.first] + runs.log_weight
-            if logsumexp(money) >= math.log(20):
+            sums += watch.tolerated.window(pairs).log_factors()
+            if logsumexp(range_sums(sums) + bin_ranges(watch.bins).log_stake) >= math.log(20):
                 hit = (k + 1) * WINDOW
                 break
         taken.append(hit)
@@ -271,9 +263,7 @@ def real(folder: str, orders: int) -> Iterator[Row]:
         for split in shifted.splits:
             logits, labels = (shifted.split(split).read(k) for k in ("logits", "labels"))
             after = cal.top_label(calibrated(fitted, logits), labels)
-            setting = (
-                f"{title}; {split}; ECE {100 * cal.ece(confidence=after[0], outcome=after[1]):.1f}"
-            )
+            setting = f"{title}; {split}; ECE {100 * cal.ece(*after):.1f}"
             yield shift_row(name, setting, known, before, after, orders)
 
 
@@ -281,7 +271,7 @@ FILES = ("predictions.npz", "shift.npz")
 
 
 def clean_row(
-    name: str, title: str, make: Callable[[], Monitor], before: cal.metrics.Pairs, orders: int
+    name: str, title: str, make: Callable[[], Monitor], before: cal.Pairs, orders: int
 ) -> Row:
     taken = []
     for seed in range(orders):
@@ -294,9 +284,9 @@ def clean_row(
 def shift_row(
     name: str,
     setting: str,
-    known: cal.metrics.Pairs | None,
-    before: cal.metrics.Pairs,
-    after: cal.metrics.Pairs,
+    known: cal.Pairs | None,
+    before: cal.Pairs,
+    after: cal.Pairs,
     orders: int,
 ) -> Row:
     taken, half = [], before.outcome.size // 2

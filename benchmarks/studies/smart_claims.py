@@ -98,7 +98,7 @@ def few_samples(path: Path):
 def shifted(path: Path):
     clean = path.with_name("predictions.npz")
     val, _ = tables(clean)
-    file = cal.open_predictions(path)
+    file = cal.open_dataset(path)
     for name in ("none", "ts", "smart", "odds", "blend"):
         fitted = VARIANTS[name]().fit_records(val)
         for split in file.splits:
@@ -121,7 +121,7 @@ def figures(claims, table):
 
 @cache
 def tables(path: Path):
-    file = cal.open_predictions(path)
+    file = cal.open_dataset(path)
     parts = [file.split(name) for name in ("val", "test")]
     return [tabulate(examples(part.read("logits"), part.read("labels"))) for part in parts]
 

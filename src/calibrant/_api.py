@@ -14,7 +14,8 @@ from calibrant.calibrators import (
     TemperatureScaling as TemperatureScaling,
 )
 from calibrant.data import (
-    open_predictions as open_predictions,
+    Dataset as Dataset,
+    open_dataset as open_dataset,
     sample_path as sample_path,
     save_predictions as save_predictions,
 )
@@ -46,10 +47,10 @@ from calibrant.metrics import (
 )
 from calibrant.monitor import Monitor as Monitor
 from calibrant.retrain import MaCCal as MaCCal
-from calibrant.workflows.apply import apply_file as apply_file
+from calibrant.workflows.apply import apply as apply
 from calibrant.workflows.compare import compare as compare
 from calibrant.workflows.cross_fit import cross_fit as cross_fit
-from calibrant.workflows.effect import effect_file as effect_file
-from calibrant.workflows.evaluate import evaluate as evaluate, evaluate_file as evaluate_file
-from calibrant.workflows.fit import fit_file as fit_file
+from calibrant.workflows.effect import effect as effect
+from calibrant.workflows.evaluate import evaluate as evaluate
+from calibrant.workflows.fit import fit as fit
 from calibrant.workflows.retrain import retrain_file as retrain_file

@@ -513,7 +513,7 @@ def test_a_refused_first_batch_does_not_fix_the_number_of_classes(rng, case):
 def test_a_refused_batch_on_several_threads_leaves_a_stream_as_it_was(rng, monkeypatch):
     from calibrant._core import chunks as _walk
 
-    monkeypatch.setitem(_walk.BLOCK, "cpu", 30)
+    monkeypatch.setitem(_walk.CHUNK_SIZE, "cpu", 30)
     logits, labels = drawn(rng, 400, 3)
     stream = cal.Accumulator(level=None).update(logits, labels)
     before = bits(stream)

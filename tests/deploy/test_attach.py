@@ -1,4 +1,4 @@
-"""Models with a calibrator behind them: what goes in, what comes out, what is saved."""
+"""Models with a calibrator behind them: input, output, and saved folders."""
 
 import copy
 import dataclasses
@@ -12,69 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from calibrant import artifacts as io
-from calibrant.calibrators.auto import Auto
+from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
-from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy.attach import CalibratedModel, calibrated
-from calibrant.deploy.collect import collect
-from calibrant.deploy.fold import fold
+from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.deploy import CalibratedModel, calibrated
 from calibrant.workflows.effect import effect_file
+from tests.support.models import CLASSES, WIDTH, Shifted, fitted, shifted
 from tests.support.simulate import drawn
-
-CLASSES, WIDTH = 4, 6
-
-
-def fitted(name, *, one_logit=False, **options):
-    rng = np.random.default_rng(0)
-    logits, labels = drawn(rng, 500, CLASSES, 2.0)
-    if one_logit:
-        logits, labels = logits[:, 0], (logits[:, 0] / 2 + rng.logistic(size=500) > 0.5).astype(int)
-    kind: Any = CALIBRATORS[name]
-    return kind(**options).fit(logits, labels)
-
-
-class Shifted(TemperatureScaling):
-    """Adds the first feature to the first logit."""
-
-    needs_features = True
-    keeps_argmax = False
-
-    def _fit(self, given, context):
-        self._labelled_features(given, context)
-        super()._fit(given, context)
-
-    def _transform(self, logits, top, features):
-        added = torch.zeros_like(logits)
-        added[..., 0] = features[..., 0]
-        return super()._transform(logits + added, top, None)
-
-
-def shifted(*, one_logit=False):
-    rng = np.random.default_rng(0)
-    logits, labels = drawn(rng, 500, CLASSES, 2.0)
-    features = rng.normal(size=(500, WIDTH))
-    if one_logit:
-        return Shifted().fit(logits[:, 0], logits[:, 1] < logits[:, 0], features=features)
-    return Shifted().fit(logits, labels, features=features)
-
-
-@pytest.fixture
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Dropout(), nn.Linear(WIDTH, CLASSES))
-
-
-@pytest.fixture
-def inputs():
-    torch.manual_seed(1)
-    return torch.randn(9, 3)
-
-
-# The calibrated model.
 
 
 class Outputs(NamedTuple):
@@ -139,7 +84,7 @@ def test_output_keeps_its_form(form):
         assert rest[form](found) == rest[form](before)
 
 
-def test_what_the_model_returned_is_not_changed():
+def test_output_of_the_model_is_not_changed():
     kept = {"logits": torch.randn(5, CLASSES)}
     before = kept["logits"].clone()
     model = calibrated(Returning(lambda _: kept), fitted("ts"))
@@ -150,13 +95,13 @@ def test_what_the_model_returned_is_not_changed():
 @pytest.mark.parametrize(
     "form", [lambda x: None, lambda x: {"scores": x}, lambda x: ("a", x), lambda x: ()]
 )
-def test_output_without_logits_is_refused(form):
+def test_output_without_logits(form):
     with pytest.raises(TypeError, match="the model must return logits: a tensor, a tuple or list"):
         calibrated(Returning(form), fitted("ts"))(torch.randn(5, CLASSES))
 
 
 @pytest.mark.parametrize("one_logit", [False, True])
-def test_loss_instead_of_logits_is_refused(one_logit):
+def test_loss_instead_of_logits(one_logit):
     model = calibrated(Returning(lambda x: (x.sum(), x)), fitted("ts", one_logit=one_logit))
     with pytest.raises(ValueError, match="must return logits first, got a single number: a loss"):
         model(torch.randn(5, CLASSES))
@@ -197,7 +142,7 @@ def test_features_are_the_input_of_the_last_layer(network, inputs, by_name):
     assert not torch.equal(copied(inputs), wanted)
 
 
-def test_features_given_by_name():
+def test_features_passed_by_name():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -228,7 +173,7 @@ def test_layer_that_is_not_called(network, inputs):
     assert not network.unused._forward_pre_hooks
 
 
-def test_threads_do_not_hear_each_other():
+def test_threads_have_their_own_features():
     """Each of two threads is in the model at the same time as the other."""
     meet = threading.Barrier(2)
 
@@ -278,12 +223,21 @@ def test_modes_and_state(network, inputs):
     assert sum(name.endswith("3.weight") for name in with_layer.state_dict()) == 1
 
 
+def test_unfitted_skeleton_loads_a_state_dict(network, inputs):
+    model = calibrated(network, fitted("vector")).eval()
+    skeleton = calibrated(copy.deepcopy(network), CALIBRATORS["vector"]()).eval()
+    with pytest.raises(RuntimeError, match="VectorScaling is not fitted: call fit"):
+        skeleton(inputs)
+    skeleton.load_state_dict(model.state_dict())
+    assert torch.equal(skeleton(inputs), model(inputs))
+
+
 def test_gradients_go_through(network, inputs):
     calibrated(network, fitted("ts"))(inputs).logsumexp(-1).sum().backward()
     assert network[0].weight.grad.abs().sum() > 0
 
 
-def test_moves_and_types(network, inputs):
+def test_devices_and_types(network, inputs):
     model = calibrated(network, fitted("smart")).eval()
     assert {value.device.type for value in model.to("meta").state_dict().values()} == {"meta"}
     low = calibrated(nn.Linear(3, CLASSES).bfloat16(), fitted("smart"))
@@ -291,7 +245,7 @@ def test_moves_and_types(network, inputs):
 
 
 @pytest.mark.parametrize("name", ["ts", "smart"])
-def test_export_of_the_whole(network, inputs, name):
+def test_torch_export(network, inputs, name):
     model = calibrated(network, fitted(name)).eval()
     shapes = ({0: torch.export.Dim.DYNAMIC},)
     with warnings.catch_warnings():
@@ -317,12 +271,6 @@ def test_compiled(network, inputs, features):
     [
         (("x", "ts"), {}, TypeError, "model must be an nn.Module, got str"),
         ((nn.Identity(), "none"), {}, TypeError, "calibrator must be a Calibrator, got str"),
-        (
-            (nn.Identity(), TemperatureScaling()),
-            {},
-            ValueError,
-            "TemperatureScaling is not fitted: call fit",
-        ),
         (
             (nn.Identity(), shifted()),
             {},
@@ -352,206 +300,10 @@ def test_refused(given, options, error, message):
         calibrated(model, calibrator, **options)
 
 
-# Collecting.
+# Saved folders.
 
 
-def batches(*tensors, size=4):
-    return DataLoader(TensorDataset(*tensors), batch_size=size)
-
-
-def test_collect(network, inputs):
-    labels = torch.arange(9) % CLASSES
-    network.train()
-    network[0].eval()
-    gradients = []
-    network[1].register_forward_hook(lambda *_: gradients.append(torch.is_grad_enabled()))
-    logits, found = collect(network, batches(inputs, labels))
-    assert gradients == [False] * 3
-    assert [layer.training for layer in network] == [False, True, True, True]
-    assert torch.equal(found, labels)
-    assert torch.allclose(logits, network.eval()(inputs), atol=1e-6)
-    assert not logits.requires_grad
-    found_logits, _, features = collect(network, batches(inputs, labels), last_layer="3")
-    assert torch.equal(found_logits, logits)
-    assert torch.allclose(features, network[:3](inputs), atol=1e-6)
-    Identity().fit(logits, found)
-
-
-class Pair(nn.Module):
-    def forward(self, a, b):
-        return {"logits": a + b}
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda a, b, y: (a, b, y),
-        lambda a, b, y: [(a, b), y],
-        lambda a, b, y: ({"b": b, "a": a}, y),
-        lambda a, b, y: {"b": b, "labels": y, "a": a},
-        lambda a, b, y: ([a, b], y.numpy()),
-    ],
-)
-def test_forms_of_batches(form):
-    a, b = torch.randn(2, 6, CLASSES)
-    labels = torch.arange(6) % CLASSES
-    loader = [form(a[rows], b[rows], labels[rows]) for rows in (slice(0, 4), slice(4, 6))]
-    logits, found = collect(Pair(), loader)
-    assert torch.equal(logits, a + b)
-    assert torch.equal(found, labels)
-
-
-@pytest.mark.parametrize(
-    ("loader", "message"),
-    [
-        ([torch.zeros(3)], r"must be \(inputs, labels\) or a dictionary with labels, got Tensor"),
-        ([(torch.zeros(3),)], "got tuple"),
-        ([{"x": 1, "y": 2}], "got the keys x, y"),
-    ],
-)
-def test_batch_without_labels_is_refused(loader, message):
-    with pytest.raises(TypeError, match=message):
-        collect(nn.Identity(), loader)
-
-
-def test_no_batch_is_refused():
-    with pytest.raises(ValueError, match="the loader must have a batch at least, got none"):
-        collect(nn.Identity(), [])
-
-
-def test_modes_return_after_a_failure(network):
-    with pytest.raises(TypeError):
-        collect(network.train(), [1])
-    assert network[2].training
-
-
-def test_tokens_of_texts_of_one_length_and_of_many():
-    net = nn.Sequential(nn.Linear(3, WIDTH), nn.Linear(WIDTH, CLASSES))
-    texts = [torch.randn(2, length, 3) for length in (5, 5, 3)]
-    labels = [torch.randint(CLASSES, text.shape[:2]) for text in texts]
-    labels[2][1, 1:] = -100
-    same = list(zip(texts[:2], labels[:2], strict=True))
-    logits, found, features = collect(net, same, last_layer="1")
-    assert (logits.shape, found.shape, features.shape) == ((4, 5, 4), (4, 5), (4, 5, 6))
-    logits, found, features = collect(net, list(zip(texts, labels, strict=True)), last_layer="1")
-    rows = torch.cat([text.reshape(-1, 3) for text in texts])
-    flat = torch.cat([part.reshape(-1) for part in labels])
-    assert len(found) == 24
-    assert torch.equal(found, flat[flat != -100])
-    assert torch.allclose(logits, net(rows[flat != -100]), atol=1e-6)
-    assert torch.allclose(features, net[0](rows[flat != -100]), atol=1e-6)
-
-
-def test_device():
-    net = nn.Linear(3, CLASSES)
-    seen = []
-    net.register_forward_pre_hook(lambda _, given: seen.append(given[0].device.type))
-    loader = [(torch.randn(2, 3), torch.zeros(2).long())]
-    collect(net, loader, device="cpu")
-    assert seen == ["cpu"]
-    with pytest.raises(NotImplementedError):  # values of meta tensors cannot be had
-        collect(net, loader, device="meta")
-    assert seen == ["cpu", "meta"]
-
-
-# Folding.
-
-LINEAR = ["none", "ts", "vector", "matrix", "cts", "auto"]
-"""Methods that can be folded, auto where it chose one of the others."""
-
-
-@pytest.mark.parametrize("name", LINEAR)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("one_logit", [False, True])
-def test_folded_layer_gives_the_calibrated_probabilities(network, inputs, name, bias, one_logit):
-    calibrator = fitted(
-        name, one_logit=one_logit, **({"candidates": ["ts"]} if name == "auto" else {})
-    )
-    network[3] = last = nn.Linear(WIDTH, 1 if one_logit else CLASSES, bias=bias)
-    network.eval()
-    logits = network(inputs).detach()
-    wanted = calibrator.predict_proba(logits)
-    before = copy.deepcopy(last.state_dict())
-    network[3] = fold(calibrator, last)
-    found = network(inputs).detach()
-    found = found.sigmoid() if one_logit else found.softmax(-1)
-    np.testing.assert_allclose(found, wanted, atol=3e-7)
-    assert all(torch.equal(value, before[key]) for key, value in last.state_dict().items())
-    assert (network[3].bias is None) == (not bias and name in ("none", "ts", "auto", "cts"))
-    if name != "none":
-        plain = logits.sigmoid() if one_logit else logits.softmax(-1)
-        assert not np.allclose(wanted, plain, atol=1e-3)
-
-
-def test_folded_by_hand():
-    """The definition, with numbers: factors 1, 2, 3 and intercepts, after centring."""
-    calibrator: Any = fitted("vector")
-    last = nn.Linear(2, CLASSES)
-    x = torch.randn(7, 2)
-    z = last(x).double().detach().numpy()
-    w, b = (getattr(calibrator, key).double().numpy() for key in ("weight_", "bias_"))
-    wanted = np.exp(w * (z - z.mean(1, keepdims=True)) + b)
-    found = fold(calibrator, last)(x).softmax(-1).detach().numpy()
-    np.testing.assert_allclose(found, wanted / wanted.sum(1, keepdims=True), atol=3e-7)
-
-
-@pytest.mark.parametrize("one_logit", [False, True])
-def test_folded_correction_of_the_prior(one_logit):
-    new = [0.1, 0.9] if one_logit else [0.1, 0.2, 0.3, 0.4]
-    old = [0.5, 0.5] if one_logit else [0.25] * 4
-    calibrator = PriorCorrection(fitted("vector", one_logit=one_logit)).set_priors(old, new)
-    last, x = nn.Linear(3, 1 if one_logit else CLASSES), torch.randn(9, 3)
-    found = fold(calibrator, last)(x)
-    found = found.sigmoid() if one_logit else found.softmax(-1)
-    wanted = calibrator.predict_proba(last(x).detach())
-    np.testing.assert_allclose(found.detach(), wanted, atol=3e-7)
-
-
-def test_folded_keeps_type_device_and_mode():
-    found = fold(fitted("matrix"), nn.Linear(3, CLASSES, dtype=torch.float64).eval())
-    assert found.weight.dtype == found.bias.dtype == torch.float64
-    assert not found.training
-    assert type(found) is nn.Linear
-
-
-@pytest.mark.parametrize("name", [name for name in CALIBRATORS if name not in LINEAR])
-def test_what_is_not_linear_is_not_folded(name):
-    if CALIBRATORS[name].needs_features:
-        pytest.skip("its fit needs more than logits")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        calibrator = fitted(name)
-    reason = "log-probabilities" if name == "dirichlet" else "not a linear function"
-    with pytest.raises(ValueError, match=f"cannot be folded into a linear layer: .*{reason}"):
-        fold(calibrator, nn.Linear(3, CLASSES))
-
-
-def test_auto_is_folded_only_where_its_choice_is_linear():
-    calibrator = fitted("auto", candidates=["blend"])
-    with pytest.raises(ValueError, match="Blend cannot be folded into a linear layer"):
-        fold(calibrator, nn.Linear(3, CLASSES))
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ((TemperatureScaling(), nn.Linear(3, 4)), ValueError, "is not fitted"),
-        ((Auto(), nn.Linear(3, 4)), ValueError, "Auto is not fitted"),
-        (("ts", nn.Linear(3, 4)), TypeError, "must be a Calibrator, got str"),
-        ((fitted("ts"), nn.Conv2d(1, 1, 1)), TypeError, "linear must be an nn.Linear, got Conv2d"),
-        ((fitted("ts"), nn.Linear(3, 5)), ValueError, "linear must have 4 outputs, .* got 5"),
-        ((fitted("ts", one_logit=True), nn.Linear(3, 2)), ValueError, "must have 1 outputs"),
-    ],
-)
-def test_refused_fold(given, error, message):
-    with pytest.raises(error, match=message):
-        fold(*given)
-
-
-# Saving with the model.
-
-
-def test_save_and_load_around_a_model_of_yours(network, inputs, tmp_path):
+def test_save_and_load(network, inputs, tmp_path):
     model = calibrated(network, fitted("smart")).eval()
     model.save_pretrained(tmp_path / "saved")
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {"README.md", "calibrator"}
@@ -591,10 +343,10 @@ def test_saved_again(network, inputs, tmp_path):
     with pytest.warns(UserWarning, match=r"README\.md was written by someone else and stays"):
         calibrated(network, fitted("ts")).save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "of mine"
-    assert type(io.load(tmp_path / "calibrator")) is TemperatureScaling
+    assert type(artifacts.load(tmp_path / "calibrator")) is TemperatureScaling
 
 
-def test_features_are_asked_for_again(network, inputs, tmp_path, monkeypatch):
+def test_loading_needs_the_last_layer_again(network, inputs, tmp_path, monkeypatch):
     monkeypatch.setitem(CALIBRATORS, "shifted", Shifted)
     model = calibrated(network, shifted(), last_layer=network[3]).eval()
     model.save_pretrained(tmp_path)
@@ -612,7 +364,7 @@ def test_missing_folders(network, tmp_path):
         CalibratedModel.from_pretrained(tmp_path, model=network)
 
 
-def test_transformers_is_asked_for(network, tmp_path, monkeypatch):
+def test_missing_transformers(network, tmp_path, monkeypatch):
     calibrated(network, fitted("ts")).save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"needs transformers .* or pass model="):
@@ -622,25 +374,7 @@ def test_transformers_is_asked_for(network, tmp_path, monkeypatch):
 # Models of Hugging Face.
 
 
-@pytest.fixture(scope="module")
-def bert():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(
-        vocab_size=50, intermediate_size=8, num_labels=CLASSES, max_position_embeddings=12, **small
-    )
-    return transformers.BertForSequenceClassification(config).eval()
-
-
-@pytest.fixture
-def texts():
-    torch.manual_seed(2)
-    ids = torch.randint(50, (5, 7))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def test_output_of_transformers_stays_one(bert, texts):
+def test_output_of_transformers(bert, texts):
     model = calibrated(bert, fitted("smart"))
     labels = torch.tensor([0, 1, 2, 3, 0])
     plain = bert(**texts, labels=labels, output_hidden_states=True)
@@ -666,14 +400,7 @@ def test_features_of_transformers(bert, texts):
     assert torch.allclose(found.logits, calibrator(bert(**texts).logits, pooled), atol=1e-6)
 
 
-def test_collect_from_transformers(bert, texts):
-    batch = {**texts, "labels": torch.tensor([0, 1, 2, 3, 0])}
-    logits, labels = collect(bert, [batch, batch])
-    assert torch.allclose(logits[5:], bert(**texts).logits, atol=1e-6)
-    assert labels.tolist() == 2 * [0, 1, 2, 3, 0]
-
-
-def test_saved_with_transformers(bert, texts, tmp_path, monkeypatch):
+def test_save_and_load_with_transformers(bert, texts, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = calibrated(bert, fitted("smart"))
     model.save_pretrained(tmp_path / "bert")

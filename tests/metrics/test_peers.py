@@ -15,7 +15,7 @@ from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
-from tests.support.predictions import (
+from tests.support.named_predictions import (
     TIGHT,
     every,
     integrated_ece,

@@ -9,7 +9,7 @@ from scipy.stats import t
 
 import calibrant as cal
 from calibrant.metrics.ranking import aurc_with_error, auroc_with_error
-from tests.support.predictions import TIGHT, pairs_of, predictions
+from tests.support.named_predictions import TIGHT, pairs_of, predictions
 from tests.support.simulate import drawn, drawn_pairs
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import softmax
 
 import calibrant as cal
-from tests.support.predictions import TIGHT, predictions, weights_and_ties, weights_of
+from tests.support.named_predictions import TIGHT, predictions, weights_and_ties, weights_of
 from tests.support.simulate import drawn
 
 

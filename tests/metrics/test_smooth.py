@@ -5,7 +5,7 @@ import pytest
 from scipy import optimize
 
 import calibrant as cal
-from tests.support.predictions import (
+from tests.support.named_predictions import (
     TIGHT,
     integrated_ece,
     pairs_of,

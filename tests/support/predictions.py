@@ -1,85 +1,142 @@
-"""Predictions by name: random ones that are over-confident, and the sample of the package."""
+"""Small predictions, and the kinds of files that hold them."""
 
-import itertools
-import math
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy.special import softmax
+import torch
 
-from calibrant.data import sample_path
+from calibrant._core.checks import IGNORED
+from calibrant.data import save_predictions
 
-TIGHT = 1e-12
-"""Float64 sums in another order."""
+try:
+    import pyarrow
+except ImportError:
+    pyarrow = None
 
-RANDOM = {
-    "2 classes": (3000, 2, 1.0),
-    "3 classes, few rows": (60, 3, 1.0),
-    "10 classes": (2025, 10, 2.0),
-    "100 classes": (750, 100, 3.0),
-}
-
-every = pytest.mark.parametrize("name", [*RANDOM, "val", "test"])
-random_only = pytest.mark.parametrize("name", RANDOM)
-sample_only = pytest.mark.parametrize("name", ["val", "test"])
-weights_and_ties = pytest.mark.parametrize(
-    ("name", "weigh", "digits"),
-    [
-        ("2 classes", False, None),
-        ("3 classes, few rows", True, 2),
-        ("10 classes", True, None),
-        ("100 classes", False, 2),
-        ("val", True, 2),
-        ("test", False, None),
-    ],
-)
-"""Each predictions, with or without weights, with distinct or tied confidences: pairwise."""
+needs_pyarrow = pytest.mark.skipif(pyarrow is None, reason="needs pyarrow")
+REGIONS = np.array(["north", "south-west", "east"])
 
 
-def predictions(name: str) -> tuple[Any, Any]:
-    """Logits and labels; the random ones are drawn at twice the temperature."""
-    if name not in RANDOM:
-        with np.load(sample_path()) as arrays:
-            logits, labels = arrays[f"{name}_logits"], arrays[f"{name}_labels"]
-        return logits.astype(np.float64), labels.astype(np.int64)
-    rng = np.random.default_rng(7)
-    n, classes, scale = RANDOM[name]
-    logits = rng.normal(0, scale, (n, classes))
-    return logits, (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+def predictions(rows=600, classes=5, seed=0):
+    """Over-confident predictions, with ties, ignored labels and columns for weights and groups."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(rows, classes)).astype(np.float16).astype(np.float32)
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    labels[::17] = -100
+    return {
+        "logits": 2 * logits,
+        "labels": labels,
+        "importance": rng.uniform(0.1, 3, rows),
+        "region": REGIONS[rng.integers(3, size=rows)],
+        "site": rng.integers(3, size=rows),
+    }
 
 
-def pairs_of(logits, labels, digits=None):
-    """Top-label pairs without calibrant, rounded so that many tie."""
-    probs = softmax(logits, axis=-1)
-    confidence = probs.max(-1)
-    return (confidence if digits is None else confidence.round(digits)), probs.argmax(-1) == labels
+def cut(arrays, *places):
+    """Cut every array at ``places``, into shards of uneven size."""
+    bounds = [0, *places, len(arrays["labels"])]
+    return [{key: values[a:b] for key, values in arrays.items()} for a, b in pairwise(bounds)]
 
 
-def weights_of(rng, size, weigh):
-    return rng.exponential(size=size) if weigh else None
+def write_shards(folder, suffix, arrays):
+    folder.mkdir()
+    for number, shard in enumerate(cut(arrays, 7, 9, 250)):
+        save_predictions(folder / f"part{number}{suffix}", shard)
+    return folder
 
 
-def slow_ece(confidence, outcome, *, bins=15, weight=None):
-    """ECE, one bin after the other."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    total = 0.0
-    for b in range(bins):
-        inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
-        if b == 0:
-            inside |= confidence == 0
-        total += abs((weight * (confidence - outcome))[inside].sum())
-    return total / weight.sum()
+def without_text(arrays):
+    return {key: values for key, values in arrays.items() if values.dtype.kind != "U"}
 
 
-def integrated_ece(confidence, outcome, width, weight=None, mesh=1000):
-    """Integrate the residuals smoothed by a Gaussian of this width, reflected at 0 and 1."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    share = weight * (confidence - outcome) / weight.sum()
-    t = (np.arange(mesh) + 0.5) / mesh
-    smooth = np.zeros(mesh)
-    for p, r in zip(np.array_split(confidence, 20), np.array_split(share, 20), strict=True):
-        for sign, k in itertools.product((1, -1), (-1, 0, 1)):
-            distance = t - (sign * p[:, None] + 2 * k)
-            smooth += r @ np.exp(-((distance / width) ** 2) / 2)
-    return np.abs(smooth).mean() / (width * math.sqrt(2 * math.pi))
+def write_npy(folder, arrays, prefix="X_"):
+    folder.mkdir()
+    for key, values in arrays.items():
+        np.save(folder / f"{prefix}{key}.npy", values)
+    return folder
+
+
+def numbered_npy(folder, arrays):
+    folder.mkdir()
+    for number, shard in enumerate(cut(arrays, 7, 9, 250)):
+        for key, values in shard.items():
+            np.save(folder / f"{number}_{key}.npy", values)
+    return folder
+
+
+def as_npz(folder, arrays):
+    np.savez(folder / "p.npz", **arrays)
+    return folder / "p.npz"
+
+
+def as_deflated(folder, arrays):
+    np.savez_compressed(folder / "p.npz", **arrays)
+    return folder / "p.npz"
+
+
+def as_safetensors(folder, arrays):
+    save_predictions(folder / "p.safetensors", without_text(arrays))
+    return folder / "p.safetensors"
+
+
+def as_parquet(folder, arrays):
+    save_predictions(folder / "p.parquet", arrays)
+    return folder / "p.parquet"
+
+
+def as_pair(folder, arrays):
+    return write_npy(folder / "pair", arrays) / "X_logits.npy"
+
+
+def as_npz_folder(folder, arrays):
+    return write_shards(folder / "shards", ".npz", arrays)
+
+
+def as_npz_glob(folder, arrays):
+    return str(write_shards(folder / "shards", ".npz", arrays) / "part*.npz")
+
+
+def as_safetensors_glob(folder, arrays):
+    shards = write_shards(folder / "shards", ".safetensors", without_text(arrays))
+    return str(shards / "*.safetensors")
+
+
+def as_parquet_folder(folder, arrays):
+    return write_shards(folder / "shards", ".parquet", arrays)
+
+
+def as_npy_folder(folder, arrays):
+    return numbered_npy(folder / "shards", arrays)
+
+
+def as_npy_glob(folder, arrays):
+    return str(numbered_npy(folder / "shards", arrays) / "*_logits.npy")
+
+
+FORMS = [
+    *(as_npz, as_deflated, as_safetensors, as_pair),
+    pytest.param(as_parquet, marks=needs_pyarrow),
+    *(as_npz_folder, as_npz_glob, as_safetensors_glob, as_npy_folder, as_npy_glob),
+    pytest.param(as_parquet_folder, marks=needs_pyarrow),
+]
+
+
+def splits(**named):
+    """The arrays of several splits under the keys that they have in one file."""
+    return {
+        f"{name}_{key}" if name else key: values
+        for name, arrays in named.items()
+        for key, values in arrays.items()
+    }
+
+
+def labelled(arrays):
+    kept = arrays["labels"] != IGNORED
+    return {key: values[kept] for key, values in arrays.items()}
+
+
+def out_of(calibrator, logits, *rest):
+    """Calibrated logits, as the module gives them."""
+    with torch.no_grad():
+        return calibrator(torch.as_tensor(logits), *map(torch.as_tensor, rest)).numpy()

@@ -31,7 +31,7 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
       calibrant export calibrator -o calibrator.pt2 --tokens
     """  # noqa: D301
     from calibrant.artifacts import load
-    from calibrant.deploy.exports import EXPORTS
+    from calibrant.deploy import EXPORTS
 
     suffix = Path(out).suffix
     if suffix not in EXPORTS:

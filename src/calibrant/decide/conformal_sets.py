@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +22,7 @@ from calibrant._core.checks import (
     check_labels,
     check_shapes,
     check_some,
+    check_whole,
     float_info,
 )
 from calibrant.decide.probabilities import check_share, in_form_of, one_input, probabilities
@@ -72,6 +74,25 @@ class ConformalSets:
     n: int
     classes: int
     seed: int
+
+    def state(self) -> dict[str, Any]:
+        """Return the attributes for JSON: None stands for a limit of infinity."""
+        return {**asdict(self), "limit": self.limit if math.isfinite(self.limit) else None}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ConformalSets:
+        """Make sets of what :meth:`state` returned."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(state, Mapping) or set(state) != set(names):
+            raise ValueError(f"sets have the attributes {', '.join(names)}, got {state!r:.200}")
+        limit = math.inf if state["limit"] is None else state["limit"]
+        check_choice("score", state["score"], get_args(Score))
+        check_share(state["coverage"], "coverage", "0.9 means 90 %")
+        for name, least in (("n", 1), ("classes", 1), ("seed", 0)):
+            check_whole(name, state[name], least)
+        if not isinstance(limit, (int, float)) or math.isnan(limit):
+            raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
+        return cls(**{**state, "limit": limit})
 
     @overload
     def sets(self, logits: Tensor, *, nonempty: bool = False) -> Tensor: ...

@@ -184,13 +184,14 @@ class PriorCorrection(Calibrator):
 
     old_prior_: Tensor
     new_prior_: Tensor
+    learned_shapes = "old_prior_ classes; new_prior_ classes"
 
     def __init__(self, calibrator: Calibrator) -> None:
         super().__init__()
         self.calibrator = calibrator
         self.needs_features = calibrator.needs_features
         self.needs_head = calibrator.needs_head
-        self._learned(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
+        self._store(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
         self.to(calibrator.classes_.device)
 
     def size(self, classes: int) -> int:
@@ -200,32 +201,31 @@ class PriorCorrection(Calibrator):
     def set_priors(self, old_prior: Values, new_prior: Values) -> PriorCorrection:
         """Correct from one prior ``(classes,)``, above zero, to another, and return self."""
         inside = self.calibrator
-        if not inside._classes:
+        if not inside.classes:
             raise RuntimeError(
                 f"this {type(inside).__name__} is not fitted: call fit(logits, labels) first"
             )
-        old, new = _as_priors(old_prior, new_prior, max(inside._classes, 2))
-        self._learned(old_prior_=old, new_prior_=new)
-        self._fitted(inside._classes)
+        old, new = _as_priors(old_prior, new_prior, max(inside.classes, 2))
+        self._store(old_prior_=old, new_prior_=new)
+        self._set_classes(inside.classes)
         return self
 
     def _fit(self, given: Examples, context: Context) -> None:
-        self.calibrator._fit(given, context)
-        self.calibrator._fitted(1 if given.logits.ndim == 1 else given.classes)
+        self.calibrator.fit_examples(given, context)
         kept = given.labels != IGNORED
         mass = np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)
-        self._learned(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
+        self._store(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Corrected logits, as those of every calibrator."""
-        self._check_input(logits)
+        self.check_logits(logits)
         calibrated: Tensor = self.calibrator(logits, features)
         # log(tiny) in place of -inf: a row in which only classes of prior zero are possible keeps
         # its probabilities
         tiny = torch.finfo(torch.float32).tiny
         new, old = (p.clamp(min=tiny).log() for p in (self.new_prior_, self.old_prior_))
         shift = (new - old).to(calibrated.dtype)
-        if self._classes == 1:
+        if self.classes == 1:
             return calibrated + (shift[1] - shift[0])
         shifted = calibrated + shift
         return shifted - shifted.amax(-1, keepdim=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +58,28 @@ class Threshold(NamedTuple):
     error: float
     bound: float
     n: int
+
+    def state(self) -> dict[str, float | None]:
+        """Return the numbers for JSON: None stands for infinity and NaN."""
+        return {k: v if math.isfinite(v) else None for k, v in self._asdict().items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Threshold:
+        """Make a threshold of what :meth:`state` returned."""
+        absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
+        named = isinstance(state, Mapping) and set(state) == set(cls._fields)
+        if not named or not all(_is_number(v, k in absent) for k, v in state.items()):
+            raise ValueError(
+                f"a threshold has the numbers {', '.join(cls._fields)}, got {state!r:.200}"
+            )
+        numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in state.items()}
+        return cls(**numbers)
+
+
+def _is_number(value: Any, or_none: bool = False) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is None and or_none
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def threshold(

@@ -1,1 +1,24 @@
-"""Calibrated models in production."""
+"""Calibrated models in production: attached, folded into a layer, exported, in scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from calibrant.deploy.attach import CalibratedModel, calibrated
+from calibrant.deploy.collect import collect
+from calibrant.deploy.fold import fold_into_linear
+from calibrant.deploy.onnx import export_onnx
+from calibrant.deploy.torch_export import export_program
+
+__all__ = [
+    "EXPORTS",
+    "CalibratedModel",
+    "calibrated",
+    "collect",
+    "export_onnx",
+    "export_program",
+    "fold_into_linear",
+]
+
+EXPORTS: dict[str, Callable[..., float]] = {".onnx": export_onnx, ".pt2": export_program}
+"""Exporters by the suffix of the file."""

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from calibrant._core.torch_models import (
-    layer_inputs,
-    logits_of,
-    name_of,
-)
+from calibrant._core.torch_models import layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, save
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.model_card import CALIBRATOR, CARD, model_card, write_card
@@ -26,35 +22,29 @@ if TYPE_CHECKING:
     from calibrant.workflows.effect import Effect
 
 
-# ------------------------------------------------------------------------- the calibrated model
-
-
 def calibrated(
     model: nn.Module, calibrator: Calibrator, *, last_layer: nn.Module | str | None = None
 ) -> CalibratedModel:
-    """Put a fitted calibrator behind a model: the same model, with calibrated logits.
+    """Put a calibrator behind a model: the same model, with calibrated logits.
 
     Parameters
     ----------
     model : nn.Module
-        It returns logits, or a tuple or list that begins with them, or a dictionary or dataclass
+        Returns logits, or a tuple or list that begins with them, or a dictionary or dataclass
         (as the outputs of Hugging Face models are) that has them as ``logits``.
     calibrator : Calibrator
-        Fitted on logits of this model.
+        Fitted on logits of this model, or unfitted to load a state dict into.
     last_layer : nn.Module or str, optional
         The layer of the model, or its name in it, whose input is the features; for methods that
         need them.
 
-    Returns
-    -------
-    CalibratedModel
-
     Examples
     --------
+    >>> import torch
     >>> from calibrant.calibrators import TemperatureScaling
     >>> logits = torch.tensor([[4.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 2.0], [4.0, 2.0]])
     >>> fitted = TemperatureScaling().fit(logits, [0, 0, 1, 0, 1])
-    >>> model = calibrated(nn.Identity(), fitted)  # stands for a network that gives logits
+    >>> model = calibrated(nn.Identity(), fitted)  # stands for a network that returns logits
     >>> torch.equal(model(logits), fitted(logits))
     True
     """
@@ -64,9 +54,9 @@ def calibrated(
 class CalibratedModel(nn.Module):
     """A model and the calibrator behind it; :func:`calibrated` makes one.
 
-    Everything that it is called with goes to the model, and the output of the model comes back
-    with other logits: float32 or wider, the largest of each row 0. All else that the model
-    returns is kept, also a loss, which is that of the logits before.
+    All arguments go to the model, and its output comes back with calibrated logits: float32 or
+    wider, the largest of each row 0. Everything else in the output is kept, also a loss, which is
+    that of the logits before calibration.
 
     Attributes
     ----------
@@ -75,7 +65,7 @@ class CalibratedModel(nn.Module):
 
     Examples
     --------
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> from calibrant.calibrators import Identity
     >>> plain = Identity().fit([[0.0, 1.0], [2.0, 0.0]], [1, 0])
     >>> network = nn.Linear(3, 2)
@@ -92,7 +82,7 @@ class CalibratedModel(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        check_fitted(calibrator)
+        check_calibrator(calibrator)
         if calibrator.needs_features and last_layer is None:
             raise ValueError(
                 f"{type(calibrator).__name__} needs features: pass last_layer=, the layer of the "
@@ -102,52 +92,52 @@ class CalibratedModel(nn.Module):
         self.calibrator = calibrator
         # by name, since a module that is held twice would be saved twice
         self.last_layer = None if last_layer is None else name_of(model, last_layer)
-        self.training = model.training  # of the layers within, each keeps its own mode
+        self.training = model.training  # the layers within keep their own modes
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output of the model, with calibrated logits."""
-        output, features = self.outcome(*inputs, **named)
+        output, features = self.model_output(*inputs, **named)
         return with_logits(output, self.calibrate(logits_of(output), features))
 
-    def outcome(self, *inputs: Any, **named: Any) -> tuple[Any, Tensor | None]:
-        """The output of the model as it is, and the features where the calibrator needs them."""
+    def model_output(self, *inputs: Any, **named: Any) -> tuple[Any, Tensor | None]:
+        """The output of the model, and the features where the calibrator needs them."""
         if not self.calibrator.needs_features:
             return self.model(*inputs, **named), None
         assert self.last_layer is not None
-        with layer_inputs(self.model, self.last_layer) as heard:
-            return self.model(*inputs, **named), heard()
+        with layer_inputs(self.model, self.last_layer) as features:
+            return self.model(*inputs, **named), features()
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        """Calibrated logits of the shape that the model gave them."""
+        """Calibrated logits, in the shape of the logits."""
         if logits.ndim == 0:
             raise ValueError(
                 "the model must return logits first, got a single number: a loss? Call it without "
                 "labels"
             )
-        one_logit = self.calibrator._classes == 1 and logits.shape[-1] == 1
-        found: Tensor
-        if features is not None and one_logit and features.ndim == logits.ndim:
-            # (n, 1), as a layer with one output gives it
-            found = self.calibrator(logits[..., 0], features)[..., None]
+        output: Tensor
+        one_column = self.calibrator.classes == 1 and logits.shape[-1] == 1
+        if features is not None and one_column and features.ndim == logits.ndim:
+            # (n, 1), as a layer with one output returns it
+            output = self.calibrator(logits[..., 0], features)[..., None]
         else:
-            found = self.calibrator(logits, features)
-        return found
+            output = self.calibrator(logits, features)
+        return output
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, figures: Effect | None = None
     ) -> None:
-        """Write the folder that :meth:`from_pretrained` reads, with a model card.
+        """Write a folder for :meth:`from_pretrained`, with a model card.
 
-        The calibrator goes into its subfolder ``calibrator``, as :func:`calibrant.save` writes it,
-        and the card to ``README.md``. A model that has a ``save_pretrained`` of its own, as those
-        of Hugging Face have, writes its files beside them; another is left to you.
+        The calibrator goes into the subfolder ``calibrator`` and the card to ``README.md``. A model
+        with a ``save_pretrained`` of its own, such as those of Hugging Face, writes its files
+        beside them; other models are left to the caller.
 
         Parameters
         ----------
         folder : path
             Created where it does not exist. Other files in it stay.
         figures : Effect, optional
-            Before and after, as :func:`calibrant.effect_file` measures them, for the card.
+            Metrics before and after calibration, for the card.
         """
         target = Path(folder)
         target.mkdir(exist_ok=True)
@@ -165,7 +155,7 @@ class CalibratedModel(nn.Module):
         model: nn.Module | type | None = None,
         last_layer: nn.Module | str | None = None,
     ) -> Self:
-        """Read a folder that :meth:`save_pretrained` wrote, without a look at the network.
+        """Read a folder that :meth:`save_pretrained` wrote, without network access.
 
         Parameters
         ----------
@@ -180,27 +170,23 @@ class CalibratedModel(nn.Module):
         if not target.is_dir():
             raise FileNotFoundError(f"there is no folder {target}; save_pretrained makes one")
         calibrator = load(target / CALIBRATOR)
-        inside: Any = _sequence_classifier() if model is None else model
-        if not isinstance(inside, nn.Module):
-            inside = inside.from_pretrained(target, local_files_only=True)
-        return cls(inside, calibrator, last_layer=last_layer)
+        inner: Any = _sequence_classifier() if model is None else model
+        if not isinstance(inner, nn.Module):
+            inner = inner.from_pretrained(target, local_files_only=True)
+        return cls(inner, calibrator, last_layer=last_layer)
 
 
-def check_fitted(calibrator: Calibrator) -> None:
-    """Raise unless it is a calibrator that was fitted."""
+def check_calibrator(calibrator: object, *, fitted: bool = False) -> None:
+    """Raise unless it is a calibrator, and a fitted one where that is wanted."""
+    name = type(calibrator).__name__
     if not isinstance(calibrator, Calibrator):
-        raise TypeError(f"calibrator must be a Calibrator, got {type(calibrator).__name__}")
-    if not int(calibrator.classes_):
-        raise ValueError(
-            f"this {type(calibrator).__name__} is not fitted: call fit(logits, labels) first"
-        )
-
-
-# ------------------------------------------------------------------- what models take and return
+        raise TypeError(f"calibrator must be a Calibrator, got {name}")
+    if fitted and not int(calibrator.classes_):
+        raise ValueError(f"this {name} is not fitted: call fit(logits, labels) first")
 
 
 def with_logits(output: Any, logits: Tensor) -> Any:
-    """What a model returned, with other logits."""
+    """The output of a model, with other logits."""
     if isinstance(output, Tensor):
         return logits
     if dataclasses.is_dataclass(output):
@@ -215,15 +201,11 @@ def with_logits(output: Any, logits: Tensor) -> Any:
     return type(output)([logits, *output[1:]])
 
 
-# ------------------------------------------------------------------------------------- the card
-
-
 def _sequence_classifier() -> Any:
     try:
         from transformers import AutoModelForSequenceClassification
     except ImportError as problem:
         raise ImportError(
-            f"reading a model from a folder needs transformers ({problem}): pip install "
-            "transformers, or pass model="
+            f"a model in a folder needs transformers ({problem}): install it, or pass model="
         ) from problem
     return AutoModelForSequenceClassification

@@ -1,9 +1,9 @@
-"""Logits and labels of a model over a data loader."""
+"""Logits and labels of a model, collected from a data loader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +19,7 @@ from calibrant._core.torch_models import (
     taken_apart,
 )
 
-if TYPE_CHECKING:
-    pass
 
-
-# ------------------------------------------------------------------------------ collect and fold
-
-
-@overload
-def collect(
-    model: nn.Module,
-    loader: Iterable[Any],
-    *,
-    last_layer: None = None,
-    device: torch.device | str | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def collect(
-    model: nn.Module,
-    loader: Iterable[Any],
-    *,
-    last_layer: nn.Module | str,
-    device: torch.device | str | None = None,
-) -> tuple[Tensor, Tensor, Tensor]: ...
 def collect(
     model: nn.Module,
     loader: Iterable[Any],
@@ -49,10 +27,10 @@ def collect(
     last_layer: nn.Module | str | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Logits and labels of a data set: what calibrators are fitted on.
+    """Collect logits and labels for the fit of a calibrator.
 
-    The model runs in ``eval`` mode and without gradients; afterwards its layers are in the modes
-    that they were in.
+    The model runs in ``eval`` mode and without gradients; afterwards its layers return to their
+    modes.
 
     Parameters
     ----------
@@ -62,7 +40,7 @@ def collect(
         A ``DataLoader``, for instance. A batch is ``(inputs, labels)``, or ``(input, input, ...,
         labels)``, or a dictionary with ``labels`` whose other items are the inputs by name.
     last_layer : nn.Module or str, optional
-        Return the inputs of this layer as well.
+        Also return the inputs of this layer.
     device : optional
         The model is moved there. By default it stays where its parameters are.
 
@@ -71,8 +49,8 @@ def collect(
     logits : (n, ..., classes)
     labels : (n, ...)
     features : (n, ..., width)
-        Only with ``last_layer``. All are on the CPU. Where batches are texts of different
-        lengths, the rows are the tokens with a label.
+        Only with ``last_layer``. All are on the CPU. Where batches have texts of different
+        lengths, only tokens with a label are returned, one per row.
 
     Examples
     --------
@@ -87,31 +65,30 @@ def collect(
     place = device_of(model, device or "cpu")
     layer = None if last_layer is None else name_of(model, last_layer)
     with evaluating(model), torch.no_grad():
-        found = [_outcome(model, batch, layer, place) for batch in loader]
-    if not found:
-        raise ValueError("the loader must have a batch at least, got none")
-    if len({part.shape[1:] for _, part, *_ in found}) > 1:
-        found = [_labelled_rows(*parts) for parts in found]
-    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+        batches = [_outputs(model, batch, layer, place) for batch in loader]
+    if not batches:
+        raise ValueError("the loader must have at least one batch, got none")
+    if len({labels.shape[1:] for _, labels, *_ in batches}) > 1:
+        batches = [_labelled_rows(*arrays) for arrays in batches]
+    return tuple(torch.cat(arrays) for arrays in zip(*batches, strict=True))
 
 
-def _outcome(
+def _outputs(
     model: nn.Module, batch: Any, layer: str | None, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Logits, labels and perhaps features of a batch, on the CPU."""
+    """Logits, labels and, with a layer, features of a batch, on the CPU."""
     inputs, named, labels = taken_apart(batch)
     inputs, named = moved(inputs, device), moved(named, device)
+    targets = torch.as_tensor(labels).cpu()
     if layer is None:
-        parts = [logits_of(model(*inputs, **named))]
-    else:
-        with layer_inputs(model, layer) as heard:
-            parts = [logits_of(model(*inputs, **named)), heard()]
-    logits, *features = (part.detach().cpu() for part in parts)
-    return logits, torch.as_tensor(labels).cpu(), *features
+        return logits_of(model(*inputs, **named)).detach().cpu(), targets
+    with layer_inputs(model, layer) as features:
+        logits = logits_of(model(*inputs, **named))
+        return logits.detach().cpu(), targets, features().detach().cpu()
 
 
 def _labelled_rows(logits: Tensor, labels: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
-    kept = labels.reshape(-1) != IGNORED
-    rows = (part.reshape(-1, part.shape[-1])[kept] for part in (logits, *features))
-    first, *rest = rows
-    return first, labels.reshape(-1)[kept], *rest
+    targets = labels.reshape(-1)
+    kept = targets != IGNORED
+    rows, *others = (part.reshape(-1, part.shape[-1])[kept] for part in (logits, *features))
+    return rows, targets[kept], *others

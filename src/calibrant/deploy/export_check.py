@@ -1,4 +1,4 @@
-"""Comparison of an exported graph with the calibrator."""
+"""Comparison of an exported graph with the calibrator, before the file gets its name."""
 
 from __future__ import annotations
 
@@ -8,131 +8,135 @@ import torch
 from torch import Tensor
 
 from calibrant.deploy.attach import CalibratedModel
-from calibrant.deploy.export_graph import _Graph, _random, _Subject
+from calibrant.deploy.export_graph import ExportGraph, random_inputs
 
 TOLERANCE = 1e-5
 """Largest difference of a probability between the written file and the calibrator."""
-TRIED = 1 << 22
-"""Numbers in the largest batch that a file is tried with."""
+LARGEST_BATCH = 1 << 22
+"""Numbers in the largest batch of a trial."""
 MASKED = "masked classes"
-NUDGES, NUDGE = 16, 4 * torch.finfo(torch.float32).eps
-"""How often, and by how much of their size, logits are moved to see if a step is near."""
+NUDGES, ROUNDING = 16, 4 * torch.finfo(torch.float32).eps
+"""Number of times, and share of their size, by which logits are moved to look for a step."""
 
-
-# ------------------------------------------------------------------------------- how it is tried
+Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 @torch.no_grad()
-def _checked(
-    subject: _Subject,
-    run: Callable[[tuple[Tensor, ...]], Tensor],
-    where: str,
-    tolerance: float,
-) -> float:
-    """Largest difference of a probability over all trials; raise where it is too large."""
-    graph, worst = subject.graph, 0.0
-    for what, inputs in _trials(subject):
-        args, named = subject.given(inputs)
-        logits, features = graph.before(*args, **named)
-        wanted = graph.after(logits, features)
-        if wanted.isnan().any():
-            if what == MASKED:
-                continue  # the method takes none
-            raise ValueError(f"nothing was written: on {what} torch itself gives NaN")
+def check_export(graph: ExportGraph, run: Run, runtime: str, tolerance: float) -> float:
+    """Return the largest difference of a probability in all trials; raise where it is too large.
+
+    ``run`` gives the output of the written file for some inputs.
+    """
+    worst = 0.0
+    for trial, inputs in _trials(graph):
         try:
-            found = run(inputs)
+            worst = max(worst, _difference(graph, run, inputs, tolerance, trial == MASKED))
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(
-                f"nothing was written: {where} fails on {what} with {reason!r}"
+                f"nothing was written: {runtime} fails on {trial}: {reason}"
             ) from error
-        if found.shape != wanted.shape:
-            raise ValueError(
-                f"nothing was written: on {what} {where} gives the shape {tuple(found.shape)} and "
-                f"torch {tuple(wanted.shape)}"
-            )
-        claimed, right = _probs(graph, found), _probs(graph, wanted)
-        differ = _outside(claimed, right, right)
-        if not differ <= tolerance:
-            differ = _outside(claimed, *_around(graph, logits, features))
-        if not differ <= tolerance:
-            raise ValueError(
-                f"nothing was written: on {what} {where} gives probabilities that differ by "
-                f"{differ:.2g} from those of torch, {tolerance:g} is allowed"
-            )
-        other = _decided(graph, found) != _decided(graph, wanted)
-        if graph.calibrator.keeps_argmax and other.any():
-            raise ValueError(
-                f"nothing was written: on {what} {where} predicts other classes than torch"
-            )
-        worst = max(worst, differ)
     return worst
 
 
-def _probs(graph: _Graph, found: Tensor) -> Tensor:
-    return found.double() if graph.probabilities else graph.probs(found.double())
+def _difference(
+    graph: ExportGraph, run: Run, inputs: tuple[Tensor, ...], tolerance: float, may_refuse: bool
+) -> float:
+    """Largest difference of a probability; raise for whatever makes the export wrong."""
+    args, named = graph.arguments(inputs)
+    before = graph.model_output(*args, **named)
+    expected = graph.calibrate(*before)
+    if expected.isnan().any():
+        if may_refuse:
+            return 0.0
+        raise ValueError("torch itself gives NaN")
+    output = run(inputs)
+    if output.shape != expected.shape:
+        raise ValueError(
+            f"the shape is {tuple(output.shape)}, and {tuple(expected.shape)} with torch"
+        )
+    probs, wanted = _probs(graph, output), _probs(graph, expected)
+    difference = _distance(probs, wanted, wanted)
+    if difference > tolerance:
+        difference = _distance(probs, *_rounding_range(graph, *before))
+    if difference > tolerance:
+        raise ValueError(
+            f"probabilities differ from torch by {difference:.2g}, {tolerance:g} is allowed"
+        )
+    if graph.calibrator.keeps_argmax and (_top(graph, output) != _top(graph, expected)).any():
+        raise ValueError("predicted classes differ from torch")
+    return difference
 
 
-def _outside(claimed: Tensor, low: Tensor, high: Tensor) -> float:
-    """How far the worst probability is from its range; NaN is infinitely far."""
-    beyond = torch.maximum(low - claimed, claimed - high)
+def _probs(graph: ExportGraph, output: Tensor) -> Tensor:
+    return output.double() if graph.probabilities else graph.softmax(output.double())
+
+
+def _top(graph: ExportGraph, output: Tensor) -> Tensor:
+    if graph.calibrator.classes == 1:
+        return output > (0.5 if graph.probabilities else 0)
+    return output.argmax(-1)
+
+
+def _distance(probs: Tensor, low: Tensor, high: Tensor) -> float:
+    """Largest distance of a probability from its range; NaN is infinitely far."""
+    beyond = torch.maximum(low - probs, probs - high)
     return float(torch.where(beyond.isnan(), torch.inf, beyond).max())
 
 
-def _around(graph: _Graph, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Least and largest probabilities that torch gives for almost the same logits.
+def _rounding_range(
+    graph: ExportGraph, logits: Tensor, features: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Smallest and largest probabilities that torch gives for logits with rounding errors.
 
-    A method with steps may differ where the logits are at one: there rounding decides, and either
-    side is right.
+    At a step of a method rounding decides which side is taken, and either side is right.
     """
     random = torch.Generator().manual_seed(0)
-    finite = torch.where(logits.isfinite(), logits, 0).abs()
-    one = graph.calibrator._classes == 1
-    # small logits as well have classes whose log-odds are several units, with the rounding of these
-    step = NUDGE * (finite if one else finite.amax(-1, keepdim=True)).clamp(min=8)
-    near = [logits, (logits / step).round() * step]
+    size = torch.where(logits.isfinite(), logits, 0).abs()
+    if graph.calibrator.classes > 1:
+        size = size.amax(-1, keepdim=True)
+    step = ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
+    low = high = _probs(graph, graph.calibrate(logits, features))
     for _ in range(NUDGES):
-        near.append(logits + step * (2 * torch.rand(logits.shape, generator=random) - 1))
-    found = [_probs(graph, graph.after(each.to(logits.dtype), features)) for each in near]
-    low, high = found[0], found[0]
-    for each in found:
-        low, high = torch.minimum(low, each), torch.maximum(high, each)
+        moved = logits + step * (2 * torch.rand(logits.shape, generator=random) - 1)
+        probs = _probs(graph, graph.calibrate(moved.to(logits.dtype), features))
+        low, high = torch.minimum(low, probs), torch.maximum(high, probs)
     return low, high
 
 
-def _decided(graph: _Graph, found: Tensor) -> Tensor:
-    if graph.calibrator._classes == 1:
-        return found > (0.5 if graph.probabilities else 0)
-    return found.argmax(-1)
+# --------------------------------------------------------------------------------------- trials
 
 
-def _trials(subject: _Subject) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Inputs to try, and what they are."""
-    if isinstance(subject.graph.inner, CalibratedModel):
-        have = len(subject.inputs[0])
+def _trials(graph: ExportGraph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Inputs to try, and their description."""
+    if isinstance(graph.inner, CalibratedModel):
+        example = tuple(graph.inputs.values())
+        have = len(example[0])
         for rows in (1, have, 7, 64):
-            chosen = torch.arange(rows) % have
-            yield f"{rows} rows of the example", tuple(v[chosen] for v in subject.inputs)
-        if subject.varying == 2:
-            short = tuple(v[:, : (v.shape[1] + 1) // 2] for v in subject.inputs)
+            yield (
+                f"{rows} rows of the example",
+                tuple(v[torch.arange(rows) % have] for v in example),
+            )
+        if graph.varying == 2:
+            short = tuple(v[:, : (v.shape[1] + 1) // 2] for v in example)
             yield "half of the tokens of the example", short
         return
-    calibrator, random = subject.graph.calibrator, torch.Generator().manual_seed(1)
-    most = max(8, min(1000, TRIED // calibrator._classes))
+    calibrator, random = graph.calibrator, torch.Generator().manual_seed(1)
+    most = max(8, min(1000, LARGEST_BATCH // calibrator.classes))
     for rows in (1, 2, 7, most):
-        shape = (rows, 1 + rows % 5)[: subject.varying]
-        yield f"a batch of {rows}", _random(calibrator, shape, random)
-    for what, logits in _edges(calibrator._classes, random):
-        if subject.varying == 2:
+        shape = (rows, 1 + rows % 5)[: graph.varying]
+        yield f"a batch of {rows}", random_inputs(calibrator, shape, random)
+    for trial, logits in _edge_cases(calibrator.classes, random):
+        if graph.varying == 2:
             logits = logits[:, None]
-        rest = _random(calibrator, logits.shape[: subject.varying], random)[1:]
-        yield what, (logits, *rest)
+        features = random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]
+        yield trial, (logits, *features)
 
 
-def _edges(classes: int, random: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+def _edge_cases(classes: int, random: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """Logits at the limits of what is legal, ``(rows, classes)`` or ``(rows,)``."""
     rows = torch.randn((16,) if classes == 1 else (16, classes), generator=random)
-    if classes > 1:  # let the first class lead in one row, and the last in another
+    if classes > 1:  # the first class leads in one row, the last in another
         rows[0], rows[1] = rows[0].sort(descending=True).values, rows[1].sort().values
     yield "large logits", 1e4 * rows
     yield "small logits", 1e-4 * rows

@@ -1,4 +1,4 @@
-"""The graph that is exported, and its inputs."""
+"""The graph to export, and example inputs to trace it with."""
 
 from __future__ import annotations
 
@@ -7,165 +7,183 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import logits_of
-from calibrant.artifacts import kinds
+from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.attach import CalibratedModel, check_fitted
-
-LARGEST = 1_900_000_000
-"""Bytes of weights that fit into one ONNX file, whose limit is 2 GB."""
+from calibrant.deploy.attach import CalibratedModel, check_calibrator
 
 
-# ----------------------------------------------------------------------------- what is exported
+class ExportGraph(nn.Module):
+    """A calibrator, with or without a model before it, as a graph with one output.
 
+    Parameters
+    ----------
+    inner : Calibrator or CalibratedModel
+    inputs : dict of str to Tensor
+        Example inputs.
+    by_name : bool
+        Inputs are passed by name, not by position.
+    varying : int
+        Number of leading dimensions of any size.
+    probabilities : bool
+        The output is probabilities, not logits.
+    """
 
-class _Graph(nn.Module):
-    """A calibrator, with or without a model before it, that returns one tensor."""
-
-    def __init__(self, inner: Calibrator | CalibratedModel, probabilities: bool) -> None:
+    def __init__(
+        self,
+        inner: Calibrator | CalibratedModel,
+        inputs: dict[str, Tensor],
+        *,
+        by_name: bool,
+        varying: int,
+        probabilities: bool,
+    ) -> None:
         super().__init__()
-        self.inner = inner
-        self.probabilities = probabilities
+        on_cpu = all(
+            value.device.type == "cpu"
+            for value in inner.state_dict().values()
+            if isinstance(value, Tensor)
+        )
+        self.inner = inner if on_cpu else copy.deepcopy(inner).cpu()
+        self.inputs, self.by_name = inputs, by_name
+        self.varying, self.probabilities = varying, probabilities
+
+        def forward(*values: Tensor, **named: Tensor) -> Tensor:
+            return self.calibrate(*self.model_output(*values, **named))
+
+        # for tracing torch needs a named argument for each input
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in inputs]
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward
 
     @property
     def calibrator(self) -> Calibrator:
+        """The calibrator."""
         inner = self.inner
         return inner.calibrator if isinstance(inner, CalibratedModel) else inner
 
-    def before(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits and features that the calibrator is given."""
+    def model_output(self, *values: Tensor, **named: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits and features before calibration."""
         if isinstance(self.inner, CalibratedModel):
-            output, features = self.inner.outcome(*inputs, **named)
+            output, features = self.inner.model_output(*values, **named)
             return logits_of(output), features
-        return inputs[0], inputs[1] if len(inputs) > 1 else None
+        return values[0], values[1] if len(values) > 1 else None
 
-    def after(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        """What the calibrator makes of them."""
+    def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        """Calibrated logits or probabilities."""
         inner = self.inner
         apply = inner.calibrate if isinstance(inner, CalibratedModel) else inner
-        found: Tensor = apply(logits, features)
-        return self.probs(found) if self.probabilities else found
+        output: Tensor = apply(logits, features)
+        return self.softmax(output) if self.probabilities else output
 
-    def probs(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if self.calibrator._classes == 1 else logits.softmax(-1)
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Probabilities of logits."""
+        return logits.sigmoid() if self.calibrator.classes == 1 else logits.softmax(-1)
 
+    def arguments(self, values: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Values of all inputs as arguments of a call, by position and by name."""
+        values = tuple(values)
+        return ((), dict(zip(self.inputs, values, strict=True))) if self.by_name else (values, {})
 
-def _graph(inner: Calibrator | CalibratedModel, probabilities: bool, names: list[str]) -> _Graph:
-    """A graph on the CPU whose inputs have names: torch cannot trace what takes any name."""
-
-    def forward(self: _Graph, *inputs: Tensor, **named: Tensor) -> Tensor:
-        return self.after(*self.before(*inputs, **named))
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
-    forward.__signature__ = signature  # type: ignore[attr-defined]
-    graph: _Graph = type("Graph", (_Graph,), {"forward": forward})(inner, probabilities)
-    places = {value.device.type for value in graph.state_dict().values()}
-    return graph if places <= {"cpu"} else copy.deepcopy(graph).cpu()
-
-
-class _Subject(NamedTuple):
-    """A graph, and example inputs by their names."""
-
-    graph: _Graph
-    inputs: tuple[Tensor, ...]
-    names: list[str]
-    by_name: bool  # whether the graph is called with names
-    varying: int  # dimensions of any size, from the first on
-
-    def given(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Values as arguments of a call, by position and by name."""
-        return ((), dict(zip(self.names, values, strict=True))) if self.by_name else (values, {})
-
-    def shapes(self, *dims: Any) -> dict[str, Any]:
-        """What stands for the dimensions of any size, for each input."""
+    def dynamic_shapes(self, *dims: Any) -> dict[str, Any]:
+        """The dimensions of any size of each input."""
         return {
             name: dict(enumerate(dims[: min(self.varying, value.ndim)]))
-            for name, value in zip(self.names, self.inputs, strict=True)
+            for name, value in self.inputs.items()
         }
 
     def program(self) -> torch.export.ExportedProgram:
-        """The graph as torch traces it."""
-        args, named = self.given(self.inputs)
-        dynamic = torch.export.Dim.DYNAMIC
-        with self.explained("torch.export"), _quiet(), torch.no_grad():
-            return torch.export.export(
-                self.graph,
-                args,
-                named,
-                dynamic_shapes=self.shapes(dynamic, dynamic),
-                strict=False,
-            )
+        """The traced graph."""
+        args, named = self.arguments(self.inputs.values())
+        shapes = self.dynamic_shapes(*[torch.export.Dim.DYNAMIC] * 2)
+        with self.explained("torch.export"), quiet(), torch.no_grad():
+            return torch.export.export(self, args, named, dynamic_shapes=shapes, strict=False)
 
     @contextmanager
-    def explained(self, by: str) -> Iterator[None]:
-        """Turn what torch says of a model that it cannot export into an error that names both."""
+    def explained(self, exporter: str) -> Iterator[None]:
+        """Turn an error of torch about a model that it cannot export into one that names both."""
         try:
             yield
         except Exception as error:
-            what = type(getattr(self.graph.inner, "model", self.graph.calibrator)).__name__
-            cause = error.__cause__ or error  # the one around it is about torch
+            name = type(getattr(self.inner, "model", self.calibrator)).__name__
+            cause = error.__cause__ or error  # the outer error is about torch
             lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
             raise ValueError(
-                f"{what} cannot be exported: {by} says {' '.join(lines[:2])!r}"
+                f"{name} cannot be exported: {exporter} says {' '.join(lines[:2])!r}"
             ) from error
 
 
-def _subject(
+def export_graph(
     calibrator: Calibrator,
     model: nn.Module | None,
     example: Any,
     last_layer: nn.Module | str | None,
     tokens: bool,
     probabilities: bool,
-) -> _Subject:
-    check_fitted(calibrator)
+) -> ExportGraph:
+    """Build the graph for the arguments of an export."""
+    check_calibrator(calibrator, fitted=True)
     if (model is None) != (example is None):
-        raise ValueError("model and example belong together: give both or none of them")
+        raise ValueError("model and example belong together: pass both or neither")
     varying = 2 if tokens else 1
+    inner: Calibrator | CalibratedModel = calibrator
     if model is None:
-        inputs = _random(calibrator, (2, 3)[:varying], torch.Generator().manual_seed(0))
-        names = ["logits", "features"][: len(inputs)]
-        return _Subject(_graph(calibrator, probabilities, names), inputs, names, False, varying)
-    names, inputs, by_name = _example(example)
-    whole = CalibratedModel(model, calibrator, last_layer=last_layer)
-    return _Subject(_graph(whole, probabilities, names), inputs, names, by_name, varying)
-
-
-def _example(example: Any) -> tuple[list[str], tuple[Tensor, ...], bool]:
-    """Names of the inputs, the inputs, and whether the caller named them."""
-    by_name = isinstance(example, Mapping)
-    if isinstance(example, Tensor):
-        names, values = ["input"], [example]
-    elif by_name:
-        names, values = list(example), list(example.values())
-    elif isinstance(example, (tuple, list)):
-        names, values = [f"input_{i}" for i in range(len(example))], list(example)
+        values = random_inputs(calibrator, (2, 3)[:varying], torch.Generator().manual_seed(0))
+        inputs = dict(zip(("logits", "features"), values, strict=False))
     else:
-        names, values = [], []
+        inner = CalibratedModel(model, calibrator, last_layer=last_layer)
+        inputs = _example_inputs(example)
+    by_name = isinstance(example, Mapping)
+    return ExportGraph(inner, inputs, by_name=by_name, varying=varying, probabilities=probabilities)
+
+
+def _example_inputs(example: Any) -> dict[str, Tensor]:
+    """Inputs by name."""
+    inputs = {"input": example}
+    if isinstance(example, Mapping):
+        inputs = dict(example)
+    elif isinstance(example, (tuple, list)):
+        inputs = {f"input_{i}": value for i, value in enumerate(example)}
+    values = inputs.values()
     if not values or not all(isinstance(v, Tensor) and v.ndim and len(v) for v in values):
         raise TypeError(
             "example must be a tensor, or a tuple or dictionary of tensors, with one row or more, "
             f"got {type(example).__name__}"
         )
-    if len({len(v) for v in values}) > 1:
-        sizes = ", ".join(str(len(v)) for v in values)
-        raise ValueError(f"inputs in example must have the same number of rows, got {sizes}")
-    inputs = tuple(v.detach().cpu() for v in values)
-    if len(inputs[0]) == 1:  # which torch would take for a constant
-        inputs = tuple(torch.cat([v, v]) for v in inputs)
-    return names, inputs, by_name
+    rows = {len(value) for value in values}
+    if len(rows) > 1:
+        raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")
+    inputs = {name: value.detach().cpu() for name, value in inputs.items()}
+    if rows == {1}:  # torch would take it for a constant
+        inputs = {name: torch.cat([value, value]) for name, value in inputs.items()}
+    return inputs
 
 
-def _target(path: str | os.PathLike[str], suffix: str) -> Path:
+def random_inputs(
+    calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
+) -> tuple[Tensor, ...]:
+    """Logits, and features where they are needed, for examples of a shape."""
+    classes = calibrator.classes
+    logits = 3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)
+    if not calibrator.needs_features:
+        return (logits,)
+    # a calibrator within this one may be the one that needs them
+    parts = (part for part in calibrator.modules() if isinstance(part, Calibrator))
+    width = max(part._width for part in parts)
+    return logits, torch.randn((*shape, width), generator=random)
+
+
+def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
+    """Path of the file to write, checked."""
     target = Path(path)
     if target.suffix != suffix:
         raise ValueError(f"cannot write {target}: the suffix must be {suffix}")
@@ -174,34 +192,20 @@ def _target(path: str | os.PathLike[str], suffix: str) -> Path:
     return target
 
 
-def _about(calibrator: Calibrator) -> dict[str, str]:
+def metadata(calibrator: Calibrator) -> dict[str, str]:
+    """Method, number of classes and version, to be stored in the file."""
     from calibrant import __version__
 
-    known = {kind: name for name, kind in kinds().items()}
-    kind = known.get(type(calibrator), type(calibrator).__name__)
-    return {"kind": kind, "classes": str(int(calibrator.classes_)), "calibrant": __version__}
-
-
-def _width(calibrator: Calibrator) -> int:
-    """Width of the features, which a calibrator within this one may know."""
-    parts = (part for part in calibrator.modules() if isinstance(part, Calibrator))
-    return max(part._width for part in parts)
-
-
-def _random(
-    calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
-) -> tuple[Tensor, ...]:
-    """Logits, and features where they are needed, of rows of a shape."""
-    classes = calibrator._classes
-    found = [3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)]
-    if calibrator.needs_features:
-        found.append(torch.randn((*shape, _width(calibrator)), generator=random))
-    return tuple(found)
+    try:
+        kind = kind_of(calibrator)
+    except TypeError:  # a class of the user's own
+        kind = type(calibrator).__name__
+    return {"kind": kind, "classes": str(calibrator.classes), "calibrant": __version__}
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep to itself what torch has to say about its own future and about other libraries."""
+def quiet() -> Iterator[None]:
+    """Silence torch about its own future and about other libraries."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with warnings.catch_warnings():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
 
 from calibrant._core.atomic_files import replacing
-from calibrant.artifacts import CONFIG
+from calibrant.artifacts import read
 
 if TYPE_CHECKING:
-    from calibrant.deploy.attach import CalibratedModel
     from calibrant.workflows.effect import Effect
 
 CALIBRATOR = "calibrator"
@@ -21,7 +21,7 @@ OURS = "<!-- Written by calibrant, and again by the next save: delete this line 
 
 
 def write_card(path: Path, text: str) -> None:
-    """Write the card of a model, unless someone else wrote the one that is there."""
+    """Write the card of a model, unless there is one that calibrant did not write."""
     if path.exists() and OURS not in path.read_text("utf-8"):
         warnings.warn(f"{path} was written by someone else and stays as it is", stacklevel=3)
         return
@@ -29,15 +29,23 @@ def write_card(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
-def model_card(model: CalibratedModel, folder: Path, figures: Effect | None) -> str:
+class Described(Protocol):
+    """The parts of a calibrated model that its card tells about."""
+
+    model: nn.Module
+    calibrator: Any
+    last_layer: str | None
+
+
+def model_card(model: Described, folder: Path, figures: Effect | None) -> str:
     """Text of the card of a model that is saved in a folder."""
-    about = json.loads((folder / CALIBRATOR / CONFIG).read_text("utf-8"))
+    about = read(folder / CALIBRATOR)
     inside = type(model.model).__name__
-    given = [f'"{folder.name}"']
+    arguments = [f'"{folder.name}"']
     if not hasattr(model.model, "save_pretrained"):
-        given.append("model=network")
+        arguments.append("model=network")
     if model.calibrator.needs_features:
-        given.append(f'last_layer="{model.last_layer}"')
+        arguments.append(f'last_layer="{model.last_layer}"')
     return f"""---
 library_name: calibrant
 tags:
@@ -47,15 +55,15 @@ tags:
 
 # {inside}, calibrated
 
-The logits of a `{inside}` go through a calibrator, in the folder `{CALIBRATOR}`, so that the
-softmax of what comes out is a probability to be taken at its word.
+The logits of a `{inside}` go through the calibrator in the folder `{CALIBRATOR}`, so that their
+softmax is a calibrated probability.
 
-{about["description"]} (method `{about["kind"]}`, calibrant {about["calibrant"]}).
+{about.description} (method `{about.kind}`, calibrant {about.calibrant}).
 
 ```python
-from calibrant.deploy.attach import CalibratedModel
+from calibrant.deploy import CalibratedModel
 
-model = CalibratedModel.from_pretrained({", ".join(given)})
+model = CalibratedModel.from_pretrained({", ".join(arguments)})
 ```
 {"" if figures is None else _figures(figures)}"""
 

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from calibrant._core.atomic_files import replacing
 from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.export_check import TOLERANCE, _checked
-from calibrant.deploy.export_graph import LARGEST, _about, _quiet, _subject, _target
+from calibrant.deploy.export_check import TOLERANCE, check_export
+from calibrant.deploy.export_graph import export_graph, export_target, metadata, quiet
 
 OPSET = 20
 OLDEST = 18
 """The first opset that torch translates to."""
+LARGEST = 1_900_000_000
+"""Bytes of weights that fit into one ONNX file, whose limit is 2 GB."""
 
 
 def export_onnx(
@@ -34,17 +36,17 @@ def export_onnx(
 ) -> float:
     """Write a fitted calibrator, or a model with one behind it, to an ONNX file.
 
-    The file is tried with ONNX Runtime before it gets its name: batches of 1 to 1000, large
-    logits, ties, near ties and masked classes, for a model the rows of its example. Where a
-    probability differs from that of torch by more than the tolerance, or a predicted class that
-    the method keeps is another, it is refused, and nothing is written.
+    The file is tried with ONNX Runtime before it gets its name: on batches of 1 to 1000, large
+    logits, ties, near ties and masked classes, or for a model on rows of its example. If a
+    probability differs from torch by more than the tolerance, or a predicted class that the
+    method keeps differs, nothing is written.
 
     Parameters
     ----------
     calibrator : Calibrator
         Fitted.
     path : path
-        Its suffix is ``.onnx``.
+        With the suffix ``.onnx``.
     model : nn.Module, optional
         Put before the calibrator, as :func:`calibrant.calibrated` does.
     example : tensor, tuple of tensors, or dictionary of tensors by name
@@ -62,7 +64,7 @@ def export_onnx(
     Returns
     -------
     float
-        The largest difference of a probability that was found.
+        The largest difference of a probability.
 
     Notes
     -----
@@ -82,40 +84,42 @@ def export_onnx(
     >>> difference <= 1e-5
     True
     """
-    runtime = _onnx_runtime()
+    onnxruntime = _onnx_runtime()
     if opset < OLDEST:
         raise ValueError(f"opset must be {OLDEST} or newer, got {opset}")
-    subject = _subject(calibrator, model, example, last_layer, tokens, probabilities)
-    size = sum(v.numel() * v.element_size() for v in subject.graph.state_dict().values())
+    graph = export_graph(calibrator, model, example, last_layer, tokens, probabilities)
+    _check_size(graph)
+    with replacing(export_target(path, ".onnx")) as temporary, evaluating(graph):
+        program = graph.program()
+        with graph.explained("torch.onnx"), quiet():
+            converted = torch.onnx.export(
+                program.run_decompositions(PRECISE),
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=list(graph.inputs),
+                output_names=["probs" if probabilities else "calibrated"],
+                dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
+            )
+        assert converted is not None
+        converted.model.metadata_props.update(metadata(calibrator))
+        converted.save(temporary, external_data=False)
+        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+
+        def run(inputs: tuple[Tensor, ...]) -> Tensor:
+            arrays = {n: v.numpy() for n, v in zip(graph.inputs, inputs, strict=True)}
+            return torch.from_numpy(session.run(None, arrays)[0])
+
+        return check_export(graph, run, "ONNX Runtime", tolerance)
+
+
+def _check_size(graph: nn.Module) -> None:
+    size = sum(v.numel() * v.element_size() for v in graph.state_dict().values())
     if size > LARGEST:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "
             "without the model, or write a .pt2 file"
         )
-    target = _target(path, ".onnx")
-    with replacing(target) as temporary, evaluating(subject.graph):
-        program = subject.program()
-        with subject.explained("torch.onnx"), _quiet():
-            program = program.run_decompositions(PRECISE)
-            converted = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                input_names=subject.names,
-                output_names=["probs" if probabilities else "calibrated"],
-                dynamic_shapes=subject.shapes("batch", "tokens"),
-            )
-        assert converted is not None
-        converted.model.metadata_props.update(_about(calibrator))
-        converted.save(temporary, external_data=False)
-        session = runtime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
-
-        def run(inputs: tuple[Tensor, ...]) -> Tensor:
-            given = {n: v.numpy() for n, v in zip(subject.names, inputs, strict=True)}
-            return torch.from_numpy(session.run(None, given)[0])
-
-        return _checked(subject, run, "ONNX Runtime", tolerance)
 
 
 def _onnx_runtime() -> Any:
@@ -125,22 +129,21 @@ def _onnx_runtime() -> Any:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"ONNX files need onnx, onnxscript and onnxruntime ({error}): pip install "
-            "'calibrant[export]'"
+            f"ONNX export needs more libraries ({error}): pip install 'calibrant[export]'"
         ) from error
     return onnxruntime
 
 
-# --------------------------------------------------------------------------- what ONNX gets wrong
+# ------------------------------------------------------------------------- precise operators
 
-# It has no log1p, expm1 and logaddexp, and torch writes log(1 + x), exp(x) - 1 and
-# log(exp(x) + exp(y)) for them, which have no digits left near 0 and none at all far from it. In
-# ONNX Runtime the log-sum-exp of a row that begins with -inf underflows, that of many classes is
-# rounded in the fifth digit, and small values of the sigmoid have few digits at all.
+# ONNX has no log1p, expm1 and logaddexp; torch writes log(1 + x), exp(x) - 1 and
+# log(exp(x) + exp(y)), which lose all digits near 0 and far from it. In ONNX Runtime the
+# log-sum-exp of a row that begins with -inf underflows, that of many classes is rounded in the
+# fifth digit, and small values of the sigmoid have few digits.
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """log(1 + x); the quotient makes up for what 1 + x was rounded by (Kahan)."""
+    """log(1 + x); the quotient corrects the rounding of 1 + x (Kahan)."""
     up = 1 + x
     rounded = up - 1
     exact = (rounded == 0) | (up == torch.inf)
@@ -160,11 +163,11 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _log_sum_exp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
-    """By the log-softmax, which adds up many classes with more care than a sum does."""
+    """log(sum(exp(x))), by the log-softmax, which adds many classes more precisely."""
     for dim in dims:
         top = x.amax(dim, keepdim=True)
-        found = top - x.log_softmax(dim).amax(dim, keepdim=True)
-        x = torch.where(top.abs() == torch.inf, top, found)
+        total = top - x.log_softmax(dim).amax(dim, keepdim=True)
+        x = torch.where(top.abs() == torch.inf, top, total)
     return x if keepdim else x.squeeze(dims)
 
 
@@ -180,4 +183,4 @@ PRECISE: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.logsumexp.default: _log_sum_exp,
     torch.ops.aten.sigmoid.default: _sigmoid,
 }
-"""Operators, and what is written for them."""
+"""Replacements of operators."""

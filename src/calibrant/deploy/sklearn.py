@@ -1,4 +1,4 @@
-"""A scikit-learn classifier around another one, with calibrated probabilities.
+"""A scikit-learn classifier with calibrated probabilities, around any other.
 
 Needs scikit-learn: ``pip install 'calibrant[sklearn]'``.
 """
@@ -27,7 +27,6 @@ from calibrant._core.checks import (
     warn,
 )
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.affine import FiniteCalibrator
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
@@ -65,22 +64,19 @@ if TYPE_CHECKING:
 
 PREFIT = "prefit"
 LEAST = 1e-30
-"""Probability below which an estimator cannot know what it says; smaller ones are raised to it."""
-SCALES = 5
-"""Scales that are tried for scores, each 20 times the one before, or a twentieth of it."""
+"""Smaller probabilities are raised to this one: no estimator can know them."""
+RESCALINGS = 5
+"""Scales of scores to try, each 20 times the one before, or a twentieth of it."""
 
 
 class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    """A classifier whose probabilities are those of another one, calibrated.
+    """A classifier with the calibrated probabilities of another one.
 
-    An estimator that is yet to be fitted is cross-fitted: copies of it are fitted on all folds
-    but one and score the fold that is left, the calibrator is fitted on all of these
-    out-of-fold scores at once, and the estimator is fitted on all data. What predicts is one
-    estimator and one calibrator. A :class:`sklearn.frozen.FrozenEstimator` stays as it is, and
-    the data of ``fit`` are those of the calibration.
-
-    The scores are those of ``decision_function`` or, where there is none, the logarithms of the
-    probabilities of ``predict_proba``.
+    An unfitted estimator is cross-fitted: the calibrator is fitted once, on the out-of-fold scores
+    of all examples, and the estimator is fitted on all data. A
+    :class:`sklearn.frozen.FrozenEstimator` stays as it is, and all data of ``fit`` calibrate it.
+    Scores are those of ``decision_function`` or, where there is none, the logarithms of
+    ``predict_proba``.
 
     Parameters
     ----------
@@ -89,32 +85,29 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     method : str or Calibrator
         A name from ``calibrant.CALIBRATORS``, or a calibrator, of which a copy is fitted.
     options : mapping, optional
-        Arguments of the method that is named.
+        Arguments of the named method.
     cv : int, splitter, iterable of (train, test), or "prefit"
-        Number of folds, each with its share of every class, or the folds themselves.
-        ``"prefit"`` takes the estimator as it is; since scikit-learn's ``clone`` forgets fits, a
-        ``FrozenEstimator`` is what works in pipelines and searches.
+        Number of stratified folds, or the folds themselves. ``"prefit"`` takes the estimator as
+        it is; in pipelines and searches use a ``FrozenEstimator``, since ``clone`` forgets fits.
     n_jobs : int, optional
-        Folds that are fitted at the same time, as elsewhere in scikit-learn.
+        Folds that are fitted at the same time.
     random_state : int, RandomState or None
-        Seed by which the rows are shuffled into a number of folds, and of the method if it has
-        one. None cuts the folds in the order of the rows, so that every fit is the same.
+        Seed that shuffles examples into folds, and seed of the method if it has one. None makes
+        folds in the order of the examples.
 
     Attributes
     ----------
     estimator_ : classifier
         Fitted, on all data unless it was fitted before.
     calibrator_ : Calibrator
-        Fitted; of one logit, the log-odds of ``classes_[1]``, where there are two classes.
-        :func:`calibrant.save` writes it.
+        Fitted; for two classes on one logit, the log-odds of ``classes_[1]``.
     classes_ : (classes,) array
     floor_ : float or None
-        What a probability of 0 becomes: the logarithm of half of the smallest positive one that
-        the calibrator was fitted on, or of 1e-30 if that is more. None with
-        ``decision_function``.
+        Logit of a probability of 0: the logarithm of half of the smallest positive probability in
+        the fit, at least that of 1e-30. None with ``decision_function``.
     scale_ : float
-        What scores are divided by before they come to the calibrator: 1, unless their best
-        temperature is out of the bounds of temperatures, 0.05 and 20.
+        Divisor of scores before the calibrator: 1, unless the best temperature is outside of
+        [0.05, 20].
     n_features_in_, feature_names_in_
         Those of ``estimator_``, if it has them.
 
@@ -126,7 +119,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     >>> fitted = CalibratedClassifier(MultinomialNB(), method="ts").fit(digits[:900], labels[:900])
     >>> round(fitted.score(digits[900:], labels[900:]), 2)
     0.86
-    >>> round(float(fitted.estimator_.predict_proba(digits[900:]).max(-1).mean()), 2)  # says itself
+    >>> round(float(fitted.estimator_.predict_proba(digits[900:]).max(-1).mean()), 2)
     0.99
     >>> round(float(fitted.predict_proba(digits[900:]).max(-1).mean()), 2)
     0.85
@@ -171,52 +164,49 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Parameters
         ----------
         X : (n, ...)
-            Whatever the estimator takes: arrays, sparse matrices, data frames.
+            Anything that the estimator accepts: arrays, sparse matrices, data frames.
         y : (n,)
             Classes, as numbers or strings.
         sample_weight : (n,), optional
-            Weights of the rows, for the calibrator and, where it takes them, the estimator.
+            Weights for the calibrator and, where it accepts them, the estimator.
         groups : (n,), optional
-            Rows of one group (a patient, a document) are never in two folds, neither in those
-            of the estimator nor in those of a method that cross-validates.
+            Examples of one group (a patient, a document) stay in one fold, of the estimator and of
+            a method that cross-validates.
         **fit_params
-            Further arguments for the ``fit`` of the estimator.
-
-        Returns
-        -------
-        self
+            Further arguments of the estimator's ``fit``.
         """
         y = _targets(y)
         check_consistent_length(X, y, sample_weight, groups)
         if sample_weight is not None:
             sample_weight = as_weight(sample_weight, y.shape)
             if not sample_weight.any():
-                raise ValueError("sample_weight must not be zero for every row: give some weight")
+                raise ValueError("sample_weight must not be zero for every example")
         groups = None if groups is None else np.asarray(groups)
         calibrator, estimator = self._calibrator(), self._estimator()
         if self._prefit(estimator):
-            scored = _scored_by(estimator, X, y, fit_params)
+            scores = _frozen_scores(estimator, X, y, fit_params)
         else:
             X, y = indexable(X, y)
             params, split = self._routed(estimator, sample_weight, groups, fit_params)
             folds = self._folds(X, y, groups, split)
-            blank, estimator = estimator, clone(estimator).fit(X, y, **params)
-            scored = self._cross_scored(blank, estimator, X, y, folds, params)
-            scored = _usable(scored, masks=not isinstance(calibrator, FiniteCalibrator))
-            if groups is None and len(np.unique(scored.rows)) < len(scored.rows):
-                groups = np.arange(len(y))  # what was scored more than once stays together
-        weight = None if sample_weight is None else sample_weight[scored.rows]
-        floor = _floor(scored.logits, weight) if _says_probs(estimator) else None
-        logits = _floored(scored.logits, scored.known, floor)
-        as_is = isinstance(calibrator, Identity)
-        scale = 1.0 if as_is else _scale(logits, scored.labels, weight)
+            unfitted, estimator = estimator, clone(estimator).fit(X, y, **params)
+            scores = self._cross_scores(unfitted, estimator, X, y, folds, params)
+            scores = _usable(scores, masks=calibrator.accepts_masked)
+            if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
+                groups = np.arange(len(y))  # copies of an example stay together
+        weight = None if sample_weight is None else sample_weight[scores.rows]
+        floor = None if _has_scores(estimator) else _floor(scores.logits, weight)
+        logits = _log_odds(_floored(scores.logits, scores.known, floor))
+        scale = 1.0
+        if not isinstance(calibrator, Identity):
+            scale = _scale(logits, scores.labels, weight)
         calibrator.fit(
-            _given(logits) / scale,
-            scored.labels,
+            logits / scale,
+            scores.labels,
             sample_weight=weight,
-            groups=None if groups is None else groups[scored.rows],
+            groups=None if groups is None else groups[scores.rows],
         )
-        self.estimator_, self.classes_, self.calibrator_ = estimator, scored.classes, calibrator
+        self.estimator_, self.classes_, self.calibrator_ = estimator, scores.classes, calibrator
         self.floor_, self.scale_ = floor, scale
         return self
 
@@ -231,8 +221,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if calibrator.needs_features:
             raise ValueError(
                 f"{type(calibrator).__name__} needs the features before the last layer, which a "
-                "scikit-learn estimator does not tell: choose another method, or fit it with "
-                "fit(logits, labels, features=...)"
+                "scikit-learn estimator does not provide: choose another method"
             )
         return calibrator
 
@@ -266,46 +255,43 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if sample_weight is not None and has_fit_parameter(estimator, "sample_weight"):
             params["sample_weight"] = sample_weight
         elif sample_weight is not None:
-            warn(
-                f"the fit of {type(estimator).__name__} takes no sample_weight: only the "
-                "calibrator is weighted"
-            )
+            name = type(estimator).__name__
+            warn(f"the fit of {name} takes no sample_weight: only the calibrator is weighted")
         return params, {} if groups is None else {"groups": groups}
 
     def _folds(
         self, X: Any, y: NDArray[Any], groups: NDArray[Any] | None, split: dict[str, Any]
     ) -> list[tuple[IntArray, IntArray]]:
-        """Return rows to fit on and rows to score, of each fold."""
+        """Return the examples to fit on and to score, for each fold."""
         cv = 5 if self.cv is None else self.cv
         if isinstance(cv, Integral):
             kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-            cv = kind(
-                int(cv), shuffle=self.random_state is not None, random_state=self.random_state
-            )
-            split = {"groups": groups}
+            shuffle = self.random_state is not None
+            cv = kind(int(cv), shuffle=shuffle, random_state=self.random_state)
+            split = {} if groups is None else {"groups": groups}
         with warnings.catch_warnings():
-            # Of rare classes there is more to say once it is known what the folds lack.
+            # _usable warns of rare classes, with the consequence
             warnings.filterwarnings("ignore", message="The least populated class in y has only")
             return list(check_cv(cv, y, classifier=True).split(X, y, **split))
 
-    def _cross_scored(
+    def _cross_scores(
         self,
-        blank: Any,
+        unfitted: Any,
         estimator: Any,
         X: Any,
         y: NDArray[Any],
         folds: list[tuple[IntArray, IntArray]],
         params: dict[str, Any],
-    ) -> _Scored:
+    ) -> _Scores:
         """Score every fold by a copy that was fitted on the others."""
         classes = _classes(estimator, y)
         parts = Parallel(n_jobs=self.n_jobs)(
-            delayed(_out_of_fold)(clone(blank), X, y, train, test, params, classes)
+            delayed(_out_of_fold)(clone(unfitted), X, y, train, test, params, classes)
             for train, test in folds
         )
         rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
         logits, known = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return _Scored(classes, rows, logits, known, _positions(classes, y)[rows])
+        return _Scores(classes, rows, logits, known, _positions(classes, y)[rows])
 
     # --------------------------------------------------------------------------------- predict
 
@@ -314,28 +300,22 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return np.asarray(self._calibrated(X).softmax(-1).numpy())
 
     def predict_log_proba(self, X: Any) -> FloatArray:
-        """Logarithms of the calibrated probabilities, also where these are too small to hold."""
+        """Logarithms of the calibrated probabilities, without underflow."""
         return np.asarray(self._calibrated(X).log_softmax(-1).numpy())
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Most probable class of each row.
-
-        It is that of the estimator with methods that keep the predicted class, if the estimator
-        predicts the class of its highest score.
-        """
+        """Most probable class; methods that keep the argmax keep the estimator's prediction."""
         best = self.predict_proba(X).argmax(-1)
         return np.asarray(self.classes_[best])
 
     def _calibrated(self, X: Any) -> Tensor:
         """Calibrated logits ``(n, classes)``."""
         check_is_fitted(self)
-        scores = _class_logits(self.estimator_, X, self.classes_)
-        given = _given(_floored(scores, True, self.floor_))
-        logits = calibrated(self.calibrator_, given / self.scale_)
-        two = logits.ndim == 1
-        return torch.stack([torch.zeros_like(logits), logits], -1) if two else logits
+        scores = _floored(_class_logits(self.estimator_, X, self.classes_), True, self.floor_)
+        logits = calibrated(self.calibrator_, _log_odds(scores) / self.scale_)
+        return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
 
-    # ------------------------------------------------------------------------------ conventions
+    # ----------------------------------------------------------------------------- conventions
 
     @property
     def n_features_in_(self) -> int:
@@ -364,41 +344,40 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return tags
 
 
-# ------------------------------------------------------------------------------------- the scores
+# ----------------------------------------------------------------------------------------- scores
 
 
-class _Scored(NamedTuple):
-    """Scored rows ``(m,)`` of the data; ``logits`` and ``known`` are ``(m, classes)``.
+class _Scores(NamedTuple):
+    """Scores of examples; ``logits`` and ``known`` are ``(m, classes)``.
 
-    A class is not known where the estimator was not fitted on it. The logit is -inf there, and
-    where a probability is 0.
+    A class is unknown where the estimator was not fitted on it; its logit is -inf, as that of a
+    probability of 0 is.
     """
 
     classes: NDArray[Any]
-    rows: IntArray
+    rows: IntArray  # (m,) positions of the examples in the data
     logits: FloatArray
     known: BoolArray
     labels: IntArray
 
 
-def _scored_by(estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> _Scored:
-    """Scores of an estimator that stays as it is."""
+def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> _Scores:
+    """Scores of an estimator that is fitted already."""
     if fit_params:
         raise ValueError(
-            f"{comma_separated(fit_params)} would go to the fit of the estimator, which is fitted already: "
-            "only sample_weight and groups are of use"
+            f"the estimator is fitted already and takes no {comma_separated(fit_params)}"
         )
     try:
         check_is_fitted(estimator)
     except NotFittedError as problem:
         raise NotFittedError(
             f'this {type(estimator).__name__} is not fitted, and cv="{PREFIT}" or FrozenEstimator '
-            "leave it so: fit it first. Clones (in GridSearchCV, cross_val_score) forget fits "
-            "unless the estimator is a FrozenEstimator"
+            "leave it so: fit it first. Clones (GridSearchCV, cross_val_score) forget fits unless "
+            "the estimator is a FrozenEstimator"
         ) from problem
     classes = _classes(estimator, y)
     labels, logits = _positions(classes, y), _class_logits(estimator, X, classes)
-    return _Scored(classes, np.arange(len(y)), logits, np.ones(logits.shape, bool), labels)
+    return _Scores(classes, np.arange(len(y)), logits, np.ones(logits.shape, bool), labels)
 
 
 def _out_of_fold(
@@ -410,50 +389,44 @@ def _out_of_fold(
     params: dict[str, Any],
     classes: NDArray[Any],
 ) -> tuple[FloatArray, BoolArray]:
-    """Scores ``(test, classes)`` by an estimator that is fitted on other rows."""
+    """Scores ``(test, classes)`` of an estimator fitted on ``train``, and the classes it knows."""
     X_train, y_train = _safe_split(estimator, X, y, train)
     X_test, _ = _safe_split(estimator, X, y, test, train)
     fitted = estimator.fit(X_train, y_train, **_check_method_params(X, params, train))
     seen = getattr(fitted, "classes_", np.unique(y_train))
     logits = np.full((len(y[test]), len(classes)), -np.inf)
     known = np.zeros(logits.shape, bool)
-    if len(seen) > 1:  # by one class nothing is told apart
+    if len(seen) > 1:  # one class alone has no scores
         at = _positions(classes, np.asarray(seen))
         logits[:, at], known[:, at] = _class_logits(fitted, X_test, seen), True
     return logits, known
 
 
-def _says_probs(estimator: Any) -> bool:
-    return not hasattr(estimator, "decision_function")
+def _has_scores(estimator: Any) -> bool:
+    return hasattr(estimator, "decision_function")
 
 
 def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
-    """Scores ``(n, classes)``; for two classes their difference is the log-odds.
-
-    Those of probabilities that are 0 are -inf.
-    """
-    name = f"the {{}} of {type(estimator).__name__}"
-    if _says_probs(estimator):
-        return _columns(_log_probs(estimator, X), len(classes), name.format("predict_proba"))
-    scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
-    if len(classes) == 2 and scores.size == len(scores):
-        return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
-    name = name.format("decision_function")
-    if len(classes) > 2 and _one_vs_one(estimator):
-        raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
-    return _columns(scores, len(classes), name)
-
-
-def _columns(scores: FloatArray, classes: int, name: str) -> FloatArray:
-    if scores.ndim != 2 or scores.shape[1] != classes:
+    """Scores ``(n, classes)``; probabilities of 0 are -inf."""
+    if _has_scores(estimator):
+        name = f"the decision_function of {type(estimator).__name__}"
+        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
+        if len(classes) == 2 and scores.size == len(scores):
+            return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
+        if len(classes) > 2 and _one_vs_one(estimator):
+            raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
+    else:
+        name = f"the predict_proba of {type(estimator).__name__}"
+        scores = _log_probs(np.asarray(estimator.predict_proba(X)))
+    if scores.ndim != 2 or scores.shape[1] != len(classes):
         raise ValueError(
-            f"{name} must have a column for each of {classes} classes, got {scores.shape}"
+            f"{name} must have a column for each of {len(classes)} classes, got {scores.shape}"
         )
     return scores
 
 
 def _one_vs_one(estimator: Any) -> bool:
-    """Whether scores are those of pairs of classes; of three classes there are three pairs."""
+    """Tell whether scores are of pairs of classes; three classes have three pairs."""
     params = estimator.get_params() if hasattr(estimator, "get_params") else {}
     return any(
         name.rpartition("__")[2] == "decision_function_shape" and value == "ovo"
@@ -461,17 +434,15 @@ def _one_vs_one(estimator: Any) -> bool:
     )
 
 
-def _log_probs(estimator: Any, X: Any) -> FloatArray:
-    """Logarithms of probabilities, -inf for zeros and for others that of LEAST at least."""
-    probs = np.asarray(estimator.predict_proba(X))
+def _log_probs(probs: NDArray[Any]) -> FloatArray:
     logs = np.maximum(logits_from_probs(probs)[0], math.log(LEAST))
     return np.where(probs > 0, logs, -np.inf)
 
 
 def _floor(logits: FloatArray, weight: FloatArray | None) -> float:
-    """What zeros become: the logarithm of half of the smallest positive probability.
+    """Logit of a probability of 0: that of half of the smallest positive probability.
 
-    What an estimator counts (votes, neighbours) is 0 long before it is too small for its dtype.
+    Estimators that count (votes, neighbours) give 0 to classes that are merely rare.
     """
     logits = logits if weight is None else logits[weight > 0]
     half = float(logits[np.isfinite(logits)].min()) - math.log(2)
@@ -482,64 +453,60 @@ def _floored(logits: FloatArray, known: BoolArray | bool, floor: float | None) -
     return logits if floor is None else np.where(known & np.isneginf(logits), floor, logits)
 
 
-def _scale(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
-    """Number by which scores are divided, so that calibrators find them of a usual size.
+def _log_odds(logits: FloatArray) -> FloatArray:
+    """Logits as the calibrator takes them: for two classes one column, the log-odds."""
+    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
-    It is 1 unless the best temperature is out of the bounds of temperatures, and 1 where there
-    is no best one: every row is right, or they are worse than chance.
+
+def _scale(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
+    """Divisor of scores that brings their best temperature into the bounds of calibrators.
+
+    It is 1 where there is no best temperature: all examples are right, or worse than chance.
     """
-    wrong = logits.argmax(-1) != labels
+    wrong = (logits > 0 if logits.ndim == 1 else logits.argmax(-1)) != labels
     if not (wrong if weight is None else wrong & (weight > 0)).any():
         return 1.0
     scale = 1.0
-    for _ in range(SCALES):
+    for _ in range(RESCALINGS):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bounds and few samples; the fit has its own say
-            found = TemperatureScaling().fit(_given(logits) / scale, labels, sample_weight=weight)
-        temperature = float(found.temperature_)
+            warnings.simplefilter("ignore")  # the fit itself warns
+            fitted = TemperatureScaling().fit(logits / scale, labels, sample_weight=weight)
+        temperature = float(fitted.temperature_)
         if 1.01 * BOUNDS[0] < temperature < 0.99 * BOUNDS[1]:
             return scale
         scale *= BOUNDS[0] if temperature < 1 else BOUNDS[1]
     return 1.0
 
 
-def _usable(scored: _Scored, *, masks: bool) -> _Scored:
-    """Leave out rows that an estimator scored without knowing their class, and say so.
+def _usable(scores: _Scores, *, masks: bool) -> _Scores:
+    """Leave out, with a warning, examples that were scored without knowledge of their class.
 
-    Rows with other unknown classes stay if the method takes masked ones.
+    Examples with other unknown classes stay if the method allows masked classes.
     """
-    own = ~scored.known[np.arange(len(scored.rows)), scored.labels]
-    left_out = own | ~(scored.known.any(1) if masks else scored.known.all(1))
-    if not left_out.any():
-        return scored
-    names = _named(scored.classes[~scored.known.all(0)])
-    why = f"{left_out.sum():,} of {len(own):,} rows were scored without one of these classes in "
-    why += f"the training part of their fold: {names}"
-    if left_out.all():
-        raise ValueError(
-            f"{why}. None is left to calibrate on: use folds that have every class, or a method "
-            "that takes masked classes (ts)"
-        )
-    warn(f"{why}. They are left out of the calibration")
-    kept = ~left_out
-    return scored._replace(
-        rows=scored.rows[kept],
-        logits=scored.logits[kept],
-        known=scored.known[kept],
-        labels=scored.labels[kept],
+    own = scores.known[np.arange(len(scores.rows)), scores.labels]
+    kept = own & (True if masks else scores.known.all(1))
+    if kept.all():
+        return scores
+    names = _named(scores.classes[~scores.known.all(0)])
+    problem = (
+        f"{(~kept).sum():,} of {len(own):,} examples were scored without one of these classes in "
+        f"the training part of their fold: {names}"
     )
+    if not kept.any():
+        raise ValueError(
+            f"{problem}. None is left to calibrate on: use folds that have every class, or a "
+            "method that allows masked classes (ts)"
+        )
+    warn(f"{problem}. They are left out of the calibration")
+    columns: Any = (column[kept] for column in scores[1:])
+    return _Scores(scores.classes, *columns)
 
 
-def _given(logits: FloatArray) -> FloatArray:
-    """Logits as a calibrator takes them: one column, the log-odds, for two classes."""
-    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
-
-
-# ------------------------------------------------------------------------------------ the targets
+# ---------------------------------------------------------------------------------------- targets
 
 
 def _targets(y: Any) -> NDArray[Any]:
-    """Return classes ``(n,)``, checked."""
+    """Classes ``(n,)``, checked."""
     targets = column_or_1d(y, warn=True)
     assert_all_finite(targets, input_name="y")
     check_classification_targets(targets)
@@ -547,7 +514,7 @@ def _targets(y: Any) -> NDArray[Any]:
 
 
 def _classes(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
-    """Return the classes of a fitted estimator, in the order of its scores."""
+    """Classes of a fitted estimator, in the order of its scores."""
     classes = np.asarray(getattr(estimator, "classes_", np.unique(y)))
     if len(classes) < 2:
         raise ValueError(f"y must have two classes or more, got one class, {str(classes[0])!r}")
@@ -555,7 +522,7 @@ def _classes(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
 
 
 def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
-    """Return the place of each value among the classes."""
+    """Position of each value among the classes."""
     known = np.isin(values, classes)
     if not known.all():
         others = _named(np.unique(values[~known]))

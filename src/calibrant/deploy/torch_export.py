@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from calibrant._core.atomic_files import replacing
 from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.export_check import TOLERANCE, _checked
-from calibrant.deploy.export_graph import _about, _quiet, _subject, _target
+from calibrant.deploy.export_check import TOLERANCE, check_export
+from calibrant.deploy.export_graph import export_graph, export_target, metadata, quiet
 
 
 def export_program(
@@ -29,20 +29,20 @@ def export_program(
 ) -> float:
     """Write a fitted calibrator, or a model with one behind it, as a program of ``torch.export``.
 
-    ``torch.export.load(path).module()`` runs it, without calibrant. All else is as for
-    :func:`export_onnx`; the metadata are in the file ``calibrant.json`` of the archive.
+    ``torch.export.load(path).module()`` runs it, without calibrant. Checks, inputs and outputs are
+    as for :func:`export_onnx`; the metadata are in the file ``calibrant.json`` of the archive.
 
     Parameters
     ----------
     calibrator, model, example, last_layer, tokens, probabilities, tolerance
         As for :func:`export_onnx`.
     path : path
-        Its suffix is ``.pt2``.
+        With the suffix ``.pt2``.
 
     Returns
     -------
     float
-        The largest difference of a probability that was found.
+        The largest difference of a probability.
 
     Examples
     --------
@@ -56,20 +56,19 @@ def export_program(
     >>> torch.equal(again(logits), fitted(logits))
     True
     """
-    subject = _subject(calibrator, model, example, last_layer, tokens, probabilities)
-    target = _target(path, ".pt2")
-    with replacing(target) as temporary, evaluating(subject.graph):
-        program = subject.program()
-        about = {"calibrant.json": json.dumps(_about(calibrator))}
+    graph = export_graph(calibrator, model, example, last_layer, tokens, probabilities)
+    with replacing(export_target(path, ".pt2")) as temporary, evaluating(graph):
+        program = graph.program()
+        extra = {"calibrant.json": json.dumps(metadata(calibrator))}
         # as open files, since torch looks at the suffix of a path
-        with temporary.open("wb") as written, _quiet():
-            torch.export.save(program, written, extra_files=about)
-        with temporary.open("rb") as read, _quiet():
+        with temporary.open("wb") as written, quiet():
+            torch.export.save(program, written, extra_files=extra)
+        with temporary.open("rb") as read, quiet():
             again = torch.export.load(read).module()
 
         def run(inputs: tuple[Tensor, ...]) -> Tensor:
-            args, named = subject.given(inputs)
-            found: Tensor = again(*args, **named)
-            return found
+            args, named = graph.arguments(inputs)
+            output: Tensor = again(*args, **named)
+            return output
 
-        return _checked(subject, run, "the saved program", tolerance)
+        return check_export(graph, run, "the saved program", tolerance)

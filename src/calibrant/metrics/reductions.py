@@ -27,16 +27,16 @@ from calibrant._core.checks import (
     check_some,
 )
 from calibrant._core.chunks import (
-    Block,
+    Chunk,
     Estimand,
     Examples,
     as_tensor,
-    blocks,
     explained,
     joined,
+    labelled_chunks,
     on_threads,
-    slices,
-    strips,
+    raw_chunks,
+    thread_ranges,
     top_class,
 )
 from calibrant.metrics.classwise import ClassBins
@@ -104,9 +104,9 @@ class Reduced(NamedTuple):
 
 def reduce_examples(given: Examples, classwise: ClassBins | None = None) -> Reduced:
     """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
-    runs = strips(given)
+    runs = thread_ranges(given)
     owned = [classwise and classwise.like() for _ in runs]
-    parts = on_threads(partial(_reduce_strip, given), runs, owned)
+    parts = on_threads(partial(_reduce_range, given), runs, owned)
     for sums in owned:
         if classwise is not None and sums is not None:
             classwise.add(sums)
@@ -169,7 +169,7 @@ def one_vs_rest(
     given, _ = labelled_examples(logits, labels, probs)
     if not 0 <= k < given.classes:
         raise ValueError(f"k must be a class in [0, {given.classes}), got {k}")
-    return _pairs(given, lambda soft: (soft.probs[:, k], soft.block.labels == k))
+    return _pairs(given, lambda soft: (soft.probs[:, k], soft.chunk.labels == k))
 
 
 def margins(logits: Values) -> FloatArray:
@@ -189,7 +189,7 @@ def margins(logits: Values) -> FloatArray:
     elif scores.shape[-1] == 1:
         gaps = np.full(shape, np.inf)
     else:
-        runs = slices(scores, int(scores.shape[-1]), 0, math.prod(shape))
+        runs = raw_chunks(scores, int(scores.shape[-1]), 0, math.prod(shape))
         tops = [as_tensor(rows).topk(2, dim=-1).values.double().cpu() for _, rows in runs]
         pairs = torch.cat([torch.zeros(0, 2), *tops])
         # +inf has no softmax: NaN here, so that it is refused below
@@ -208,67 +208,69 @@ Event = Callable[["_Softmax"], tuple[Tensor, Tensor]]
 
 def _event(estimand: Estimand) -> Event:
     if estimand == "top_label":
-        return lambda soft: (soft.confidence, soft.top == soft.block.labels)
-    return lambda soft: (soft.probs[:, 1], soft.block.labels == 1)
+        return lambda soft: (soft.confidence, soft.top == soft.chunk.labels)
+    return lambda soft: (soft.probs[:, 1], soft.chunk.labels == 1)
 
 
 def _pairs(given: Examples, event: Event | None = None) -> Pairs:
-    task = partial(_pair_strip, given, event or _event(given.estimand))
-    pairs = Pairs(*joined(on_threads(task, strips(given))))
+    task = partial(_pair_range, given, event or _event(given.estimand))
+    pairs = Pairs(*joined(on_threads(task, thread_ranges(given))))
     check_some(pairs.outcome.size)
     return pairs
 
 
-def _reduce_strip(given: Examples, strip: tuple[int, int], classwise: ClassBins | None) -> Reduced:
-    parts = [_reduce(soft, given, classwise) for soft in _softmaxes(given, strip)]
+def _reduce_range(
+    given: Examples, row_range: tuple[int, int], classwise: ClassBins | None
+) -> Reduced:
+    parts = [_reduce(soft, given, classwise) for soft in _softmaxes(given, row_range)]
     return Reduced(*joined([_NOTHING, *parts]))
 
 
-def _pair_strip(given: Examples, event: Event, strip: tuple[int, int]) -> Pairs:
-    parts = [Pairs(*map(_array, event(soft))) for soft in _softmaxes(given, strip)]
+def _pair_range(given: Examples, event: Event, row_range: tuple[int, int]) -> Pairs:
+    parts = [Pairs(*map(_array, event(soft))) for soft in _softmaxes(given, row_range)]
     return Pairs(*joined([_NO_PAIRS, *parts]))
 
 
 class _Softmax(NamedTuple):
-    block: Block
+    chunk: Chunk
     top: Tensor  # (rows,) class of the largest logit, the first of equals
     confidence: Tensor  # (rows,) its probability
     probs: Tensor  # (rows, classes), overwritten by the next block
     nll: Tensor  # (rows,) of the label
 
 
-def _softmaxes(given: Examples, strip: tuple[int, int]) -> Iterator[_Softmax]:
+def _softmaxes(given: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
     """Yield the softmax of every block; a row that has none is refused."""
     # one buffer for all blocks: fresh memory of this size costs more than the softmax
     buffer = torch.empty(0, dtype=torch.float64)
-    for block in blocks(given, *strip):
-        if buffer.numel() < block.logits.numel() or buffer.device != block.logits.device:
-            size, device = block.logits.numel(), block.logits.device
+    for chunk in labelled_chunks(given, *row_range):
+        if buffer.numel() < chunk.logits.numel() or buffer.device != chunk.logits.device:
+            size, device = chunk.logits.numel(), chunk.logits.device
             buffer = torch.empty(size, dtype=torch.float64, device=device)
-        probs = buffer[: block.logits.numel()].view_as(block.logits)
-        yield _softmax(block, given, probs)
+        probs = buffer[: chunk.logits.numel()].view_as(chunk.logits)
+        yield _softmax(chunk, given, probs)
 
 
-def _softmax(block: Block, given: Examples, out: Tensor) -> _Softmax:
-    top = top_class(block.logits)
+def _softmax(chunk: Chunk, given: Examples, out: Tensor) -> _Softmax:
+    top = top_class(chunk.logits)
     # each row is read before it is written, so the softmax may overwrite its input
-    probs = torch.softmax(out.copy_(block.logits), -1, out=out)
-    best, own = (block.logits.gather(-1, i[:, None])[:, 0].double() for i in (top, block.labels))
+    probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
+    best, own = (chunk.logits.gather(-1, i[:, None])[:, 0].double() for i in (top, chunk.labels))
     confidence = probs.gather(-1, top[:, None])[:, 0]
     nll = (best - own) - confidence.log()  # finite also where the probability underflows
     if not torch.isfinite(nll).all():
-        raise explained(given, int(block.number[~torch.isfinite(nll).cpu().numpy()][0]))
-    return _Softmax(block, top, confidence, probs, nll)
+        raise explained(given, int(chunk.number[~torch.isfinite(nll).cpu().numpy()][0]))
+    return _Softmax(chunk, top, confidence, probs, nll)
 
 
 def _reduce(soft: _Softmax, given: Examples, classwise: ClassBins | None) -> Reduced:
-    block, top, _, probs, nll = soft
+    chunk, top, _, probs, nll = soft
     confidence, outcome = _event(given.estimand)(soft)
-    true = probs.gather(-1, block.labels[:, None])[:, 0]
+    true = probs.gather(-1, chunk.labels[:, None])[:, 0]
     brier = 1 - 2 * true + torch.linalg.vector_norm(probs, dim=-1) ** 2
     if classwise is not None:
-        classwise.update(probs, block.labels, block.weight, block.column)
-    return Reduced(*map(_array, (confidence, outcome, top == block.labels, nll, brier)))
+        classwise.update(probs, chunk.labels, chunk.weight, chunk.column)
+    return Reduced(*map(_array, (confidence, outcome, top == chunk.labels, nll, brier)))
 
 
 def _array(values: Tensor) -> NDArray[Any]:

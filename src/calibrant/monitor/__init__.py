@@ -1,8 +1,8 @@
-"""Watch a deployed model: whether its confidence is still what happens, or since when not."""
+"""Detect calibration drift of a deployed model and estimate when it began."""
 
 from __future__ import annotations
 
-from calibrant.monitor.evidence import TILTS
+from calibrant.monitor.e_process import TILTS
 from calibrant.monitor.report import MonitorReport
 from calibrant.monitor.stream import Monitor
 

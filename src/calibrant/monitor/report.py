@@ -1,4 +1,4 @@
-"""What a monitor has to say."""
+"""Reports of a monitor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from calibrant._core.checks import IGNORED
+from calibrant.monitor.drift import Drift
 
 SHOWN = 20
 """Windows that are printed."""
+COUNTS = {
+    "pending": "predictions that wait for a label",
+    "dropped": "predictions dropped before a label came (pending sets how many may wait)",
+    "repeated": "ids predicted again before their label came (the last one counts)",
+    "unknown": "labels with an id that is not waiting",
+    "ignored": f"labels of {IGNORED} (ignored)",
+}
 
 
 class Alarm(NamedTuple):
@@ -20,21 +28,9 @@ class Alarm(NamedTuple):
     e_value: float
 
 
-class Drift(NamedTuple):
-    """The bet that has won most: what has changed, where and since when."""
-
-    direction: str  # "over" or "under"
-    since: str
-    low: float  # ends of the range of confidence
-    high: float
-    n: int  # examples in that range since then
-    confidence: float
-    accuracy: float
-
-
 @dataclass(frozen=True, eq=False)
 class MonitorReport:
-    """What a monitor has to say; printing it gives a table and a verdict.
+    """State of a monitor; printing it gives a table and a verdict.
 
     Attributes
     ----------
@@ -44,17 +40,17 @@ class MonitorReport:
         ``window``, ``n``, ``accuracy``, ``confidence``, ``gap`` (confidence - accuracy), ``ece``
         and ``e_value``, of the windows that are kept.
     e_value, limit : float
-        The evidence now, and from which value on it is an alarm.
+        Evidence against calibration, 1 at the start, and its value for an alarm.
     alarm : Alarm or None
         The first time that the limit was reached.
     drift : Drift or None
-        What has changed, if there was an alarm.
+        Estimate of what has changed, if there was an alarm.
     bins : list of dict
         Bins that are beyond the tolerance and beyond chance since the drift began.
     false_alarms, tolerance : float
-        What was asked for.
+        The settings.
     reference : bool
-        Whether the tolerance is about the gaps of a reference, not about none.
+        Whether gaps are compared with those of a reference.
     counts : dict
         ``pending`` predictions; ``dropped``, ``repeated`` and ``unknown`` ids; ``ignored`` labels.
     """
@@ -74,53 +70,43 @@ class MonitorReport:
     def advice(self) -> str:
         """The verdict in words."""
         if self.alarm is None or self.drift is None:
-            return (
-                f"No drift shown: the e-value is {self.e_value:.3g}, an alarm needs {self.limit:g}."
-            )
-        found = self.drift
+            return f"No drift detected: the e-value is {self.e_value:.3g} (limit {self.limit:g})."
+        drift, alarm = self.drift, self.alarm
         return (
-            f"Recommend a refit: {found.direction}-confident since window {found.since}, most "
-            f"clearly where confidence is {100 * found.low:.0f} to {100 * found.high:.0f} %: "
-            f"{100 * found.confidence:.1f} % claimed, {100 * found.accuracy:.1f} % right in "
-            f"{found.n:,} examples. Alarm at window {self.alarm.window}, after "
-            f"{self.alarm.examples:,} examples, with an e-value of {self.alarm.e_value:.3g} "
-            f"(limit {self.limit:g}; now {self.e_value:.3g})."
+            f"Recommend a refit: {drift.direction}-confident since window {drift.since}, most "
+            f"clearly where confidence is {100 * drift.low:.0f} to {100 * drift.high:.0f} %: "
+            f"{_shares(drift._asdict())} in {drift.n:,} examples. Alarm at window {alarm.window}, "
+            f"after {alarm.examples:,} examples, with an e-value of {alarm.e_value:.3g} (limit "
+            f"{self.limit:g}; now {self.e_value:.3g})."
         )
 
     def describe(self) -> str:
-        """One line that says what was watched and what is promised."""
+        """Describe the examples, the rate of false alarms and the e-value."""
         within = f"within {100 * self.tolerance:g} points"
         state = f"{within} of its reference" if self.reference else f"calibrated {within}"
         return (
             f"{self.n:,} labelled examples; a model that stays {state} raises an alarm, ever, with "
-            f"a probability of at most {100 * self.false_alarms:g} %"
+            f"a probability of at most {100 * self.false_alarms:g} %. The e-value measures the "
+            f"evidence that it does not: 1 at the start, {self.limit:g} for an alarm"
         )
 
     def remarks(self) -> list[str]:
-        """Bins that are off, and what happened to ids and labels."""
+        """Bins that are off, and counts of ids and labels that were not matched."""
         off = [
-            f"confidence {100 * b['low']:.0f} to {100 * b['high']:.0f} %: "
-            f"{100 * b['confidence']:.1f} % claimed, {100 * b['accuracy']:.1f} % right "
+            f"confidence {100 * b['low']:.0f} to {100 * b['high']:.0f} %: {_shares(b)} "
             f"({b['n']:,} examples)"
             for b in self.bins
         ]
-        texts = {
-            "pending": "predictions that wait for a label",
-            "dropped": "predictions dropped before a label came (pending sets how many may wait)",
-            "repeated": "ids predicted again before their label came (the last one counts)",
-            "unknown": "labels with an id that is not waiting",
-            "ignored": f"labels of {IGNORED} (ignored)",
-        }
-        return off + [f"{text}: {self.counts[k]:,}" for k, text in texts.items() if self.counts[k]]
+        return off + [f"{text}: {self.counts[k]:,}" for k, text in COUNTS.items() if self.counts[k]]
 
     def table(self) -> list[tuple[str, ...]]:
         """Headings and the last windows, as text."""
         headings = ("window", "examples", "accuracy", "confidence", "gap", "ECE", "e-value")
         rows: list[tuple[str, ...]] = [headings]
         for row in self.windows[-SHOWN:]:
-            shares = (row[key] for key in ("accuracy", "confidence", "gap", "ece"))
-            cells = ["-" if math.isnan(share) else f"{100 * share:.2f} %" for share in shares]
-            cells[2] = cells[2] if cells[2][0] == "-" else f"+{cells[2]}"
+            formats = {"accuracy": ".2f", "confidence": ".2f", "gap": "+.2f", "ece": ".2f"}
+            cells = [f"{100 * row[key]:{form}} %" for key, form in formats.items()]
+            cells = cells if row["n"] else ["-"] * 4
             rows.append((row["window"], f"{row['n']:,}", *cells, f"{row['e_value']:.3g}"))
         return rows
 
@@ -134,11 +120,15 @@ class MonitorReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""
-        found = asdict(self)
-        found["alarm"] = self.alarm and self.alarm._asdict()
-        found["drift"] = self.drift and self.drift._asdict()
-        found["windows"] = [
+        values = asdict(self)
+        values["alarm"] = self.alarm and self.alarm._asdict()
+        values["drift"] = self.drift and self.drift._asdict()
+        values["windows"] = [
             {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
             for row in self.windows
         ]
-        return {**found, "advice": self.advice()}
+        return {**values, "advice": self.advice()}
+
+
+def _shares(values: dict[str, float]) -> str:
+    return f"{100 * values['confidence']:.1f} % claimed, {100 * values['accuracy']:.1f} % right"

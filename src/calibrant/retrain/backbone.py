@@ -104,7 +104,7 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
     >>> other[3].width, network[3].in_features, other[1] is network[1]
     (8, 8, True)
     """
-    if isinstance(head, Calibrator) and not head._classes:
+    if isinstance(head, Calibrator) and not head.classes:
         raise ValueError(f"this {type(head).__name__} is not fitted: call fit first")
     inside: Any = head.head if hasattr(head, "history_") else head  # what a MaCCal trained
     width, classes = _sizes(inside)

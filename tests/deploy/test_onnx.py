@@ -1,0 +1,367 @@
+"""ONNX files give what the calibrator gives."""
+
+import copy
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import scipy.special
+import torch
+from torch import nn
+
+import calibrant
+from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.decide.priors import PriorCorrection
+from calibrant.deploy import export_onnx
+from calibrant.deploy.export_graph import quiet
+from calibrant.deploy.onnx import PRECISE
+from tests.support.exported import (
+    CLASSES,
+    WIDTH,
+    fitted,
+    run_file,
+    shifted,
+    simulated,
+    softmax,
+)
+
+TOKENS, PROBABILITIES = {"tokens": True}, {"probabilities": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(["matrix", "histogram_ovr", "isotonic", "gc", "blend"], TOKENS),
+    **dict.fromkeys(["ets", "pts", "isotonic_ovr", "fc"], PROBABILITIES),
+    "smart": {**TOKENS, **PROBABILITIES},
+    "odds": {"opset": 18},
+    "beta": {"opset": 21},
+}
+"""Each method is exported once; those that are not here without options."""
+
+
+def about(path):
+    return {one.key: one.value for one in onnx.load(path).metadata_props}
+
+
+def takes_masks(calibrator, *inputs):
+    try:
+        calibrator.predict_proba(*inputs)
+    except ValueError as refused:
+        if "-inf" not in str(refused):
+            raise
+        return False
+    return True
+
+
+def shapes(values):
+    """Names of inputs or outputs, with the dimensions as they are written."""
+    dims = {one.name: one.type.tensor_type.shape.dim for one in values}
+    return {name: tuple(d.dim_param or d.dim_value for d in each) for name, each in dims.items()}
+
+
+def check_shapes(calibrator, path, tokens=False, probabilities=False):
+    """Check the names and shapes of inputs and outputs."""
+    written = onnx.load(path)
+    onnx.checker.check_model(written, full_check=True)
+    lead = ("batch", "tokens") if tokens else ("batch",)
+    classes, features = int(calibrator.classes_), {"features": (*lead, WIDTH)}
+    logits = lead if classes == 1 else (*lead, classes)
+    inputs = {"logits": logits, **(features if calibrator.needs_features else {})}
+    assert shapes(written.graph.input) == inputs
+    assert shapes(written.graph.output) == {"probs" if probabilities else "calibrated": logits}
+
+
+def check_parity(calibrator, path, tokens=False, probabilities=False):
+    """Compare a file with `predict_proba`, for batches of 1 and 1000, with masks where legal."""
+    columns = ("logits", "features") if calibrator.needs_features else ("logits",)
+    for rows, seed in ((1, 1), (1000, 2)):
+        data = simulated(rows * (3 if tokens else 1), seed, int(calibrator.classes_))
+        inputs = [data[column] for column in columns]
+        if tokens:
+            inputs = [part.reshape(rows, 3, -1) for part in inputs]
+        logits = inputs[0].copy()
+        logits[..., 5:9] = -np.inf
+        masked = [logits, *inputs[1:]]
+        for arrays in [inputs, masked] if takes_masks(calibrator, *masked) else [inputs]:
+            output, wanted = run_file(path, *arrays), calibrator.predict_proba(*arrays)
+            assert output.shape == wanted.shape
+            probs = output if probabilities else softmax(output)
+            np.testing.assert_allclose(probs, wanted, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
+            if calibrator.keeps_argmax:
+                np.testing.assert_array_equal(output.argmax(-1), arrays[0].argmax(-1))
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_every_method(name, tmp_path):
+    calibrator, path = fitted(name), tmp_path / "calibrator.onnx"
+    options = dict(OPTIONS.get(name, {}))
+    assert export_onnx(calibrator, path, **options) <= 1e-5
+    version = onnx.load(path).opset_import[0].version
+    assert version == options.pop("opset", 20)
+    check_parity(calibrator, path, **options)
+    check_shapes(calibrator, path, **options)
+    assert about(path) == {
+        "kind": name,
+        "classes": str(int(calibrator.classes_)),
+        "calibrant": calibrant.__version__,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("none", {}), ("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
+)
+def test_log_odds(name, options, tmp_path):
+    calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"
+    export_onnx(calibrator, path, **options)
+    check_shapes(calibrator, path, **options)
+    for rows in (1, 301):
+        shape = (rows, 2) if options == TOKENS else (rows,)
+        logits = 5 * np.random.default_rng(rows).normal(size=shape).astype("float32")
+        output = run_file(path, logits)
+        probs = output if options == PROBABILITIES else scipy.special.expit(output.astype(float))
+        np.testing.assert_allclose(probs, calibrator.predict_proba(logits), atol=1e-6)
+
+
+def test_prior_correction(tmp_path):
+    old, new = np.full(CLASSES, 1 / CLASSES), np.arange(1.0, CLASSES + 1)
+    corrected = PriorCorrection(fitted("ts")).set_priors(old, new / new.sum())
+    export_onnx(corrected, tmp_path / "corrected.onnx")
+    logits = simulated(50, 1)["logits"]
+    found = softmax(run_file(tmp_path / "corrected.onnx", logits))
+    np.testing.assert_allclose(found, corrected.predict_proba(logits), atol=1e-6)
+    assert about(tmp_path / "corrected.onnx")["kind"] == "prior"
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_features_are_the_second_input(corrected, tmp_path):
+    calibrator, path, even = shifted(), tmp_path / "calibrator.onnx", np.full(CLASSES, 1 / CLASSES)
+    if corrected:  # the calibrator within needs them
+        calibrator = PriorCorrection(calibrator).set_priors(even, even)
+    export_onnx(calibrator, path, tokens=not corrected)
+    check_shapes(calibrator, path, tokens=not corrected)
+    check_parity(calibrator, path, tokens=not corrected)
+
+
+def test_own_class_is_named(tmp_path):
+    class Own(Identity):
+        pass
+
+    export_onnx(Own().fit([[0.0, 1.0]], [1]), tmp_path / "a.onnx")
+    assert about(tmp_path / "a.onnx")["kind"] == "Own"
+
+
+def test_calibrator_is_not_changed(tmp_path):
+    calibrator = copy.deepcopy(fitted("vector")).train()
+    before = {name: value.clone() for name, value in calibrator.state_dict().items()}
+    export_onnx(calibrator, tmp_path / "a.onnx")
+    assert calibrator.training
+    assert all(torch.equal(value, before[name]) for name, value in calibrator.state_dict().items())
+
+
+# With a model.
+
+
+def network():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout())
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(144, CLASSES))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_model_and_calibrator(rows, tmp_path):
+    model, path = network(), tmp_path / "model.onnx"
+    model[3].eval()  # of layers in different modes each keeps its own
+    export_onnx(fitted("smart"), path, model=model, example=torch.randn(rows, 1, 8, 8))
+    assert [layer.training for layer in model] == [True, True, True, False, True, True]
+    images = torch.randn(33, 1, 8, 8)
+    with torch.no_grad():
+        wanted = fitted("smart").predict_proba(model.eval()(images)).numpy()
+    found = run_file(path, images.numpy())
+    np.testing.assert_allclose(softmax(found), wanted, atol=1e-5)
+    written = onnx.load(path)
+    assert shapes(written.graph.input) == {"input": ("batch", 1, 8, 8)}
+    assert shapes(written.graph.output) == {"calibrated": ("batch", CLASSES)}
+
+
+def test_inputs_by_position(tmp_path):
+    path = tmp_path / "model.onnx"
+    left, right = torch.randn(2, 9, 12, CLASSES)
+    model = nn.Bilinear(CLASSES, CLASSES, CLASSES)
+    export_onnx(*(fitted("ts"), path), model=model, example=(left[:2], right[:2]), tokens=True)
+    assert shapes(onnx.load(path).graph.input) == {
+        f"input_{i}": ("batch", "tokens", CLASSES) for i in (0, 1)
+    }
+    with torch.no_grad():
+        wanted = fitted("ts").predict_proba(model(left, right)).numpy()
+    np.testing.assert_allclose(
+        softmax(run_file(path, left.numpy(), right.numpy())), wanted, atol=1e-5
+    )
+
+
+# Refused.
+
+
+class Fixed(nn.Module):
+    """Works for two rows only."""
+
+    def forward(self, x):
+        return x.reshape(2, CLASSES)
+
+
+class Looking(nn.Module):
+    """What it does depends on the values."""
+
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class Eigen(nn.Module):
+    """ONNX has no eigenvalues."""
+
+    def forward(self, x):
+        return x + torch.linalg.eigvalsh(x[..., None] * x[:, None])
+
+
+@pytest.mark.parametrize(
+    ("model", "by"), [(Fixed(), "export"), (Looking(), "export"), (Eigen(), "onnx")]
+)
+def test_model_that_cannot_be_exported(model, by, tmp_path):
+    name = type(model).__name__
+    with pytest.raises(ValueError, match=rf"^{name} cannot be exported: torch\.{by} says '\w"):
+        export_onnx(
+            *(fitted("ts"), tmp_path / "m.onnx"), model=model, example=torch.randn(2, CLASSES)
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"path": "a.pt"}, ValueError, r"cannot write .*a\.pt: the suffix must be \.onnx"),
+        ({"path": "folder.onnx"}, ValueError, r"folder\.onnx is a folder: name a file"),
+        ({"path": "gone/a.onnx"}, FileNotFoundError, "gone does not exist; create it first"),
+        ({"opset": 17}, ValueError, "opset must be 18 or newer, got 17"),
+        ({"model": nn.Identity()}, ValueError, "model and example belong together"),
+        ({"example": torch.zeros(2, CLASSES)}, ValueError, "model and example belong together"),
+        ({"model": nn.Identity(), "example": 3}, TypeError, "example must be a tensor, .* got int"),
+        ({"model": nn.Identity(), "example": ()}, TypeError, "example must be .* got tuple"),
+        (
+            {"model": nn.Identity(), "example": {"a": torch.zeros(2), "b": 1}},
+            TypeError,
+            "example must be .* got dict",
+        ),
+        (
+            {"model": nn.Identity(), "example": torch.zeros(0, CLASSES)},
+            TypeError,
+            "one row or more",
+        ),
+        (
+            {"model": nn.Identity(), "example": (torch.zeros(2, 1), torch.zeros(3, 1))},
+            ValueError,
+            r"the same number of rows, got \[2, 3\]",
+        ),
+        ({"calibrator": TemperatureScaling()}, ValueError, "TemperatureScaling is not fitted"),
+        ({"calibrator": nn.Identity()}, TypeError, "must be a Calibrator, got Identity"),
+    ],
+)
+def test_refused(options, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.onnx").mkdir()
+    given = {"calibrator": fitted("ts"), "path": "a.onnx", **options}
+    with pytest.raises(error, match=message):
+        export_onnx(**given)
+    assert [one.name for one in tmp_path.iterdir()] == ["folder.onnx"]
+
+
+def test_model_larger_than_an_onnx_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("calibrant.deploy.onnx.LARGEST", 100)
+    with pytest.raises(ValueError, match=r"the weights have .* GB and an ONNX file holds 2"):
+        export_onnx(fitted("vector"), tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxscript", "onnxruntime"])
+def test_missing_library(library, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"{library}.*pip install 'calibrant\[export\]'"):
+        export_onnx(fitted("ts"), tmp_path / "a.onnx")
+
+
+def test_file_that_does_not_run(tmp_path, monkeypatch):
+    class Failing:
+        def __init__(self, *_, **__):
+            pass
+
+        def run(self, *_):
+            raise RuntimeError("no such operator\nsecond line")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Failing)
+    message = "nothing was written: ONNX Runtime fails on a batch of 1: no such operator"
+    with pytest.raises(ValueError, match=message):
+        export_onnx(fitted("ts"), tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+# Operators.
+
+
+class Operators(nn.Module):
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs):
+        return tuple(function(*inputs) for function in self.functions)
+
+
+def by_onnx(functions, tmp_path, *arrays):
+    """Functions as ONNX Runtime computes them, written as the exports are."""
+    inputs = tuple(map(torch.from_numpy, arrays))
+    dims = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
+    with quiet():
+        program = torch.export.export(Operators(*functions), inputs, dynamic_shapes=(dims,))
+        written = torch.onnx.export(program.run_decompositions(PRECISE), dynamo=True, verbose=False)
+    assert written is not None
+    written.save(tmp_path / "f.onnx", external_data=False)
+    session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
+    names = [one.name for one in session.get_inputs()]
+    return session.run(None, dict(zip(names, arrays, strict=True)))
+
+
+def test_operators_are_precise(tmp_path, rng):
+    edges = [-np.inf, -200.0, -80.0, -20.0, -1.0, -0.75, -1e-8, 0.0, 1e-8, 1e-3, 3.0, 20.0, 80.0]
+    inside = rng.normal(size=999) * 10.0 ** rng.uniform(-8, 1, 999)
+    values = np.concatenate([edges, [1e20, np.inf], inside]).astype("float32")
+    outputs = by_onnx([torch.log1p, torch.expm1, torch.sigmoid], tmp_path, values)
+    exact = values.astype("float64")
+    with np.errstate(all="ignore"):
+        wanted = [np.log1p(exact), np.expm1(exact), scipy.special.expit(exact)]
+    legal = exact >= -1, exact < 88, exact > -87  # elsewhere NaN, or beyond float32
+    for output, right, where in zip(outputs, wanted, legal, strict=True):
+        where = where | np.isposinf(exact) | (np.isneginf(exact) & ~np.isnan(right))
+        np.testing.assert_allclose(output[where], right[where], rtol=1e-6, atol=1e-38)
+
+
+def test_log_sums_are_precise(tmp_path, rng):
+    left, right = (200 * rng.normal(size=(2, 500))).astype("float32")
+    left[:4], right[:4] = [-np.inf, -np.inf, 1, np.inf], [-np.inf, 3, -np.inf, 2]
+    wanted = np.logaddexp(left.astype("float64"), right)
+    rows = np.stack([np.full(500, -np.inf, "float32"), left, right], 1)
+    pair, flat, column = by_onnx(
+        [
+            lambda rows: torch.logaddexp(rows[:, 1], rows[:, 2]),
+            lambda rows: rows.logsumexp(-1),
+            lambda rows: rows.logsumexp(-1, keepdim=True),
+        ],
+        *(tmp_path, rows),
+    )
+    np.testing.assert_allclose(pair, wanted, rtol=1e-6)
+    np.testing.assert_allclose(flat, wanted, rtol=1e-6)
+    np.testing.assert_allclose(column, wanted[:, None], rtol=1e-6)
+    (total,) = by_onnx([lambda x: x.logsumexp((0, -1))], tmp_path, rows[:, 1:][4:])
+    np.testing.assert_allclose(total, np.logaddexp.reduce(wanted[4:]), rtol=1e-6)
+    many = (np.zeros((3, 50_000)) + 1e-4 * rng.normal(size=(3, 1))).astype("float32")
+    (sums,) = by_onnx([lambda x: x.logsumexp(-1)], tmp_path, many)
+    np.testing.assert_allclose(sums, np.log(50_000) + many[:, 0], rtol=3e-7)

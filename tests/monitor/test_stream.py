@@ -1,0 +1,453 @@
+"""The monitor: input, workers, saved states and files."""
+
+import csv
+import json
+import os
+import pickle
+import runpy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import calibrant as cal
+from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.data import dataset, save_predictions
+from calibrant.monitor import Monitor
+from tests.support.simulate import drawn, drawn_pairs
+from tests.support.streams import confidences, outcomes, same
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_logits_probs_tensors_and_pairs(rng):
+    logits, labels = drawn(rng, 900, 4)
+    probs = torch.softmax(torch.from_numpy(logits), -1)
+    first = Monitor(window=200).update(logits, labels)
+    assert same(first, Monitor(window=200).update(torch.from_numpy(logits), labels.tolist()))
+    assert same(first, Monitor(window=200).update(probs=probs, labels=labels))
+    assert same(first, Monitor(window=200).observe(*cal.top_label(logits, labels)))
+
+
+def test_empty_batches():
+    watch = Monitor()
+    empty: list[Any] = [[], (), np.zeros(0), np.zeros(0, int), torch.zeros(0)]
+    for nothing in empty:
+        assert watch.observe(nothing, nothing) is watch
+        assert watch.labelled([], nothing) == 0
+        assert watch.update(np.zeros((0, 3)), nothing) is watch
+        assert watch.update([], nothing) is watch
+        watch.predicted([], [])
+    assert (watch.seen, watch.windows) == (0, {})
+    watch.update([[1.0, 0.0, 0.0]], [0])  # an empty list was not one of log-odds
+    assert watch.labelled([], [], window=2) == 0
+    assert [row["n"] for row in watch.report().windows] == [1, 0]
+    with pytest.raises(ValueError, match="equal shapes"):
+        watch.observe([], [1])
+    with pytest.raises(ValueError, match="one label per id"):
+        watch.labelled([], [1])
+
+
+def test_masked_classes(rng):
+    logits, labels = drawn(rng, 100, 4)
+    logits[:, 3], labels = -np.inf, np.minimum(labels, 2)
+    watch = Monitor()
+    watch.predicted(range(100), logits)
+    watch.labelled(range(100), labels)
+    assert same(watch, Monitor().update(logits, labels))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 0}, "window must be a whole number"),
+        ({"pending": 0.5}, "pending must be a whole number"),
+        ({"keep": 0}, "keep must be a whole number"),
+        ({"bins": 0}, "bins must be a positive whole number"),
+        ({"bins": 101}, "bins must be at most 100"),
+        ({"false_alarms": 0}, "false_alarms must be between 0 and 1"),
+        ({"false_alarms": 1}, "false_alarms must be between 0 and 1"),
+        ({"tolerance": -0.1}, "tolerance must be at least 0"),
+        ({"tolerance": 2}, "tolerance must be at least 0 and below 0.5"),
+        ({"reference": ([1.5], [1])}, r"confidence must be in \[0, 1\]"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Monitor(**settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda w: w.update([[1.0, 0.0]]), TypeError, "labels are missing"),
+        (lambda w: w.update(labels=[0]), TypeError, "either logits or probs"),
+        (lambda w: w.update([[1.0, 0.0]], [0], probs=[[1.0, 0.0]]), TypeError, "either logits or"),
+        (lambda w: w.update([[1.0, 0.0]], [2]), ValueError, r"labels must be in \[0, 2\)"),
+        (lambda w: w.update([[1.0, np.nan]], [0]), ValueError, "row 0 has NaN"),
+        (lambda w: w.update([[1.0, 0.0]], [0, 1]), ValueError, "one row of logits is wanted"),
+        (lambda w: w.update([[1.0, 0.0, 0.0]], [0]), ValueError, "same classes: 2 so far, now 3"),
+        (lambda w: w.update([[1.0, 0.0]], [0], window=1.5), TypeError, "whole number or a date"),
+        (lambda w: w.update([[1.0, 0.0]], [0], window=-3), ValueError, "is before the first"),
+        (lambda w: w.observe([0.5], [2]), ValueError, "outcome must be 0 or 1"),
+        (lambda w: w.predicted(["p"], [[1.0, np.inf]]), ValueError, r"row 0 has \+inf"),
+        (lambda w: w.predicted(["p"], [[-np.inf, -np.inf]]), ValueError, "-inf in every class"),
+        (lambda w: w.predicted(["p", "q"], [[1.0, 0.0]]), ValueError, "one row of logits for each"),
+        (lambda w: w.predicted(["p"], [[[1.0, 0.0]]]), ValueError, "one row of logits for each"),
+        (lambda w: w.predicted("p", [[1.0, 0.0]]), TypeError, "ids must be a list"),
+        (lambda w: w.predicted([1.5], [[1.0, 0.0]]), TypeError, "ids must be whole numbers or"),
+        (lambda w: w.predicted(["p"], [[1.0, 0.0, 2.0]]), ValueError, "same classes"),
+        (lambda w: w.labelled(["waits"], [5]), ValueError, r"labels must be in \[0, 2\)"),
+        (lambda w: w.labelled(["waits"], [0.0]), TypeError, "labels must be integers"),
+        (lambda w: w.labelled(["waits"], [0, 1]), ValueError, "one label per id"),
+        (lambda w: w.labelled(["waits"], [0], window=-3), ValueError, "is before the first"),
+    ],
+)
+def test_bad_input_leaves_no_trace(call, kind, message):
+    watch = Monitor().update([[2.0, 0.0], [0.0, 1.0]], [0, 0])
+    watch.predicted(["waits"], [[1.0, 0.0]])
+    before = json.dumps(watch.state())
+    with pytest.raises(kind, match=message):
+        call(watch)
+    assert json.dumps(watch.state()) == before
+
+
+# Workers.
+
+
+def test_workers_add_up(rng):
+    base = Monitor(first=1)
+    workers, whole = [base.like() for _ in range(3)], base.like()
+    for k in range(1, 6):
+        for i, worker in enumerate(workers):
+            if (i, k) == (1, 3):
+                continue  # a worker may miss a window
+            pairs = drawn_pairs(rng, 30 + 10 * i, 0.1)
+            worker.observe(*pairs, window=k)
+            whole.observe(*pairs, window=k)
+    a, b, c = workers
+    totals = [
+        base.like().merge(a).merge(b).merge(c),
+        base.like().merge(c).merge(base.like().merge(b).merge(a)),
+        base.like().merge(base.like().merge(a).merge(c)).merge(b),
+    ]
+    assert all(same(whole, total) for total in totals)
+
+
+def test_alarm_of_a_worker_is_not_merged(rng):
+    c = confidences(rng, 1000)
+    bad = Monitor().observe(c, outcomes(rng, c - 0.3))
+    assert bad.alarm is not None
+    c = confidences(rng, 100_000)
+    total = Monitor(window=100_000).observe(c, outcomes(rng, c))
+    total.merge(bad)
+    assert total.alarm is None
+    assert total.seen == 101_000
+
+
+def test_merge_of_pending_and_counts():
+    one, two = Monitor(pending=3), Monitor(pending=3)
+    row = [[1.0, 0.0]]
+    one.predicted(["a", "b"], row * 2)
+    two.predicted(["b", "c", "d"], row * 3)
+    one.labelled(["unheard"], [0])
+    two.labelled(["unheard", "of"], [0, 1])
+    one.update(row, [-100])
+    two.update(row, [-100])
+    counts = one.merge(two).report().counts
+    assert counts == {"pending": 3, "dropped": 1, "repeated": 1, "unknown": 3, "ignored": 2}
+    assert one.labelled(["a", "b", "c", "d"], [0, 0, 0, 0]) == 3  # a was the oldest
+    with pytest.raises(ValueError, match="same classes: 2 so far"):
+        Monitor().merge(two).update([[1.0, 0.0, 0.0]], [0])
+
+
+def test_merge_with_summed_up_windows(rng):
+    late, early = Monitor(first=1, keep=3), Monitor(first=1)
+    whole = Monitor(first=1)
+    for k in (2, 4, 6, 5, 3, 1):
+        pairs = drawn_pairs(rng, 20)
+        (early if k % 2 else late).observe(*pairs, window=k)
+        whole.observe(*pairs, window=k)
+    late.merge(early)
+    assert sorted(late.windows) == [4, 5, 6]
+    assert late.e_value == pytest.approx(whole.e_value, rel=1e-9)
+
+
+def test_merge_of_different_settings():
+    for other in (Monitor(bins=10), Monitor(tolerance=0.01), Monitor(false_alarms=0.01)):
+        with pytest.raises(ValueError, match="settings must agree"):
+            Monitor().merge(other)
+
+
+# Calibrator.
+
+
+def test_logits_are_calibrated(rng):
+    logits, labels = drawn(rng, 3000, 5, 2.0)
+    calibrator = TemperatureScaling().fit(logits[:1500], labels[:1500])
+    watch = Monitor(calibrator).update(logits[1500:], labels[1500:])
+    probs = calibrator.predict_proba(logits[1500:])
+    plain = Monitor().observe(probs.max(-1), probs.argmax(-1) == labels[1500:])
+    assert same(watch, plain)
+    late = Monitor(calibrator)
+    late.predicted(range(1500), logits[1500:])
+    late.labelled(range(1500), labels[1500:])
+    assert same(late, plain)
+    assert Monitor().update(logits[1500:], labels[1500:]).alarm is not None
+    assert watch.alarm is None
+
+
+def test_ignored_examples_with_a_calibrator(rng):
+    logits, labels = drawn(rng, 400, 3)
+    calibrator = TemperatureScaling().fit(logits, labels)
+    spoilt, marked = logits.copy(), labels.copy()
+    spoilt[::4], marked[::4] = np.nan, -100
+    kept = np.arange(400) % 4 > 0
+    wanted = Monitor(calibrator).update(logits[kept], labels[kept])
+    found = Monitor(calibrator).update(spoilt.reshape(20, 20, 3), marked.reshape(20, 20))
+    assert same(wanted, found)
+    assert same(wanted, Monitor(calibrator).update(torch.from_numpy(spoilt), marked))
+    assert found.report().counts["ignored"] == 100
+
+
+def test_calibrator_with_features(rng, tmp_path, run):
+    features = rng.normal(size=(900, 4))
+    logits, labels = drawn(rng, 900, 3)
+    groups = cal.GroupCalibration(partitions=2).fit(logits, labels, features=features)
+    probs = groups.predict_proba(logits, features)
+    expected = Monitor().update(probs=probs, labels=labels).report()
+    found = Monitor(groups).update(logits, labels, features=features).report()
+    assert found.n == 900
+    assert found.to_dict()["windows"][0]["confidence"] == pytest.approx(
+        expected.to_dict()["windows"][0]["confidence"], rel=1e-5
+    )
+    waiting = Monitor(groups)
+    waiting.predicted(range(900), logits, features=features)
+    assert waiting.labelled(range(900), labels) == 900
+    path = tmp_path / "day.npz"
+    save_predictions(path, {"logits": logits, "labels": labels, "features": features})
+    cal.save(groups, tmp_path / "groups")
+    from_file = Monitor(groups).update_file(path).report()
+    assert from_file.n == 900
+    code, _, err = run("monitor", str(path), "--calibrator", str(tmp_path / "groups"))
+    assert code == 0, err
+    with pytest.raises(ValueError, match="needs features"):
+        Monitor(groups).update(logits, labels)
+
+
+# State.
+
+
+def test_saved_state_continues(rng, tmp_path):
+    logits, labels = drawn(rng, 600, 4, 1.4)
+    reference = drawn_pairs(rng, 500)
+    whole, saved = (
+        Monitor(window=50, tolerance=0.01, keep=4, bins=12, reference=reference) for _ in range(2)
+    )
+    for watch in (whole, saved):
+        watch.update(logits[:300], labels[:300])
+        watch.predicted([1, "1", "x"], logits[:3])
+    saved.save(tmp_path / "state.json")
+    saved = pickle.loads(pickle.dumps(Monitor.load(tmp_path / "state.json")))
+    assert saved.report().to_dict() == whole.report().to_dict()
+    for watch in (whole, saved):
+        watch.labelled(["1", "y"], labels[1:3])
+        watch.update(logits[300:], labels[300:])
+    assert saved.report().to_dict() == whole.report().to_dict()
+    assert saved._form() == whole._form()
+    saved.save(tmp_path / "state.json")
+    whole.save(tmp_path / "other.json")
+    assert (tmp_path / "state.json").read_text() == (tmp_path / "other.json").read_text()
+
+
+def test_state_knows_its_calibrator(rng, tmp_path):
+    logits, labels = drawn(rng, 500, 3, 1.5)
+    fitted = TemperatureScaling().fit(logits, labels)
+    path = tmp_path / "state.json"
+    Monitor(fitted).update(logits, labels).save(path)
+    again = Monitor.load(path, fitted).update(logits, labels)
+    assert again.seen == 1000
+    alone = Monitor.load(path)
+    assert alone.report().n == 500
+    alone.observe([0.5], [1])
+    with pytest.raises(ValueError, match="this stream is of TemperatureScaling"):
+        alone.update(logits, labels)
+    with pytest.raises(ValueError, match="this stream is of TemperatureScaling"):
+        alone.predicted([1], logits[:1])
+    other = TemperatureScaling().fit(2 * logits, labels)
+    with pytest.raises(ValueError, match="begin a new stream after a new fit"):
+        Monitor.load(path, other)
+    Monitor().save(path)
+    with pytest.raises(ValueError, match="collected with no calibrator"):
+        Monitor.load(path, fitted)
+    with pytest.raises(ValueError, match="settings must agree"):
+        Monitor(fitted).merge(Monitor(other))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.update(format=99),
+        lambda state: state.update(kind="report"),
+        lambda state: state.pop("windows"),
+        lambda state: state["settings"].update(unknown=1),
+        lambda state: state["settings"].update(bins=3),
+        lambda state: state["windows"][0].update(count=[1, 2]),
+        lambda state: state["windows"][0].update(bins=[99]),
+        lambda state: state.update(alarm={"window": "1"}),
+        lambda state: state.update(files=[1]),
+        lambda state: state.update(classes=1e400),
+    ],
+)
+def test_damaged_state(rng, tmp_path, damage):
+    path = tmp_path / "state.json"
+    Monitor(window=5).observe(*drawn_pairs(rng, 20)).save(path)
+    state = json.loads(path.read_text())
+    damage(state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="is not the state of a monitor"):
+        Monitor.load(path)
+
+
+def test_file_that_is_not_a_state(tmp_path):
+    for text in ("", "[]", "3", '{"format": 1}', "\x00"):
+        (tmp_path / "s.json").write_text(text)
+        with pytest.raises(ValueError, match="is not the state of a monitor"):
+            Monitor.load(tmp_path / "s.json")
+    with pytest.raises(FileNotFoundError):
+        Monitor.load(tmp_path / "none.json")
+
+
+def test_failed_save_keeps_the_old_file(rng, tmp_path, monkeypatch):
+    path = tmp_path / "state.json"
+    watch = Monitor().observe(*drawn_pairs(rng, 20))
+    watch.save(path)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        watch.observe([0.5], [1]).save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+
+
+# Files.
+
+
+def test_file_is_a_window(rng, tmp_path, monkeypatch, small_blocks):
+    monkeypatch.setattr(dataset, "BLOCK", 40)
+    logits, labels = drawn(rng, 90, 4)
+    labels[5] = -100
+    probs = torch.softmax(torch.from_numpy(logits), -1).numpy()
+    save_predictions(tmp_path / "a.npz", {"logits": logits, "labels": labels})
+    save_predictions(tmp_path / "b.npz", {"test_probs": probs, "test_labels": labels})
+    done = []
+    watch = Monitor().update_file(tmp_path / "a.npz", progress=lambda *at: done.append(at))
+    with ThreadPoolExecutor(1) as pool:
+        watch.update_file(tmp_path / "b.npz", split="test", name="b", executor=pool)
+    wanted = Monitor()
+    for k in (1, 2):
+        wanted.update(logits, labels, window=k)
+    assert same(watch, wanted)
+    assert done[-1] == (90, 90)
+    found = watch.report()
+    assert [row["window"] for row in found.windows] == [str(tmp_path / "a.npz"), "b"]
+    assert found.counts["ignored"] == 2
+
+
+def day_file(rng, path):
+    logits, labels = drawn(rng, 90, 4)
+    save_predictions(path, {"logits": logits, "labels": labels})
+    return path
+
+
+def test_repeated_file(rng, tmp_path):
+    logits, labels = drawn(rng, 90, 4)
+    path = tmp_path / "today.npz"
+    save_predictions(path, {"logits": logits, "labels": labels})
+    watch = Monitor().update_file(path)
+    with pytest.warns(UserWarning, match=r"today\.npz is in the stream already"):
+        watch.update_file(path)
+    assert watch.seen == 90
+    save_predictions(path, {"logits": 2 * logits, "labels": labels})  # the next day
+    watch.update_file(path)
+    assert (watch.seen, sorted(watch.windows)) == (180, [1, 2])
+
+
+def test_repeated_file_of_a_summed_up_window(rng, tmp_path):
+    files = [day_file(rng, tmp_path / f"{day}.npz") for day in range(5)]
+    watch, state = Monitor(keep=2), tmp_path / "state.json"
+    for file in files:
+        watch.update_file(file)
+    before = watch.e_value
+    for file in files:
+        watch.save(state)
+        watch = Monitor.load(state)
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            watch.update_file(file)
+    assert (watch.seen, watch.e_value) == (450, before)
+    day_file(rng, files[0])  # the same name, another day
+    assert watch.update_file(files[0]).seen == 540
+
+
+def test_repeated_file_of_a_shared_window(rng, tmp_path):
+    file = day_file(rng, tmp_path / "a.npz")
+    watch = Monitor().update_file(file).observe([0.9], [1])
+    total = watch.like().merge(watch)
+    for seen in (watch, total):
+        with pytest.warns(UserWarning, match="is in the stream already"):
+            assert seen.update_file(file).seen == 91
+
+
+def test_files_with_equal_counts(tmp_path):
+    file, watch = tmp_path / "today.npz", Monitor()
+    for day, odds in enumerate((3.0, 3.0001, 3.0002), 1):
+        save_predictions(file, {"logits": [[odds, 0.0]], "labels": [0]})
+        assert watch.update_file(file).seen == day
+    with pytest.warns(UserWarning, match="is in the stream already"):
+        watch.update_file(file)
+
+
+def test_repeated_file_up_to_rounding(rng, tmp_path):
+    file = day_file(rng, tmp_path / "a.npz")
+    watch = Monitor().update_file(file)
+    for totals in watch._files.values():
+        totals[0] *= 1 + 1e-13  # as another machine adds up
+    with pytest.warns(UserWarning, match="is in the stream already"):
+        assert watch.update_file(file).seen == 90
+
+
+def test_file_without_labels(rng, tmp_path):
+    save_predictions(tmp_path / "a.npz", {"logits": np.zeros((3, 2)), "labels": [-100] * 3})
+    with pytest.warns(UserWarning, match="has no labelled examples"):
+        watch = Monitor().update_file(tmp_path / "a.npz")
+    assert [row["n"] for row in watch.report().windows] == [0]
+
+
+def test_refused_file_leaves_no_trace(rng, tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "BLOCK", 40)
+    logits, labels = drawn(rng, 90, 4)
+    logits[80] = np.nan
+    save_predictions(tmp_path / "bad.npz", {"logits": logits, "labels": labels})
+    watch = Monitor()
+    with pytest.raises(ValueError, match=r"bad\.npz, counting from row 80: .* row 0 has NaN"):
+        watch.update_file(tmp_path / "bad.npz")
+    assert (watch.seen, watch.windows) == (0, {})
+    watch.update(*drawn(rng, 10, 7))
+
+
+def test_tables_of_the_docs_are_those_of_the_study():
+    study = runpy.run_path(str(ROOT / "benchmarks" / "studies" / "monitor.py"))
+    with (ROOT / "docs" / "data" / "monitor.csv").open(newline="") as file:
+        tables = study["tables"](list(csv.DictReader(file)))
+    page = (ROOT / "docs" / "monitor.md").read_text("utf-8")
+    for name, lines in tables.items():
+        assert lines, name
+        for line in lines:
+            assert line in page

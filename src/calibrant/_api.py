@@ -118,4 +118,4 @@ from calibrant.workflows.cross_fit import CrossFit as CrossFit, cross_fit as cro
 from calibrant.workflows.effect import Effect as Effect, effect_file as effect_file
 from calibrant.workflows.evaluate import evaluate as evaluate, evaluate_file as evaluate_file
 from calibrant.workflows.fit import fit_file as fit_file
-from calibrant.workflows.retrain import retrain_file as retrain_file
+from calibrant.workflows.retrain import retrain as retrain

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from calibrant._core.checks import (
 )
 
 T = TypeVar("T")
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with (done, total)."""
 
 Estimand = Literal["top_label", "binary", "multilabel"]
 """Which probability is compared with which event.

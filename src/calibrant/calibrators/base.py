@@ -16,13 +16,13 @@ from calibrant._core.checks import (
     IGNORED,
     LOOKED_AT,
     FloatArray,
-    IntArray,
     Logits,
     Values,
     as_float64,
     as_labels,
     as_scores,
     bad_row,
+    check_finite_rows,
     check_some,
     spread,
     warn,
@@ -54,17 +54,6 @@ def _members(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
     """Groups as a flat array; one value per row of labels serves all of the row."""
     given = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
     return spread(given, shape, "groups").reshape(-1)
-
-
-def _check_finite(features: Tensor, numbers: IntArray | None = None) -> None:
-    """Raise unless rows ``(n, width)`` are finite; ``numbers`` are those of the caller's rows."""
-    bad = ~torch.isfinite(features).all(-1)
-    if bad.any():
-        at = int(bad.nonzero()[0])
-        raise ValueError(
-            f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
-            "infinity: find the layer or the sample that overflowed"
-        )
 
 
 class Calibrator(nn.Module):
@@ -281,7 +270,7 @@ class Calibrator(nn.Module):
         self._learned(width_=torch.tensor(self._width))
         rows = context.features.reshape(-1, self._width)
         chosen = as_tensor(rows[kept]).float()
-        _check_finite(chosen, kept)
+        check_finite_rows(chosen, kept)
         return chosen
 
     def _inputs_beside(self, scores: Tensor, features: Values | None) -> Tensor | None:
@@ -290,7 +279,7 @@ class Calibrator(nn.Module):
             return None
         inputs = self._tensor(as_scores(features, "features"), scores.device)
         if inputs.ndim:
-            _check_finite(inputs.reshape(-1, inputs.shape[-1]))
+            check_finite_rows(inputs.reshape(-1, inputs.shape[-1]))
         return inputs
 
     def _scores(self, logits: Values) -> Tensor:

@@ -124,7 +124,7 @@ def _retrained(pred: str, train: str | None, options: dict[str, Any]) -> Fit:
     from calibrant.data import open_predictions
     from calibrant.workflows.effect import effect_file
     from calibrant.workflows.fit import Fit
-    from calibrant.workflows.retrain import retrain_file
+    from calibrant.workflows.retrain import retrain
 
     val = open_predictions(pred).split("val")
     if "features" not in val.keys:
@@ -133,7 +133,7 @@ def _retrained(pred: str, train: str | None, options: dict[str, Any]) -> Fit:
             "them too, since maccal is controlled and measured by them"
         )
     with progress_bar("epochs") as progress:
-        head = retrain_file(pred, train=train, options=options, progress=progress)
+        head = retrain(pred, train=train, options=options, progress=progress)
     return Fit(head, effect_file(head, pred, split="val", metrics=METRICS, level=None), "val")
 
 

@@ -1,32 +1,33 @@
-"""MaC-Cal on prediction files that have the features of the training set."""
+"""Retrain the classifier on prediction files that hold features of the training set."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from calibrant._core.chunks import Progress
 from calibrant._core.messages import listed
 from calibrant.data import PredictionFile, Split, open_predictions
 from calibrant.data.formats import Array
 from calibrant.retrain.maccal import MaCCal
 
 
-def retrain_file(
+def retrain(
     path: str | os.PathLike[str],
     *,
     train: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress | None = None,
 ) -> MaCCal:
-    """Train a new head on the ``train`` split of a prediction file.
+    """Fit MaC-Cal on the ``train`` split of a prediction file.
 
     Parameters
     ----------
     path : path
-        A prediction file, a folder, or a glob. Where it has a split ``val`` with features, the
-        control of the keep-rate looks at that; otherwise at the training set.
+        A prediction file, a folder, or a glob. If it has a split ``val`` with features, q is
+        controlled by that, otherwise by the training set.
     train : path, optional
         Another file with ``train_features`` and ``train_labels``; by default ``path`` itself.
     options : dict, optional
@@ -48,24 +49,24 @@ def retrain_file(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder) / "predictions.npz"
     ...     save_predictions(path, {"train_features": features, "train_labels": labels})
-    ...     head = retrain_file(path, options={"epochs": 3, "step": 0.0, "batch_size": 10})
-    >>> head.predict_proba(features[:5]).shape, len(head.history)
+    ...     fitted = retrain(path, options={"epochs": 3, "step": 0.0, "batch_size": 10})
+    >>> fitted.predict_proba(features[:5]).shape, len(fitted.history)
     ((5, 3), 3)
     """
     module = MaCCal(**(options or {}))
     file = open_predictions(path)
-    learned = file if train is None else open_predictions(train)
-    if "train" not in learned.splits:
+    training = file if train is None else open_predictions(train)
+    if "train" not in training.splits:
         raise ValueError(
-            f"MaC-Cal needs the features of the training set: {learned.path} has no "
-            f"train_features, only the splits {listed(map(repr, learned.splits))}; save the inputs "
-            "of the last layer under that name, or name the file that has them (train=, --train)"
+            f"MaC-Cal needs the features of the training set: {training.path} has no "
+            f"train_features, only the splits {listed(map(repr, training.splits))}; save the "
+            "inputs of the last layer under that name, or name another file (train=, --train)"
         )
     held_out = None
-    if "val" in file.splits and "features" in set(file.split("val").keys):
+    if "val" in file.splits and "features" in file.split("val").keys:
         held_out = _arrays(file.split("val"))
     return module.fit(
-        *_arrays(learned.split("train")),
+        *_arrays(training.split("train")),
         held_out=held_out,
         classes=_classes(file),
         checkpoint=checkpoint,
@@ -78,9 +79,9 @@ def _arrays(split: Split) -> tuple[Array, Array]:
 
 
 def _classes(file: PredictionFile) -> int | None:
-    """Number of classes, where something besides the labels tells it."""
-    layer = file.last_layer()
-    if layer is not None:
-        return len(layer[0])
-    known = [file.split(name) for name in file.splits]
-    return next((split.classes for split in known if "logits" in split.keys), None)
+    """Return the number of classes if the head or the logits of a split tell it."""
+    head = file.last_layer()
+    if head is not None:
+        return len(head[0])
+    splits = map(file.split, file.splits)
+    return next((split.classes for split in splits if "logits" in split.keys), None)

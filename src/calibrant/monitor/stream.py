@@ -43,6 +43,8 @@ from calibrant.monitor.predictions import (
 )
 from calibrant.monitor.report import Alarm, MonitorReport
 from calibrant.monitor.windows import Tolerated, Window, Windows, reference_gaps
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 MOST_BINS = 100
 
@@ -108,7 +110,7 @@ class Monitor:
 
     def __init__(
         self,
-        calibrator: Calibrator | None = None,
+        calibrator: Calibrator | MaCCal | None = None,
         *,
         window: int = 1000,
         false_alarms: float = 0.05,
@@ -120,8 +122,8 @@ class Monitor:
         keep: int = 1000,
     ) -> None:
         _check_settings(window, false_alarms, tolerance, bins, pending, keep)
-        self.calibrator = calibrator
-        self.fingerprint = None if calibrator is None else _fingerprint(calibrator)
+        self.calibrator = None if calibrator is None else as_calibrator(calibrator)
+        self.fingerprint = None if self.calibrator is None else _fingerprint(self.calibrator)
         self.window, self.bins = int(window), int(bins)
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
         gaps = np.zeros((2, bins))
@@ -332,11 +334,12 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------ state
 
-    def resume(self, calibrator: Calibrator) -> Monitor:
+    def resume(self, calibrator: Calibrator | MaCCal) -> Monitor:
         """Continue a loaded stream with logits; the calibrator must be the one of the stream.
 
         Without a calibrator a loaded monitor reports, merges and takes pairs, but no logits.
         """
+        calibrator = as_calibrator(calibrator)
         wanted, got = self.fingerprint or "no calibrator", _fingerprint(calibrator)
         if wanted != got:
             raise ValueError(

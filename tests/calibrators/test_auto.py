@@ -488,6 +488,8 @@ def test_the_chosen_is_a_part_of_the_module(rng):
     assert float(state["chosen_.temperature_"]) == pytest.approx(4, rel=0.15)
     assert int(state["classes_"]) == int(state["chosen_.classes_"]) == 4
     assert set(fitted.config()) == {"candidates", "folds", "seed"}
+    extra = {"chosen": "ts", "config": {"objective": "nll"}, "reasons": fitted.reasons_}
+    assert state["_extra_state"] == extra
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])

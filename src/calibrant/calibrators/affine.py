@@ -43,6 +43,7 @@ class Affine(Calibrator):
 
     weight_: Tensor
     bias_: Tensor
+    learned_shapes = "weight_ classes classes|classes; bias_ classes"
 
     def __init__(self) -> None:
         super().__init__()

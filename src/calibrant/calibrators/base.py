@@ -87,6 +87,10 @@ class Calibrator(nn.Module):
         ``fit`` requires the last layer.
     solution_ : Solution or None
         How the search of the last fit ended.
+    learned_shapes : str
+        Buffers whose shapes a fit decides, for the check of saved files: ``"edges_ cuts; levels_
+        cuts+1"``. ``classes`` and ``width`` are the learned numbers, ``=`` is the size before a
+        fit, other names stand for one size each; ``|`` separates alternatives.
     """
 
     name: ClassVar[str] = ""
@@ -99,6 +103,7 @@ class Calibrator(nn.Module):
     needs_features: bool = False
     uses_features: bool = False
     needs_head: bool = False
+    learned_shapes: str = ""
 
     classes_: Tensor
     width_: Tensor

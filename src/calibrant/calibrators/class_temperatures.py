@@ -66,6 +66,7 @@ class ClassTemperatures(Calibrator):
     accepts_masked = False
 
     temperatures_: Tensor
+    learned_shapes = "temperatures_ classes"
 
     def __init__(self, *, passes: int = 3) -> None:
         super().__init__()

@@ -106,6 +106,7 @@ class HistogramOneVsRest(Calibrator):
 
     edges_: Tensor
     levels_: Tensor
+    learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
 
     def __init__(self, *, bins: int = 15, mass: bool = True) -> None:
         super().__init__()

@@ -66,6 +66,7 @@ class StepCalibrator(Calibrator):
     temperature_: Tensor
     odds_: Tensor
     prob_: Tensor
+    learned_shapes = "odds_ points; prob_ points"
 
     def __init__(self, *, temperature: bool = True) -> None:
         super().__init__()
@@ -194,6 +195,7 @@ class IsotonicOneVsRest(StepCalibrator):
 
     name = "isotonic_ovr"
     summary = "a rising curve for each class"
+    learned_shapes = "odds_ classes points; prob_ classes points"
 
     def size(self, classes: int) -> int:
         """What a curve counts for, for each class, and the temperature."""

@@ -56,7 +56,9 @@ class NetworkTemperature(TemperatureCalibrator):
         check_whole("steps", self.steps)
         self._store(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
         self._store(deviation_=torch.ones(width))
-        self._store_layers(_initial(self._widths(width), 1.0, self.seed), width)
+        for i, (fan_in, fan_out) in enumerate(pairwise(self._widths(width))):
+            weight, bias = torch.zeros(fan_in, fan_out), torch.zeros(fan_out)
+            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
     def _widths(self, width: int) -> tuple[int, ...]:
         return (width, *self.hidden, 1)

@@ -140,6 +140,12 @@ class SMART(NetworkTemperature):
         self._declare(1)
 
     @property
+    def learned_shapes(self) -> str:  # type: ignore[override]
+        """Shapes by the number of inputs: all logits, or one number."""
+        by_class = "mean_ classes; low_ classes; high_ classes; deviation_ classes"
+        return f"{by_class}; weight0_ classes =" if self.indicator == "all" else ""
+
+    @property
     def fits_records(self) -> bool:
         """Whether the table suffices: all indicators but the logits themselves are in it."""
         return self.indicator != "all"

@@ -66,6 +66,7 @@ class SplineCalibration(TopLabelMap):
     odds_: Tensor
     shift_: Tensor
     least_: Tensor
+    learned_shapes = "odds_ points; shift_ points"
 
     def __init__(self, *, knots: int = 6, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)

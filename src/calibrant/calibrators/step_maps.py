@@ -39,6 +39,7 @@ class StepMap(TopLabelMap):
 
     edges_: Tensor
     levels_: Tensor
+    learned_shapes = "edges_ cuts; levels_ cuts+1"
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)

@@ -248,7 +248,8 @@ class OddsScaling(TopLabelMap):
             raise ValueError(f"knots must be at least 1, got {knots}")
         self.objective = objective
         self.knots = knots
-        self._store(knots_=torch.zeros(knots), line_=self._straight())
+        straight = torch.cat([torch.ones(knots + 1), torch.zeros(1)])
+        self._store(knots_=torch.zeros(knots), line_=straight)
 
     def _straight(self) -> FloatArray:
         """The line that changes nothing."""

@@ -91,6 +91,7 @@ class FeatureClipping(Calibrator):
     clip_: Tensor
     weight_: Tensor
     temperature_: Tensor
+    learned_shapes = "weight_ classes width"
 
     def __init__(
         self,

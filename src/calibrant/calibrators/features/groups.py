@@ -82,6 +82,7 @@ class GroupCalibration(Calibrator):
     centre_: Tensor
     weight_: Tensor
     temperature_: Tensor
+    learned_shapes = "centre_ width; weight_ = = width"
 
     def __init__(
         self,

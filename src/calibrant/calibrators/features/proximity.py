@@ -121,6 +121,7 @@ class ProCal(Calibrator):
     span_: Tensor
     edges_: Tensor
     lines_: Tensor
+    learned_shapes = "centre_ width; reference_ neighbours width; masses_ = rows columns"
 
     def __init__(
         self,

@@ -38,7 +38,8 @@ def test_a_class_in_a_new_module_is_found_and_comes_before_auto(tmp_path, monkey
 
 
 def test_classes_can_be_imported_from_the_package():
-    for kind in (Calibrator, *CALIBRATORS.values()):
+    kinds: list[type[Calibrator]] = [Calibrator, *CALIBRATORS.values()]
+    for kind in kinds:
         assert getattr(calibrators, kind.__name__) is kind
         assert kind.__name__ in dir(calibrators)
     assert set(calibrators.__all__) == set(dir(calibrators))

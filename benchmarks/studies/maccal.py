@@ -45,7 +45,7 @@ COLUMNS = (
     *FIGURES,
     *("confidence", "ood_auroc", "keep", "seconds"),
 )
-AFTER = {"none": cal.Identity, "ts": cal.TemperatureScaling, "smart": cal.SMART}
+AFTER = {"none": cal.calibrators.Identity, "ts": cal.TemperatureScaling, "smart": cal.SMART}
 SWEPT = 2
 """Seeds of the sweeps."""
 
@@ -304,7 +304,7 @@ def figures_of(probs: dict[str, torch.Tensor], name: str) -> list[str]:
     data = DATA[0]
     confidence = probs[name].amax(-1)
     if name in data.ood:
-        ood = cal.ood_auroc(probs["test"].amax(-1), confidence)
+        ood = cal.metrics.ood_auroc(probs["test"].amax(-1), confidence)
         return [*[""] * len(FIGURES), f"{confidence.mean():.6f}", f"{ood:.6f}"]
     labels = data.parts[name].labels
     found = cal.evaluate(probs=probs[name], labels=labels, metrics=FIGURES, level=None)

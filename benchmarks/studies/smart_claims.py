@@ -29,14 +29,14 @@ FEW = ("cifar10_resnet50", "cifar10_vgg19_bn", "cifar100_vgg16_bn", "cifar100_wi
 """Files that the study of few samples takes, to end within half an hour."""
 FAITHFUL = {"start": "identity", "likelihood": 0.0, "steps": 2000}
 VARIANTS = {
-    "none": cal.Identity,
+    "none": cal.calibrators.Identity,
     "ts": cal.TemperatureScaling,
     "smart": cal.SMART,
     "smart as published": lambda: cal.SMART(**FAITHFUL),
     "smart, no likelihood": lambda: cal.SMART(likelihood=0.0),
     "smart from identity": lambda: cal.SMART(start="identity"),
-    "odds": cal.OddsScaling,
-    "blend": cal.Blend,
+    "odds": cal.calibrators.OddsScaling,
+    "blend": cal.calibrators.Blend,
     "auto": cal.Auto,
 }
 
@@ -114,8 +114,8 @@ def measured(calibrator, path: Path):
 
 def figures(claims, table):
     confidence = np.clip(claims.confidence, 0, 1)
-    ranked = cal.auroc(confidence, table.correct)
-    found = cal.ece(confidence, table.correct), claims.nll.mean(), ranked
+    ranked = cal.auroc(confidence=confidence, outcome=table.correct)
+    found = cal.ece(confidence=confidence, outcome=table.correct), claims.nll.mean(), ranked
     return tuple(f"{value:.6f}" for value in found)
 
 

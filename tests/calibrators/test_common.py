@@ -252,7 +252,7 @@ def test_size_counts_what_is_learned_and_warns(name, data):
         warnings.simplefilter("always")
         calibrator.fit(data[0][:few], data[1][:few], **beside(calibrator, data[0][:few]))
     assert any(
-        f"has {size:,} parameter{'s' * (size > 1)} for {few:,} samples" in str(w.message)
+        f"has {size:,} parameter{'s' * (size > 1)} for {few:,} examples" in str(w.message)
         for w in caught
     )
 
@@ -362,12 +362,12 @@ def test_samples_that_are_all_alike_are_told_of(from_table):
     rng = np.random.default_rng(0)
     logits = np.repeat(2 * rng.normal(size=(20, 5)), 100, axis=0)
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    module = cal.HistogramBinning()
+    module = cal.calibrators.HistogramBinning()
     fit = {
         False: lambda: module.fit(logits, labels),
         True: lambda: module.fit_records(tabulate(examples(logits, labels))),
     }
-    with pytest.warns(UserWarning, match=r"2,000 samples \(\d+ of the first are not alike\)"):
+    with pytest.warns(UserWarning, match=r"2,000 examples \(\d+ of the first are not alike\)"):
         fit[from_table]()
     cal.TemperatureScaling().fit(logits, labels)  # one parameter is not too many for them
 

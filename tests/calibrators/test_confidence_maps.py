@@ -303,7 +303,7 @@ def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
     assert len(short.odds_) == len(short.shift_) <= POINTS
-    monkeypatch.setattr("calibrant.calibrators.confidence_maps.POINTS", 30_000)
+    monkeypatch.setattr("calibrant.calibrators.spline.POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))
@@ -346,7 +346,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     name = kind.__name__
-    message = f"{name} found no optimum for these 1,000 samples and stopped at its bounds"
+    message = f"{name} found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted = kind().fit(logits, labels)
     assert all(torch.isfinite(values).all() for values in fitted.state_dict().values())

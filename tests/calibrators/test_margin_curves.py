@@ -32,7 +32,9 @@ def data():
 
 @pytest.fixture(scope="module")
 def smart(data):
-    return SMART(steps=80, rate=0.02).fit(*data)
+    smart = SMART(steps=80)
+    smart.rate = 0.02
+    return smart.fit(*data)
 
 
 def groups_of(logits, count):

@@ -256,7 +256,7 @@ def test_a_distortion_of_the_odds_is_undone(rng):
         calibrator = kind().fit(*given)
         errors.append(np.abs(calibrator.predict_proba(fresh[0]).max(-1) - known).mean())
         out = calibrator(torch.from_numpy(fresh[0])).numpy()
-        eces.append(cal.ece(*cal.top_label(out, fresh[1])))
+        eces.append(cal.ece(out, fresh[1]))
     assert errors[1] < min(0.016, errors[0] / 2.2), errors
     assert eces[1] < min(0.02, eces[0] / 2), eces
 
@@ -404,7 +404,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     fitted: Any = kind()
-    message = "OddsScaling found no optimum for these 1,000 samples and stopped at its bounds"
+    message = "OddsScaling found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted.fit(logits, labels)
     line = (fitted if kind is OddsScaling else fitted.odds).line_
@@ -462,7 +462,7 @@ def test_the_parts_of_a_blend_are_calibrators_of_their_own(data):
 
 def test_a_blend_of_few_samples_warns_of_its_own_size(rng):
     logits, labels = drawn(rng, 100, 4)
-    with pytest.warns(UserWarning, match="parameters for 100 samples") as caught:
+    with pytest.warns(UserWarning, match="parameters for 100 examples") as caught:
         Blend().fit(logits, labels)
     assert [str(w.message).split()[0] for w in caught] == ["Blend"]
 
@@ -475,7 +475,7 @@ def test_a_blend_calibrates_where_one_temperature_does_not(rng):
     errors = {}
     for kind in (TemperatureScaling, Blend):
         out = kind().fit(logits[:3000], labels[:3000])(torch.from_numpy(fresh)).numpy()
-        errors[kind.__name__] = cal.ece(*cal.top_label(out, answers))
+        errors[kind.__name__] = cal.ece(out, answers)
     assert errors["Blend"] < 0.025
     assert errors["Blend"] < errors["TemperatureScaling"] / 2
 

@@ -567,8 +567,8 @@ def test_save_and_load_around_a_model_of_yours(network, inputs, tmp_path):
 def test_card_has_the_figures(network, tmp_path):
     calibrator = fitted("ts")
     logits, labels = drawn(np.random.default_rng(5), 400, CLASSES, 2.0)
-    effect = effect(calibrator, {"logits": logits, "labels": labels}, metrics=["ece", "nll"])
-    calibrated(network, calibrator).save_pretrained(tmp_path, figures=effect)
+    figures = effect(calibrator, {"logits": logits, "labels": labels}, metrics=["ece", "nll"])
+    calibrated(network, calibrator).save_pretrained(tmp_path, figures=figures)
     card = (tmp_path / "README.md").read_text()
     assert "Measured on 400 examples, 4 classes" in card
     assert "|  | before | 90 % interval | after | 90 % interval |" in card

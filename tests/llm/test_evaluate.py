@@ -42,8 +42,8 @@ def test_figures_are_those_of_the_metrics(tokens, rng):
     claimed, right, number = tokens
     loss = rng.exponential(size=claimed.size)
     found = evaluate_tokens(claimed, right, number, nll=loss)
-    assert found["ece"].value == pytest.approx(cal.ece(claimed, right))
-    assert found["auroc"].value == pytest.approx(cal.auroc(claimed, right))
+    assert found["ece"].value == pytest.approx(cal.ece(confidence=claimed, outcome=right))
+    assert found["auroc"].value == pytest.approx(cal.auroc(confidence=claimed, outcome=right))
     assert found["accuracy"].value == pytest.approx(right.mean())
     assert found["brier"].value == pytest.approx(
         np.mean([(p - y) ** 2 for p, y in zip(*tokens[:2], strict=True)])
@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_metrics(tokens, rng):
     for e in found.values():
         assert e.low <= e.value <= e.high
     ten = evaluate_tokens(claimed, right, number, bins=10)
-    assert ten["ece"].value == pytest.approx(cal.ece(claimed, right, bins=10))
+    assert ten["ece"].value == pytest.approx(cal.ece(confidence=claimed, outcome=right, bins=10))
     assert "nll" not in ten
 
 
@@ -120,7 +120,7 @@ def test_undefined_intervals_are_left_out(tokens):
         evaluate_tokens(claimed, right, np.zeros_like(number)),
         evaluate_tokens(claimed, right, number, level=None),
     ):
-        assert found["ece"].value == pytest.approx(cal.ece(claimed, right))
+        assert found["ece"].value == pytest.approx(cal.ece(confidence=claimed, outcome=right))
         assert all(math.isnan(e.low) and math.isnan(e.high) for e in found.values())
         assert found.level is None
     giant = evaluate_tokens(claimed, right, np.where(number < 75, 0, number))
@@ -162,7 +162,7 @@ def test_intervals_hold_where_tokens_of_a_document_share_their_luck(rng, gap):
         "ece": gap,
         "accuracy": 0.5 - gap,
         "brier": float(((claimed - right) ** 2).mean()),
-        "auroc": cal.auroc(claimed, right),
+        "auroc": cal.auroc(confidence=claimed, outcome=right),
     }
     held = dict.fromkeys(truth, 0)
     naive = dict.fromkeys(("accuracy", "ece"), 0)
@@ -238,10 +238,10 @@ def test_figures_of_answers_are_those_of_the_metrics(rng):
     right = rng.random(700) < sure**2
     found = evaluate_answers(sure, right)
     assert found["accuracy"].value == pytest.approx(right.mean())
-    assert found["ece"].value == pytest.approx(cal.ece(sure, right))
+    assert found["ece"].value == pytest.approx(cal.ece(confidence=sure, outcome=right))
     assert found["brier"].value == pytest.approx(((sure - right) ** 2).mean())
-    assert found["auroc"].value == pytest.approx(cal.auroc(sure, right))
-    assert found["aurc"].value == pytest.approx(cal.aurc(sure, right))
+    assert found["auroc"].value == pytest.approx(cal.auroc(confidence=sure, outcome=right))
+    assert found["aurc"].value == pytest.approx(cal.aurc(confidence=sure, outcome=right))
     loss = [-math.log(p if y else 1 - p) for p, y in zip(sure, right, strict=True)]
     assert found["nll"].value == pytest.approx(np.mean(loss))
     for e in found.values():

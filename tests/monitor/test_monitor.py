@@ -1041,7 +1041,7 @@ def test_tables_of_the_page_are_those_of_the_study():
 def test_calibrators_that_need_features_are_watched_too(rng, tmp_path, run):
     features = rng.normal(size=(900, 4))
     logits, labels = drawn(rng, 900, 3)
-    groups = cal.GroupCalibration(partitions=2).fit(logits, labels, features=features)
+    groups = cal.calibrators.GroupCalibration(partitions=2).fit(logits, labels, features=features)
     probs = groups.predict_proba(logits, features)
     expected = Monitor().update(probs=probs, labels=labels).report()
     found = Monitor(groups).update(logits, labels, features=features).report()

@@ -165,9 +165,9 @@ def silenced() -> Iterator[None]:
         _PENDING.reset(token)
 
 
-def float_info(given: Logits) -> np.finfo[Any] | torch.finfo:
+def float_info(values: Logits) -> np.finfo[Any] | torch.finfo:
     """What the dtype of scores can hold."""
-    return torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
+    return torch.finfo(values.dtype) if isinstance(values, Tensor) else np.finfo(values.dtype)
 
 
 def look_like_probs(logits: Logits) -> bool:
@@ -200,7 +200,7 @@ def warn_of_probs(logits: Logits, remedy: str) -> None:
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:
     """Say what is wrong with one row of logits that has no finite softmax or loss."""
     if torch.isnan(row).any():
-        wrong, remedy = "NaN", "find the layer or the sample that overflowed"
+        wrong, remedy = "NaN", "find the layer or the example that overflowed"
     elif torch.isposinf(row).any():
         wrong, remedy = "+inf", "clip the logits, or pass log-probabilities"
     elif torch.isneginf(row).all():
@@ -227,13 +227,13 @@ def as_pairs(
     >>> as_pairs([0.9, 0.6], [True, False])
     (array([0.9, 0.6]), array([1., 0.]), None)
     """
-    given, events = as_float64(as_scores(confidence, "confidence")), as_float64(outcome)
-    if given.shape != events.shape:
+    stated, events = as_float64(as_scores(confidence, "confidence")), as_float64(outcome)
+    if stated.shape != events.shape:
         raise ValueError(
-            f"confidence and outcome must have equal shapes, got {given.shape} and {events.shape}"
+            f"confidence and outcome must have equal shapes, got {stated.shape} and {events.shape}"
         )
-    claimed, happened = given.reshape(-1), events.reshape(-1)
-    weights = None if weight is None else as_weight(weight, given.shape)
+    claimed, happened = stated.reshape(-1), events.reshape(-1)
+    weights = None if weight is None else as_weight(weight, stated.shape)
     if weights is not None and not weights.all():  # weight zero: as if not there
         claimed, happened, weights = (x[weights > 0] for x in (claimed, happened, weights))
     check_some(claimed.size)
@@ -299,9 +299,9 @@ def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple
     >>> logits.shape, floored
     ((2, 2), 1)
     """
-    given = as_scores(probs, "probs")
-    values = np.asarray(given.detach().double().cpu() if isinstance(given, Tensor) else given)
-    info = float_info(given)
+    scores = as_scores(probs, "probs")
+    values = np.asarray(scores.detach().double().cpu() if isinstance(scores, Tensor) else scores)
+    info = float_info(scores)
     if not ((values >= 0) & (values <= 1 + 4 * info.eps)).all():
         raise ValueError(
             "probs must be in [0, 1]: NaN, negative or larger values were found; scores that are "

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 def logits_of(output: Any) -> Tensor:
     """The logits in what a model returned."""
-    found = output
+    result = output
     if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
+        result = output["logits"]
     elif hasattr(output, "logits"):
-        found = output.logits
+        result = output.logits
     elif isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
+        result = output[0]
+    if not isinstance(result, Tensor):
         raise TypeError(
             "the model must return logits: a tensor, a tuple or list that begins with them, or a "
             f"dictionary or dataclass that has them as logits; got {type(output).__name__}"
         )
-    return found
+    return result
 
 
 def taken_apart(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:

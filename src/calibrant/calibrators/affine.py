@@ -23,7 +23,8 @@ from calibrant.calibrators.affine_fit import (
     tempered,
     unpacked,
 )
-from calibrant.calibrators.base import Calibrator, Context, missing_classes, warn_together
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.data_checks import missing_classes, warn_together
 
 WIDEST = 200
 """Number of classes up to which a matrix is fitted."""
@@ -102,15 +103,15 @@ class VectorScaling(Affine):
         return 2 * classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        held = gather(examples, self._inputs)
-        found = solve_all(held, np.full(self.size(examples.classes), RIDGE))
-        self._keep(found, examples.classes)
+        data = gather(examples, self._inputs)
+        result = solve_all(data, np.full(self.size(examples.classes), RIDGE))
+        self._keep(result, examples.classes)
         notes = missing_classes(examples, FADE)
-        away = found.x - tempered(examples.classes, held.sharpness, found.x.size)
-        if RIDGE * float(away @ away) > 0.1 * found.value:
+        away = result.x - tempered(examples.classes, data.sharpness, result.x.size)
+        if RIDGE * float(away @ away) > 0.1 * result.value:
             notes.append(
-                f"it can tell the {len(held.labels):,} samples apart almost without error, so "
-                "that only a ridge bounds its parameters: fit it on more samples"
+                f"it can tell the {len(data.labels):,} examples apart almost without error, so "
+                "that only a ridge bounds its parameters: fit it on more examples"
             )
         self._warn(notes)
 
@@ -144,12 +145,12 @@ class Regularised(Affine):
         fold = None
         if self.off_diagonal is None or self.intercept is None:
             fold = dealt(examples, context.groups, self.seed)
-        held = gather(examples, self._inputs, fold)
-        candidates = self._candidates(examples.classes, held.sharpness)
+        data = gather(examples, self._inputs, fold)
+        candidates = self._candidates(examples.classes, data.sharpness)
         vectors = [penalty_vector(examples.classes, each) for each in candidates]
-        best = cross_validated(held, vectors)
+        best = cross_validated(data, vectors)
         self._used(candidates[best])
-        self._keep(solve_all(held, vectors[best]), examples.classes)
+        self._keep(solve_all(data, vectors[best]), examples.classes)
         self._warn(_narrowed(examples.classes) + missing_classes(examples, FADE))
 
     def _used(self, penalties: Penalties) -> None:
@@ -158,7 +159,7 @@ class Regularised(Affine):
 
     def _candidates(self, classes: int, sharpness: float) -> list[Penalties]:
         """Penalties to choose from, from strong to weak; one where none is to be chosen."""
-        found = []
+        result = []
         # a diagonal has few parameters and many rows are slow: every other penalty will do
         for each in GRID[:: 1 if classes <= WIDEST else 2].tolist():
             # of entries that multiply logits, not tempered ones
@@ -167,8 +168,8 @@ class Regularised(Affine):
             if off is None:
                 off, diagonal = entry * classes * (classes - 1), ON_DIAGONAL * entry * classes
             bias = OF_INTERCEPT * each * classes if self.intercept is None else self.intercept
-            found.append(Penalties(off if classes <= WIDEST else math.inf, bias, diagonal))
-        return list(dict.fromkeys(found))
+            result.append(Penalties(off if classes <= WIDEST else math.inf, bias, diagonal))
+        return list(dict.fromkeys(result))
 
 
 class MatrixScaling(Regularised):
@@ -183,18 +184,16 @@ class MatrixScaling(Regularised):
     same. A ridge of 1e-6 towards temperature scaling bounds what the penalties leave free.
 
     When :math:`\lambda` is chosen by cross-validation, so is a third penalty,
-    :math:`\frac{\delta}{K} \sum_k (W_{kk} - 1/T)^2` with the temperature :math:`T` that is best
-    for all: strong penalties then end in temperature scaling, and a fit that has nothing to gain
-    loses little. ODIR leaves the diagonal free, which over-fits where samples per class are few.
+    :math:`\frac{\delta}{K} \sum_k (W_{kk} - 1/T)^2` with the best single temperature :math:`T`:
+    strong penalties then end in temperature scaling. ODIR leaves the diagonal free, which over-fits
+    where examples per class are few. Above 200 classes only the diagonal is fitted.
 
     Parameters
     ----------
-    off_diagonal : float, optional
-        :math:`\lambda`. None: chosen by cross-validation, for the lowest held-out loss.
-    intercept : float, optional
-        :math:`\mu`. None: chosen likewise. What is chosen is chosen together, with
-        :math:`\delta/K` a tenth and :math:`\mu/K` a hundredth of :math:`\lambda/K(K-1)` (for
-        logits divided by :math:`T`).
+    off_diagonal, intercept : float, optional
+        :math:`\lambda` and :math:`\mu`. None: chosen by cross-validation, for the lowest held-out
+        loss, with :math:`\delta/K` a tenth and :math:`\mu/K` a hundredth of
+        :math:`\lambda/K(K-1)` (for logits divided by :math:`T`).
     seed : int
         Of the five folds: by class, or by the ``groups`` of the fit, which stay together.
 
@@ -203,10 +202,8 @@ class MatrixScaling(Regularised):
     weight_ : (classes, classes) Tensor, or (classes,) when it is diagonal
     bias_ : (classes,) Tensor
     off_diagonal_, intercept_, on_diagonal_ : scalar Tensor
-        :math:`\lambda`, :math:`\mu` and :math:`\delta` that were used; :math:`\lambda` is inf
-        when the matrix is diagonal.
+        :math:`\lambda` (inf when the matrix is diagonal), :math:`\mu` and :math:`\delta`.
     is_diagonal_ : bool
-        Whether there were more than 200 classes: then only the diagonal is fitted.
 
     Examples
     --------
@@ -228,33 +225,10 @@ class MatrixScaling(Regularised):
 class DirichletCalibration(Regularised):
     r"""A matrix and an intercept on log-probabilities: :math:`\mathrm{softmax}(W \log p + b)`.
 
-    Dirichlet calibration of Kull et al. 2019, with their off-diagonal and intercept
-    regularisation (ODIR): the mean negative log-likelihood is minimised plus
-
-    .. math:: \frac{\lambda}{K (K - 1)} \sum_{i \ne j} W_{ij}^2 + \frac{\mu}{K} \sum_j b_j^2 .
-
-    It differs from :class:`MatrixScaling` in the shift of each row only, :math:`\log p = z -
-    \log \sum_k e^{z_k}` instead of :math:`z - \bar z`; the diagonal is penalised as there when
-    :math:`\lambda` is chosen by cross-validation. No probability is clipped, since logits are
-    at hand.
-
-    Parameters
-    ----------
-    off_diagonal : float, optional
-        :math:`\lambda`. None: chosen by cross-validation, for the lowest held-out loss.
-    intercept : float, optional
-        :math:`\mu`. None: chosen likewise, and tied as in :class:`MatrixScaling`.
-    seed : int
-        Of the five folds: by class, or by the ``groups`` of the fit, which stay together.
-
-    Attributes
-    ----------
-    weight_ : (classes, classes) Tensor, or (classes,) when it is diagonal
-    bias_ : (classes,) Tensor
-    off_diagonal_, intercept_, on_diagonal_ : scalar Tensor
-        The penalties that were used; ``off_diagonal_`` is inf when the matrix is diagonal.
-    is_diagonal_ : bool
-        Whether there were more than 200 classes: then only the diagonal is fitted.
+    Dirichlet calibration of Kull et al. 2019, with their regularisation. It differs from
+    :class:`MatrixScaling`, whose parameters and attributes it has, in the shift of each row only:
+    :math:`\log p = z - \log \sum_k e^{z_k}` instead of :math:`z - \bar z`. No probability is
+    clipped, since logits are known.
 
     Examples
     --------

@@ -28,10 +28,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
-from calibrant._core.chunks import BLOCK, Block, Examples, blocks, explained, on_threads
+from calibrant._core.chunks import (
+    CHUNK_SIZE,
+    Chunk,
+    Examples,
+    explained,
+    labelled_chunks,
+    on_threads,
+)
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
-from calibrant.calibrators.base import masked_row
+from calibrant.calibrators.data_checks import masked_row
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness
 
@@ -43,7 +50,7 @@ PATIENCE, RISE = 6, 0.01
 """Penalties in a row that may be worse than the best before cross-validation stops, and how much
 worse the last may be, as a fraction of the loss. Strong penalties are fast and may differ by
 chance, weak ones are slow and over-fit quickly."""
-PIECE = 1 << 17
+CHUNK_OF_INPUTS = 1 << 17
 """Elements of inputs that are processed at a time: a megabyte, with room for copies of it."""
 
 Inputs: TypeAlias = Callable[[Tensor], Tensor]
@@ -101,10 +108,10 @@ def penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
     """
     off_diagonal, intercept, diagonal = penalties
     size = classes * (2 if math.isinf(off_diagonal) else classes + 1)
-    found = np.full(size, off_diagonal / (classes * (classes - 1)))
-    found[_diagonal(classes, size)] = diagonal / classes
-    found[-classes:] = intercept / classes
-    return np.asarray(np.maximum(found, RIDGE))
+    result = np.full(size, off_diagonal / (classes * (classes - 1)))
+    result[_diagonal(classes, size)] = diagonal / classes
+    result[-classes:] = intercept / classes
+    return np.asarray(np.maximum(result, RIDGE))
 
 
 def _diagonal(classes: int, size: int) -> slice:
@@ -129,7 +136,7 @@ class FitData(NamedTuple):
         """Number of classes."""
         return int(self.inputs.shape[-1])
 
-    def runs(self, *, without: int | None = None) -> list[tuple[int, int]]:
+    def ranges(self, *, without: int | None = None) -> list[tuple[int, int]]:
         """First and last row of each fold, or of each but one."""
         every = list(pairwise(self.cuts))
         return every if without is None else every[:without] + every[without + 1 :]
@@ -143,13 +150,13 @@ def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> 
     order = np.argsort(fold, kind="stable")
     place = torch.from_numpy(np.argsort(order, kind="stable"))
     values, done = torch.empty(0), 0
-    for block in blocks(examples, 0, examples.labels.size):
+    for chunk in labelled_chunks(examples, 0, examples.labels.size):
         check_time()
-        _check_finite(block, examples)
+        _check_finite(chunk, examples)
         if done == 0:
-            values = block.logits.new_empty(which.size, examples.classes)
-        after = done + len(block.labels)
-        rows = inputs(block.logits.double()).to(values.dtype)
+            values = chunk.logits.new_empty(which.size, examples.classes)
+        after = done + len(chunk.labels)
+        rows = inputs(chunk.logits.double()).to(values.dtype)
         values[place[done:after].to(values.device)] = rows
         done = after
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
@@ -159,11 +166,11 @@ def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> 
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
-def _check_finite(block: Block, examples: Examples) -> None:
-    bad = ~torch.isfinite(block.logits).all(-1)
+def _check_finite(chunk: Chunk, examples: Examples) -> None:
+    bad = ~torch.isfinite(chunk.logits).all(-1)
     if bad.any():
         at = int(bad.nonzero()[0])
-        number, row = int(block.number[at]), block.logits[at]
+        number, row = int(chunk.number[at]), chunk.logits[at]
         known = torch.isnan(row).any() or torch.isposinf(row).any()
         raise explained(examples, number) if known else masked_row(number)
 
@@ -182,7 +189,7 @@ def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArra
 
 
 def solve(
-    held: FitData,
+    data: FitData,
     penalty: FloatArray,
     *,
     without: int | None = None,
@@ -197,11 +204,11 @@ def solve(
     penalties may be a million times apart. There a gradient of 1e-6 means that a step along its
     parameter could lower the loss by about 1e-12.
     """
-    centre = tempered(held.classes, held.sharpness, penalty.size)
+    centre = tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
-    curved = diagonal_curvature(held, penalty.size) if curvature is None else curvature
+    curved = diagonal_curvature(data, penalty.size) if curvature is None else curvature
     scale = 1 / np.sqrt(curved + 2 * penalty)
-    loss = mean_nll(held, held.runs(without=without))
+    loss = mean_nll(data, data.ranges(without=without))
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         x = start + scale * u
@@ -209,31 +216,31 @@ def solve(
         away = penalty * (x - centre)
         return value + float(np.sum(away * (x - centre))), scale * (gradient + 2 * away)
 
-    found = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
-    return found._replace(x=start + scale * found.x)
+    result = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
+    return result._replace(x=start + scale * result.x)
 
 
-def solve_all(held: FitData, penalty: FloatArray) -> Solution:
+def solve_all(data: FitData, penalty: FloatArray) -> Solution:
     """Minimise the penalised loss of all rows."""
-    task = partial(solve, held, penalty)
-    return task() if cores(held, penalty.size) > 1 else apart([task])[0]
+    task = partial(solve, data, penalty)
+    return task() if cores(data, penalty.size) > 1 else apart([task])[0]
 
 
-def cross_validated(held: FitData, penalties: Sequence[FloatArray]) -> int:
+def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
     """Number of the penalty with the lowest held-out loss; they come from strong to weak.
 
     Each search starts where the one before it ended, and the walk stops when the loss rises.
     """
-    count = len(held.cuts) - 1
+    count = len(data.cuts) - 1
     if len(penalties) == 1 or count == 1:
         return 0
-    curvature = diagonal_curvature(held, penalties[0].size)
+    curvature = diagonal_curvature(data, penalties[0].size)
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
-    parts = np.array_split(np.arange(count), min(cores(held, penalties[0].size), count))
+    parts = np.array_split(np.arange(count), min(cores(data, penalties[0].size), count))
 
     def some(penalty: FloatArray, part: IntArray) -> float:
-        return sum(_held_out(held, penalty, fold, at, curvature) for fold in part.tolist())
+        return sum(_held_out(data, penalty, fold, at, curvature) for fold in part.tolist())
 
     for penalty in penalties:
         losses.append(sum(apart([partial(some, penalty, part) for part in parts])))
@@ -243,7 +250,7 @@ def cross_validated(held: FitData, penalties: Sequence[FloatArray]) -> int:
 
 
 def _held_out(
-    held: FitData,
+    data: FitData,
     penalty: FloatArray,
     fold: int,
     at: list[FloatArray | None],
@@ -253,7 +260,7 @@ def _held_out(
     # Gradients of this size could lower the loss by 2e-4 at most, all parameters together.
     tolerance = 0.02 / math.sqrt(penalty.size)
     x = solve(
-        held,
+        data,
         penalty,
         without=fold,
         start=at[fold],
@@ -261,8 +268,8 @@ def _held_out(
         steps=100,
         tolerance=tolerance,
     ).x
-    at[fold], run = x, held.runs()[fold]
-    return mean_nll(held, [run])(x)[0] * float(held.weight[slice(*run)].sum())
+    at[fold], run = x, data.ranges()[fold]
+    return mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
 
 
 def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
@@ -271,20 +278,20 @@ def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
 
 
-def cores(held: FitData, size: int) -> int:
+def cores(data: FitData, size: int) -> int:
     """How many cores a search over ``size`` parameters is worth; small steps share none well."""
-    on_cpu = held.inputs.device.type == "cpu"
-    return torch.get_num_threads() if on_cpu and len(held.labels) * size >= 1 << 23 else 1
+    on_cpu = data.inputs.device.type == "cpu"
+    return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
 
 
-def mean_nll(held: FitData, runs: Ranges) -> Objective:
-    """Weighted mean of the loss over runs of rows, with its gradient ``G^T Z``."""
-    total = float(sum(held.weight[a:b].sum() for a, b in runs))
+def mean_nll(data: FitData, ranges: Ranges) -> Objective:
+    """Weighted mean of the loss over ranges of rows, with its gradient ``G^T Z``."""
+    total = float(sum(data.weight[a:b].sum() for a, b in ranges))
 
     def loss(x: FloatArray) -> tuple[float, FloatArray]:
-        weight, bias = unpacked(x, held.classes, held.inputs.device)
+        weight, bias = unpacked(x, data.classes, data.inputs.device)
         value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
-        for inputs, labels, share in pieces(held, runs):
+        for inputs, labels, share in float64_chunks(data, ranges):
             logs = applied(inputs, weight, bias).log_softmax(-1)
             value -= share @ logs.gather(-1, labels)[:, 0]
             error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
@@ -297,16 +304,16 @@ def mean_nll(held: FitData, runs: Ranges) -> Objective:
     return loss
 
 
-def diagonal_curvature(held: FitData, size: int) -> FloatArray:
+def diagonal_curvature(data: FitData, size: int) -> FloatArray:
     """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
-    diagonal = size == 2 * held.classes
-    found = torch.zeros(size, dtype=torch.float64, device=held.inputs.device)
-    for inputs, _, share in pieces(held, held.runs()):
-        probs = (held.sharpness * inputs).softmax(-1)
+    diagonal = size == 2 * data.classes
+    result = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
+    for inputs, _, share in float64_chunks(data, data.ranges()):
+        probs = (data.sharpness * inputs).softmax(-1)
         spread = probs * (1 - probs) * share[:, None]
         by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
-        found += torch.cat([by_weight.reshape(-1), spread.sum(0)])
-    return np.asarray(found.cpu().numpy() / float(held.weight.sum()))
+        result += torch.cat([by_weight.reshape(-1), spread.sum(0)])
+    return np.asarray(result.cpu().numpy() / float(data.weight.sum()))
 
 
 def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
@@ -314,11 +321,11 @@ def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
     return (left * right).sum(0) if dimensions == 1 else left.T @ right
 
 
-def pieces(held: FitData, runs: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
-    on_cpu = held.inputs.device.type == "cpu"
-    step = max(1, (PIECE if on_cpu else BLOCK["cuda"]) // held.classes)
-    for first, last in runs:
+    on_cpu = data.inputs.device.type == "cpu"
+    step = max(1, (CHUNK_OF_INPUTS if on_cpu else CHUNK_SIZE["cuda"]) // data.classes)
+    for first, last in ranges:
         for a in range(first, last, step):
             rows = slice(a, min(a + step, last))
-            yield held.inputs[rows].double(), held.labels[rows, None], held.weight[rows]
+            yield data.inputs[rows].double(), data.labels[rows, None], data.weight[rows]

@@ -18,11 +18,11 @@ from calibrant._core.checks import (
     warn,
     warnings_at_caller,
 )
-from calibrant._core.chunks import Examples, as_tensor, blocks
+from calibrant._core.chunks import Examples, as_tensor, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.confidence_maps import BetaCalibration
-from calibrant.calibrators.data_warnings import warn_of_few_examples
+from calibrant.calibrators.data_checks import warn_of_few_examples
 from calibrant.calibrators.features.groups import GroupCalibration
 from calibrant.calibrators.features.proximity import ProCal
 from calibrant.calibrators.folds import folds
@@ -184,7 +184,7 @@ class Auto(RecordsCalibrator):
         self.candidates_ = []
         if len(records) < FEWEST or records.correct.all() or not records.correct.any():
             warn(
-                f"too little to calibrate on: {len(records):,} samples, "
+                f"too little to calibrate on: {len(records):,} examples, "
                 f"{int(records.correct.sum()):,} of them right; at least {FEWEST} with both right "
                 "and wrong answers are wanted. The predictions are left as they are"
             )
@@ -273,14 +273,14 @@ class _WithFeatures(NamedTuple):
         assert features is not None
         flat = features.reshape(-1, features.shape[-1])
         confidence, nll = [], []
-        for block in blocks(self.examples, 0, self.examples.labels.size):
-            inputs = as_tensor(flat[block.number]).to(block.logits.device).float()
+        for chunk in labelled_chunks(self.examples, 0, self.examples.labels.size):
+            inputs = as_tensor(flat[chunk.number]).to(chunk.logits.device).float()
             one = calibrator.classes == 1
-            result = calibrator(block.logits[:, 1] if one else block.logits, inputs).double()
+            result = calibrator(chunk.logits[:, 1] if one else chunk.logits, inputs).double()
             result = torch.stack([torch.zeros_like(result), result], -1) if one else result
             log_probs = result.log_softmax(-1)
             confidence.append(log_probs.amax(-1).exp().cpu().numpy())
-            nll.append(-log_probs.gather(-1, block.labels[:, None])[:, 0].cpu().numpy())
+            nll.append(-log_probs.gather(-1, chunk.labels[:, None])[:, 0].cpu().numpy())
         return RecordPredictions(np.concatenate(confidence), np.concatenate(nll))
 
 

@@ -14,24 +14,24 @@ from calibrant._core.checks import (
     IGNORED,
     LOOKED_AT,
     FloatArray,
-    IntArray,
     Logits,
     Values,
     as_labels,
     as_scores,
     bad_row,
     check_some,
-    spread,
-    warn,
     warn_of_probs,
     warnings_at_caller,
 )
-from calibrant._core.chunks import BLOCK, Examples, as_tensor, examples as check_examples
+from calibrant._core.chunks import CHUNK_SIZE, Examples, as_tensor, examples as check_examples
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
-from calibrant.calibrators.data_warnings import (
+from calibrant.calibrators.data_checks import (
+    check_finite_features,
     distinct_rows,
     first_rows,
+    flat_groups,
+    masked_row,
     warn_of_few_examples,
     warn_of_one_label,
 )
@@ -192,7 +192,7 @@ class Calibrator(nn.Module):
             distinct = distinct_rows(first_rows(examples.logits))
             self._warn_of_few(len(known), examples.classes, distinct)
             warn_of_one_label(known)
-            members = None if groups is None else _flat_groups(groups, shape)
+            members = None if groups is None else flat_groups(groups, shape)
             return self.fit_examples(examples, Context(inputs, head, members))
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
@@ -292,7 +292,7 @@ class Calibrator(nn.Module):
 
         >>> from calibrant.calibrators.scaling import TemperatureScaling
         >>> TemperatureScaling().fit([2.0, 1.0, -1.0, -0.5, -1.5], [1, 0, 0, 1, 0]).describe()
-        'TemperatureScaling for one logit: 1 parameter, temperature 1.893'
+        'TemperatureScaling for one logit: 1 parameter, temperature 1.246'
         """
         kind = type(self).__name__
         if not self._classes:
@@ -408,7 +408,7 @@ class Calibrator(nn.Module):
         """Probabilities of checked logits, some rows at a time to save memory."""
         one = self._classes == 1
         rows = scores.reshape(-1) if one else scores.reshape(-1, self._classes)
-        step = max(1, BLOCK.get(scores.device.type, BLOCK["cpu"]) // self._classes)
+        step = max(1, CHUNK_SIZE.get(scores.device.type, CHUNK_SIZE["cpu"]) // self._classes)
         if len(rows) <= step:
             return self._probs_at_once(scores, features)
         self.check_features(features, scores.shape if one else scores.shape[:-1])
@@ -536,46 +536,3 @@ class TemperatureCalibrator(RecordsCalibrator):
             temperature = self._temperature(wide - top, top)
             result = self._finished(wide, top, (wide - top) / temperature)
         return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()
-
-
-def check_finite_features(features: Tensor, numbers: IntArray | None = None) -> None:
-    """Raise unless features ``(n, width)`` are finite; ``numbers`` are the rows' numbers."""
-    bad = ~torch.isfinite(features).all(-1)
-    if bad.any():
-        at = int(bad.nonzero()[0])
-        raise ValueError(
-            f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
-            "infinity: find the layer or the sample that overflowed"
-        )
-
-
-def masked_row(at: int) -> ValueError:
-    """Error for a masked class in a row of logits, where none may be."""
-    return ValueError(
-        f"logits must be finite here, row {at} has -inf: this method adds up the logits of a "
-        "row; a temperature method (ts) takes masked classes"
-    )
-
-
-def missing_classes(examples: Examples, consequence: str) -> list[str]:
-    """Note about classes without an example, if there are any, and what becomes of them."""
-    count = np.bincount(examples.labels[examples.labels != IGNORED], minlength=examples.classes)
-    absent = np.flatnonzero(count == 0)
-    if absent.size == 0:
-        return []
-    named = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
-    return [
-        f"{absent.size:,} of {examples.classes:,} classes have no sample ({named}): {consequence}"
-    ]
-
-
-def warn_together(calibrator: Calibrator, notes: list[str]) -> None:
-    """Issue all notes in one warning."""
-    if notes:
-        warn(f"{type(calibrator).__name__}: {'; '.join(notes)}")
-
-
-def _flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Groups as a flat array; one value per row of labels serves all of the row."""
-    values = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-    return spread(values, shape, "groups").reshape(-1)

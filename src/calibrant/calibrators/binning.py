@@ -31,36 +31,28 @@ NEGLIGIBLE = 1e-6
 class BBQ(StepMap):
     r"""An average over many histograms: Bayesian binning into quantiles (Naeini et al. 2015).
 
-    Binnings :math:`M` of equal mass have from :math:`B = \lfloor n^{1/3}/10 \rfloor` to
-    :math:`\lceil 10\, n^{1/3} \rceil` bins, at least 1 and at most :math:`\lceil n/5 \rceil` or as
-    many as there are distinct confidences; those that come out the same count once. Each is
-    weighted by the likelihood of its outcomes under a Beta prior in each bin,
+    Binnings of equal mass have from :math:`\lfloor n^{1/3}/10 \rfloor` to :math:`\lceil 10\,
+    n^{1/3} \rceil` bins :math:`B`, at least 1 and at most :math:`\lceil n/5 \rceil` or as many as
+    there are distinct confidences; equal ones count once. Each is weighted by the likelihood of its
+    outcomes under a Beta prior in each bin,
 
     .. math:: \prod_b \frac{\Gamma(N'/B)}{\Gamma(n_b + N'/B)}
         \frac{\Gamma(m_b + \alpha_b)}{\Gamma(\alpha_b)}
         \frac{\Gamma(n_b - m_b + \beta_b)}{\Gamma(\beta_b)}, \qquad
         \alpha_b = \tfrac{N'}{B} p_b,\ \beta_b = \tfrac{N'}{B} (1 - p_b),
 
-    with :math:`n_b` samples in a bin of which :math:`m_b` are right, its centre :math:`p_b` in
+    with :math:`n_b` examples in a bin of which :math:`m_b` are right, its centre :math:`p_b` in
     confidence and :math:`N' = 2`. The confidence is the weighted average of
-    :math:`(m_b + \alpha_b) / (n_b + N'/B)`. That is a step function too, and is kept as one;
-    binnings with less than a millionth of the weight are left out.
+    :math:`(m_b + \alpha_b) / (n_b + N'/B)`, which is a step function too. Binnings with less than a
+    millionth of the weight are left out.
 
     The authors treat every class apart; here it is the top class, so that predictions stay.
-    Weights count as samples, also for :math:`n`: they should not be made to sum to 1, which a
-    warning says.
+    Weights count as examples, also for :math:`n`: do not normalise them to sum to 1.
 
     Parameters
     ----------
     keep_argmax : bool
         Hold the other classes below the top one.
-
-    Attributes
-    ----------
-    edges_ : (m,) Tensor
-        Log-odds between the steps.
-    levels_ : (m + 1,) Tensor
-        Log-odds that the steps give.
 
     Examples
     --------
@@ -76,9 +68,9 @@ class BBQ(StepMap):
     summary = "a Bayesian average over histograms"
 
     def size(self, classes: int) -> int:
-        """Ten: the bins in the middle of the range for a thousand samples.
+        """Ten: the bins in the middle of the range for a thousand examples.
 
-        The number of bins grows with the samples, which are not known here.
+        The number of bins grows with the examples, which are not known here.
         """
         return 10
 
@@ -86,45 +78,39 @@ class BBQ(StepMap):
         total = float(weight.sum())
         if total < len(odds) / 2:
             warn(
-                f"BBQ counts weights as samples, and these sum to {total:.3g} for {len(odds):,} "
-                "samples: multiply them, so that they sum to what the samples are worth"
+                f"BBQ counts weights as examples, and these sum to {total:.3g} for {len(odds):,} "
+                "examples: multiply them, so that they sum to what the examples are worth"
             )
         ranks = ranked(odds, correct, weight)
-        found = [score(ranks, cuts) for cuts in binnings(ranks)]
-        share = np.exp([b.log_score for b in found] - logsumexp([b.log_score for b in found]))
-        kept = [(b, s) for b, s in zip(found, share, strict=True) if s >= NEGLIGIBLE]
+        result = [score(ranks, cuts) for cuts in binnings(ranks)]
+        share = np.exp([b.log_score for b in result] - logsumexp([b.log_score for b in result]))
+        kept = [(b, s) for b, s in zip(result, share, strict=True) if s >= NEGLIGIBLE]
         cuts = np.unique(np.concatenate([b.cuts for b, _ in kept]))
-        last = np.append(cuts, len(ranks.value) - 1)  # the last sample of each step
+        last = np.append(cuts, len(ranks.value) - 1)  # the last example of each step
         mean = sum(s * b.mean[np.searchsorted(b.cuts, last)] for b, s in kept)
         self._keep(ranks.edge[cuts], np.asarray(mean) / sum(s for _, s in kept))
 
 
 class ScalingBinning(StepMap):
-    r"""A line through the log-odds, then the mean of it in each bin (Kumar et al. 2019).
+    r"""A line through the log-odds, then its mean in each bin (Kumar et al. 2019).
 
     .. math:: c' = \operatorname{mean}_{i \in \text{bin}} \sigma(a s_i + b)
 
-    Platt scaling :math:`\sigma(a s + b)` is fitted by the likelihood of "is the top class
-    right?", with :math:`a \ge 0`. Bins of equal mass give the mean of what it says, not their
-    accuracy: their calibration error can be measured, as that of a histogram, but their levels
-    have only the noise of two parameters.
-
-    The paper splits the samples into three, for the line, the edges and the means. Here, as in
-    the authors' code, all of them do all three: edges and means do not look at the outcomes.
+    Platt scaling :math:`\sigma(a s + b)` with :math:`a \ge 0` is fitted, and bins of equal mass
+    give the mean of its output instead of their accuracy: their calibration error can be measured,
+    as that of a histogram, but their levels have only the noise of two parameters. The paper splits
+    the examples into three, for the line, the edges and the means; here, as in the authors' code,
+    all of them serve all three.
 
     Parameters
     ----------
     bins : int
-        Samples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
+        Examples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
     keep_argmax : bool
         Hold the other classes below the top one.
 
     Attributes
     ----------
-    edges_ : (m,) Tensor
-        Log-odds between the bins.
-    levels_ : (m + 1,) Tensor
-        Log-odds that the bins give.
     solution_ : Solution
         Of the slope and the offset of the line.
 
@@ -164,7 +150,7 @@ class ScalingBinning(StepMap):
 
 
 class Binning(NamedTuple):
-    """A binning and what the samples say about it."""
+    """A binning and what the examples say about it."""
 
     cuts: IntArray  # (bins - 1,) places after which a bin ends
     mean: FloatArray  # (bins,) posterior mean of the accuracy
@@ -177,8 +163,8 @@ def binnings(ranks: RankedOdds) -> list[IntArray]:
     root = float(np.cbrt(total))
     least = max(1, math.floor(root / 10))
     most = min(math.ceil(10 * root), math.ceil(total / 5), len(ranks.value))
-    found = (equal_mass(ranks, bins) for bins in range(least, max(least, most) + 1))
-    return list({cuts.tobytes(): cuts for cuts in found}.values())
+    result = (equal_mass(ranks, bins) for bins in range(least, max(least, most) + 1))
+    return list({cuts.tobytes(): cuts for cuts in result}.values())
 
 
 def score(ranks: RankedOdds, cuts: IntArray) -> Binning:

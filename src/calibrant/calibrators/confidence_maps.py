@@ -31,6 +31,7 @@ class SigmoidScaling(TopLabelMap):
 
     Examples
     --------
+    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> odds = rng.normal(size=20_000)
     >>> surer = np.abs(odds)
@@ -72,10 +73,8 @@ class BetaCalibration(TopLabelMap):
     .. math:: \log\frac{c'}{1 - c'} = a \log c - b \log(1 - c) + m
 
     with :math:`a, b \ge 0`: the map that is right where the confidences of right and of wrong
-    answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`. The likelihood is
-    maximised under both constraints. (The authors' code drops one term whose coefficient would
-    be negative and fits the other freely, so its map can fall.) The other classes keep their
-    proportions.
+    answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`. (The authors' code drops
+    one term whose coefficient would be negative and fits the other freely, so its map can fall.)
 
     Parameters
     ----------
@@ -89,6 +88,7 @@ class BetaCalibration(TopLabelMap):
 
     Examples
     --------
+    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> sure = rng.uniform(0.5, 1, 200_000)
     >>> odds = np.log(sure) - np.log(1 - sure)
@@ -133,8 +133,8 @@ def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Soluti
     inputs[:, :2] -= centre
     bounds = [(0.0, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
     start = np.array([1.0, 1.0, np.clip(centre.sum(), -FARTHEST, FARTHEST)])
-    found = minimise_within(confidence_objective(inputs, correct, share, 0.0), start, bounds)
-    (a, b, level), limits = found.x, [high for _, high in bounds]
-    inside = bool((np.abs(found.x) < limits).all())
-    x = np.array([a, b, level - found.x[:2] @ centre])
-    return found._replace(x=x, converged=found.converged and inside)
+    result = minimise_within(confidence_objective(inputs, correct, share, 0.0), start, bounds)
+    (a, b, level), limits = result.x, [high for _, high in bounds]
+    inside = bool((np.abs(result.x) < limits).all())
+    x = np.array([a, b, level - result.x[:2] @ centre])
+    return result._replace(x=x, converged=result.converged and inside)

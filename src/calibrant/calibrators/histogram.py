@@ -11,10 +11,11 @@ from torch import Tensor
 
 from calibrant._core.binning import check_bins
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Examples, on_threads, strips
-from calibrant._core.logpartition import gap_blocks
+from calibrant._core.chunks import Examples, on_threads, thread_ranges
+from calibrant._core.logpartition import gap_chunks
 from calibrant._core.solve import check_time
-from calibrant.calibrators.base import Calibrator, Context, missing_classes, warn_together
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
 from calibrant.calibrators.step_maps import StepMap, histogram
 from calibrant.calibrators.top_label import CERTAIN, top_odds
@@ -24,29 +25,21 @@ GROUP = 1 << 20
 
 
 class HistogramBinning(StepMap):
-    r"""The accuracy of each bin in place of the confidence (Zadrozny and Elkan 2001).
+    """The accuracy of each bin in place of the confidence (Zadrozny and Elkan 2001).
 
     Only the confidence of the top class is binned; the other classes keep their proportions. A
-    bin without a sample gives its centre. A bin whose samples are all right gives a confidence
-    of 1, up to the log-odds of 30 that float32 can tell from it: a wrong answer there costs a
-    likelihood that few other methods would lose.
+    bin without an example gives its centre. A bin whose examples are all right gives a confidence
+    of 1, up to log-odds of 30, so a wrong answer there costs much likelihood.
 
     Parameters
     ----------
     bins : int
+        Examples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
     mass : bool
-        Equally much weight in each bin, with edges halfway between neighbouring samples;
-        otherwise bins of equal width in confidence. Samples whose log-odds agree to 5 decimals
-        share a bin, so there may be fewer bins.
+        Equally much weight in each bin, with edges halfway between neighbouring examples;
+        otherwise bins of equal width in confidence.
     keep_argmax : bool
         Hold the other classes below the top one.
-
-    Attributes
-    ----------
-    edges_ : (m,) Tensor
-        Log-odds between the bins.
-    levels_ : (m + 1,) Tensor
-        Log-odds that the bins give.
 
     Examples
     --------
@@ -76,20 +69,18 @@ class HistogramBinning(StepMap):
 
 
 class HistogramOneVsRest(Calibrator):
-    r"""A histogram for the probability of each class, and the rows normalised again.
+    """A histogram for the probability of each class, and the rows normalised again.
 
     One-vs-rest, as Zadrozny and Elkan 2002 extend histogram binning to several classes: every
-    class has bins of its own over all samples, and gives the share of its bin that has its
+    class has bins of its own over all examples, and gives the share of its bin that has its
     label. Predictions may change. Where all classes of a row get 0, the row stays as it was;
-    other zeros are held at :math:`e^{-30}`. Masked classes stay impossible, and are not counted
-    where they are masked. A class that is masked in every sample gives the centres of bins of
-    equal width, which is nearly what it gets.
+    other zeros are held at :math:`e^{-30}`. Masked classes stay impossible, and do not count where
+    they are masked; a class that is masked in every example nearly keeps its probability.
 
     Parameters
     ----------
     bins : int
-        Of each class. Samples whose log-odds agree to 5 decimals share a bin, so there may be
-        fewer.
+        Of each class.
     mass : bool
         Equally much weight in each bin, otherwise equal width in probability.
 
@@ -133,17 +124,17 @@ class HistogramOneVsRest(Calibrator):
         labels, weight = examples.labels[kept], examples.labelled_weight()
         weight = np.ones(len(labels)) if weight is None else weight
         step = max(1, GROUP // len(labels))
-        found: list[tuple[FloatArray, FloatArray]] = []
+        result: list[tuple[FloatArray, FloatArray]] = []
         for first in range(0, examples.classes, step):
             check_time()
             classes = range(first, min(first + step, examples.classes))
             columns = class_columns(examples, classes)
             task = partial(self._histograms, columns, classes, labels, weight)
-            parts = np.array_split(np.arange(len(classes)), len(strips(examples)))
-            found += chain.from_iterable(on_threads(task, parts))
+            parts = np.array_split(np.arange(len(classes)), len(thread_ranges(examples)))
+            result += chain.from_iterable(on_threads(task, parts))
         self._store(
-            edges_=_filled([edges for edges, _ in found], self.bins - 1, BEYOND),
-            levels_=_filled([_log(shares) for _, shares in found], self.bins, -CERTAIN),
+            edges_=_filled([edges for edges, _ in result], self.bins - 1, BEYOND),
+            levels_=_filled([_log(shares) for _, shares in result], self.bins, -CERTAIN),
         )
         consequence = "they get a probability of 0, but for those always masked"
         warn_together(self, missing_classes(examples, consequence))
@@ -157,13 +148,13 @@ class HistogramOneVsRest(Calibrator):
         part: IntArray,
     ) -> list[tuple[FloatArray, FloatArray]]:
         """Edges and shares of some of the columns."""
-        found = []
+        result = []
         for i in part.tolist():
             possible = np.isfinite(columns[i])
             odds = columns[i][possible].astype(np.float64)
             own, mass = labels[possible] == classes[i], self.mass and odds.size > 0
-            found.append(histogram(odds, own, weight[possible], self.bins, mass))
-        return found
+            result.append(histogram(odds, own, weight[possible], self.bins, mass))
+        return result
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         levels = at_place(self.levels_.to(logits.dtype), place(class_odds(logits), self.edges_))
@@ -189,26 +180,26 @@ def class_odds(logits: Tensor) -> Tensor:
 
 def class_columns(examples: Examples, classes: range) -> FloatArray:
     """Log-odds of some classes ``(classes, n)`` in float32; -inf where they are masked."""
-    runs = strips(examples)
-    ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in runs)])
+    ranges = thread_ranges(examples)
+    ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
     columns = np.empty((len(classes), ends[-1]), np.float32)
 
-    def walk(strip: tuple[int, int], done: int) -> None:
-        for found in gap_blocks(examples, strip):
-            odds = class_odds(-found.gaps)[:, classes.start : classes.stop]
-            masked = torch.isneginf(found.block.logits[:, classes.start : classes.stop])
+    def walk(row_range: tuple[int, int], done: int) -> None:
+        for result in gap_chunks(examples, row_range):
+            odds = class_odds(-result.gaps)[:, classes.start : classes.stop]
+            masked = torch.isneginf(result.chunk.logits[:, classes.start : classes.stop])
             after = done + len(odds)
             columns[:, done:after] = odds.masked_fill(masked, -torch.inf).cpu().numpy().T
             done = after
 
-    on_threads(walk, runs, ends[:-1].tolist())
+    on_threads(walk, ranges, ends[:-1].tolist())
     return columns
 
 
 def _filled(rows: list[FloatArray], width: int, value: float) -> FloatArray:
     """Rows of different lengths as one array, the short ones filled up with a value."""
     width = min(width, max(len(row) for row in rows))
-    found = np.full((len(rows), width), value)
-    for row, values in zip(found, rows, strict=True):
+    result = np.full((len(rows), width), value)
+    for row, values in zip(result, rows, strict=True):
         row[: len(values)] = values
-    return found
+    return result

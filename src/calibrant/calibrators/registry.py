@@ -23,8 +23,8 @@ ORDER = (
 def _modules() -> list[str]:
     """Names of the modules of this package, in the order of their methods."""
     prefix = f"{calibrators.__name__}."
-    found = pkgutil.walk_packages(calibrators.__path__, prefix)
-    names = [info.name.removeprefix(prefix) for info in found]
+    result = pkgutil.walk_packages(calibrators.__path__, prefix)
+    names = [info.name.removeprefix(prefix) for info in result]
     names = [name for name in names if prefix + name != __name__]
     place = {name: i for i, name in enumerate(ORDER)} | {"auto": len(names) + len(ORDER)}
     return sorted(names, key=lambda name: (place.get(name, len(ORDER)), name))

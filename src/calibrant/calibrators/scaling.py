@@ -1,4 +1,4 @@
-"""Temperatures that all samples share: none, one, and an ensemble of three."""
+"""Temperatures that all examples share: none, one, and an ensemble of three."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
-from calibrant._core.chunks import Examples, on_threads, strips
-from calibrant._core.logpartition import LARGEST_GAP, Records, gap_blocks, tabulate
+from calibrant._core.chunks import Examples, on_threads, thread_ranges
+from calibrant._core.logpartition import LARGEST_GAP, Records, gap_chunks, tabulate
 from calibrant._core.solve import (
     Solution,
     check_time,
@@ -214,7 +214,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         )
 
     def predict_records(self, records: Records) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each sample after calibration."""
+        """Confidence and negative log-likelihood of each example after calibration."""
         weights = self.weights_.double().cpu().numpy()
         tops = [np.exp(-records.log_partition(s).value) for s in (1 / float(self.temperature_), 1)]
         confidence = np.stack([*tops, 1 / records.possible], axis=1) @ weights
@@ -236,8 +236,8 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
 def _mixture_nll(
     true: FloatArray, share: FloatArray, weights: FloatArray
 ) -> tuple[float, FloatArray]:
-    found = np.maximum(true @ weights, 1e-300)
-    return float(-share @ np.log(found)), -(share / found) @ true
+    result = np.maximum(true @ weights, 1e-300)
+    return float(-share @ np.log(result)), -(share / result) @ true
 
 
 def _mixture_brier(
@@ -247,12 +247,12 @@ def _mixture_brier(
     return float(1 - 2 * true @ weights + weights @ pulled), 2 * (pulled - true)
 
 
-def warn_of_bound(temperature: float, samples: int) -> None:
-    """Say that the data have no best temperature."""
+def warn_of_bound(temperature: float, count: int) -> None:
+    """Warn that a number of examples have no best temperature."""
     warn(
-        f"no temperature between {BOUNDS[0]:g} and {BOUNDS[1]:g} is best for these "
-        f"{samples:,} samples: it went to {temperature:g}; are all of them right, or worse "
-        "than chance?"
+        f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {count:,} examples; "
+        f"stopped at {temperature:g}. Usually all predictions are right, or accuracy is below "
+        "chance"
     )
 
 
@@ -275,7 +275,7 @@ def best_sharpness(records: Records, objective: str = "nll") -> Solution:
 def newton_sharpness(examples: Examples) -> Solution | None:
     """The log-sharpness with the least NLL, by a few Newton steps over the logits themselves.
 
-    They start at the optimum of a sample of the rows, so two or three steps, each a pass over the
+    They start at the optimum of an example of the rows, so two or three steps, each a pass over the
     logits, reach rounding error: less work than the table. None where they do not.
     """
     rows = np.flatnonzero(examples.labels != IGNORED)
@@ -290,7 +290,8 @@ def newton_sharpness(examples: Examples) -> Solution | None:
     for step in range(1, 6):
         check_time()
         slope, curvature = np.sum(
-            on_threads(partial(_derivatives, examples, math.exp(u)), strips(examples)), axis=0
+            on_threads(partial(_derivatives, examples, math.exp(u)), thread_ranges(examples)),
+            axis=0,
         )
         move = slope / max(curvature, 1e-12)
         u -= move
@@ -301,10 +302,10 @@ def newton_sharpness(examples: Examples) -> Solution | None:
     return None
 
 
-def _derivatives(examples: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
+def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> FloatArray:
     """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
     total = np.zeros(2)
-    for block, _, _, own_gap, gaps, powers in gap_blocks(examples, strip):
+    for chunk, _, _, own_gap, gaps, powers in gap_chunks(examples, row_range):
         torch.mul(gaps, -b, out=powers).exp_()
         sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
         gaps.mul_(gaps).clamp_(max=LARGEST_GAP)
@@ -313,6 +314,6 @@ def _derivatives(examples: Examples, b: float, strip: tuple[int, int]) -> FloatA
         mean = first / mass
         slope = b * (own_gap - mean)
         bend = slope + b**2 * (second / mass - mean**2)
-        weight = 1.0 if block.weight is None else block.weight.to(mean.device)
+        weight = 1.0 if chunk.weight is None else chunk.weight.to(mean.device)
         total += [float((weight * slope).sum()), float((weight * bend).sum())]
     return total

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import FloatArray, Values, as_values, check_choice, warn
-from calibrant._core.chunks import Examples, blocks
+from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
@@ -20,7 +20,7 @@ from calibrant.calibrators.network import NetworkTemperature, as_widths
 
 
 class Indicator(NamedTuple):
-    """A description of a sample, from the table ``(n, width)`` and from logits ``(..., width)``.
+    """A description of an example, from the table ``(n, width)`` and from logits ``(..., width)``.
 
     ``of_logits`` takes logits whose largest is 0 and what the largest was, ``(..., 1)``.
     """
@@ -57,7 +57,7 @@ INDICATORS: dict[str, Indicator] = {
     "max_logit": Indicator(lambda r: r.top[:, None], lambda logits, top: top),
     "max_minus_mean": Indicator(lambda r: r.mean_gap[:, None], _mean_gap),
 }
-"""What may tell an easy sample from a hard one (SMART's table 4); ``all`` logits come besides."""
+"""What may tell an easy example from a hard one (SMART's table 4); ``all`` logits come besides."""
 
 
 SmartObjective = Literal["charbonnier", "soft_ece", "nll", "brier", "mse", "ls", "pointwise"]
@@ -65,7 +65,7 @@ SmartIndicator = Literal["margin", "entropy", "confidence", "max_logit", "max_mi
 
 
 class SMART(NetworkTemperature):
-    r"""The margin of a sample gives its temperature (Guo et al. 2026).
+    r"""The margin of an example gives its temperature (Guo et al. 2026).
 
     With the margin :math:`m = z_{(1)} - z_{(2)}` of the two largest logits, standardised,
 
@@ -93,7 +93,7 @@ class SMART(NetworkTemperature):
         Weight of the negative log-likelihood that is added to the binned objectives. It keeps
         the network from buying bins with likelihood, and costs no calibration on held-out data.
     start : {"ts", "identity"}
-        Temperature of all samples at the first step: the best single one, or 1.
+        Temperature of all examples at the first step: the best single one, or 1.
     steps : int
         Largest number of steps; the search ends after 250 without progress.
     seed : int
@@ -186,14 +186,14 @@ class SMART(NetworkTemperature):
 
 
 def _all_logits(examples: Examples) -> FloatArray:
-    rows = [block.logits.double() for block in blocks(examples, 0, examples.labels.size)]
+    rows = [chunk.logits.double() for chunk in labelled_chunks(examples, 0, examples.labels.size)]
     logits = torch.cat(rows)
-    found = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
-    if np.isneginf(found).any():
+    result = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
+    if np.isneginf(result).any():
         raise ValueError(
             'indicator "all" needs finite logits, got -inf for masked classes: use "margin"'
         )
-    return np.asarray(found)
+    return np.asarray(result)
 
 
 class TemperatureBounds(NamedTuple):
@@ -204,22 +204,14 @@ class TemperatureBounds(NamedTuple):
 
 
 def margin_bounds(margin: Values, confidence: Values, classes: int) -> TemperatureBounds:
-    r"""Temperatures that can give a sample of known margin a wanted confidence.
+    r"""Temperatures that can give an example of known margin a wanted confidence.
 
     .. math::
         \frac{m}{\log\frac{K - 1}{S}} \le T \le \frac{m}{-\log S}, \qquad S = \frac1p - 1
 
     (SMART, appendix A.1): the other classes are at least :math:`m` below the top. There is no
-    upper bound for :math:`p \le 1/2`. Both bounds grow with the margin, and so does their
-    distance; only their ratio does not depend on it.
-
-    Parameters
-    ----------
-    margin : (n,)
-        Largest logit minus the second.
-    confidence : (n,) or scalar
-        Wanted probability of the top class, between ``1 / classes`` and 1.
-    classes : int
+    upper bound for :math:`p \le 1/2`. Both bounds, and their distance, grow with the margin; their
+    ratio does not. ``confidence`` is between ``1 / classes`` and 1.
 
     Examples
     --------

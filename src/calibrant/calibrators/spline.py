@@ -9,7 +9,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, check_whole
-from calibrant._core.chunks import runs
+from calibrant._core.chunks import chunk_slices
 from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.top_label import TopLabelMap, warn_of_bounds
 
@@ -20,25 +20,19 @@ POINTS = 512
 class SplineCalibration(TopLabelMap):
     r"""Recalibration by the slope of a spline through cumulated errors (Gupta et al. 2021).
 
-    Samples are sorted by their confidence :math:`c`. With :math:`t` for the share of samples up
-    to one of them, the cumulated error
+    Examples are sorted by their confidence :math:`c`. With the share :math:`t` of examples up to
+    one of them, the cumulated error
 
     .. math:: e(t) = \int_0^t (\text{right} - c)
 
     has the slope :math:`e'(t) = P(\text{right} \mid c) - c`. A natural cubic spline with equally
-    spaced knots is fitted to it by least squares, and
+    spaced knots is fitted to it by least squares, and :math:`c' = c + e'(t)`.
 
-    .. math:: c' = c + e'(t).
-
-    The least squares are an integral over :math:`t`, not a sum over samples as in the paper, with
-    :math:`e` a broken line between different confidences: thus the order of samples of one
-    confidence does not matter, and a weight of 2 is a sample twice.
-
-    Between and beyond the samples :math:`e'` is interpolated, and :math:`c'` is kept half a sample
-    away from 0 and 1, that is :math:`1 / 2n`: where the paper cuts at 0 and 1, one wrong answer
-    there would have cost any amount of likelihood.
-
-    The map need not rise: it can change which of two samples is the surer, and thus the AUROC.
+    The least squares are an integral over :math:`t`, not a sum over examples as in the paper, so
+    that the order of examples of equal confidence does not matter and a weight of 2 is an example
+    twice. :math:`c'` is kept :math:`1 / 2n` away from 0 and 1, where the paper cuts at 0 and 1 and
+    one wrong answer could cost any amount of likelihood. The map need not rise: it can change which
+    of two examples is the surer, and thus the AUROC.
 
     Parameters
     ----------
@@ -52,7 +46,7 @@ class SplineCalibration(TopLabelMap):
     odds_, shift_ : (points,) Tensor
         Log-odds, and what is added to a confidence there; lines between, level beyond.
     least_ : scalar Tensor
-        Confidences are kept this far from 0 and 1.
+        Distance that confidences keep from 0 and 1.
 
     Examples
     --------
@@ -106,16 +100,9 @@ class SplineCalibration(TopLabelMap):
 
 
 def smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
-    """Mean slope of the spline over each of the parts that make up ``[0, 1]``.
+    """Mean slope of the spline over each of the parts ``(m,)`` that make up ``[0, 1]``.
 
-    Parameters
-    ----------
-    mass : (m,)
-        Lengths of the parts, their sum 1.
-    gain : (m,)
-        By how much the curve, a broken line from 0, rises over each of them.
-    knots : int
-        Equally spaced, ends included.
+    ``mass`` has their lengths and ``gain`` the rise of the curve, a broken line from 0, over each.
     """
     ends = np.append(0, np.cumsum(mass))
     ends /= ends[-1]
@@ -125,7 +112,7 @@ def smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
     cuts = np.union1d(ends, at)
     node, part = np.polynomial.legendre.leggauss(4)  # exact for products of two cubics
     gram, pull = np.zeros((knots, knots)), np.zeros(knots)
-    for run in runs(len(cuts) - 1):
+    for run in chunk_slices(len(cuts) - 1):
         low, high = cuts[:-1][run, None], cuts[1:][run, None]
         t = (low + high + (high - low) * node).ravel() / 2
         values, weight = basis(t), ((high - low) * part).ravel()

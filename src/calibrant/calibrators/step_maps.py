@@ -53,17 +53,17 @@ class StepMap(TopLabelMap):
 
 
 class RankedOdds(NamedTuple):
-    """Samples in the order of their log-odds, those that cannot be told apart taken together."""
+    """Examples in the order of their log-odds, those that cannot be told apart taken together."""
 
     value: FloatArray  # (m,) log-odds
     edge: FloatArray  # (m - 1,) halfway between neighbours
     mass: FloatArray  # (m,) weight up to here
     right: FloatArray  # (m,) weight of those up to here that are right
-    group: IntArray  # (n,) place of each sample
+    group: IntArray  # (n,) place of each example
 
 
 def ranked(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> RankedOdds:
-    """Sort samples by their log-odds.
+    """Sort examples by their log-odds.
 
     >>> ranked(np.array([3.0, 1.0, 3.0]), np.array([True, True, False]), np.ones(3)).mass
     array([1., 3.])
@@ -100,8 +100,8 @@ def bin_means(
     odds: FloatArray, outcome: FloatArray, edges: FloatArray, weight: FloatArray
 ) -> FloatArray:
     """Mean outcome of each bin; the centre of a bin that holds nothing."""
-    found = fill(odds, outcome, np.concatenate([[-np.inf], edges, [np.inf]]), weight).accuracy
-    return np.where(np.isnan(found), centres(edges)[0], found)
+    result = fill(odds, outcome, np.concatenate([[-np.inf], edges, [np.inf]]), weight).accuracy
+    return np.where(np.isnan(result), centres(edges)[0], result)
 
 
 def centres(edges: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -21,7 +21,7 @@ from calibrant.calibrators.smart import SMART
 CERTAIN = 30.0
 """Log-odds beyond which float32 cannot tell a confidence from 0 or 1."""
 PRIOR = 10.0
-"""Samples that the best single temperature is worth as a guess for that of the rest."""
+"""Examples that the best single temperature is worth as a guess for that of the rest."""
 
 
 def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
@@ -30,14 +30,7 @@ def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
     .. math:: z'_\text{top} = 0, \qquad z'_k = z_k - \log\sum_{j \ne \text{top}} e^{z_j} - s
 
     so that the confidence is :math:`\sigma(s)`. Where that would lift another class above the top
-    one, a calibrator that keeps the argmax holds it just below: the confidence of the top class
-    then ends above the wanted one, at that of the runner-up.
-
-    Parameters
-    ----------
-    logits : (..., classes)
-        With the largest at 0.
-    odds : (..., 1)
+    one, a calibrator that keeps the argmax holds it just below. The largest of ``logits`` is 0.
     """
     return _without_top(logits, logits - log_rest(logits) - odds, 0.0)
 
@@ -88,7 +81,7 @@ class OddsCalibrator(RecordsCalibrator):
         raise NotImplementedError
 
     def _record_odds(self, records: Records) -> FloatArray:
-        """New log-odds ``(n,)`` of the samples of a table."""
+        """New log-odds ``(n,)`` of the examples of a table."""
         raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
@@ -98,7 +91,7 @@ class OddsCalibrator(RecordsCalibrator):
         self._fit_odds(records)
 
     def predict_records(self, records: Records) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each sample after calibration.
+        """Confidence and negative log-likelihood of each example after calibration.
 
         Exact where no more than nine classes would have to be held below the top one, and close
         to it elsewhere.
@@ -129,9 +122,9 @@ class OddsCalibrator(RecordsCalibrator):
 def rest_sharpness(records: Records, prior: float) -> float:
     r"""Log-sharpness under which wrong top classes leave the label likeliest.
 
-    It minimises the sum of :math:`b d_y + R(b)` over the wrong samples, which is
-    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten samples
-    more, so that few wrong samples say little.
+    It minimises the sum of :math:`b d_y + R(b)` over the wrong examples, which is
+    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten examples
+    more, so that few wrong examples say little.
     """
     wrong = records.take(records.own_gap > 0)
 
@@ -175,7 +168,7 @@ class TopLabelMap(OddsCalibrator):
     """New log-odds for the top class as a function of the old ones alone.
 
     Subclasses write ``_fit_map`` and ``_map``. Log-odds stand for confidences, which they are in
-    one-to-one relation with: near 1 a confidence has no digits left to tell samples apart.
+    one-to-one relation with: near 1 a confidence has no digits left to tell examples apart.
     """
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
@@ -197,8 +190,8 @@ class TopLabelMap(OddsCalibrator):
 
     def _record_odds(self, records: Records) -> FloatArray:
         before = record_odds(records, 1 / float(self.temperature_))
-        found = self._map(torch.from_numpy(before).to(self.temperature_.device))
-        return np.asarray(found.cpu().numpy())
+        result = self._map(torch.from_numpy(before).to(self.temperature_.device))
+        return np.asarray(result.cpu().numpy())
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
         return self._map(top_odds(logits / self.temperature_.to(logits.dtype)))
@@ -210,7 +203,7 @@ class OddsScaling(TopLabelMap):
     .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
         + \theta_0
 
-    with two knots :math:`k` where the uncertain samples are: they cut the sum of
+    with two knots :math:`k` where the uncertain examples are: they cut the sum of
     :math:`c\,(1 - c)`, the variance of being right, into thirds. Five parameters, all slopes at
     least 0. This is calibrant's own method.
 
@@ -378,9 +371,9 @@ def confidence_objective(
     return value_and_gradient
 
 
-def warn_of_bounds(calibrator: TopLabelMap, samples: int) -> None:
-    """Say that the data have no optimum."""
+def warn_of_bounds(calibrator: TopLabelMap, count: int) -> None:
+    """Warn that a number of examples have no optimum."""
     warn(
-        f"{type(calibrator).__name__} found no optimum for these {samples:,} samples and "
+        f"{type(calibrator).__name__} found no optimum for these {count:,} examples and "
         "stopped at its bounds; are all of them right, or all wrong?"
     )

@@ -124,7 +124,7 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     )
     if evaluation.verdict():
         console.print(evaluation.verdict(), soft_wrap=True)
-    if evaluation.groups:
+    if evaluation.by:
         console.print("\nby group, worst first" if "ece" in evaluation else "\nby group")
         console.print(_group_table(evaluation))
 
@@ -136,7 +136,7 @@ def _group_table(evaluation: Evaluation) -> Table:
     titles = {name: row[0] for name, row in zip(evaluation, evaluation.table(), strict=True)}
     figures = (titles[first], interval_heading(evaluation), *(titles[name] for name in others))
     rows = []
-    for group, part in evaluation.groups.items():
+    for group, part in evaluation.by.items():
         cells = dict(zip(part, part.table(), strict=True))
         rows.append((group, f"{part.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
     return text_table(("group", "examples", *figures), rows, bold=[2, 4, 5])

@@ -53,7 +53,7 @@ softmax of what comes out is a probability to be taken at its word.
 {about["description"]} (method `{about["kind"]}`, calibrant {about["calibrant"]}).
 
 ```python
-from calibrant import CalibratedModel
+from calibrant.deploy.attach import CalibratedModel
 
 model = CalibratedModel.from_pretrained({", ".join(given)})
 ```

@@ -36,7 +36,7 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import Chunk, open_dataset
-from calibrant.metrics.reductions import Pairs, walk
+from calibrant.metrics.reductions import Pairs, reduce_examples
 from calibrant.monitor.evidence import (
     TILTS,
     Evidence,
@@ -206,7 +206,7 @@ class Monitor:
         if self.calibrator is not None:
             scores = calibrated(self.calibrator, scores, features)
         top = _top(scores)
-        rows = walk(examples(scores, top))
+        rows = reduce_examples(examples(scores, top))
         self._check_classes(scores)
         for name, confidence, predicted in zip(
             names, rows.confidence.tolist(), top.tolist(), strict=True
@@ -534,7 +534,7 @@ class Monitor:
             beside = None if features is None else _rows(as_scores(features, "features"), kept)
             found = calibrated(self.calibrator, _rows(scores, kept), beside)
             given = examples(found, given.labels[kept.reshape(-1)])
-        rows = walk(given)
+        rows = reduce_examples(given)
         self._check_classes(scores)
         return Pairs(rows.confidence, rows.outcome)
 

@@ -98,7 +98,7 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
 
     Examples
     --------
-    >>> from calibrant.heads import MaskedClassifier
+    >>> from calibrant.retrain import MaskedClassifier
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> other = replace_head(network, MaskedClassifier(8, 3))
     >>> other[3].width, network[3].in_features, other[1] is network[1]

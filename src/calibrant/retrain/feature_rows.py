@@ -21,7 +21,7 @@ from calibrant._core.checks import (
     as_weight,
 )
 from calibrant._core.chunks import as_tensor
-from calibrant.calibrators.base import check_finite_features
+from calibrant.calibrators.data_checks import check_finite_features
 
 BLOCK = 4096
 """Rows that are looked at together where nothing is learned from them."""

@@ -27,7 +27,8 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import as_tensor
 from calibrant._core.torch_models import digest
-from calibrant.calibrators.base import Calibrator, check_finite_features
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.data_checks import check_finite_features
 from calibrant.retrain.backbone import count_outputs, feature_batches, last_layer
 from calibrant.retrain.feature_rows import BLOCK, Batch, Rows, as_rows, count_labels
 from calibrant.retrain.masked_classifier import MaskedClassifier, Masks, masked_step

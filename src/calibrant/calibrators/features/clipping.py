@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from calibrant._core.checks import check_choice
-from calibrant._core.chunks import Examples, blocks
+from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
@@ -28,7 +28,7 @@ REFINED = 4
 LOOKED_AT = 1_000_000
 """Features at most that the quantiles are taken of."""
 SEARCHED = 10_000
-"""Samples at most that clipping values are tried on."""
+"""Examples at most that clipping values are tried on."""
 AGREEMENT = 0.02
 """By how much of their spread logits may differ from those of the last layer: half precision."""
 
@@ -47,17 +47,16 @@ class FeatureClipping(Calibrator):
 
     .. math:: z' = W\,\mathrm{clip}(f, -c, c) + b
 
-    computed as :math:`z + W (\mathrm{clip}(f, -c, c) - f)`, which is the same and leaves logits
-    alone, to the last digit, where nothing is clipped; classes that are masked stay so. The
-    value :math:`c` is searched among quantiles of the features and down to 1/64 of their median,
-    then between the neighbours of the best one, and must keep the accuracy; if none is better
-    than all features as they are, nothing is clipped. With a temperature, which the authors fit
-    afterwards, each value is judged at its own best one.
+    computed as :math:`z + W (\mathrm{clip}(f, -c, c) - f)`, which leaves logits alone, to the last
+    digit, where nothing is clipped, and masked classes masked. The value :math:`c` is searched
+    among quantiles of the features and down to 1/64 of their median, then between the neighbours of
+    the best one, and must keep the accuracy; if none is better, nothing is clipped. With a
+    temperature, which the authors fit afterwards, each value is judged at its own best one.
 
     Parameters
     ----------
     objective : {"nll", "ece"}
-        What clipping is to lower: the negative log-likelihood, or the ECE with 15 bins.
+        The negative log-likelihood, or the ECE with 15 bins.
     max_accuracy_loss : float
         Part of the accuracy of the fit that clipping may cost.
     temperature : bool
@@ -116,7 +115,7 @@ class FeatureClipping(Calibrator):
     def _fit(self, examples: Examples, context: Context) -> None:
         records = tabulate(examples)
         features = self._labelled_features(examples, context)
-        parts = [block.logits for block in blocks(examples, 0, examples.labels.size)]
+        parts = [chunk.logits for chunk in labelled_chunks(examples, 0, examples.labels.size)]
         logits = torch.cat(parts).float()
         features = features.to(logits.device)
         weight, bias = _last_layer(context.head, examples, self._width)
@@ -127,9 +126,9 @@ class FeatureClipping(Calibrator):
         log_sharpness = best.log_sharpness
         if self.temperature:
             clipped = _clipped(logits, features, weight, best.clip)
-            found = best_sharpness(_retabulated(clipped, records))
-            log_sharpness = float(found.x[0])
-            if not found.converged:
+            result = best_sharpness(_retabulated(clipped, records))
+            log_sharpness = float(result.x[0])
+            if not result.converged:
                 warn_of_bound(math.exp(-log_sharpness), len(records))
         self._store(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
 
@@ -151,15 +150,15 @@ class FeatureClipping(Calibrator):
 
         least = (1 - self.max_accuracy_loss) * none.accuracy
 
-        def best_of(found: list[_Tried]) -> _Tried:
+        def best_of(result: list[_Tried]) -> _Tried:
             # the first of equals, so that nothing is clipped without need
-            return min((x for x in found if x.accuracy >= least), key=lambda x: x.value)
+            return min((x for x in result if x.accuracy >= least), key=lambda x: x.value)
 
-        found = [none, *(tried(float(c)) for c in (*coarse[::-1], *below[::-1]) if c < largest)]
-        best = best_of(found)
+        result = [none, *(tried(float(c)) for c in (*coarse[::-1], *below[::-1]) if c < largest)]
+        best = best_of(result)
         if best is none:
             return none
-        grid = [*sorted(x.clip for x in found[1:]), largest]
+        grid = [*sorted(x.clip for x in result[1:]), largest]
         at = grid.index(best.clip)
         ends = [(grid[max(at - 1, 0)], best.clip), (best.clip, grid[at + 1])]
         fine = np.concatenate([np.linspace(a, b, REFINED + 2)[1:-1] for a, b in ends if a < b])
@@ -183,7 +182,7 @@ def _clipped(logits: Tensor, features: Tensor, weight: Tensor, clip: Any) -> Ten
 
 
 def _retabulated(logits: Tensor, records: Records) -> Records:
-    """Records of the same samples with other logits."""
+    """Records of the same examples with other logits."""
     return tabulate(Examples(logits, records.labels, records.weight, "top_label"))
 
 

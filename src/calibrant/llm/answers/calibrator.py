@@ -228,7 +228,9 @@ class AnswerCalibrator:
         """
         confidence = self.predict(answers, **layout)
         happened = _outcomes(correct, len(confidence))
-        self.threshold_ = threshold(confidence, happened, max_error=max_error, level=level)
+        self.threshold_ = threshold(
+            confidence=confidence, outcome=happened, max_error=max_error, level=level
+        )
         return self.threshold_
 
     def abstains(self, confidence: Values) -> BoolArray:

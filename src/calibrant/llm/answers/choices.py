@@ -212,7 +212,7 @@ def choice_sets(
     >>> scores = 2 * rng.normal(size=(2000, 4))
     >>> answers = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
     >>> fitted = choice_sets(scores[:1000], answers[:1000])
-    >>> inside = fitted.sets(softmax(scores[1000:], -1))[np.arange(1000), answers[1000:]]
+    >>> inside = fitted.sets(probs=softmax(scores[1000:], -1))[np.arange(1000), answers[1000:]]
     >>> bool(0.87 < inside.mean() < 0.93)
     True
     """
@@ -228,7 +228,7 @@ def choice_sets(
         at = int(bad.argmax())
         raise bad_row(torch.from_numpy(rows[at]), 0, at)
     probs = softmax(scores, axis=-1)
-    return conformal(probs, answers, coverage=coverage, score=score, seed=seed)
+    return conformal(probs=probs, labels=answers, coverage=coverage, score=score, seed=seed)
 
 
 def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:

@@ -298,8 +298,8 @@ class Claims(NamedTuple):
         return {
             "nll": float(share @ self.nll),
             "brier": float(share @ (self.confidence - self.correct) ** 2),
-            "ece": ece(*pairs, sample_weight=self.weight),
-            "auroc": auroc(*pairs, sample_weight=self.weight),
+            "ece": ece(confidence=pairs[0], outcome=pairs[1], sample_weight=self.weight),
+            "auroc": auroc(confidence=pairs[0], outcome=pairs[1], sample_weight=self.weight),
         }
 
 

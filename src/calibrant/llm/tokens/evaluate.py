@@ -27,8 +27,8 @@ from scipy.stats import rankdata, t
 from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
 from calibrant.llm.answers.evaluate import ClaimsEvaluation
-from calibrant.metrics import binned, intervals, ranking
-from calibrant.metrics.gap_curve import shape_of
+from calibrant.metrics import intervals, ranking
+from calibrant.metrics.gaps import debiased, gap_curve, gap_deviation, total
 from calibrant.metrics.intervals import Cells, Estimate
 
 HELD = 1 << 23
@@ -92,11 +92,11 @@ def evaluate_tokens(
     filled = fill(claimed, happened, uniform_edges(bins))
     ranked = _clustered_auroc(claimed, happened, number, count)
     values = {name: float(x.mean()) for name, x in scores.items()}
-    values |= {"ece": binned.absolute(filled.gap), "auroc": ranked.value}
+    values |= {"ece": float(total(filled.gap)), "auroc": ranked.value}
     worth = _worth(number)
     if level is None or worth < FEWEST:
         found = {name: Estimate(value) for name, value in values.items()}
-        found["debiased_ece"] = Estimate(binned.debiased(filled))
+        found["debiased_ece"] = Estimate(debiased(filled))
         return _token_result(found, filled, None, count)
 
     check_level(level)
@@ -115,8 +115,8 @@ def evaluate_tokens(
     noise = _noise(off[:, len(scores) :], replicates, seed)
     clear = _worth_fewer(filled, noise)
     cells = _cells(clear, noise * _tails(worth, replicates, seed), values["accuracy"])
-    for name, value in (("ece", values["ece"]), ("debiased_ece", binned.debiased(clear))):
-        found[name] = intervals.error_interval(value, intervals.total, cells, level)
+    for name, value in (("ece", values["ece"]), ("debiased_ece", debiased(clear))):
+        found[name] = intervals.error_interval(value, total, cells, level)
     return _token_result(found, filled, level, count)
 
 
@@ -216,7 +216,7 @@ class _DocumentCells(Cells):
 
 def _worth_fewer(filled: Bins, noise: FloatArray) -> Bins:
     """Bins of as many independent tokens as would have this noise."""
-    deviation, alone = noise.std(0, ddof=1), binned.gap_deviation(filled)
+    deviation, alone = noise.std(0, ddof=1), gap_deviation(filled)
     ratio = np.divide(deviation, alone, out=np.ones_like(alone), where=alone > 0)
     squares = filled.squares * np.maximum(ratio, 0.1) ** 2
     spread = (deviation * filled.total) ** 2 + filled.gap**2 * squares.sum()
@@ -230,7 +230,7 @@ def _cells(filled: Bins, noise: NDArray[Any], accuracy: float) -> Cells:
     variance = max(float(noise.sum(1).var(ddof=1)), 1e-12)
     worth = max(accuracy * (1 - accuracy) / variance, 1.0)
     size = np.ceil(share * worth).astype(np.int64)
-    return _DocumentCells(filled.gap, share, claimed, shape_of(filled)(claimed), size, noise, 0)
+    return _DocumentCells(filled.gap, share, claimed, gap_curve(filled)(claimed), size, noise, 0)
 
 
 def _clustered_auroc(
@@ -320,8 +320,8 @@ def compare_tokens(
         off = left_out(sums)
         # the same seed: the same noise of documents for both
         noise = _noise(off[:, len(scores) :], replicates, seed)
-        value = binned.debiased(_worth_fewer(filled, noise)), *(x.mean() for x in scores.values())
-        errors = intervals.total(filled.gap + noise)
+        value = debiased(_worth_fewer(filled, noise)), *(x.mean() for x in scores.values())
+        errors = total(filled.gap + noise)
         sides.append((np.array(value), errors, off[:, : len(scores)]))
     (before_values, *first), (after_values, *second) = sides
     errors, off = (ours - theirs for ours, theirs in zip(second, first, strict=True))

@@ -21,7 +21,7 @@ from scipy.stats import binom
 import calibrant as cal
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import sample_path, save_predictions
-from calibrant.monitor import TILTS, Monitor, stream
+from calibrant.monitor import TILTS, Monitor
 from tests.support.simulate import drawn, drawn_pairs
 
 ROOT = Path(__file__).parents[2]
@@ -681,7 +681,7 @@ def test_a_damaged_state_is_refused(rng, tmp_path, damage):
 
 
 def test_a_file_is_a_window(rng, tmp_path, monkeypatch, small_blocks):
-    monkeypatch.setattr(stream, "BLOCK", 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 40)
     logits, labels = drawn(rng, 90, 4)
     labels[5] = -100
     probs = torch.softmax(torch.from_numpy(logits), -1).numpy()
@@ -785,7 +785,7 @@ def test_a_file_without_labels_is_an_empty_window(rng, tmp_path):
 
 
 def test_a_refused_file_leaves_no_trace(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "BLOCK", 40)
+    monkeypatch.setattr("calibrant.data.dataset.CHUNK", 40)
     logits, labels = drawn(rng, 90, 4)
     logits[80] = np.nan
     save_predictions(tmp_path / "bad.npz", {"logits": logits, "labels": labels})

@@ -497,7 +497,8 @@ def _usable(scores: _Scores, *, masks: bool) -> _Scores:
             "method that allows masked classes (ts)"
         )
     warn(f"{problem}. They are left out of the calibration")
-    return _Scores(scores.classes, *(column[kept] for column in scores[1:]))
+    columns: Any = (column[kept] for column in scores[1:])
+    return _Scores(scores.classes, *columns)
 
 
 # ---------------------------------------------------------------------------------------- targets

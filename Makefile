@@ -35,7 +35,7 @@ types: .venv/.installed-dev
 
 # From scratch, since a page that Sphinx takes from its cache keeps its warnings to itself.
 docs: .venv/.installed-dev
-	rm -rf docs/_build docs/api/_generated
+	rm -rf docs/_build docs/_generated docs/api docs/api.md
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 bench: .venv/.installed-dev
@@ -57,6 +57,6 @@ $(BIN)/python:
 
 # Keeps .venv; remove that folder by hand to start anew.
 clean:
-	rm -rf build dist docs/_build docs/api/_generated htmlcov .coverage .coverage.* \
+	rm -rf build dist docs/_build docs/_generated docs/api docs/api.md htmlcov .coverage .coverage.* \
 		.mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-collect_ignore = ["docs/conf.py"]
+collect_ignore = ["docs/conf.py", "docs/generate.py"]
 
 
 def enter_empty_folder(namespace):

@@ -39,7 +39,7 @@ def against_torchmetrics(logits: torch.Tensor, labels: torch.Tensor) -> float | 
     except ImportError:
         return None
     theirs = seconds(lambda: multiclass_calibration_error(logits, labels, CLASSES, n_bins=15))
-    return theirs / seconds(lambda: cal.ece(*cal.top_label(logits, labels)))
+    return theirs / seconds(lambda: cal.ece(logits, labels))
 
 
 def main() -> None:

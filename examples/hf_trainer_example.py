@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import calibrant as cal
-from calibrant.deploy.attach import CalibratedModel, calibrated
+from calibrant.deploy import CalibratedModel, calibrated
 
 TOPICS, WORDS, LENGTH = 4, 100, 12
 
@@ -62,7 +62,7 @@ def main(folder):
     # predict gives logits; the texts are new to the network, those to measure on yet others.
     val, test = trainer.predict(texts(1000, seed=1)), trainer.predict(texts(1000, seed=2))
     calibrator = cal.TemperatureScaling().fit(val.predictions, val.label_ids)
-    effect = cal.effect_file(calibrator, {"logits": test.predictions, "labels": test.label_ids})
+    effect = cal.effect(calibrator, {"logits": test.predictions, "labels": test.label_ids})
     print(f"temperature {calibrator.temperature_:.2f}")
     for name in ("accuracy", "ece", "nll"):
         print(f"{name:<8} {effect.before[name].value:.4f} -> {effect.after[name].value:.4f}")

@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrant as cal
-from calibrant.deploy.attach import CalibratedModel, calibrated
-from calibrant.deploy.collect import collect
+from calibrant.deploy import CalibratedModel, calibrated, collect
 
 
 def loaders():
@@ -69,7 +68,7 @@ def main(folder):
     # Learn from images that the network has not seen in training, measure on yet others.
     calibrator = cal.TemperatureScaling().fit(*collect(classifier, val_loader))
     logits, labels = collect(classifier, test_loader)
-    effect = cal.effect_file(calibrator, {"logits": logits.numpy(), "labels": labels.numpy()})
+    effect = cal.effect(calibrator, {"logits": logits.numpy(), "labels": labels.numpy()})
     print(f"temperature {calibrator.temperature_:.2f}")
     for name in ("accuracy", "ece", "nll"):
         print(f"{name:<8} {effect.before[name].value:.4f} -> {effect.after[name].value:.4f}")

@@ -28,7 +28,7 @@ def threads():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a dozen numbers: a few rows each, and every input is worth several threads."""
-    monkeypatch.setitem(_walk.BLOCK, "cpu", 12)
+    monkeypatch.setitem(_walk.CHUNK_SIZE, "cpu", 12)
 
 
 @pytest.fixture

@@ -49,13 +49,21 @@ def data(kind):
 
 
 DRAW: dict[str, Any] = {
-    "reliability": lambda p, ax=None: plots.reliability_diagram(cal.reliability(*p), ax),
-    "equal mass": lambda p, ax=None: plots.reliability_diagram(
-        cal.reliability(*p, equal_mass=True), ax
+    "reliability": lambda p, ax=None: plots.reliability_diagram(
+        cal.metrics.reliability(confidence=p[0], outcome=p[1]), ax
     ),
-    "smooth": lambda p, ax=None: plots.smooth_diagram(cal.smooth_reliability(*p), ax),
-    "histogram": lambda p, ax=None: plots.confidence_histogram(cal.histogram(*p), ax),
-    "risk": lambda p, ax=None: plots.risk_coverage_plot(cal.risk_coverage(*p), ax),
+    "equal mass": lambda p, ax=None: plots.reliability_diagram(
+        cal.metrics.reliability(confidence=p[0], outcome=p[1], equal_mass=True), ax
+    ),
+    "smooth": lambda p, ax=None: plots.smooth_diagram(
+        cal.metrics.smooth_reliability(confidence=p[0], outcome=p[1]), ax
+    ),
+    "histogram": lambda p, ax=None: plots.confidence_histogram(
+        cal.metrics.confidence_histogram(confidence=p[0], outcome=p[1]), ax
+    ),
+    "risk": lambda p, ax=None: plots.risk_coverage_plot(
+        cal.metrics.risk_coverage(confidence=p[0], outcome=p[1]), ax
+    ),
 }
 
 
@@ -126,7 +134,9 @@ def test_drawing_changes_no_setting_of_matplotlib(pairs, name):
 
 @pytest.mark.parametrize("equal_mass", [False, True])
 def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
-    curve = cal.reliability(*pairs, bins=10, equal_mass=equal_mass)
+    curve = cal.metrics.reliability(
+        confidence=pairs[0], outcome=pairs[1], bins=10, equal_mass=equal_mass
+    )
     axes: Any = plots.reliability_diagram(curve, label="model A")
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
@@ -142,7 +152,7 @@ def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
 
 
 def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
-    curve = cal.reliability(*pairs, bins=10)
+    curve = cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1], bins=10)
     axes: Any = plots.reliability_diagram(curve)
     seen = np.isfinite(curve.accuracy)
     (errors,) = (c for c in axes.containers if isinstance(c, ErrorbarContainer))
@@ -155,7 +165,7 @@ def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
 
 
 def test_the_strip_above_a_reliability_diagram_is_the_share_per_bin(pairs):
-    curve = cal.reliability(*pairs, bins=10)
+    curve = cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1], bins=10)
     axes: Any = plots.reliability_diagram(curve)
     (strip,) = axes.child_axes
     (bars,) = strip.containers
@@ -175,7 +185,7 @@ def test_the_diagonal_is_where_confidence_equals_accuracy(pairs, name):
 
 
 def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pairs):
-    curve = cal.smooth_reliability(*pairs, points=128)
+    curve = cal.metrics.smooth_reliability(confidence=pairs[0], outcome=pairs[1], points=128)
     axes: Any = plots.smooth_diagram(curve, label="model A")
     line: Any = next(c for c in axes.collections if isinstance(c, LineCollection))
     seen = curve.density > curve.density.max() / 1000
@@ -198,7 +208,7 @@ def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pair
 
 
 def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
-    shares = cal.histogram(*pairs, bins=12)
+    shares = cal.metrics.confidence_histogram(confidence=pairs[0], outcome=pairs[1], bins=12)
     axes: Any = plots.confidence_histogram(shares)
     steps = [patch.get_data() for patch in axes.patches]
     assert len(steps) == 4
@@ -211,7 +221,7 @@ def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
 
 def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs):
     confidence, outcome = pairs
-    curve = cal.risk_coverage(confidence, outcome)
+    curve = cal.metrics.risk_coverage(confidence=confidence, outcome=outcome)
     axes: Any = plots.risk_coverage_plot(curve, label="by margin")
     ours, flat, best = axes.get_lines()
     np.testing.assert_allclose(ours.get_xdata(), 100 * curve.coverage)
@@ -219,7 +229,9 @@ def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs)
     wrong = 100 * (~outcome).mean()
     np.testing.assert_allclose(flat.get_ydata(), wrong)
     # an oracle puts every wrong answer last
-    oracle = cal.risk_coverage(outcome * 0.5 + np.linspace(0.1, 0.2, 500), outcome)
+    oracle = cal.metrics.risk_coverage(
+        confidence=outcome * 0.5 + np.linspace(0.1, 0.2, 500), outcome=outcome
+    )
     expected = np.interp(best.get_xdata(), 100 * oracle.coverage, 100 * oracle.risk)
     np.testing.assert_allclose(best.get_ydata(), expected, atol=0.2)
     assert legend(axes) == ["by margin", "no order", "best order"]
@@ -229,7 +241,7 @@ def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs)
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_margin_diagrams_show_a_diagram_for_each_group(count):
-    groups = cal.margin_groups(*logits_and_labels(), groups=count)
+    groups = cal.metrics.reliability_by_margin(*logits_and_labels(), groups=count)
     figure: Any = plots.margin_diagrams(groups)
     figure.canvas.draw()
     assert plt.get_fignums() == [figure.number]
@@ -244,7 +256,9 @@ def test_margin_diagrams_show_a_diagram_for_each_group(count):
 
 
 def test_a_diagram_can_be_saved(tmp_path, pairs):
-    figure: Any = plots.reliability_diagram(cal.reliability(*pairs)).figure
+    figure: Any = plots.reliability_diagram(
+        cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1])
+    ).figure
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"diagram.{suffix}")
         assert (tmp_path / f"diagram.{suffix}").stat().st_size > 1000

@@ -83,7 +83,9 @@ def one_split(graded: GradedAnswers, how: str, stage: str, seed: int) -> dict[st
     found = figures(confidences(graded, how, stage, first, test), graded.correct[test])
     held, new = (confidences(graded, how, stage, first[:third], x) for x in (first[third:], test))
     for target in TARGETS:
-        limit = cal.threshold(held, graded.correct[first[third:]], max_error=target).threshold
+        limit = cal.threshold(
+            confidence=held, outcome=graded.correct[first[third:]], max_error=target
+        ).threshold
         given = graded.correct[test][new >= limit]
         found[f"given{100 * target:.0f}"] = given.size
         found[f"wrong{100 * target:.0f}"] = int((~given).sum())
@@ -103,10 +105,10 @@ def confidences(
 
 def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
     return {
-        "ece": cal.ece(confidence, correct),
-        "debiased_ece": cal.debiased_ece(confidence, correct),
+        "ece": cal.ece(confidence=confidence, outcome=correct),
+        "debiased_ece": cal.debiased_ece(confidence=confidence, outcome=correct),
         "brier": float(((confidence - correct) ** 2).mean()),
-        "auroc": cal.auroc(confidence, correct),
+        "auroc": cal.auroc(confidence=confidence, outcome=correct),
     }
 
 

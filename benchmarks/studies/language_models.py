@@ -37,10 +37,13 @@ import torch
 from rows import MISSING, Rows, chosen, read, shown, write_tables
 from torch.nn import functional as F
 
+import calibrant as cal
 from calibrant import llm
-from calibrant.llm.answers.questions import first_of_each, normalised
+from calibrant.llm.answers.asking import ask_choices_each, ask_each
+from calibrant.llm.answers.choices import choice_logits_from_likelihoods
+from calibrant.llm.answers.questions import Question, first_of_each, normalised, subset
 
-PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "always": True, "epochs": 3}
+PAPER: dict[str, Any] = {"objective": "selective", "alpha": 0.5, "keep_always": True, "epochs": 3}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "bce": {"objective": "bce"},
     "brier": {"objective": "brier"},
@@ -154,7 +157,7 @@ def trained(
     )
     seconds = time.perf_counter() - start
     if seed == 0:
-        llm.save_head(fitted, out / "saved" / f"{head}-{name}")
+        cal.save(fitted, out / "saved" / f"{head}-{name}")
     about = {
         "tokens": len(table),
         "head": head,
@@ -197,11 +200,11 @@ Heads = dict[str, llm.FittedHead | None]
 
 def questions(given: argparse.Namespace) -> None:
     model, tokenizer = llm.load_model(given.model, device=given.device, dtype=precision(given))
-    fitted = {name: llm.load_head(given.heads / "saved" / name) for name in ASKED}
+    fitted = {name: cal.load(given.heads / "saved" / name) for name in ASKED}
     for head in fitted.values():
         head.head.to(given.device)
     one = fitted[ASKED[0]]
-    single = llm.FittedHead.of_temperature(one.settings["temperature"], one.mark)
+    single = llm.FittedHead.from_temperature(one.settings["temperature"], one.fingerprint)
     tried: Heads = {"none": None, "global": single, **fitted}
     with writer(given.out / "questions.csv") as write:
         for source, scored, name, sure, right in measured(given, model, tokenizer, tried):
@@ -230,7 +233,7 @@ def answer_figures(sure: Any, right: Any) -> dict[str, Any]:
 def mapped(sure: Any, right: Any) -> tuple[Any, Any]:
     """Half of the answers, with confidences from a map that was fitted on the other half."""
     first, second = np.array_split(np.random.default_rng(0).permutation(len(right)), 2)
-    learned = llm.AnswerCalibrator(how=None).fit(sure[first], right[first])
+    learned = llm.AnswerCalibrator(aggregate=None).fit(sure[first], right[first])
     return learned.predict(sure[second]), right[second]
 
 
@@ -246,9 +249,9 @@ def measured(
             yield name, "texts", head, sure, right
     if (given.data / "mmlu").exists():
         asked = llm.read_mmlu(given.data / "mmlu")
-        asked = llm.subset(asked, min(given.limit, len(asked)))
+        asked = subset(asked, min(given.limit, len(asked)))
         shots = first_of_each(llm.read_mmlu(given.data / "mmlu", "dev"), 5)
-        scores, labels = llm.ask_choices_each(
+        scores, labels = ask_choices_each(
             model, tokenizer, asked, heads, shots=shots, batch=given.batch
         )
         for head, logits in scores.items():
@@ -259,10 +262,10 @@ def measured(
             continue
         whole = llm.read_questions(path)
         later = whole[len(whole) // 2 :] if name == "triviaqa" else whole  # not seen in heads
-        drawn = llm.subset(later, min(given.limit + 5, len(later)))
+        drawn = subset(later, min(given.limit + 5, len(later)))
         shots, asked = drawn[:5], drawn[5:]
         prompts = [llm.short_prompt(one, shots) for one in asked]
-        told = llm.ask_each(model, tokenizer, prompts, heads, most=16, batch=given.batch)
+        told = ask_each(model, tokenizer, prompts, heads, max_new_tokens=16, batch=given.batch)
         for head, answers in told.items():
             pairs = zip(answers, asked, strict=True)
             right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
@@ -270,7 +273,7 @@ def measured(
             yield name, "written", head, sure, right
 
 
-def to_choose(given: argparse.Namespace) -> dict[str, list[llm.Question]]:
+def to_choose(given: argparse.Namespace) -> dict[str, list[Question]]:
     """Questions of each set with texts to choose from, of which the first is right.
 
     Those of TruthfulQA have the best answer and all the false ones (MC1), the others, which
@@ -286,7 +289,7 @@ def to_choose(given: argparse.Namespace) -> dict[str, list[llm.Question]]:
     return {name: some[: given.limit] for name, some in distinct.items() if some}
 
 
-def fair(one: llm.Question) -> llm.Question | None:
+def fair(one: Question) -> Question | None:
     """A question whose texts all differ by more than case and points; none if one is left."""
     kept = dict[str, str]()
     for text in one.choices:
@@ -294,14 +297,14 @@ def fair(one: llm.Question) -> llm.Question | None:
     return replace(one, choices=tuple(kept.values())) if len(kept) > 1 else None
 
 
-def truthful(row: dict[str, str]) -> llm.Question:
+def truthful(row: dict[str, str]) -> Question:
     wrong = (text.strip() for text in row["Incorrect Answers"].split(";") if text.strip())
     best = row["Best Answer"].strip()
-    return llm.Question(row["Question"], (best,), (best, *wrong), 0)
+    return Question(row["Question"], (best,), (best, *wrong), 0)
 
 
 def chosen_texts(
-    model: Any, tokenizer: Any, asked: list[llm.Question], heads: Heads
+    model: Any, tokenizer: Any, asked: list[Question], heads: Heads
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the head, the confidence in the likeliest text, and whether that is the right one."""
     pairs = [(llm.short_prompt(one), f" {text}") for one in asked for text in one.choices]
@@ -309,8 +312,8 @@ def chosen_texts(
     with TemporaryDirectory() as folder:
         table = llm.collect(model, pairs, folder, tokenizer=tokenizer, prompts=True)
         for head, fitted in heads.items():
-            logs = -np.bincount(table.documents, llm.token_claims(table, fitted).nll)
-            parts = [llm.choice_logits_from_likelihoods(some) for some in np.split(logs, ends)]
+            logs = -np.bincount(table.documents, llm.token_predictions(table, fitted).nll)
+            parts = [choice_logits_from_likelihoods(some) for some in np.split(logs, ends)]
             sure = np.exp([part.max() for part in parts])
             yield head, sure, np.array([part.argmax() == 0 for part in parts])
 
@@ -349,7 +352,7 @@ def examples(given: argparse.Namespace, tokenizer: Any) -> tuple[list[Any], list
     return right, pairs
 
 
-def preferences(data: Path) -> list[llm.Question]:
+def preferences(data: Path) -> list[Question]:
     """Questions, each with its answer and with wrong ones that sound right, in a mixed order."""
     found = []
     for file in sorted((data / "qa").glob("*.pos_neg*.csv")):
@@ -357,7 +360,7 @@ def preferences(data: Path) -> list[llm.Question]:
             for asked, good, wrong in list(csv.reader(lines))[1:]:
                 texts = good, *ast.literal_eval(wrong)
                 name = file.name.partition(".")[0]
-                found.append(llm.Question(asked, (good,), texts, 0, subject=name))
+                found.append(Question(asked, (good,), texts, 0, subject=name))
     random.Random(0).shuffle(found)
     return found
 
@@ -467,7 +470,7 @@ def tokens(rows: Rows) -> list[tuple[str, ...]]:
         for name in objectives:
             own = chosen(rows, head=head, objective=name, figures="head")
             kept = f"{sum(int(row['kept']) for row in own)} of {len(own)}"
-            kept = "always" if "always" in OBJECTIVES[name] else kept
+            kept = "always" if "keep_always" in OBJECTIVES[name] else kept
             table.append((head, named(name, own), kept, *figures(own)))
     return table
 

@@ -45,7 +45,7 @@ COLUMNS = (
     *FIGURES,
     *("confidence", "ood_auroc", "keep", "seconds"),
 )
-AFTER = {"none": cal.Identity, "ts": cal.TemperatureScaling, "smart": cal.SMART}
+AFTER = {"none": cal.calibrators.Identity, "ts": cal.TemperatureScaling, "smart": cal.SMART}
 SWEPT = 2
 """Seeds of the sweeps."""
 
@@ -227,7 +227,7 @@ DATA: list[Data] = []
 def prepare(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # some settings are meant to fail
-    files = [cal.open_predictions(path) for path in (given.predictions, given.train, *given.others)]
+    files = [cal.open_dataset(path) for path in (given.predictions, given.train, *given.others)]
     parts = {}
     for file in files:
         for name in file.splits:
@@ -236,7 +236,7 @@ def prepare(given: argparse.Namespace) -> None:
                 features = torch.from_numpy(np.array(split.read("features"), np.float32))
                 labels = torch.from_numpy(np.array(split.read("labels"), np.int64))
                 parts[name] = Part(features.to(given.device), labels)
-    layer = files[0].last_layer()
+    layer = files[0].head
     assert layer is not None
     weight, bias = (torch.from_numpy(np.array(a, np.float32)).to(given.device) for a in layer)
     DATA[:] = [Data(parts, given.ood, weight, bias, given.device)]
@@ -304,7 +304,7 @@ def figures_of(probs: dict[str, torch.Tensor], name: str) -> list[str]:
     data = DATA[0]
     confidence = probs[name].amax(-1)
     if name in data.ood:
-        ood = cal.ood_auroc(probs["test"].amax(-1), confidence)
+        ood = cal.metrics.ood_auroc(probs["test"].amax(-1), confidence)
         return [*[""] * len(FIGURES), f"{confidence.mean():.6f}", f"{ood:.6f}"]
     labels = data.parts[name].labels
     found = cal.evaluate(probs=probs[name], labels=labels, metrics=FIGURES, level=None)

@@ -193,7 +193,12 @@ def every_window(streams: int) -> Row:
         hits = math.inf
         for k in range(WINDOWS):
             confidence = claims(rng, WINDOW)
-            if cal.calibration_test(confidence, right(rng, confidence)).p_value < 0.05:
+            if (
+                cal.metrics.calibration_test(
+                    confidence=confidence, outcome=right(rng, confidence)
+                ).p_value
+                < 0.05
+            ):
                 hits = (k + 1) * WINDOW
                 break
         taken.append(hits)
@@ -237,7 +242,7 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
         sums, hit = np.zeros((TILTS.size, watch.bins)), math.inf
         for k in range(begins + WINDOWS):
             c = claims(rng, WINDOW)
-            pairs = cal.Pairs(c, right(rng, c if k < begins else drift(c)))
+            pairs = cal.metrics.Pairs(c, right(rng, c if k < begins else drift(c)))
             sums += watch.tolerated.window(pairs).log_factors()
             if logsumexp(range_sums(sums) + bin_ranges(watch.bins).log_stake) >= math.log(20):
                 hit = (k + 1) * WINDOW
@@ -249,7 +254,7 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
 
 def real(folder: str, orders: int) -> Iterator[Row]:
     """Clean test images, then other images of the test set corrupted, in random order."""
-    clean, shifted = (cal.open_predictions(Path(folder) / f) for f in FILES)
+    clean, shifted = (cal.open_dataset(Path(folder) / f) for f in FILES)
     fit, test = ([clean.split(s).read(k) for k in ("logits", "labels")] for s in ("val", "test"))
     for method in ("ts", "smart", "none"):
         fitted = cal.CALIBRATORS[method]().fit(*fit)
@@ -263,7 +268,9 @@ def real(folder: str, orders: int) -> Iterator[Row]:
         for split in shifted.splits:
             logits, labels = (shifted.split(split).read(k) for k in ("logits", "labels"))
             after = cal.top_label(calibrated(fitted, logits), labels)
-            setting = f"{title}; {split}; ECE {100 * cal.ece(*after):.1f}"
+            setting = (
+                f"{title}; {split}; ECE {100 * cal.ece(confidence=after[0], outcome=after[1]):.1f}"
+            )
             yield shift_row(name, setting, known, before, after, orders)
 
 
@@ -271,7 +278,7 @@ FILES = ("predictions.npz", "shift.npz")
 
 
 def clean_row(
-    name: str, title: str, make: Callable[[], Monitor], before: cal.Pairs, orders: int
+    name: str, title: str, make: Callable[[], Monitor], before: cal.metrics.Pairs, orders: int
 ) -> Row:
     taken = []
     for seed in range(orders):
@@ -284,9 +291,9 @@ def clean_row(
 def shift_row(
     name: str,
     setting: str,
-    known: cal.Pairs | None,
-    before: cal.Pairs,
-    after: cal.Pairs,
+    known: cal.metrics.Pairs | None,
+    before: cal.metrics.Pairs,
+    after: cal.metrics.Pairs,
     orders: int,
 ) -> Row:
     taken, half = [], before.outcome.size // 2

@@ -83,7 +83,7 @@ def rows(path: str, split: int, methods: list[str]):
 
 
 def parts(path: str, split: int) -> tuple[Part, Part, tuple[np.ndarray, np.ndarray] | None]:
-    file = cal.open_predictions(path)
+    file = cal.open_dataset(path)
     own = [file.split(name) for name in ("val", "test")]
     known = all("features" in one.keys for one in own)
     columns = ("logits", "labels", "features") if known else ("logits", "labels")
@@ -97,7 +97,7 @@ def parts(path: str, split: int) -> tuple[Part, Part, tuple[np.ndarray, np.ndarr
         Part(*(None if values is None else values[which] for values in whole))
         for which in (order[:cut], order[cut:])
     ]
-    return taken[0], taken[1], file.last_layer() if known else None
+    return taken[0], taken[1], file.head if known else None
 
 
 def fitted(calibrator: cal.Calibrator, fit: Part, head: tuple | None) -> float | None:

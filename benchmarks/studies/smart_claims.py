@@ -29,14 +29,14 @@ FEW = ("cifar10_resnet50", "cifar10_vgg19_bn", "cifar100_vgg16_bn", "cifar100_wi
 """Files that the study of few samples takes, to end within half an hour."""
 FAITHFUL = {"start": "identity", "likelihood": 0.0, "steps": 2000}
 VARIANTS = {
-    "none": cal.Identity,
+    "none": cal.calibrators.Identity,
     "ts": cal.TemperatureScaling,
     "smart": cal.SMART,
     "smart as published": lambda: cal.SMART(**FAITHFUL),
     "smart, no likelihood": lambda: cal.SMART(likelihood=0.0),
     "smart from identity": lambda: cal.SMART(start="identity"),
-    "odds": cal.OddsScaling,
-    "blend": cal.Blend,
+    "odds": cal.calibrators.OddsScaling,
+    "blend": cal.calibrators.Blend,
     "auto": cal.Auto,
 }
 
@@ -98,7 +98,7 @@ def few_samples(path: Path):
 def shifted(path: Path):
     clean = path.with_name("predictions.npz")
     val, _ = tables(clean)
-    file = cal.open_predictions(path)
+    file = cal.open_dataset(path)
     for name in ("none", "ts", "smart", "odds", "blend"):
         fitted = VARIANTS[name]().fit_records(val)
         for split in file.splits:
@@ -114,14 +114,14 @@ def measured(calibrator, path: Path):
 
 def figures(claims, table):
     confidence = np.clip(claims.confidence, 0, 1)
-    ranked = cal.auroc(confidence, table.correct)
-    found = cal.ece(confidence, table.correct), claims.nll.mean(), ranked
+    ranked = cal.auroc(confidence=confidence, outcome=table.correct)
+    found = cal.ece(confidence=confidence, outcome=table.correct), claims.nll.mean(), ranked
     return tuple(f"{value:.6f}" for value in found)
 
 
 @cache
 def tables(path: Path):
-    file = cal.open_predictions(path)
+    file = cal.open_dataset(path)
     parts = [file.split(name) for name in ("val", "test")]
     return [tabulate(examples(part.read("logits"), part.read("labels"))) for part in parts]
 

@@ -1,44 +1,53 @@
 """Make classifiers and language models say how sure they are, and mean it.
 
 >>> import calibrant as cal
->>> cal.ece([0.9, 0.6], [1, 0])
-0.35
+>>> cal.ece([[2.0, 0.0], [1.0, 0.0]], [0, 1])
+0.425...
 """
 
 from __future__ import annotations
 
+import ast
+import pkgutil
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from calibrant._api import *  # noqa: F403
-
-_PACKAGES = (
-    *("bench", "calibrators", "data", "decide", "deploy", "llm", "losses", "metrics"),
-    *("monitor", "plots", "retrain", "workflows"),
-)
 
 
 def __getattr__(name: str) -> Any:
     """Import public names and packages on first use, so that ``calibrant --help`` is quick."""
     if name == "__version__":
         return _version()
-    if name in _PACKAGES:
-        return import_module(f"calibrant.{name}")
     if name == "__all__":
-        return _public_names()
-    if not name.startswith("_") and name in _public_names():
-        value = globals()[name] = getattr(import_module("calibrant._api"), name)
-        return value
+        return sorted(_homes())
+    if not name.startswith("_"):
+        if name in _homes():
+            value = globals()[name] = getattr(import_module(_homes()[name]), name)
+            return value
+        if name in _packages():
+            return import_module(f"calibrant.{name}")
     raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*_public_names(), "__version__", *_PACKAGES]
+    return [*_homes(), "__version__", *_packages()]
 
 
-def _public_names() -> list[str]:
-    return sorted(name for name in vars(import_module("calibrant._api")) if name[0] != "_")
+@cache
+def _homes() -> dict[str, str]:
+    """Module of each public name, read from ``_api.py`` without importing anything."""
+    listed = ast.parse(Path(__file__).with_name("_api.py").read_text("utf-8")).body
+    imports = [node for node in listed if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
+@cache
+def _packages() -> list[str]:
+    return [found.name for found in pkgutil.iter_modules(__path__) if found.name[0] != "_"]
 
 
 def _version() -> str:

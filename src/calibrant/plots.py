@@ -1,11 +1,8 @@
-"""Diagrams of calibration: drawing only.
+"""Diagrams of calibration, from the data of ``calibrant.metrics`` and ``calibrant.calibrators``.
 
-What is drawn comes from :mod:`calibrant.metrics.curves` and :mod:`calibrant.calibrators.margin_curves`.
-
-Every function draws into ``ax`` (a new figure without one) and returns it. Text, ticks and
-frames take the colours of the matplotlib style in use, and fills are translucent, so the same
-call looks right in a paper and in a dark notebook. Needs matplotlib:
-``pip install 'calibrant[plot]'``.
+Every function draws into ``ax`` (a new figure without one) and returns it. Text, ticks and frames
+take the colours of the matplotlib style in use, and fills are translucent, so that the same call
+looks right in a paper and in a dark notebook. Needs matplotlib: ``pip install 'calibrant[plot]'``.
 """
 
 from __future__ import annotations
@@ -17,9 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from calibrant._core.checks import FloatArray
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature
-from calibrant.metrics.curves import Histogram, MarginGroup, Reliability, SmoothReliability
+from calibrant.metrics.curves import (
+    Histogram,
+    MarginReliability,
+    Reliability,
+    SmoothReliability,
+    reliability,
+    reliability_of,
+)
+from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
+from calibrant.metrics.reductions import Pairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,52 +35,56 @@ if TYPE_CHECKING:
     from calibrant.retrain.maccal import Epoch
 
 RIGHT, WRONG = "#2f7fb8", "#d9662b"
-"""Blue for accuracy and right answers, orange for what is missing: told apart by everyone."""
+"""Blue for accuracy and right answers, orange for the rest: safe for colour-blind readers."""
 
 
-def reliability_diagram(curve: Reliability, ax: Axes | None = None, *, label: str = "") -> Axes:
-    """Accuracy per bin with intervals, the gap to the confidence, and how full each bin is.
+def reliability_diagram(
+    data: Reliability | Evaluation | Pairs, ax: Axes | None = None, *, label: str = ""
+) -> Axes:
+    """Accuracy per bin with intervals, the gap to the confidence, and the share of each bin.
+
+    Parameters
+    ----------
+    data : Reliability, Evaluation or Pairs
+        From ``calibrant.reliability``, ``calibrant.evaluate`` or ``calibrant.top_label``.
+    ax : Axes, optional
+    label : str
+        Legend of the bars.
 
     Examples
     --------
-    >>> import calibrant as cal
-    >>> curve = cal.reliability([0.9, 0.8, 0.7], [1, 1, 0])
-    >>> reliability_diagram(curve).get_xlabel()
+    >>> from calibrant.metrics import top_label
+    >>> reliability_diagram(top_label([[2.0, 0.0], [1.0, 0.0]], [0, 1])).get_xlabel()
     'confidence'
     """
+    curve = _reliability(data)
     axes = _square(ax)
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
     accuracy, claimed = curve.accuracy[seen], curve.confidence[seen]
-    axes.bar(
-        left,
-        accuracy,
-        width,
-        align="edge",
-        color=RIGHT,
-        alpha=0.55,
-        lw=0,
-        label=label or "accuracy",
-    )
-    axes.bar(
-        left,
-        claimed - accuracy,
-        width,
-        bottom=accuracy,
-        align="edge",
-        facecolor="none",
-        edgecolor=WRONG,
-        hatch="////",
-        lw=1,
-        label="gap to confidence",
-    )
+    bars: dict[str, Any] = {"x": left, "width": width, "align": "edge"}
+    axes.bar(height=accuracy, color=RIGHT, alpha=0.55, lw=0, label=label or "accuracy", **bars)
+    gap: dict[str, Any] = {"facecolor": "none", "edgecolor": WRONG, "hatch": "////", "lw": 1}
+    axes.bar(height=claimed - accuracy, bottom=accuracy, label="gap to confidence", **gap, **bars)
     reach = np.abs(np.stack([curve.low[seen], curve.high[seen]]) - accuracy)
-    ink = _ink()
-    axes.errorbar(claimed, accuracy, yerr=reach, fmt="o", ms=3, lw=1, capsize=2, color=ink)
+    axes.errorbar(claimed, accuracy, yerr=reach, fmt="o", ms=3, lw=1, capsize=2, color=_ink())
     _diagonal(axes)
     _counts(axes, curve.edges, curve.share)
     _legend(axes, "lower right")  # where the bars are solid and hide nothing
     return axes
+
+
+def _reliability(data: object) -> Reliability:
+    if isinstance(data, Reliability):
+        return data
+    if isinstance(data, Evaluation):
+        return reliability_of(data.bins, level=data.level or 0.9)
+    if isinstance(data, Pairs):
+        return reliability(confidence=data.confidence, outcome=data.outcome)
+    raise TypeError(
+        "a reliability diagram needs a Reliability, an Evaluation or Pairs, got "
+        f"{type(data).__name__}: pass calibrant.reliability(logits, labels)"
+    )
 
 
 def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: str = "") -> Axes:
@@ -103,7 +114,7 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
 
 
 def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
-    """How often each confidence occurs among right and among wrong answers.
+    """Distribution of confidence among right and among wrong answers.
 
     On a logarithmic scale, since most answers of a modern network have a confidence near 1.
     """
@@ -118,15 +129,15 @@ def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
     return axes
 
 
-def margin_diagrams(groups: Sequence[MarginGroup]) -> Figure:
-    """Reliability diagrams side by side, one for each group of margins (SMART, figure 15)."""
+def margin_diagrams(curves: Sequence[MarginReliability]) -> Figure:
+    """Reliability diagrams side by side, one for each bin of margins (SMART, figure 15)."""
     figure: Figure
-    figure, axes = _pyplot().subplots(1, len(groups), figsize=(3.3 * len(groups), 4), squeeze=False)
+    figure, axes = _pyplot().subplots(1, len(curves), figsize=(3.3 * len(curves), 4), squeeze=False)
     # the strips above the diagrams are not seen by the automatic layouts
     figure.subplots_adjust(left=0.07, right=0.98, bottom=0.12, top=0.78, wspace=0.2)
-    for group, ax in zip(groups, axes[0], strict=True):
-        reliability_diagram(group.reliability, ax)
-        ax.child_axes[0].set_title(f"margin {group.low:.1f} to {group.high:.1f}")
+    for curve, ax in zip(curves, axes[0], strict=True):
+        reliability_diagram(curve.reliability, ax)
+        ax.child_axes[0].set_title(f"margin {curve.low:.1f} to {curve.high:.1f}")
         if ax is not axes[0][0]:
             ax.get_legend().remove()
             ax.set_ylabel("")
@@ -153,7 +164,7 @@ def risk_coverage_plot(
 def temperature_plot(
     curve: MarginTemperature, ax: Axes | None = None, *, label: str = "temperature"
 ) -> Axes:
-    """Temperature of a sample against its margin, with the middle nine tenths shaded."""
+    """Temperature against margin, with the middle nine tenths shaded."""
     axes = _axes(ax)
     axes.fill_between(curve.margin, curve.low, curve.high, color=RIGHT, alpha=0.25, lw=0)
     axes.plot(curve.margin, curve.temperature, color=RIGHT, lw=2, label=label)
@@ -166,12 +177,9 @@ def temperature_plot(
 def adjustment_plot(changes: Mapping[str, MarginChange], ax: Axes | None = None) -> Axes:
     """Mean change of the confidence against the margin, one line for each method."""
     axes = _axes(ax)
-    styles = cycle(["-", "--", "-.", ":"])  # lines are told apart without their colours too
-    for name, curve in changes.items():
-        axes.plot(curve.margin, 100 * curve.change, lw=2, ls=next(styles), label=name)
     axes.axhline(0, color=_ink(), lw=1)
+    _lines(axes, {name: (curve.margin, 100 * curve.change) for name, curve in changes.items()})
     axes.set(xlabel="margin of the top two logits", ylabel="change of confidence (points)")
-    axes.legend(framealpha=0.8, edgecolor="none")
     return axes
 
 
@@ -180,39 +188,45 @@ GATE = {
     "gate_flips": "gate changed",
     "smoothing_lowered": "smoothing lowered",
 }
-"""Columns of a training log with FeDLaS, and what they are called in a plot."""
+"""Columns of a training log with FeDLaS, and their titles in a plot."""
 
 
 def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
-    """What the gate of FeDLaS did in each epoch: shares of the training examples.
+    """Gate of FeDLaS by epoch, as shares of the training examples.
 
     ``log`` is that of a :class:`calibrant.bench.train.Trainer`, or the rows of its ``log.csv``.
     """
     missing = [name for name in GATE if not log or name not in log[0]]
     if missing:
         raise ValueError(
-            f"the log must be of a training with FeDLaS, got none of {', '.join(missing)}"
+            f"the log must be of a training with FeDLaS, it has no {comma_separated(missing)}"
         )
     axes, epochs = _axes(ax), [int(row["epoch"]) for row in log]
-    styles = cycle(["-", "--", "-."])
-    for name, title in GATE.items():
-        shares = [100 * float(row[name]) for row in log]
-        axes.plot(epochs, shares, lw=2, ls=next(styles), label=title)
+    _lines(axes, {GATE[name]: (epochs, [100 * float(row[name]) for row in log]) for name in GATE})
     axes.set(xlabel="epoch", ylabel="training examples (%)", ylim=(0, 100))
-    axes.legend(framealpha=0.8, edgecolor="none")
     return axes
 
 
 def keep_plot(history: Sequence[Epoch], ax: Axes | None = None) -> Axes:
     """Keep-rate, confidence and accuracy of a :class:`calibrant.MaCCal` in each epoch."""
     axes, epochs = _axes(ax), range(1, len(history) + 1)
-    styles = cycle(["-", "--", "-."])
-    for name, title in {"keep": "keep-rate q", "confidence": "", "accuracy": ""}.items():
-        shares = [100 * getattr(epoch, name) for epoch in history]
-        axes.plot(epochs, shares, lw=2, ls=next(styles), label=title or name)
+    columns = {"keep-rate q": "keep", "confidence": "confidence", "accuracy": "accuracy"}
+    _lines(
+        axes,
+        {
+            title: (epochs, [100 * getattr(epoch, name) for epoch in history])
+            for title, name in columns.items()
+        },
+    )
     axes.set(xlabel="epoch", ylabel="%", ylim=(0, 102))
-    axes.legend(framealpha=0.8, edgecolor="none")
     return axes
+
+
+def _lines(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
+    """Draw lines ``{title: (x, y)}`` that can be told apart without their colours."""
+    for (title, (x, y)), style in zip(lines.items(), cycle(["-", "--", "-.", ":"]), strict=False):
+        axes.plot(x, y, lw=2, ls=style, label=title)
+    axes.legend(framealpha=0.8, edgecolor="none")
 
 
 def _pyplot() -> Any:

@@ -27,7 +27,7 @@ from calibrant.bench.train.images.sets import Part, Parts, image_set, parts
 from calibrant.bench.train.networks import NETWORKS, wide_resnet
 from calibrant.bench.train.trainer import Recipe, Trainer, augmented, channel_figures
 from calibrant.cli import cli
-from calibrant.data import open_predictions
+from calibrant.data import open_dataset
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.registry import LOSSES
 from calibrant.losses.regularisers import CRL
@@ -718,7 +718,7 @@ def ended(images, tmp_path_factory):
 
 def test_predictions_are_those_of_the_best_network(ended, images):
     folder, _, foreign, _ = ended
-    file = open_predictions(folder / "predictions.npz")
+    file = open_dataset(folder / "predictions.npz")
     assert set(file.splits) == {"val", "test", "ood"}
     arrays = dict(np.load(folder / "predictions.npz"))
     split = parts(images, 0.5)
@@ -800,7 +800,7 @@ def test_rows_are_figures_of_the_stored_logits(ended, images):
 def test_run_without_images_of_no_class(images, tmp_path):
     found = results.train(images, short(batch=16), tmp_path, held_out=0.5, device="cpu")
     assert {(row["ood"], row["ood_auroc"]) for row in found} == {("", "")}
-    assert open_predictions(tmp_path / "predictions.npz").splits == ["val", "test"]
+    assert open_dataset(tmp_path / "predictions.npz").splits == ["val", "test"]
     table = results.summary(found)
     assert [line[-1] for line in table] == ["OOD AUROC", "-", "-", "-"]
 
@@ -896,7 +896,7 @@ def test_bench_train_and_rows(run, tmp_path, monkeypatch):
     ]
     assert {row["ood"] for row in rows} == {"shuffled"}
     held = parts(bench_images.read_images(), 0.3).val.labels
-    stored = open_predictions("all/tiny-ce-0/predictions.npz").split("val").read("labels")
+    stored = open_dataset("all/tiny-ce-0/predictions.npz").split("val").read("labels")
     np.testing.assert_array_equal(stored, held)
 
     code, out, _ = run("bench", "rows", "all/tiny-ce-0", "all/tiny-ls-0")

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.solve import minimise, time_limit
-from calibrant.calibrators import affine, class_temperatures as classwise
+from calibrant.calibrators import affine_fit as affine, class_temperatures as classwise
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import TemperatureScaling
@@ -147,7 +147,9 @@ def greedy(logits, labels, weight, passes):
         probs = torch.from_numpy(scaled).softmax(-1).numpy()
         right = scaled.argmax(-1) == labels
         accuracy = np.average(right, weights=weight)
-        return cal.ece(probs.max(-1).clip(max=1), right, sample_weight=weight), accuracy
+        return cal.ece(
+            confidence=probs.max(-1).clip(max=1), outcome=right, sample_weight=weight
+        ), accuracy
 
     now = measured(temperatures)
     for _, k in itertools.product(range(passes), sorted(set(labels.tolist()))):
@@ -200,7 +202,9 @@ def test_changes_keep_the_sums_and_leaders_of_a_fresh_start(rng):
         np.testing.assert_allclose(rows.best, np.take_along_axis(scaled, order, -1))
         probs = torch.from_numpy(scaled).softmax(-1).numpy()
         right = order[:, 0] == labels
-        assert rows.quality() == pytest.approx((cal.ece(probs.max(-1), right), right.mean()))
+        assert rows.quality() == pytest.approx(
+            (cal.ece(confidence=probs.max(-1), outcome=right), right.mean())
+        )
         assert expected == pytest.approx(rows.quality())
 
 
@@ -331,7 +335,7 @@ def test_one_group_or_one_sample_takes_the_strongest_penalty(rng):
     np.testing.assert_allclose(
         fitted.predict_proba(logits), common.predict_proba(logits), atol=0.02
     )
-    with pytest.warns(UserWarning, match="2 of 3 classes have no sample"):
+    with pytest.warns(UserWarning, match="2 of 3 classes have no example"):
         alone = MatrixScaling().fit(logits[:1], labels[:1])
     assert torch.isfinite(alone.weight_).all()
 
@@ -465,7 +469,7 @@ def test_sizes():
 def test_missing_classes_are_named_once_and_bounded(rng, method):
     logits, labels, _ = confused(rng, n=800, classes=6)
     kept = (labels != 2) & (labels != 5)
-    with pytest.warns(UserWarning, match=r"2 of 6 classes have no sample \(2, 5\)") as caught:
+    with pytest.warns(UserWarning, match=r"2 of 6 classes have no example \(2, 5\)") as caught:
         fitted = method().fit(logits[kept], labels[kept])
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -502,7 +506,7 @@ def test_separable_data_stay_bounded(rng, method, scale, turn):
 
 def test_separable_data_are_said_to_be(rng):
     logits = rng.normal(size=(300, 3))
-    with pytest.warns(UserWarning, match="tell the 300 samples apart"):
+    with pytest.warns(UserWarning, match="tell the 300 examples apart"):
         VectorScaling().fit(logits, logits.argmax(-1))
     with pytest.warns(UserWarning, match="went to its bound"):
         ClassTemperatures().fit(logits, logits.argmax(-1))

@@ -16,16 +16,11 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
 from calibrant._core.solve import time_limit
-from calibrant.calibrators import binning
-from calibrant.calibrators.binning import (
-    BBQ,
-    SLACK,
-    HistogramBinning,
-    HistogramOneVsRest,
-    ScalingBinning,
-    class_odds,
-)
+from calibrant.calibrators import binning, histogram
+from calibrant.calibrators.binning import BBQ, ScalingBinning
+from calibrant.calibrators.histogram import HistogramBinning, HistogramOneVsRest, class_odds
 from calibrant.calibrators.platt import FARTHEST, STEEPEST, fit_platt
+from calibrant.calibrators.step_maps import SLACK, ranked
 from calibrant.calibrators.top_label import CERTAIN
 from tests.support.simulate import drawn
 
@@ -242,7 +237,7 @@ def test_bbq_is_the_average_over_all_binnings(rng, n, ties, weigh):
 def test_bbq_weighs_more_than_one_binning(rng):
     """Otherwise the comparison above would say nothing about the average."""
     odds, right, weight = samples(rng, 90)
-    ranks = binning.ranked(odds, right, weight)
+    ranks = ranked(odds, right, weight)
     scores = [binning.score(ranks, cuts).log_score for cuts in binning.binnings(ranks)]
     share = np.exp(np.array(scores) - logsumexp(scores))
     assert np.sort(share)[-2] > 0.1
@@ -253,13 +248,13 @@ def test_bbq_weighs_more_than_one_binning(rng):
 )
 def test_bbq_tries_numbers_of_bins_around_the_cube_root(rng, n, least, most):
     odds = np.linspace(0, 20, n)
-    found = binning.binnings(binning.ranked(odds, odds > 3, np.ones(n)))
+    found = binning.binnings(ranked(odds, odds > 3, np.ones(n)))
     assert [len(cuts) + 1 for cuts in found] == list(range(least, most + 1))
 
 
 def test_bbq_takes_binnings_that_come_out_the_same_once():
     odds, right = np.repeat([1.0, 2.0, 3.0], 100), np.arange(300) % 3 > 0
-    found = binning.binnings(binning.ranked(odds, right, np.ones(300)))
+    found = binning.binnings(ranked(odds, right, np.ones(300)))
     assert sorted(len(cuts) + 1 for cuts in found) == [1, 2, 3]
 
 
@@ -282,7 +277,7 @@ def test_bbq_stops_at_the_time_limit(rng):
 
 def test_bbq_says_that_weights_are_counts(rng):
     odds, right, _ = samples(rng, 200)
-    with pytest.warns(UserWarning, match=r"counts weights as samples, and these sum to 1 for 200"):
+    with pytest.warns(UserWarning, match=r"counts weights as examples, and these sum to 1 for 200"):
         BBQ().fit(two_classes(odds), np.where(right, 0, 1), sample_weight=np.full(200, 1 / 200))
 
 
@@ -386,7 +381,7 @@ def test_another_library_has_the_same_bins_of_the_line(rng):
 def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
-    message = "ScalingBinning found no optimum for these 1,000 samples and stopped at its bounds"
+    message = "ScalingBinning found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted = ScalingBinning().fit(logits, labels)
     assert (fitted.levels_.abs() <= CERTAIN).all()
@@ -496,7 +491,7 @@ def test_a_row_of_zeros_stays_as_it_was():
 def test_a_class_that_was_always_masked_stays_about_as_it_is(rng):
     logits, labels = drawn(rng, 400, 3)
     wide = np.concatenate([logits, np.full((400, 1), -np.inf)], axis=1)
-    with pytest.warns(UserWarning, match=r"1 of 4 classes have no sample \(3\)"):
+    with pytest.warns(UserWarning, match=r"1 of 4 classes have no example \(3\)"):
         fitted = HistogramOneVsRest(bins=5).fit(wide, labels)
     narrow = HistogramOneVsRest(bins=5).fit(logits, labels)
     found = fitted.predict_proba(wide)
@@ -512,7 +507,7 @@ def test_a_class_without_a_label_is_improbable_and_said(rng):
     logits, labels = drawn(rng, 400, 4)
     keep = labels != 2
     with pytest.warns(
-        UserWarning, match=r"HistogramOneVsRest: 1 of 4 classes have no sample \(2\)"
+        UserWarning, match=r"HistogramOneVsRest: 1 of 4 classes have no example \(2\)"
     ):
         fitted = HistogramOneVsRest(bins=5).fit(logits[keep], labels[keep])
     found = fitted.predict_proba(logits)
@@ -528,7 +523,7 @@ def test_groups_of_classes_blocks_and_threads_change_nothing(
     labels[::9] = -100
     alone = quiet(HistogramOneVsRest, logits, labels)
     threads(threads_used)
-    monkeypatch.setattr(binning, "GROUP", 4 * 130)
+    monkeypatch.setattr(histogram, "GROUP", 4 * 130)
     again = quiet(HistogramOneVsRest, logits, labels)
     for name, values in alone.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name], values)
@@ -559,7 +554,7 @@ COST = """
 import re, warnings
 import numpy as np
 import torch
-from calibrant.calibrators.binning import HistogramOneVsRest
+from calibrant.calibrators.histogram import HistogramOneVsRest
 
 def peak():
     with open("/proc/self/status") as status:

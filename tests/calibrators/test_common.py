@@ -58,7 +58,7 @@ def fitted(name, logits, labels, **options) -> Any:
 def inputs(calibrator, logits):
     if not calibrator.needs_features:
         return None
-    one = calibrator._classes == 1
+    one = calibrator.classes == 1
     scores = torch.as_tensor(logits)
     return features_of(torch.stack([torch.zeros_like(scores), scores], -1) if one else scores)
 
@@ -252,7 +252,7 @@ def test_size_counts_what_is_learned_and_warns(name, data):
         warnings.simplefilter("always")
         calibrator.fit(data[0][:few], data[1][:few], **beside(calibrator, data[0][:few]))
     assert any(
-        f"has {size:,} parameter{'s' * (size > 1)} for {few:,} samples" in str(w.message)
+        f"has {size:,} parameter{'s' * (size > 1)} for {few:,} examples" in str(w.message)
         for w in caught
     )
 
@@ -299,7 +299,7 @@ def test_the_order_of_all_classes_is_kept(tabled, data):
 @pytest.mark.parametrize("tabled", TABLED)
 def test_claims_from_the_table_are_those_of_the_exact_softmax(tabled, data):
     calibrator = fitted(tabled, *data)
-    claims = calibrator.claims(tabulate(examples(*data)))
+    claims = calibrator.predict_records(tabulate(examples(*data)))
     out = predicted(calibrator, data[0])
     np.testing.assert_allclose(claims.confidence, out.max(-1), atol=1e-4)
     true = out[np.arange(len(out)), data[1]]
@@ -362,12 +362,12 @@ def test_samples_that_are_all_alike_are_told_of(from_table):
     rng = np.random.default_rng(0)
     logits = np.repeat(2 * rng.normal(size=(20, 5)), 100, axis=0)
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    module = cal.HistogramBinning()
+    module = cal.calibrators.HistogramBinning()
     fit = {
         False: lambda: module.fit(logits, labels),
         True: lambda: module.fit_records(tabulate(examples(logits, labels))),
     }
-    with pytest.warns(UserWarning, match=r"2,000 samples \(\d+ of the first are not alike\)"):
+    with pytest.warns(UserWarning, match=r"2,000 examples \(\d+ of the first are not alike\)"):
         fit[from_table]()
     cal.TemperatureScaling().fit(logits, labels)  # one parameter is not too many for them
 

@@ -12,14 +12,8 @@ from scipy.special import expit, log_expit, logsumexp, softmax
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.confidence_maps import (
-    POINTS,
-    BetaCalibration,
-    SigmoidScaling,
-    SplineCalibration,
-    fit_beta,
-    smooth_slope,
-)
+from calibrant.calibrators.confidence_maps import BetaCalibration, SigmoidScaling, fit_beta
+from calibrant.calibrators.spline import POINTS, SplineCalibration, smooth_slope
 from tests.support.simulate import drawn
 
 ALL: list[Any] = [SigmoidScaling, BetaCalibration, SplineCalibration]
@@ -309,7 +303,7 @@ def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
     assert len(short.odds_) == len(short.shift_) <= POINTS
-    monkeypatch.setattr("calibrant.calibrators.confidence_maps.POINTS", 30_000)
+    monkeypatch.setattr("calibrant.calibrators.spline.POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))
@@ -352,7 +346,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     name = kind.__name__
-    message = f"{name} found no optimum for these 1,000 samples and stopped at its bounds"
+    message = f"{name} found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted = kind().fit(logits, labels)
     assert all(torch.isfinite(values).all() for values in fitted.state_dict().values())
@@ -392,7 +386,7 @@ def test_sizes_and_options():
 def test_claims_are_those_of_the_map(kind, data):
     logits, labels, weight = data
     fitted = kind().fit(logits, labels, sample_weight=weight)
-    claims = fitted.claims(tabulate(examples(logits, labels)))
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
     probs = fitted.predict_proba(logits)
     np.testing.assert_allclose(claims.confidence, probs.max(-1), atol=2e-4)
     own = probs[np.arange(len(labels)), labels]
@@ -412,7 +406,7 @@ def test_a_fit_is_exported_for_any_number_of_rows(kind, data):
 
 def test_float32_keeps_apart_what_it_cannot_tell_from_one():
     fitted = SigmoidScaling()
-    fitted._fitted(2)
-    fitted._learned(slope_=0.1, offset_=0.0)
+    fitted._set_classes(2)
+    fitted._store(slope_=0.1, offset_=0.0)
     found = fitted.predict_proba(np.array([[20.0, 0.0], [28.0, 0.0]], np.float32))[:, 0]
     np.testing.assert_allclose(found, [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-2.8))], rtol=1e-5)

@@ -30,8 +30,8 @@ from calibrant.calibrators.features import (
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.workflows import compare as comparison
-from calibrant.workflows.apply import apply_file
-from calibrant.workflows.fit import fit_file
+from calibrant.workflows.apply import apply
+from calibrant.workflows.fit import fit
 from tests.support.simulate import drawn
 
 METHODS: dict[str, Any] = {
@@ -432,7 +432,7 @@ def test_halves_depend_on_the_seed(rng, seen):
 
 def test_samples_of_one_group_cannot_be_halved(rng):
     logits, labels, features, _ = sided(rng, 400)
-    with pytest.warns(UserWarning, match="all samples are of one group"):
+    with pytest.warns(UserWarning, match="all examples are of one group"):
         GroupCalibration(partitions=2).fit(
             logits, labels, features=features, groups=np.zeros(400, int)
         )
@@ -457,7 +457,7 @@ def test_a_fit_of_groups_keeps_to_its_time(rng):
 
 def test_groups_on_constant_features_are_temperature_scaling(rng):
     logits, labels = drawn(rng, 2000, 5, temperature=2.0)
-    with pytest.warns(UserWarning, match="all 2,000 samples have the same features"):
+    with pytest.warns(UserWarning, match="all 2,000 examples have the same features"):
         module = GroupCalibration().fit(logits, labels, features=np.full((2000, 3), 0.1))
     single = TemperatureScaling().fit(logits, labels)
     # each half has its own best temperature
@@ -694,7 +694,7 @@ def test_without_both_right_and_wrong_samples_nothing_changes(method, answers, r
     logits, _ = drawn(rng, 200, 4)
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     features = rng.normal(size=(200, 3))
-    with pytest.warns(UserWarning, match=f"all 200 samples are {answers}, so their confidences"):
+    with pytest.warns(UserWarning, match=f"all 200 examples are {answers}, so their confidences"):
         module = method().fit(logits, labels, features=features)
     np.testing.assert_allclose(
         module.predict_proba(logits, features), softmax(logits, -1), atol=1e-6
@@ -734,7 +734,7 @@ def test_equal_points_are_neighbours_at_no_distance(method, rng):
 def test_constant_features_leave_a_map_of_the_confidence_and_weight_two_is_a_row_twice(method, rng):
     logits, labels = drawn(rng, 1500, 5, temperature=2.0)
     features = np.full((1500, 3), 0.1)
-    with pytest.warns(UserWarning, match="all 1,500 samples have the same features"):
+    with pytest.warns(UserWarning, match="all 1,500 examples have the same features"):
         module = method().fit(logits, labels, features=features)
     fresh, answers = drawn(rng, 10_000, 5, temperature=2.0)
     probs = module.predict_proba(fresh, np.full((10_000, 3), 0.1))
@@ -1038,15 +1038,15 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     np.savez(tmp_path / "p.npz", **arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = fit_file(tmp_path / "p.npz", FeatureClipping())
-    apply_file(module, tmp_path / "p.npz", tmp_path / "out.npz")
+        module = fit(tmp_path / "p.npz", FeatureClipping())
+    apply(module, tmp_path / "p.npz", tmp_path / "out.npz")
     out = np.load(tmp_path / "out.npz")
     expected = module.predict_proba(arrays["test_logits"], arrays["test_features"])
     np.testing.assert_allclose(softmax(out["test_logits"], -1), expected, atol=1e-6)
     np.savez(tmp_path / "q.npz", **(arrays | {"test_features": np.zeros((200, 7))}))
     steps: list[tuple[int, int]] = []
     with pytest.raises(ValueError, match=r"q\.npz: features must be \(..., 6\), as in fit"):
-        apply_file(
+        apply(
             module,
             tmp_path / "q.npz",
             tmp_path / "out2.npz",
@@ -1057,4 +1057,4 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
     del arrays["weight"], arrays["bias"]
     np.savez(tmp_path / "r.npz", **arrays)
     with pytest.raises(ValueError, match=r"r\.npz: FeatureClipping needs the last layer"):
-        fit_file(tmp_path / "r.npz", FeatureClipping())
+        fit(tmp_path / "r.npz", FeatureClipping())

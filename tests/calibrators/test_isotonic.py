@@ -17,8 +17,8 @@ from calibrant.calibrators.isotonic import (
     Between,
     IsotonicCalibration,
     IsotonicOneVsRest,
-    class_odds,
     pooled,
+    rounded_class_odds,
     steps,
     violators,
 )
@@ -224,11 +224,11 @@ def test_odds_of_every_class(rng):
     logits = 6 * rng.normal(size=(200, 5))
     logits -= logits.max(-1, keepdims=True)
     tensor = torch.from_numpy(logits)
-    found = class_odds(tensor, tensor.log_softmax(-1))
+    found = rounded_class_odds(tensor, tensor.log_softmax(-1))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found, logit(softmax(logits, -1)), rtol=1e-5, atol=1e-5)
     far = torch.tensor([[0.0, -60.0, -torch.inf], [0.0, -torch.inf, -torch.inf]])
-    found = class_odds(far, far.log_softmax(-1))
+    found = rounded_class_odds(far, far.log_softmax(-1))
     np.testing.assert_allclose(found[0], [60, -60, -np.inf])
     assert found[1, 0] > 1e20
     assert torch.isfinite(found[1, 0])
@@ -316,7 +316,9 @@ def test_masked_classes_count_for_nothing(rng, kind):
 def test_classes_without_a_sample_stay_as_they_are_and_are_counted(rng):
     logits, labels = drawn(rng, 3000, 5, 2.0, scale=1.0)
     few = np.where(np.isin(labels, (1, 4)), 0, labels)
-    message = r"IsotonicOneVsRest: 2 of 5 classes have no sample \(1, 4\): their probabilities stay"
+    message = (
+        r"IsotonicOneVsRest: 2 of 5 classes have no example \(1, 4\): their probabilities stay"
+    )
     with pytest.warns(UserWarning, match=message):
         fitted = IsotonicOneVsRest(temperature=False).fit(logits, few)
     found, before = fitted.predict_proba(logits), softmax(logits, -1)
@@ -368,7 +370,7 @@ def test_blocks_threads_and_groups_of_classes_change_nothing(
     labels[5:9] = -100
     weight = rng.integers(1, 4, len(labels)).astype(float) if weigh else None
     with monkeypatch.context() as whole:
-        whole.setitem(_walk.BLOCK, "cpu", 1 << 18)
+        whole.setitem(_walk.CHUNK_SIZE, "cpu", 1 << 18)
         expected = quiet(kind, logits, labels, sample_weight=weight)
         probs = expected.predict_proba(logits)
     monkeypatch.setattr(isotonic, "ROOM", 1)  # one class at a time
@@ -440,7 +442,7 @@ def test_equal_rows_become_the_frequencies_of_their_labels():
 def test_one_sided_answers_are_told(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
-    message = f"{kind.__name__}: all of these 1,000 samples are {answers}, so nothing is learned"
+    message = f"{kind.__name__}: all of these 1,000 examples are {answers}, so nothing is learned"
     with pytest.warns(UserWarning, match=message):
         fitted = kind(temperature=False).fit(logits, labels)
     confidence = fitted.predict_proba(logits).max(-1)

@@ -14,8 +14,8 @@ from calibrant.calibrators.margin_curves import (
     margin_change,
     margin_temperature,
 )
-from calibrant.calibrators.network import SMART
 from calibrant.calibrators.scaling import EnsembleTemperatureScaling, Identity, TemperatureScaling
+from calibrant.calibrators.smart import SMART
 from tests.support.simulate import drawn
 
 
@@ -32,7 +32,9 @@ def data():
 
 @pytest.fixture(scope="module")
 def smart(data):
-    return SMART(steps=80, rate=0.02).fit(*data)
+    smart = SMART(steps=80)
+    smart.rate = 0.02
+    return smart.fit(*data)
 
 
 def groups_of(logits, count):

@@ -13,8 +13,8 @@ from scipy.special import expit, log_softmax, logit, logsumexp, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.network import SMART
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.smart import SMART
 from calibrant.calibrators.top_label import (
     CERTAIN,
     Blend,
@@ -163,8 +163,8 @@ def test_the_line_is_applied_as_it_is_defined(data, knots, objective):
 
 def test_a_runner_up_is_held_below_the_top():
     fitted = OddsScaling(knots=1)
-    fitted._fitted(4)
-    fitted._learned(line_=torch.tensor([1.0, 1.0, -4.0]))
+    fitted._set_classes(4)
+    fitted._store(line_=torch.tensor([1.0, 1.0, -4.0]))
     logits = np.log([[0.4, 0.3, 0.2, 0.1], [0.97, 0.01, 0.01, 0.01]])
     low, high = fitted.predict_proba(logits)
     # wanted were 0.4 / 0.6 / e^4 to 1: the three others, 3 : 2 : 1, would all have been above
@@ -256,7 +256,7 @@ def test_a_distortion_of_the_odds_is_undone(rng):
         calibrator = kind().fit(*given)
         errors.append(np.abs(calibrator.predict_proba(fresh[0]).max(-1) - known).mean())
         out = calibrator(torch.from_numpy(fresh[0])).numpy()
-        eces.append(cal.ece(*cal.top_label(out, fresh[1])))
+        eces.append(cal.ece(out, fresh[1]))
     assert errors[1] < min(0.016, errors[0] / 2.2), errors
     assert eces[1] < min(0.02, eces[0] / 2), eces
 
@@ -367,7 +367,7 @@ def test_claims_are_those_of_the_exact_map(rng, kind, classes):
     if classes > 2:
         logits = masked(rng, logits, labels)
     fitted = kind().fit(logits, labels)
-    claims = fitted.claims(tabulate(examples(logits, labels)))
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
     np.testing.assert_allclose(claims.confidence, fitted.predict_proba(logits).max(-1), atol=1e-4)
     np.testing.assert_allclose(claims.nll, own_losses(fitted, logits, labels), atol=2e-3)
 
@@ -375,8 +375,8 @@ def test_claims_are_those_of_the_exact_map(rng, kind, classes):
 def test_claims_about_runners_up_that_are_held_down_are_exact(rng):
     logits, labels = drawn(rng, 500, 7, scale=1.0)
     fitted = OddsScaling().fit(logits, labels)
-    fitted._learned(line_=torch.tensor([1.0, 1.0, 1.0, -1.0]))
-    claims = fitted.claims(tabulate(examples(logits, labels)))
+    fitted._store(line_=torch.tensor([1.0, 1.0, 1.0, -1.0]))
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
     probs = fitted.predict_proba(logits)
     held = np.diff(np.sort(probs, -1)[:, -2:], axis=-1)[:, 0] < 1e-6
     assert held.mean() > 0.2
@@ -390,7 +390,7 @@ def test_claims_about_ties_are_exact(rng):
     labels = drawn_from(rng, softmax(2 * logits, -1))
     labels[::2] = rng.integers(0, 10, 1000)
     fitted = OddsScaling().fit(logits, labels)
-    claims = fitted.claims(tabulate(examples(logits, labels)))
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
     np.testing.assert_allclose(claims.confidence, fitted.predict_proba(logits).max(-1), atol=1e-4)
     np.testing.assert_allclose(claims.nll, own_losses(fitted, logits, labels), atol=1e-3)
 
@@ -404,7 +404,7 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     fitted: Any = kind()
-    message = "OddsScaling found no optimum for these 1,000 samples and stopped at its bounds"
+    message = "OddsScaling found no optimum for these 1,000 examples and stopped at its bounds"
     with pytest.warns(UserWarning, match=message):
         fitted.fit(logits, labels)
     line = (fitted if kind is OddsScaling else fitted.odds).line_
@@ -462,7 +462,7 @@ def test_the_parts_of_a_blend_are_calibrators_of_their_own(data):
 
 def test_a_blend_of_few_samples_warns_of_its_own_size(rng):
     logits, labels = drawn(rng, 100, 4)
-    with pytest.warns(UserWarning, match="parameters for 100 samples") as caught:
+    with pytest.warns(UserWarning, match="parameters for 100 examples") as caught:
         Blend().fit(logits, labels)
     assert [str(w.message).split()[0] for w in caught] == ["Blend"]
 
@@ -475,7 +475,7 @@ def test_a_blend_calibrates_where_one_temperature_does_not(rng):
     errors = {}
     for kind in (TemperatureScaling, Blend):
         out = kind().fit(logits[:3000], labels[:3000])(torch.from_numpy(fresh)).numpy()
-        errors[kind.__name__] = cal.ece(*cal.top_label(out, answers))
+        errors[kind.__name__] = cal.ece(out, answers)
     assert errors["Blend"] < 0.025
     assert errors["Blend"] < errors["TemperatureScaling"] / 2
 
@@ -483,7 +483,7 @@ def test_a_blend_calibrates_where_one_temperature_does_not(rng):
 def test_logit_and_expit_of_the_map_agree_where_confidence_rounds_to_one():
     """Log-odds beyond what float32 can tell from 1 are all one confidence."""
     fitted = OddsScaling(knots=1)
-    fitted._fitted(3)
+    fitted._set_classes(3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         logits = np.array([[40.0, 0.0, 0.0], [4e4, 0.0, 0.0]])

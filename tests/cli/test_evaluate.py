@@ -1,70 +1,21 @@
-"""The command line: figures on stdout, talk on stderr, exit codes 0, 1 and 2."""
+"""The verb evaluate: figures on stdout, messages on stderr, exit codes 0, 1 and 2."""
 
-import importlib.metadata
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import calibrant
-from calibrant import deploy
-from calibrant.cli import compare
-from calibrant.data import sample_path, save_predictions
-from calibrant.workflows import evaluate as files
+from calibrant.data import save_predictions
+from tests.support.command_line import ROWS, figures, in_shell
 
 NAMES = [
     *("accuracy", "ece", "debiased_ece", "ada_ece", "classwise_ece", "mce", "over_ece"),
     *("under_ece", "ks", "smooth_ece", "smce", "nll", "brier", "auroc", "aurc"),
 ]
 """As the design fixes them."""
-
-ROWS = 400
-
-
-@pytest.fixture
-def arrays(rng):
-    """Over-confident predictions of four classes; region "c" is the worst, then "a", then "b"."""
-    logits = rng.normal(size=(ROWS, 4))
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
-    region = np.array(["a", "b", "c"])[np.arange(ROWS) % 3]
-    scale = np.array([3.0, 1.0, 9.0])[np.arange(ROWS) % 3]
-    return {
-        "logits": logits * scale[:, None],
-        "labels": labels,
-        "region": region,
-        "importance": rng.uniform(0.1, 3, ROWS),
-    }
-
-
-@pytest.fixture
-def path(tmp_path, arrays, monkeypatch):
-    """A file of these predictions in the working folder, under a short name."""
-    monkeypatch.chdir(tmp_path)
-    np.savez("p.npz", **arrays)
-    return "p.npz"
-
-
-def in_shell(*arguments, **options):
-    """Run the command as a process of its own."""
-    command = [sys.executable, "-m", "calibrant", *map(str, arguments)]
-    options.setdefault("stdout", subprocess.PIPE)
-    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
-    env |= options.pop("env", {})
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, env=env, **options)
-
-
-def figures(out):
-    """Rows of a printed table: first words, then the value, then the interval."""
-    pattern = re.compile(r"^(\S.*?) {2,}([\d.]+)( %)?(?: +\[([\d.]+), ([\d.]+)\])?\s*$", re.M)
-    return {m[1]: (float(m[2]), bool(m[3]), m[4] and float(m[4])) for m in pattern.finditer(out)}
-
 
 # What is printed.
 
@@ -88,7 +39,7 @@ def test_table_shows_every_metric_in_percent_or_plain(run, path, arrays):
 
 
 def test_table_fits_a_narrow_terminal(run, path):
-    _, out, _ = run("evaluate", path, "--group-by", "region")
+    _, out, _ = run("evaluate", path, "--by", "region")
     table = [line for line in out.splitlines() if "examples," not in line]
     assert max(map(len, table)) <= 80
     assert re.search(r"^c +\d+ +[\d.]+ % +\[[\d.]+, [\d.]+\] +[\d.]+ % +[\d.]+\s*$", out, re.M)
@@ -142,7 +93,7 @@ def test_names_are_printed_as_they_are(run, tmp_path, monkeypatch, arrays):
     region = np.array([odd[name] for name in arrays["region"]])
     np.savez("[bold]:x:.npz", **arrays | {"region": region})
     code, out, _ = run(
-        "evaluate", "[bold]:x:.npz", "--group-by", "region", "--metrics", "ece", "--level", "0"
+        "evaluate", "[bold]:x:.npz", "--by", "region", "--metrics", "ece", "--level", "0"
     )
     assert code == 0
     assert out.splitlines()[0] == "[bold]:x:.npz"
@@ -152,26 +103,16 @@ def test_names_are_printed_as_they_are(run, tmp_path, monkeypatch, arrays):
 # The options.
 
 
-@pytest.fixture
-def splits(tmp_path, arrays):
-    """A file whose val split is better than its test split."""
-    path = tmp_path / "splits.npz"
-    flat = {f"test_{key}": values for key, values in arrays.items()}
-    flat |= {f"val_{key}": values[:90] for key, values in arrays.items()}
-    np.savez(path, **flat)
-    return path
-
-
 @pytest.mark.parametrize(
     ("options", "split", "n"),
     [([], "test", ROWS), (["--split", "val"], "val", 90), (["--split", "test"], "test", ROWS)],
 )
-def test_split(run, splits, options, split, n):
-    code, out, _ = run("evaluate", splits, "--json", "--metrics", "ece", *options)
+def test_split(run, split_file, options, split, n):
+    code, out, _ = run("evaluate", split_file, "--json", "--metrics", "ece", *options)
     found = json.loads(out)
     assert (code, found["split"], found["n"]) == (0, split, n)
-    _, table, _ = run("evaluate", splits, "--metrics", "ece", *options)
-    assert table.splitlines()[0] == f"{splits}, {split} split"
+    _, table, _ = run("evaluate", split_file, "--metrics", "ece", *options)
+    assert table.splitlines()[0] == f"{split_file}, {split} split"
 
 
 def test_max_ece_is_a_fraction_that_may_be_reached(run, path):
@@ -194,7 +135,7 @@ def test_only_the_point_value_counts_for_the_limit(run, path):
 
 
 def test_groups_come_worst_first(run, path, arrays):
-    options = ("--group-by", "region", "--metrics", "accuracy,ece", "--level", "0")
+    options = ("--by", "region", "--metrics", "accuracy,ece", "--level", "0")
     _, out, _ = run("evaluate", path, "--json", *options)
     groups = json.loads(out)["groups"]
     assert list(groups) == ["c", "a", "b"]
@@ -209,16 +150,14 @@ def test_groups_come_worst_first(run, path, arrays):
 
 
 def test_groups_without_ece_claim_no_order(run, path):
-    _, table, _ = run(
-        "evaluate", path, "--group-by", "region", "--metrics", "brier", "--level", "0"
-    )
+    _, table, _ = run("evaluate", path, "--by", "region", "--metrics", "brier", "--level", "0")
     assert "worst" not in table
     assert len(re.findall(r"^[abc] +\d+ +\d\.\d{4}", table, re.M)) == 3
 
 
 def test_weights(run, path, arrays):
     options = ("--json", "--metrics", "accuracy,ece", "--level", "0")
-    _, out, _ = run("evaluate", path, "--weight-by", "importance", *options)
+    _, out, _ = run("evaluate", path, "--sample-weight", "importance", *options)
     right = arrays["logits"].argmax(1) == arrays["labels"]
     weighted = np.average(right, weights=arrays["importance"])
     found = json.loads(out)["metrics"]
@@ -297,14 +236,20 @@ def failing(name):
     return {
         "missing file": (["gone.npz"], r"error: gone\.npz does not exist; expected a prediction"),
         "no match": (["gone*.npz"], r"error: no file in .* matches gone\*\.npz"),
-        "bad split": (["p.npz", "--split", "dev"], "error: p.npz has no split 'dev'; found plain"),
+        "bad split": (
+            ["p.npz", "--split", "dev"],
+            "error: p.npz has no split 'dev', only plain a",
+        ),
         "corrupt file": (["torn.npz"], r"error: torn\.npz is damaged or incomplete"),
         "not a number": (["nan.npz"], r"error: nan\.npz: logits must be finite.* row 2 has NaN"),
         "no labels": (["unlabelled.npz"], "error: unlabelled.npz has no labels"),
         "other suffix": (["notes.txt"], r"error: notes\.txt is not a prediction file"),
         "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': choose"),
-        "unknown group": (["p.npz", "--group-by", "age"], "error: p.npz has no age .*; found logi"),
-        "unknown weight": (["p.npz", "--weight-by", "age"], "error: p.npz has no age in this spl"),
+        "unknown group": (["p.npz", "--by", "age"], "error: p.npz has no age .*; found logi"),
+        "unknown weight": (
+            ["p.npz", "--sample-weight", "age"],
+            "error: p.npz has no age in this s",
+        ),
         "not binary": (["p.npz", "--binary"], "error: p.npz: the binary estimand needs"),
         "no bins": (["p.npz", "--bins", "0"], "error: bins must be a positive whole number"),
         "bad level": (["p.npz", "--level", "90"], "Error: .*--level.*90"),
@@ -344,160 +289,6 @@ def test_failure_is_explained_and_exits_2(run, name):
         assert err.count("\n") == 1  # one line, none of them empty
 
 
-@pytest.mark.parametrize(
-    ("problem", "code", "shown"),
-    [
-        (RuntimeError("the impossible"), 2, "Traceback"),
-        (KeyError("x"), 2, "this is a bug in calibrant"),
-        (AssertionError(), 2, "this is a bug in calibrant"),
-        (MemoryError("no room"), 2, "error: no room"),
-        (PermissionError(13, "Permission denied", "p.npz"), 2, "Permission denied: 'p.npz'"),
-        (KeyboardInterrupt(), 2, "stopped"),
-    ],
-)
-def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, shown):
-    def fails(*_, **__):
-        raise problem
-
-    monkeypatch.setattr(files, "evaluate_file", fails)
-    found, out, err = run("evaluate", path, "--max-ece", "0.5")
-    assert (found, out) == (code, "")
-    assert shown in err
-
-
-def test_exit_codes_of_a_process(path):
-    options = ("--metrics", "ece", "--level", "0")
-    passed = in_shell("evaluate", path, *options, "--max-ece", "0.9")
-    assert (passed.returncode, passed.stderr) == (0, "")
-    failed = in_shell("evaluate", "gone.npz")
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [([], 0), (["--json"], 0), (["--max-ece", "0.01"], 1), (["--json", "--max-ece", "0.01"], 1)],
-)
-def test_reader_that_leaves_early(path, options, code):
-    """As in ``calibrant evaluate p.npz | head -1``: no complaint, and the limit still counts."""
-    read, write = os.pipe()
-    os.close(read)
-    done = in_shell("evaluate", path, "--metrics", "ece", *options, stdout=write)
-    os.close(write)
-    assert done.returncode == code
-    assert re.fullmatch(r"ECE .* exceeds the limit of 0\.01\n" if code else "", done.stderr)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_full_disk_exits_2(path, options):
-    with open("/dev/full", "w") as full:
-        done = in_shell("evaluate", path, "--metrics", "ece", *options, stdout=full)
-    assert done.returncode == 2
-    assert "No space left" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-# Progress.
-
-
-def evaluated(monkeypatch, seconds):
-    """Let the measurement take this long, by the clock that the bar looks at."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    def slow(pred, *, progress, metrics, **_):
-        for done in (ROWS // 2, ROWS):
-            now[0] += seconds / 2
-            progress(done, ROWS)
-        return calibrant.evaluate(np.zeros((ROWS, 2)), [0] * ROWS, metrics=metrics, level=None)
-
-    monkeypatch.setattr(files, "evaluate_file", slow)
-
-
-@pytest.mark.parametrize(("seconds", "terminal"), [(10, True), (10, False), (0.5, True)])
-def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, seconds, terminal):
-    evaluated(monkeypatch, seconds)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
-    code, out, err = run("evaluate", path, "--metrics", "ece")
-    assert code == 0
-    assert "ECE" in out
-    assert ("200/400" in err) == (seconds > 1 and terminal)
-    assert bool(err) == (seconds > 1 and terminal)
-
-
-# The rest.
-
-
-def test_demo_measures_and_calibrates_the_sample(run):
-    code, out, err = run("demo")
-    assert (code, err) == (0, "")
-    assert "CIFAR-10" in out
-    assert figures(out)["accuracy"][0] == 93.37
-    assert str(sample_path()) in out
-    assert re.search(r"93 to 100 % +9,143 +97\.1 % +■+│", out)
-    rows = re.findall(
-        r"^(none|ts|smart|auto) +\*?([\d.]+) +\[.*\] +\*?[\d.]+ .* +93\.37 +0 ", out, re.M
-    )
-    assert [method for method, _ in rows] == ["none", "ts", "smart", "auto"]
-    assert float(rows[0][1]) == 4.24
-    assert max(float(ece) for _, ece in rows[1:]) < 1.5
-    assert "Use " in out
-    described = ("estimand", "fitted on", str(sample_path()))  # lines that are not wrapped
-    lines = [line for line in out.splitlines() if not any(text in line for text in described)]
-    assert max(map(len, lines)) <= 80
-
-
-def test_the_commands_that_the_demo_names_exist(run):
-    named = re.findall(r"^  calibrant (\w+) (.*)$", compare.STEPS, re.M)
-    assert [verb for verb, _ in named] == ["evaluate", "compare", "fit", "apply"]
-    for verb, rest in named:
-        code, _, err = run(verb, *rest.split())
-        assert code == 2
-        assert "does not exist" in err or "there is no folder" in err
-
-
-def test_demo_in_ascii():
-    done = in_shell("demo", env={"PYTHONIOENCODING": "ascii"})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"97\.1 % +#+\|", done.stdout)
-
-
-def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, arrays):
-    def written(calibrator, out, **options):
-        Path(out).write_text("a graph")
-        return 1e-8
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(deploy.EXPORTS, ".onnx", written)
-    fitted = calibrant.TemperatureScaling().fit(arrays["logits"], arrays["labels"])
-    calibrant.save(fitted, "saved")
-    for start in ("wrote", "replaced"):
-        _, _, err = run("export", "saved", "-o", "out.onnx")
-        assert err.startswith(f"{start} out.onnx; its probabilities differ")
-
-
-def test_a_missing_split_of_a_reference_names_its_option(run, splits):
-    code, _, err = run("monitor", splits, "--reference", splits, "--reference-split", "dev")
-    assert code == 2
-    assert re.search("has no split 'dev': name one of .*'test'.* with --reference-split$", err)
-
-
-def test_version(run, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: f"1.2.3 of {package}")
-    code, out, _ = run("--version")
-    assert code == 0
-    assert "1.2.3 of calibrant" in out
-
-
-def test_help_lists_the_verbs(run):
-    code, out, _ = run("--help")
-    assert code == 0
-    assert {"demo", "evaluate"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
-
-
 def test_help_has_examples_that_parse(run):
     code, out, _ = run("evaluate", "-h")
     assert code == 0
@@ -510,9 +301,3 @@ def test_help_has_examples_that_parse(run):
         assert re.match("error: (predictions.npz does not exist|no file in)", err)
     assert "--max-ece" in out
     assert "2 could not run" in out
-
-
-def test_no_verb_shows_help_and_exits_2(run):
-    code, out, err = run()
-    assert code == 2
-    assert "evaluate" in out + err

@@ -1,10 +1,8 @@
-"""The verbs fit, apply and compare: one call each, figures on stdout, talk on stderr."""
+"""The verbs fit and apply."""
 
 import json
 import os
 import re
-import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -12,33 +10,17 @@ import pytest
 import torch
 
 import calibrant
-from calibrant import artifacts as io
+from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.cli.fit import fit
 from calibrant.cli.shared import method_options
-from calibrant.workflows.apply import apply_file
-from calibrant.workflows.compare import compare
-from calibrant.workflows.fit import fit_file
-from tests.workflows.test_evaluate import predictions
-from tests.workflows.test_fit import PerRow, Shift, splits
+from calibrant.workflows.apply import apply
+from calibrant.workflows.fit import fit as fit_workflow
+from tests.support.calibrators import PerRow, Shift
+from tests.support.predictions import predictions
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """Work in a folder with a file of two splits, p.npz, and one without val set, test.npz."""
-    monkeypatch.chdir(tmp_path)
-    np.savez("p.npz", **splits(val=predictions(seed=1), test=predictions(rows=500, seed=2)))
-    np.savez("test.npz", **splits(test=predictions(seed=3)))
-    np.savez("plain.npz", **predictions(seed=4))
-    return tmp_path
-
-
-class Failing(TemperatureScaling):
-    """Cannot be fitted."""
-
-    def _fit_records(self, records):
-        raise ValueError("no such luck")
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 # fit
@@ -47,8 +29,8 @@ class Failing(TemperatureScaling):
 def test_fit_saves_what_it_learned(run):
     code, out, err = run("fit", "p.npz", "--method", "ts", "-o", "saved")
     assert code == 0
-    found: Any = io.load("saved")
-    expected: Any = fit_file("p.npz", "ts")
+    found: Any = artifacts.load("saved")
+    expected: Any = fit_workflow("p.npz", "ts")
     assert float(found.temperature_) == float(expected.temperature_)
     lines = out.splitlines()
     assert lines[0] == "ts on p.npz, val split"
@@ -74,7 +56,7 @@ def test_fit_in_json(run):
         *("fit", "p.npz", "--method", "ts", "--set", "objective=brier", "-o", "saved", "--json")
     )
     found = json.loads(out)
-    learned: Any = io.load("saved")
+    learned: Any = artifacts.load("saved")
     assert code == 0
     assert learned.objective == "brier"
     temperature = float(learned.temperature_)
@@ -96,9 +78,9 @@ def test_fit_in_json(run):
 def test_range_of_temperatures_and_changed_classes_are_told(run, monkeypatch):
     monkeypatch.setitem(CALIBRATORS, "per_row", PerRow)
     monkeypatch.setitem(CALIBRATORS, "shift", Shift)
-    monkeypatch.setattr(io, "save", lambda *_: None)
+    monkeypatch.setattr(artifacts, "save", lambda *_: None)
     each = PerRow().fit([[1.0, 0.0]], [0])
-    each._fitted(5)
+    each._set_classes(5)
     val = predictions(seed=1)
     found = each.temperature(val["logits"][val["labels"] >= 0])
     _, out, _ = run("fit", "p.npz", "--method", "per_row", "-o", "saved")
@@ -146,7 +128,7 @@ def test_a_fit_that_changes_nothing_says_so_in_a_sentence(run, method, folds):
     if method == "ts":  # of these the best temperature is 1
         data["logits"] = data["logits"] / float(best.temperature_)
     np.savez("honest.npz", **data)
-    before = calibrant.evaluate(**data, level=None)
+    before = calibrant.evaluate(data["logits"], data["labels"], level=None)
     accuracy, ece, nll, brier = (before[n].value for n in ("accuracy", "ece", "nll", "brier"))
     code, out, _ = run("fit", "honest.npz", "--method", method, *folds, "-o", "saved")
     start = "Out of 3 folds nothing" if folds else "Nothing"
@@ -168,7 +150,7 @@ def test_figures_that_stay_are_a_table_if_predictions_change(run, monkeypatch):
     logits = rng.normal(size=(50, 4)) + 9 * np.eye(4)[2]
     np.savez("wrong.npz", logits=logits, labels=np.arange(50) % 2)
     monkeypatch.setitem(CALIBRATORS, "swap", Swap)
-    monkeypatch.setattr(io, "save", lambda *_: None)
+    monkeypatch.setattr(artifacts, "save", lambda *_: None)
     _, out, _ = run("fit", "wrong.npz", "--method", "swap", "-o", "saved")
     rows = re.findall(r"^(?:accuracy|ECE|NLL|Brier) +([\d.]+(?: %)?) +([\d.]+(?: %)?)$", out, re.M)
     assert len(rows) == 4
@@ -259,8 +241,8 @@ def test_cross_fit(run, given, folds):
     assert re.search(rf"^out of {folds} folds +before +90 % interval +after +90 % ", out, re.M)
     assert re.search(r"^ECE +[\d.]+ % +\[[\d., ]+\] +[\d.]+ % +\[[\d., ]+\]", out, re.M)
     assert f"a fit on the other {folds - 1} folds" in out
-    found: Any = io.load("saved")
-    expected: Any = fit_file("test.npz", "ts", split="test")
+    found: Any = artifacts.load("saved")
+    expected: Any = fit_workflow("test.npz", "ts", split="test")
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-6)
     assert f"temperature {float(found.temperature_):.4g}\n" in out
 
@@ -269,7 +251,13 @@ def test_cross_fit_in_json_with_groups_and_seed(run):
     arguments = ("fit", "plain.npz", "--method", "ts", "--cross-fit", "3", "-o", "saved", "--json")
     found = [
         json.loads(run(*arguments, *more)[1])
-        for more in ([], [], ["--seed", "1"], ["--group-by", "site"], ["--weight-by", "importance"])
+        for more in (
+            [],
+            [],
+            ["--seed", "1"],
+            ["--groups", "site"],
+            ["--sample-weight", "importance"],
+        )
     ]
     nll = [one["after"]["nll"]["value"] for one in found]
     assert nll[0] == nll[1]
@@ -303,8 +291,8 @@ def failing(name):
             "Error: --set wants KEY=VALUE, got obje",
         ),
         "one fold": (["p.npz", *ts, "--cross-fit", "1"], "Error: .*--cross-fit.*1"),
-        "no weight": (["p.npz", *ts, "--weight-by", "age"], r"error: p\.npz has no age"),
-        "no group": (["p.npz", *ts, "--group-by", "age"], r"error: p\.npz has no age"),
+        "no weight": (["p.npz", *ts, "--sample-weight", "age"], r"error: p\.npz has no age"),
+        "no group": (["p.npz", *ts, "--groups", "age"], r"error: p\.npz has no age"),
         "no file": (["gone.npz", *ts], r"error: gone\.npz does not exist"),
     }[name]
 
@@ -344,7 +332,7 @@ def test_apply_writes_the_calibrated_file(run):
     code, out, err = run("apply", "saved", "p.npz", "-o", "out.npz")
     assert (code, out) == (0, "")
     assert err == "wrote out.npz; to measure it: calibrant evaluate out.npz\n"
-    apply_file(io.load("saved"), "p.npz", "expected.npz")
+    apply(artifacts.load("saved"), "p.npz", "expected.npz")
     found, expected = np.load("out.npz"), np.load("expected.npz")
     assert list(found) == list(expected)
     for key in expected:
@@ -374,130 +362,6 @@ def test_failed_apply(run, arguments, message):
     assert (code, out) == (2, "")
     assert re.search(f"^{message}", err, re.M)
     assert sorted(os.listdir()) == before
-
-
-# compare
-
-
-def test_compare_prints_a_table(run, monkeypatch):
-    made = []
-
-    def kept(*given, **options):
-        made.append(compare(*given, **options))
-        return made[0]
-
-    monkeypatch.setattr("calibrant.workflows.compare.compare", kept)
-    code, out, err = run("compare", "p.npz", "--methods", "none,ts", "--bins", "10")
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0] == "p.npz"
-    assert "fitted on 564 examples (val split), measured on 470 (test split)" in lines[1]
-    assert max(map(len, lines[2:])) <= 80
-    assert re.search(r"^method +ECE % +90 % interval +NLL +Brier +acc. % +changed +fit", out, re.M)
-    for method, row in zip(("none", "ts"), made[0].table()[1:], strict=True):
-        shown = next(line for line in lines if line.startswith(f"{method} "))
-        assert shown.split() == " ".join(row).split()
-    assert "* best, or as good within the noise of the best" in lines
-    assert lines[-1].startswith(("Use ts: the least NLL", "No method is clearly better"))
-
-
-def test_compare_in_json(run):
-    arguments = ("compare", "p.npz", "--methods", "ts, none", "--json", "--level", "0")
-    code, out, err = run(*arguments)
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert (found["n_fit"], found["n_test"], found["classes"]) == (564, 470, 5)
-    assert [row["method"] for row in found["rows"]] == ["ts", "none"]
-    for row in found["rows"]:
-        assert row["metrics"]["ece"].keys() == {"value", "low", "high"}
-        assert row["metrics"]["ece"]["low"] is None
-        assert row["argmax_changed"] == 0
-        assert row["error"] is None
-        assert row["fit_seconds"] >= 0
-
-
-def test_options_reach_the_comparison(run, monkeypatch):
-    asked: dict[str, Any] = {}
-
-    def spy(pred, methods, **options):
-        asked.update(options, pred=pred, methods=methods)
-        return compare("p.npz", "none", level=None)
-
-    monkeypatch.setattr("calibrant.workflows.compare.compare", spy)
-    run(
-        *("compare", "p.npz", "--time-limit", "5", "--fit-split", "test", "--test-split", "val"),
-        *("--weight-by", "w", "--group-by", "g", "--bins", "7", "--level", "0.5", "--seed", "3"),
-    )
-    asked.pop("progress")
-    assert asked == {
-        **{"pred": "p.npz", "methods": None, "time_limit": 5},
-        **{"fit_split": "test", "test_split": "val"},
-        **{"weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
-    }
-    run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
-    assert (asked["time_limit"], asked["level"]) == (None, None)
-    assert asked["methods"] == ["ts", "none"]  # any case will do
-
-
-def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):
-    monkeypatch.setitem(CALIBRATORS, "failing", Failing)
-    options = ("--level", "0")
-    code, out, err = run("compare", "p.npz", "--methods", "failing,none", *options)
-    assert (code, err) == (0, "")
-    assert re.search(r"^failing +failed +[\d.]+ s", out, re.M)
-    assert "failing failed: no such luck" in out
-    code, out, _ = run("compare", "p.npz", "--methods", "failing", *options)
-    assert code == 2
-    assert "No method could be fitted and measured." in out
-
-
-def test_half_of_plain_arrays(run):
-    code, out, _ = run("compare", "plain.npz", "--methods", "none", "--level", "0", "--seed", "7")
-    assert code == 0
-    assert "282 examples (a random half of the plain arrays, seed 7), measured on 282 (the" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["p.npz", "--methods", "smrt,ts"], "error: unknown method 'smrt'"),
-        (["gone.npz"], r"error: gone\.npz does not exist"),
-        (
-            ["p.npz", "--fit-split", "dev"],
-            r"error: p\.npz has no split 'dev': name one of 'val', 'test' with --fit-split$",
-        ),
-        (
-            ["test.npz", "--test-split", "val"],
-            r"error: test\.npz has no split 'val': name one of 'test' with --test-split$",
-        ),
-        (
-            ["plain.npz", "--fit-split", "val"],
-            r"error: plain\.npz has no split 'val': it has plain arrays only, leave out --fit-s",
-        ),
-        (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
-    ],
-)
-def test_failed_comparison(run, arguments, message):
-    code, out, err = run("compare", *arguments)
-    assert (code, out) == (2, "")
-    assert re.search(f"^{message}", err, re.M)
-
-
-def test_bar_counts_methods(run, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    def slow(pred, methods, *, progress, **_):
-        for done in (0, 1, 2):
-            now[0] += 2
-            progress(done, 2)
-        return compare("p.npz", "none", level=None)
-
-    monkeypatch.setattr("calibrant.workflows.compare.compare", slow)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    _, _, err = run("compare", "p.npz")
-    assert re.search("2/2.* methods", err)
 
 
 @pytest.mark.parametrize(("verb", "count"), [("fit", 4), ("apply", 2), ("compare", 2)])
@@ -571,7 +435,7 @@ def test_a_map_without_a_temperature_tells_of_none(run):
 
 
 def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monkeypatch):
-    monkeypatch.setattr("calibrant.heads.retrain_file", None)  # never reached
+    monkeypatch.setattr("calibrant.workflows.retrain.retrain_file", None)  # never reached
     code, _, err = run("fit", "p.npz", "--method", "maccal", "-o", "saved")
     assert code == 2
     assert "p.npz has no val_features" in err

@@ -82,6 +82,15 @@ def test_sums_in_equal_width_bins_are_those_of_a_loop(data, bins):
     assert_sums(fill(confidence, outcome, edges), plain)
 
 
+@pytest.mark.parametrize("bins", [1, 2, 3, 7, 10, 15, 20, 49, 100])
+def test_every_decimal_edge_closes_its_bin(bins):
+    """k / bins, as Python divides, is the last value of bin k; the next float is not."""
+    edges = np.array([k / bins for k in range(1, bins + 1)])
+    np.testing.assert_array_equal(bin_index(edges, uniform_edges(bins)), np.arange(bins))
+    above = np.nextafter(edges[:-1], 2)
+    np.testing.assert_array_equal(bin_index(above, uniform_edges(bins)), np.arange(1, bins))
+
+
 # Equal mass
 
 
@@ -138,11 +147,16 @@ def test_weights_of_equal_mass_edges_count_like_copies(data, bins):
 def test_equal_mass_bins_tell_zero_from_what_follows_it():
     """500 confidences of 0 that all happen, 500 of 1 that never do: as wrong as can be."""
     confidence, outcome = np.repeat([0.0, 1.0], 500), np.repeat([1, 0], 500)
-    assert cal.ece(confidence, outcome) == 1
-    assert cal.ada_ece(confidence, outcome) == 1
+    assert cal.ece(confidence=confidence, outcome=outcome) == 1
+    assert cal.ada_ece(confidence=confidence, outcome=outcome) == 1
 
 
 # Sums
+
+
+def test_sums_with_different_edges_do_not_add():
+    with pytest.raises(ValueError, match="different edges"):
+        Bins.empty(uniform_edges(10)) + Bins.empty(uniform_edges(15))
 
 
 @given(pairs(), pairs(), counts)

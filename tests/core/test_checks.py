@@ -155,10 +155,10 @@ DIRECT: dict[str, Any] = {
     "nll": cal.nll,
     "brier": cal.brier,
     "classwise_ece": cal.classwise_ece,
-    "per_class_ece": cal.per_class_ece,
+    "per_class_ece": cal.metrics.per_class_ece,
     "top_label": cal.top_label,
-    "one_vs_rest": lambda logits, labels: cal.one_vs_rest(logits, labels, 0),
-    "margin_groups": cal.margin_groups,
+    "one_vs_rest": lambda logits, labels: cal.metrics.one_vs_rest(logits, labels, k=0),
+    "margin_groups": cal.metrics.reliability_by_margin,
     "update": lambda logits, labels: cal.Accumulator().update(logits, labels).compute(),
 }
 
@@ -288,8 +288,13 @@ PAIRS = [
 
 OF_PAIRS: list[Any] = [
     *(cal.ece, cal.ada_ece, cal.debiased_ece, cal.mce, cal.over_ece, cal.under_ece),
-    *(cal.ks, cal.smooth_ece, cal.smce, cal.auroc, cal.aurc, cal.risk_coverage),
-    *(cal.calibration_test, cal.reliability, cal.smooth_reliability, cal.histogram),
+    *(cal.ks, cal.smooth_ece, cal.smce, cal.auroc, cal.aurc, cal.metrics.risk_coverage),
+    *(
+        cal.metrics.calibration_test,
+        cal.metrics.reliability,
+        cal.metrics.smooth_reliability,
+        cal.metrics.confidence_histogram,
+    ),
 ]
 
 
@@ -302,10 +307,12 @@ def test_pairs_are_refused_alike_by_every_function(function, confidence, outcome
 
 def test_pairs_of_equal_size_and_different_shape_are_refused():
     with pytest.raises(ValueError, match=r"must have equal shapes, got \(2, 3\) and \(3, 2\)"):
-        cal.ece(np.full((2, 3), 0.5), np.ones((3, 2)))
+        cal.ece(confidence=np.full((2, 3), 0.5), outcome=np.ones((3, 2)))
 
 
-@pytest.mark.parametrize("function", [f for f in OF_PAIRS if f is not cal.histogram])
+@pytest.mark.parametrize(
+    "function", [f for f in OF_PAIRS if f is not cal.metrics.confidence_histogram]
+)
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
@@ -327,7 +334,9 @@ def test_weights_are_refused_alike_by_every_function(function, weight, message):
         function([0.5, 0.7], [1, 0], weight=weight)
 
 
-@pytest.mark.parametrize("function", [cal.evaluate, cal.nll, cal.classwise_ece, cal.per_class_ece])
+@pytest.mark.parametrize(
+    "function", [cal.evaluate, cal.nll, cal.classwise_ece, cal.metrics.per_class_ece]
+)
 def test_weights_of_logits_are_one_per_label(function):
     with pytest.raises(ValueError, match=r"weight must have one value .* got \(3,\) for \(4,\)"):
         function(OK, YES, weight=[1, 1, 1])
@@ -337,7 +346,7 @@ def test_weights_of_logits_are_one_per_label(function):
         function(OK, YES, weight=[0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("function", [cal.ood_auroc, cal.fpr95])
+@pytest.mark.parametrize("function", [cal.metrics.ood_auroc, cal.metrics.fpr95])
 def test_scores_of_novelty_are_numbers(function):
     with pytest.raises(ValueError, match="inside must not hold NaN: drop or repair"):
         function([math.nan], [1.0])
@@ -355,9 +364,9 @@ def test_bins_are_a_positive_whole_number(bins):
     for call in (
         lambda: cal.evaluate(OK, YES, bins=bins),
         lambda: cal.Accumulator(bins=bins),
-        lambda: cal.reliability([0.5], [1], bins=bins),
-        lambda: cal.reliability([0.5], [1], bins=bins, equal_mass=True),
-        lambda: cal.histogram([0.5], [1], bins=bins),
+        lambda: cal.metrics.reliability(confidence=[0.5], outcome=[1], bins=bins),
+        lambda: cal.metrics.reliability(confidence=[0.5], outcome=[1], bins=bins, equal_mass=True),
+        lambda: cal.metrics.confidence_histogram(confidence=[0.5], outcome=[1], bins=bins),
     ):
         with pytest.raises(ValueError, match=f"bins must be a positive whole number, got {bins!r}"):
             call()
@@ -387,7 +396,7 @@ def test_a_level_is_above_zero_and_at_most_99_percent(level):
 
 
 @pytest.mark.parametrize("level", [0, 0.995, 1.5, 90])
-@pytest.mark.parametrize("curve", [cal.reliability, cal.smooth_reliability])
+@pytest.mark.parametrize("curve", [cal.metrics.reliability, cal.metrics.smooth_reliability])
 def test_the_level_of_a_curve_is_above_zero_and_at_most_99_percent(curve, level):
     message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
     with pytest.raises(ValueError, match=message):
@@ -504,7 +513,7 @@ def test_a_refused_first_batch_does_not_fix_the_number_of_classes(rng, case):
 def test_a_refused_batch_on_several_threads_leaves_a_stream_as_it_was(rng, monkeypatch):
     from calibrant._core import chunks as _walk
 
-    monkeypatch.setitem(_walk.BLOCK, "cpu", 30)
+    monkeypatch.setitem(_walk.CHUNK_SIZE, "cpu", 30)
     logits, labels = drawn(rng, 400, 3)
     stream = cal.Accumulator(level=None).update(logits, labels)
     before = bits(stream)

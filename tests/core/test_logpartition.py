@@ -629,7 +629,7 @@ def test_neither_blocks_nor_threads_change_the_records(rng, monkeypatch, threads
     logits[np.arange(130), labels.clip(0)] = rng.normal(size=130)
     weight = rng.exponential(size=130)
     expected = table_of(logits, labels, weight=weight)
-    monkeypatch.setitem(_walk.BLOCK, "cpu", block)
+    monkeypatch.setitem(_walk.CHUNK_SIZE, "cpu", block)
     threads(count)
     assert_same(table_of(logits, labels, weight=weight), expected, atol=2e-5)
 
@@ -785,14 +785,14 @@ def test_the_records_take_less_than_an_eighth_of_a_thousand_logits(rng):
 PEAK = """
 import re
 import numpy as np
-from calibrant import _walk
+from calibrant._core import chunks as _walk
 from calibrant._core.logpartition import tabulate
 
 def peak():
     with open("/proc/self/status") as status:
         return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1])
 
-_walk.BLOCK["cpu"] = 1 << 16
+_walk.CHUNK_SIZE["cpu"] = 1 << 16
 rng = np.random.default_rng(0)
 tabulate(_walk.examples(rng.random((100, 1000)), np.zeros(100, int)))
 logits, labels = rng.random((4000, 1000)), np.zeros(4000, int)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import calibrant as cal
 from calibrant import llm
+from calibrant.llm.answers.asking import ask_each
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
@@ -23,12 +25,6 @@ FACTS = {
     "What colour is the sky on a clear day?": "On a clear day the sky is blue.",
     "What do bees make?": "Bees make honey from the nectar of flowers.",
     "Who wrote Hamlet?": "Hamlet was written by William Shakespeare.",
-    "What is water made of?": "Water is made of hydrogen and oxygen.",
-    "Which planet is the largest?": "Jupiter is the largest planet of the solar system.",
-    "What is the opposite of hot?": "The opposite of hot is cold.",
-    "How many legs has a spider?": "A spider has eight legs.",
-    "What is two plus two?": "Two plus two is four.",
-    "In which continent is Egypt?": "Egypt is a country in the north of Africa.",
 }
 
 
@@ -62,8 +58,8 @@ def table(smol, tmp_path_factory):
 
 def test_tables_have_the_likelihood_of_the_model(smol, table):
     model, tokenizer = smol
-    claims = llm.token_claims(table)
-    assert 100 < len(table) < 200
+    predictions = llm.token_predictions(table)
+    assert 45 < len(table) < 100
     asked, said = next(iter(FACTS.items()))
     turns = [{"role": "user", "content": asked}]
     start = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -73,20 +69,20 @@ def test_tables_have_the_likelihood_of_the_model(smol, table):
     with torch.no_grad():
         logits = model(ids).logits[0, before.shape[1] - 1 : -1].log_softmax(-1)
     wanted = -logits.gather(-1, after["input_ids"][0][:, None])[:, 0].numpy()
-    np.testing.assert_allclose(claims.nll[table.documents == 0], wanted, atol=1e-3)
+    np.testing.assert_allclose(predictions.nll[table.documents == 0], wanted, atol=1e-3)
 
 
 def test_a_temperature_is_found_saved_attached_and_asked(smol, table, tmp_path):
     model, tokenizer = smol
     fitted = llm.fit_head(table, "global", "nll")
     assert 0.3 < fitted.settings["temperature"] < 3
-    llm.save_head(fitted, tmp_path / "head")
-    fitted = llm.load_head(tmp_path / "head")
+    cal.save(fitted, tmp_path / "head")
+    fitted = cal.load(tmp_path / "head")
     turns = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    plain, tempered = (
-        llm.ask(model, tokenizer, [prompt], fitted=head, most=12)[0] for head in (None, fitted)
-    )
+    heads = {"plain": None, "tempered": fitted}
+    answers = ask_each(model, tokenizer, [prompt], heads, max_new_tokens=8)
+    plain, tempered = answers["plain"][0], answers["tempered"][0]
     assert "Paris" in plain.text
     assert tempered.text == plain.text
     assert 0.2 < tempered.confidence < 1
@@ -101,6 +97,6 @@ def test_a_temperature_is_found_saved_attached_and_asked(smol, table, tmp_path):
         )
     probs = [float(step.softmax(-1).max()) for step in output.logits]
     np.testing.assert_allclose(probs, tempered.probs[:3], atol=1e-4)
-    claims = llm.token_claims(table, fitted)
-    found = llm.evaluate_tokens(claims.confidence, claims.correct, table.documents)
+    predictions = llm.token_predictions(table, fitted)
+    found = llm.evaluate_tokens(predictions.confidence, predictions.correct, table.documents)
     assert found["accuracy"].value > 0.3

@@ -55,7 +55,7 @@ def test_any_batches_give_the_figures_of_the_whole(pairs, weigh, places):
     for rows in batches(places):
         weight = WEIGHT[rows] if weigh else None
         assert stream.update(LOGITS[rows], LABELS[rows], sample_weight=weight) is stream
-    expected = whole(pairs, weight=WEIGHT if weigh else None)
+    expected = whole(pairs, sample_weight=WEIGHT if weigh else None)
     assert_same(values(stream.compute()), expected)
 
 
@@ -109,7 +109,7 @@ def test_batches_with_and_without_weights_mix():
         LOGITS[200:], LABELS[200:], sample_weight=WEIGHT[200:]
     )
     weight = np.concatenate([np.ones(200), WEIGHT[200:]])
-    assert_same(values(stream.compute()), whole(True, weight=weight))
+    assert_same(values(stream.compute()), whole(True, sample_weight=weight))
 
 
 def test_batches_of_different_form_mix():
@@ -125,8 +125,8 @@ def test_groups_of_a_stream_are_the_groups_of_the_whole():
     for rows in batches([0, 1, 2, 150, 400]):
         stream.update(LOGITS[rows], LABELS[rows], by=GROUPS[rows], sample_weight=WEIGHT[rows])
     found = stream.compute()
-    assert set(found.groups) == {"0", "1", "2"}
-    for name, part in found.groups.items():
+    assert set(found.by) == {"0", "1", "2"}
+    for name, part in found.by.items():
         rows = int(name) == GROUPS
         expected = cal.evaluate(LOGITS[rows], LABELS[rows], sample_weight=WEIGHT[rows], level=None)
         assert_same(values(part), values(expected))
@@ -182,6 +182,39 @@ def test_a_pickled_accumulator_goes_on_as_if_nothing_had_happened(pairs):
     for each in (copy, stream):
         each.update(LOGITS[200:], LABELS[200:], by=GROUPS[200:])
     assert copy.compute().to_dict() == stream.compute().to_dict()
+
+
+def test_a_stream_beyond_the_integers_of_float32_gives_the_error_of_its_start():
+    """Every figure of an accumulator merged with itself 30 times is that of the first batch."""
+    probs = np.array([[0.7, 0.3], [0.9, 0.1]])[np.arange(1000) % 2]
+    labels = np.where(np.arange(1000) // 2 % 10 < np.array([5, 7])[np.arange(1000) % 2], 0, 1)
+    stream = cal.Accumulator(level=None).update(np.log(probs), labels)
+    start = {name: found.value for name, found in stream.compute().items()}
+    assert start["ece"] == pytest.approx(0.2, abs=1e-12)
+    for _ in range(30):
+        other = stream.like().merge(stream)
+        stream.merge(other)
+    found = stream.compute()
+    assert found.n == 1000 * 2**30
+    for name, value in start.items():
+        assert found[name].value == pytest.approx(value, abs=1e-12), name
+
+
+def test_batches_of_any_size_give_one_number(rng):
+    """The mean of the errors of batches is larger: noise does not cancel within a batch."""
+    logits = rng.normal(size=(1000, 4))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    whole = cal.ece(logits, labels)
+    parts = []
+    for size in (1, 7, 100, 1000):
+        stream = cal.Accumulator(level=None)
+        for start in range(0, 1000, size):
+            rows = slice(start, start + size)
+            stream.update(logits[rows], labels[rows])
+            if size == 100:
+                parts.append(cal.ece(logits[rows], labels[rows]))
+        assert stream.compute()["ece"].value == pytest.approx(whole, abs=1e-12)
+    assert np.mean(parts) > 2 * whole
 
 
 # Memory
@@ -272,12 +305,12 @@ finish("pairs", stream)
 
 stream = cal.Accumulator(pairs=True, level=None)
 finish("everything", stream.update(
-    logits[mine], labels[mine], weight=weight[mine], groups=groups[mine]))
+    logits[mine], labels[mine], sample_weight=weight[mine], by=groups[mine]))
 
 for idle in (0, 1):
     stream = cal.Accumulator(pairs=True, level=None)
     if rank != idle:
-        stream.update(logits, labels, groups=groups)
+        stream.update(logits, labels, by=groups)
     finish(f"rank {idle} idle", stream)
 
 stream = cal.Accumulator(metrics=["ece"], level=None)
@@ -351,10 +384,10 @@ def test_weights_and_groups_of_ranks_are_those_of_the_whole(ranks):
     found = ranks[0]["everything"]
     expected = cal.evaluate(LOGITS, LABELS, sample_weight=WEIGHT, by=GROUPS, level=None)
     assert_same(figures(found), values(expected))
-    assert list(found["groups"]) == list(expected.groups)
-    for name, part in expected.groups.items():
-        assert found["groups"][name]["n"] == part.n
-        assert_same(figures(found["groups"][name]), values(part))
+    assert list(found["by"]) == list(expected.by)
+    for name, part in expected.by.items():
+        assert found["by"][name]["n"] == part.n
+        assert_same(figures(found["by"][name]), values(part))
 
 
 @pytest.mark.slow
@@ -364,8 +397,8 @@ def test_a_rank_without_data_changes_nothing(ranks, idle):
     expected = cal.evaluate(LOGITS, LABELS, by=GROUPS, level=None)
     assert (found["n"], found["classes"]) == (expected.n, 4)
     assert_same(figures(found), values(expected))
-    for name, part in expected.groups.items():
-        assert_same(figures(found["groups"][name]), values(part))
+    for name, part in expected.by.items():
+        assert_same(figures(found["by"][name]), values(part))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def pairs(rng):
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
 def test_bars_are_the_means_of_their_bins_with_exact_binomial_intervals(pairs, bins, level):
     confidence, outcome = pairs
-    found = cal.reliability(confidence, outcome, bins=bins, level=level)
+    found = cal.metrics.reliability(confidence=confidence, outcome=outcome, bins=bins, level=level)
     assert found.edges.tolist() == [i / bins for i in range(bins + 1)]
     for b in range(bins):
         inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
@@ -42,13 +42,15 @@ def test_bars_are_the_means_of_their_bins_with_exact_binomial_intervals(pairs, b
 
 
 def test_intervals_of_all_right_and_all_wrong_bins_end_at_the_ends():
-    found = cal.reliability([0.25] * 5 + [0.75] * 8, [0] * 5 + [1] * 8, bins=2)
+    found = cal.metrics.reliability(
+        confidence=[0.25] * 5 + [0.75] * 8, outcome=[0] * 5 + [1] * 8, bins=2
+    )
     np.testing.assert_allclose(found.low, [0, beta.ppf(0.05, 8, 1)])
     np.testing.assert_allclose(found.high, [beta.ppf(0.95, 1, 5), 1])
 
 
 def test_bars_of_equal_mass_hold_equally_many(pairs):
-    found = cal.reliability(*pairs, bins=7, equal_mass=True)
+    found = cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1], bins=7, equal_mass=True)
     np.testing.assert_allclose(found.share, 1 / 7)
     assert np.isfinite(found.accuracy).all()
     order = np.argsort(pairs[0])
@@ -59,12 +61,16 @@ def test_bars_of_equal_mass_hold_equally_many(pairs):
 def test_weights_of_bars_count_as_fewer_examples(rng, pairs):
     """With weights 1 and 0 the dropped rows are gone; unequal ones widen the interval."""
     kept = rng.random(700) < 0.5
-    dropped = cal.reliability(pairs[0][kept], pairs[1][kept])
-    found = cal.reliability(*pairs, sample_weight=kept.astype(float))
+    dropped = cal.metrics.reliability(confidence=pairs[0][kept], outcome=pairs[1][kept])
+    found = cal.metrics.reliability(
+        confidence=pairs[0], outcome=pairs[1], sample_weight=kept.astype(float)
+    )
     for ours, theirs in zip(found, dropped, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
     weight = rng.exponential(size=700)
-    uneven = cal.reliability(*pairs, bins=3, sample_weight=weight)
+    uneven = cal.metrics.reliability(
+        confidence=pairs[0], outcome=pairs[1], bins=3, sample_weight=weight
+    )
     for b in range(3):
         inside = (pairs[0] > b / 3) & (pairs[0] <= (b + 1) / 3)
         w, y = weight[inside], pairs[1][inside]
@@ -73,14 +79,14 @@ def test_weights_of_bars_count_as_fewer_examples(rng, pairs):
         assert uneven.accuracy[b] == pytest.approx(np.average(y, weights=w))
         assert uneven.low[b] == pytest.approx(beta.ppf(0.05, hits, effective - hits + 1))
         assert uneven.high[b] == pytest.approx(beta.ppf(0.95, hits + 1, effective - hits))
-    plain = cal.reliability(*pairs, bins=3)
+    plain = cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1], bins=3)
     assert (uneven.high - uneven.low > plain.high - plain.low).all()
 
 
 def test_bars_of_a_stream_are_those_of_its_pairs(rng):
     logits, labels = drawn(rng, 400, 4)
     filled = cal.evaluate(logits, labels, metrics=["ece"], level=None).bins
-    expected = cal.reliability(*cal.top_label(logits, labels), level=0.5)
+    expected = cal.metrics.reliability(logits, labels, level=0.5)
     for ours, theirs in zip(reliability_of(filled, level=0.5), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
@@ -89,7 +95,8 @@ def test_bars_of_a_calibrated_model_cover_the_diagonal(rng):
     """At 90 %: about one bar in ten misses, over 40 samples of some 8 full bars each."""
     hit, bars = 0, 0
     for _ in range(40):
-        found = cal.reliability(*drawn_pairs(rng, 500))
+        confidence, outcome = drawn_pairs(rng, 500)
+        found = cal.metrics.reliability(confidence=confidence, outcome=outcome)
         seen = np.isfinite(found.low)
         hit += int(((found.low <= found.confidence) & (found.confidence <= found.high))[seen].sum())
         bars += int(seen.sum())
@@ -119,8 +126,12 @@ def on_cells(rng, n, points):
 def test_the_smooth_curve_is_a_kernel_regression_with_a_reflected_kernel(rng, weigh, points):
     confidence, outcome = on_cells(rng, 500, points)
     weight = rng.exponential(size=500) if weigh else np.ones(500)
-    found = cal.smooth_reliability(confidence, outcome, points=points, sample_weight=weight)
-    width = max(cal.smooth_ece(confidence, outcome, sample_weight=weight), 2 / points)
+    found = cal.metrics.smooth_reliability(
+        confidence=confidence, outcome=outcome, points=points, sample_weight=weight
+    )
+    width = max(
+        cal.smooth_ece(confidence=confidence, outcome=outcome, sample_weight=weight), 2 / points
+    )
     t = (np.arange(points) + 0.5) / points
     np.testing.assert_allclose(found.confidence, t)
     weights = weight * kernel(t[:, None], confidence, width)  # (points, examples)
@@ -142,7 +153,9 @@ def test_the_smooth_curve_is_a_kernel_regression_with_a_reflected_kernel(rng, we
 
 def test_the_smooth_curve_of_examples_at_one_does_not_leak_over_the_end():
     """Half of an unreflected kernel would lie beyond 1."""
-    found = cal.smooth_reliability(np.ones(100), np.arange(100) < 90, points=256)
+    found = cal.metrics.smooth_reliability(
+        confidence=np.ones(100), outcome=np.arange(100) < 90, points=256
+    )
     assert found.density.mean() == pytest.approx(1)
     assert found.density.argmax() == 255
     assert found.accuracy[-1] == pytest.approx(0.9)
@@ -150,7 +163,9 @@ def test_the_smooth_curve_of_examples_at_one_does_not_leak_over_the_end():
 
 def test_the_smooth_curve_recovers_a_known_accuracy(rng):
     confidence = rng.random(40_000)
-    found = cal.smooth_reliability(confidence, rng.random(40_000) < confidence**2)
+    found = cal.metrics.smooth_reliability(
+        confidence=confidence, outcome=rng.random(40_000) < confidence**2
+    )
     inner = (found.confidence > 0.15) & (found.confidence < 0.85)
     np.testing.assert_allclose(found.accuracy[inner], found.confidence[inner] ** 2, atol=0.06)
     assert (found.low <= found.accuracy).all()
@@ -160,7 +175,10 @@ def test_the_smooth_curve_recovers_a_known_accuracy(rng):
 
 
 def test_a_higher_level_widens_the_band(pairs):
-    narrow, wide = (cal.smooth_reliability(*pairs, level=level) for level in (0.5, 0.95))
+    narrow, wide = (
+        cal.metrics.smooth_reliability(confidence=pairs[0], outcome=pairs[1], level=level)
+        for level in (0.5, 0.95)
+    )
     inner = (narrow.confidence > 0.3) & (narrow.confidence < 0.9)
     assert ((wide.high - wide.low) > (narrow.high - narrow.low))[inner].all()
     np.testing.assert_array_equal(narrow.accuracy, wide.accuracy)
@@ -169,12 +187,14 @@ def test_a_higher_level_widens_the_band(pairs):
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("right", [0, 1])
 def test_one_example_has_curves(value, right):
-    bars = cal.reliability([value], [right])
+    bars = cal.metrics.reliability(confidence=[value], outcome=[right])
     assert np.nansum(bars.accuracy) == right
-    smooth = cal.smooth_reliability([value], [right])
+    smooth = cal.metrics.smooth_reliability(confidence=[value], outcome=[right])
     assert np.isfinite(smooth.accuracy).all()
     assert smooth.density.mean() == pytest.approx(1)
-    assert cal.histogram([value], [right]).right.sum() == right
+    assert (
+        cal.metrics.confidence_histogram(confidence=[value], outcome=[right]).right.sum() == right
+    )
 
 
 # Histogram
@@ -182,24 +202,25 @@ def test_one_example_has_curves(value, right):
 
 def test_the_histogram_counts_right_and_wrong_apart(pairs):
     confidence, outcome = pairs
-    found = cal.histogram(confidence, outcome, bins=8)
+    found = cal.metrics.confidence_histogram(confidence=confidence, outcome=outcome, bins=8)
     for values, chosen in ((found.right, outcome), (found.wrong, ~outcome)):
         expected = np.histogram(confidence[chosen], found.edges)[0] / 700
         np.testing.assert_allclose(values, expected, atol=1e-12)
     assert found.right.sum() + found.wrong.sum() == pytest.approx(1)
-    assert cal.histogram(confidence, outcome).edges.size == 31
+    assert cal.metrics.confidence_histogram(confidence=confidence, outcome=outcome).edges.size == 31
 
 
 # Margins
 
 
-@pytest.mark.parametrize("groups", [1, 3, 4])
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_margin_groups_part_the_examples_by_margin(rng, groups, kind):
+@pytest.mark.parametrize(("groups", "kind"), [(1, np.asarray), (3, torch.tensor), (4, np.asarray)])
+def test_reliability_by_margin_splits_the_examples_by_margin(rng, groups, kind):
     logits, labels = drawn(rng, 301, 5)
     labels[::10] = -100
     kept = labels != -100
-    found = cal.margin_groups(kind(logits), kind(labels), groups=groups, bins=10, level=0.8)
+    found = cal.metrics.reliability_by_margin(
+        kind(logits), kind(labels), margin_bins=groups, bins=10, level=0.8
+    )
     top = np.sort(logits[kept], axis=-1)
     margin = top[:, -1] - top[:, -2]
     order = np.argsort(margin)
@@ -207,8 +228,8 @@ def test_margin_groups_part_the_examples_by_margin(rng, groups, kind):
     for part, group in zip(np.array_split(order, groups), found, strict=True):
         assert group.low == pytest.approx(margin[part].min())
         assert group.high == pytest.approx(margin[part].max())
-        expected = cal.reliability(
-            *cal.top_label(logits[kept][part], labels[kept][part]), bins=10, level=0.8
+        expected = cal.metrics.reliability(
+            logits[kept][part], labels[kept][part], bins=10, level=0.8
         )
         for ours, theirs in zip(group.reliability, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-12)
@@ -216,37 +237,19 @@ def test_margin_groups_part_the_examples_by_margin(rng, groups, kind):
     assert found[-1].high == pytest.approx(margin.max())
 
 
-def test_margin_groups_of_sequences_are_those_of_their_rows(rng):
+def test_margins_of_sequences_are_those_of_their_rows(rng):
     logits, labels = drawn(rng, 60, 3)
-    flat = cal.margin_groups(logits, labels)
-    shaped = cal.margin_groups(logits.reshape(6, 10, 3), labels.reshape(6, 10))
+    flat = cal.metrics.reliability_by_margin(logits, labels)
+    shaped = cal.metrics.reliability_by_margin(logits.reshape(6, 10, 3), labels.reshape(6, 10))
     for one, two in zip(flat, shaped, strict=True):
         assert one[:2] == two[:2]
         np.testing.assert_array_equal(one.reliability.accuracy, two.reliability.accuracy)
 
 
-def test_there_are_no_more_margin_groups_than_examples(rng):
-    assert len(cal.margin_groups([[1.0, 0.0], [3.0, 0.0]], [0, 1], groups=5)) == 2
-    assert len(cal.margin_groups([2.0, -1.0, 0.0], [0, 1, 1])) == 3
+def test_there_are_no_more_bins_of_margins_than_examples():
+    two = cal.metrics.reliability_by_margin([[1.0, 0.0], [3.0, 0.0]], [0, 1], margin_bins=5)
+    assert len(two) == 2
+    assert len(cal.metrics.reliability_by_margin([2.0, -1.0, 0.0], [0, 1, 1])) == 3
 
 
 # Risk and coverage
-
-
-def test_risk_and_coverage_are_those_of_every_threshold(rng, pairs):
-    confidence, outcome = pairs[0].round(2), pairs[1]
-    weight = rng.exponential(size=700)
-    found = cal.risk_coverage(confidence, outcome, sample_weight=weight)
-    assert found.threshold.tolist() == sorted(set(confidence), reverse=True)
-    for threshold, coverage, risk in zip(*found, strict=True):
-        kept = confidence >= threshold
-        assert coverage == pytest.approx(weight[kept].sum() / weight.sum())
-        assert risk == pytest.approx(np.average(~outcome[kept], weights=weight[kept]))
-
-
-def test_fpr95_is_the_share_accepted_at_the_largest_threshold_that_keeps_95_percent(rng):
-    inside, outside = rng.normal(1, 1, 37), rng.normal(0, 1, 50)
-    keeps = [t for t in inside if (inside >= t).mean() >= 0.95]
-    assert cal.fpr95(inside, outside) == (outside >= max(keeps)).mean()
-    assert cal.fpr95([5.0], [6.0]) == 1
-    assert cal.ood_auroc([math.inf, 1.0], [-math.inf, 1.0]) == 0.875

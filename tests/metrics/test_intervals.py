@@ -8,12 +8,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest, norm, t
+from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
-from calibrant._core.binning import fill, uniform_edges
-from calibrant.metrics.gap_curve import shape_of
-from calibrant.metrics.ranking import aurc_with_error, auroc_with_error
 from tests.support.simulate import drawn, drawn_pairs
 
 FIGURES = ["accuracy", "nll", "brier", "auroc", "aurc"]
@@ -196,7 +193,10 @@ def test_the_seed_decides_the_draws(rng):
 
 def test_the_seed_decides_the_test(rng):
     confidence, outcome = drawn_pairs(rng, 300, 0.03)
-    found = [cal.calibration_test(confidence, outcome, seed=seed).p_value for seed in (1, 1, 2)]
+    found = [
+        cal.metrics.calibration_test(confidence=confidence, outcome=outcome, seed=seed).p_value
+        for seed in (1, 1, 2)
+    ]
     assert found[0] == found[1] != found[2]
     assert found[0] == pytest.approx(found[2], abs=0.06)
 
@@ -339,125 +339,6 @@ def test_the_interval_of_a_score_is_normal(rng, weigh):
         assert found[name] == pytest.approx((mean, mean - reach, mean + reach)), name
 
 
-WITH_ERROR = {"auroc": auroc_with_error, "aurc": aurc_with_error}
-
-
-@pytest.mark.parametrize("name", ["auroc", "aurc"])
-@pytest.mark.parametrize("digits", [12, 0], ids=["distinct", "ties"])
-def test_the_standard_error_of_a_rank_statistic_is_that_of_the_jackknife(rng, name, digits):
-    odds = rng.normal(1, 1.5, 250).round(digits)
-    labels = (rng.random(250) < 1 / (1 + np.exp(-odds))).astype(int)
-    metric = {"auroc": cal.auroc, "aurc": cal.aurc}[name]
-    confidence, outcome = cal.binary(odds, labels)
-    found = WITH_ERROR[name](confidence, outcome.astype(float), None)
-    assert found.value == pytest.approx(metric(confidence, outcome), abs=1e-12)
-    left_out = [
-        metric(np.delete(confidence, i), np.delete(outcome, i)) for i in range(len(outcome))
-    ]
-    jackknife = np.sqrt(249 / 250 * (np.subtract(left_out, np.mean(left_out)) ** 2).sum())
-    assert found.deviation == pytest.approx(jackknife, rel=0.015)
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize("name", ["auroc", "aurc"])
-def test_the_interval_of_a_rank_statistic_is_of_students_kind_on_the_logit_scale(rng, name, weigh):
-    logits, labels = drawn(rng, 60, 4)
-    weight = rng.exponential(size=60) if weigh else np.ones(60)
-    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=[name], level=0.8)[name]
-    confidence, outcome = cal.top_label(logits, labels)
-    value, deviation, freedom = WITH_ERROR[name](confidence, outcome.astype(float), weight)
-    wrong, right = (w.sum() ** 2 / (w**2).sum() for w in (weight[~outcome], weight[outcome]))
-    assert freedom == pytest.approx((min(wrong, right) if name == "auroc" else wrong) - 1)
-    assert found.value == pytest.approx(value)
-    centre, slope = math.log(value / (1 - value)), value * (1 - value)
-    reach = t.ppf(0.9, freedom) * deviation / slope
-    ends = [math.log(x / (1 - x)) for x in found[1:]]
-    assert ends == pytest.approx([centre - reach, centre + reach])
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-def test_the_standard_error_of_auroc_is_that_of_delong(rng, weigh):
-    """Every pair of a yes and a no is compared; the variances divide by their number less one."""
-    claimed, happened = drawn_pairs(rng, 80)
-    claimed = claimed.round(1)
-    weight = rng.exponential(size=80) if weigh else np.ones(80)
-    yes, no = claimed[happened], claimed[~happened]
-    above = (yes[:, None] > no) + (yes[:, None] == no) / 2
-    share_yes, share_no = (w / w.sum() for w in (weight[happened], weight[~happened]))
-    value = share_yes @ above @ share_no
-    variance = 0.0
-    for share, placed in ((share_yes, above @ share_no), (share_no, share_yes @ above)):
-        worth = 1 / (share**2).sum()
-        variance += (share**2 @ (placed - value) ** 2) * worth / (worth - 1)
-    found = auroc_with_error(claimed, happened.astype(float), weight)
-    assert found[:2] == pytest.approx((value, math.sqrt(variance)))
-
-
-@pytest.mark.parametrize("name", ["auroc", "aurc"])
-def test_a_rank_statistic_of_one_wrong_answer_has_no_interval(name):
-    confidence = np.linspace(0.6, 0.9, 20)
-    odds, wrong = np.log(confidence / (1 - confidence)), np.arange(20) == 7
-    logits = np.stack([odds, np.zeros(20)], axis=-1)
-    found = cal.evaluate(logits, wrong.astype(int), metrics=[name])[name]
-    assert 0 < found.value < 1
-    assert all(math.isnan(x) for x in found[1:])
-
-
-def test_the_area_of_one_confidence_is_as_uncertain_as_its_error_rate():
-    """Where all tie, AURC is the error rate, 30 of 100: a deviation of 0.046."""
-    happened = (np.arange(100) < 70).astype(float)
-    found = aurc_with_error(np.full(100, 0.9), happened, None)
-    assert found.value == pytest.approx(0.3)
-    assert found.deviation == pytest.approx(math.sqrt(0.3 * 0.7 / 100), rel=0.02)
-
-
-# The debiased error
-
-
-def test_the_debiased_error_is_near_zero_when_calibrated_and_ece_is_not(rng):
-    plain, debiased = [], []
-    for _ in range(200):
-        pairs = drawn_pairs(rng, 500)
-        plain.append(cal.ece(*pairs))
-        debiased.append(cal.debiased_ece(*pairs))
-    assert np.mean(plain) > 0.03
-    assert np.mean(debiased) < np.mean(plain) / 3
-    assert np.mean(np.equal(debiased, 0)) > 0.4
-    assert (np.array(debiased) <= np.array(plain) + 1e-15).all()
-
-
-@pytest.mark.parametrize("gap", [0.05, 0.1, 0.2])
-def test_the_debiased_error_is_near_the_truth_when_miscalibrated(rng, gap):
-    found = [cal.debiased_ece(*drawn_pairs(rng, 500, gap)) for _ in range(150)]
-    assert np.mean(found) == pytest.approx(gap, abs=0.01)
-
-
-def test_the_debiased_error_solves_its_equation(rng):
-    """The mean of |s d + noise| over many draws of the noise is the observed sum.
-
-    The d are the gaps of the curve through the observed ones, and the error is s sum |d|.
-    """
-    confidence, outcome = drawn_pairs(rng, 400, 0.08)
-    weight = rng.exponential(size=400)
-    found = cal.debiased_ece(confidence, outcome, bins=10, sample_weight=weight)
-    observed = cal.ece(confidence, outcome, bins=10, sample_weight=weight)
-    cell = np.ceil(confidence * 10).astype(int) - 1
-    residual = weight * (confidence - outcome) / weight.sum()
-    gap = np.bincount(cell, residual, 10)
-    # each example is in bin b by chance, too: variance of a sum over all of them
-    share = weight / weight.sum()
-    variance = np.array([((residual * (cell == b) - share * gap[b]) ** 2).sum() for b in range(10)])
-    # the mixed term is nearly that of equal weights, which the closed form assumes
-    noise = rng.normal(size=(200_000, 10)) * np.sqrt(variance)
-    filled = fill(confidence, outcome.astype(float), uniform_edges(10), weight)
-    held = filled.weight > 0
-    curve = np.zeros(10)
-    curve[held] = shape_of(filled)(filled.confidence[held]) * filled.weight[held] / weight.sum()
-    assert np.abs(curve - gap).max() > 1e-3  # smoother than what was observed
-    mean = np.abs(found / np.abs(curve).sum() * curve + noise).sum(1).mean()
-    assert mean == pytest.approx(observed, rel=0.01)
-
-
 # The test of calibration
 
 
@@ -469,7 +350,11 @@ def test_a_calibrated_model_is_rejected_one_time_in_twenty(weigh):
         rng = np.random.default_rng(seed)
         pairs = drawn_pairs(rng, 300)
         weight = rng.exponential(size=300) if weigh else None
-        p_values.append(cal.calibration_test(*pairs, sample_weight=weight, replicates=199).p_value)
+        p_values.append(
+            cal.metrics.calibration_test(
+                confidence=pairs[0], outcome=pairs[1], sample_weight=weight, replicates=199
+            ).p_value
+        )
     rejected = np.sum(np.array(p_values) <= 0.05)
     assert binom.ppf(0.001, 200, 0.05) <= rejected <= binom.ppf(0.999, 200, 0.05)
     # and the p-values of a calibrated model are uniform
@@ -481,7 +366,12 @@ def test_a_clearly_miscalibrated_model_is_rejected():
     rejected = 0
     for seed in range(30):
         pairs = drawn_pairs(np.random.default_rng(seed), 300, 0.12)
-        rejected += cal.calibration_test(*pairs, replicates=199).p_value <= 0.05
+        rejected += (
+            cal.metrics.calibration_test(
+                confidence=pairs[0], outcome=pairs[1], replicates=199
+            ).p_value
+            <= 0.05
+        )
     assert rejected >= 28
 
 
@@ -489,24 +379,32 @@ def test_a_clearly_miscalibrated_model_is_rejected():
 def test_the_statistic_is_the_ks_error(rng, n):
     """Above 2000 examples, neighbours are drawn together: the sum within them is not looked at."""
     pairs = drawn_pairs(rng, n, 0.1)
-    found = cal.calibration_test(*pairs)
-    assert found.statistic == pytest.approx(cal.ks(*pairs), abs=1e-12 if n < 2000 else 1e-3)
+    found = cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1])
+    assert found.statistic == pytest.approx(
+        cal.ks(confidence=pairs[0], outcome=pairs[1]), abs=1e-12 if n < 2000 else 1e-3
+    )
     assert 0.001 <= found.p_value <= 1
 
 
 def test_the_test_sees_claims_of_zero_that_happen(rng):
     confidence, outcome = np.repeat([0.0, 1.0], 500), np.repeat([1, 0], 500)
-    found = cal.calibration_test(confidence, outcome)
-    assert found.statistic == pytest.approx(cal.ks(confidence, outcome))
+    found = cal.metrics.calibration_test(confidence=confidence, outcome=outcome)
+    assert found.statistic == pytest.approx(cal.ks(confidence=confidence, outcome=outcome))
     assert found.p_value == 0.001
 
 
 def test_perfect_certainty_is_no_evidence_against_itself():
-    found = cal.calibration_test([1.0, 1.0, 0.0], [1, 1, 0])
+    found = cal.metrics.calibration_test(confidence=[1.0, 1.0, 0.0], outcome=[1, 1, 0])
     assert found == (0, 1)
 
 
 def test_replicates_bound_the_p_value(rng):
     pairs = drawn_pairs(rng, 300, 0.4)
-    assert cal.calibration_test(*pairs, replicates=99).p_value == 0.01
-    assert cal.calibration_test(*pairs, replicates=9).p_value == 0.1
+    assert (
+        cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1], replicates=99).p_value
+        == 0.01
+    )
+    assert (
+        cal.metrics.calibration_test(confidence=pairs[0], outcome=pairs[1], replicates=9).p_value
+        == 0.1
+    )

@@ -5,74 +5,30 @@ relplot 1.0.3, MAPIE 1.6.0). When a test of a deviation fails after an upgrade, 
 changed: correct the table in docs/two-eces.md with it.
 """
 
-import itertools
 import math
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from scipy import optimize
 from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
-from calibrant.data import sample_path
-
-TIGHT = 1e-12
-"""Float64 sums in another order."""
+from tests.support.named_predictions import (
+    TIGHT,
+    every,
+    integrated_ece,
+    pairs_of,
+    predictions,
+    random_only,
+    sample_only,
+    weights_and_ties,
+    weights_of,
+)
 
 SINGLE = 5e-7
 """torchmetrics casts multi-class confidences to float32 and adds them up in float32."""
-
-RANDOM = {
-    "2 classes": (3000, 2, 1.0),
-    "3 classes, few rows": (60, 3, 1.0),
-    "10 classes": (2025, 10, 2.0),
-    "100 classes": (750, 100, 3.0),
-}
-
-
-def drawn(n, classes, scale, seed=7):
-    """Logits whose labels are drawn at twice the temperature: an over-confident model."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(0, scale, (n, classes))
-    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
-    return logits, labels
-
-
-def sample(split):
-    """The predictions that come with the package."""
-    with np.load(sample_path()) as arrays:
-        logits, labels = arrays[f"{split}_logits"], arrays[f"{split}_labels"]
-    return logits.astype(np.float64), labels.astype(np.int64)
-
-
-def of_name(name):
-    return drawn(*RANDOM[name]) if name in RANDOM else sample(name)
-
-
-every = pytest.mark.parametrize("name", [*RANDOM, "val", "test"])
-random_only = pytest.mark.parametrize("name", RANDOM)
-real_only = pytest.mark.parametrize("name", ["val", "test"])
-
-
-def pairs_of(logits, labels):
-    """Top-label pairs without calibrant."""
-    probs = softmax(logits, axis=-1)
-    return probs.max(-1), probs.argmax(-1) == labels
-
-
-def slow_ece(confidence, outcome, *, bins=15, weight=None):
-    """ECE, one bin after the other."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    total = 0.0
-    for b in range(bins):
-        inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
-        if b == 0:
-            inside |= confidence == 0
-        total += abs((weight * (confidence - outcome))[inside].sum())
-    return total / weight.sum()
 
 
 def quiet_import(name):
@@ -109,32 +65,6 @@ def mapie():
     return quiet_import("mapie.metrics.calibration")
 
 
-# The reduction to pairs, which all that follows rests on
-
-
-@every
-def test_top_label_pairs_are_the_largest_softmax_and_whether_it_is_right(name):
-    logits, labels = of_name(name)
-    confidence, outcome = pairs_of(logits, labels)
-    found = cal.top_label(logits, labels)
-    np.testing.assert_allclose(found.confidence, confidence, rtol=1e-14)
-    np.testing.assert_array_equal(found.outcome, outcome)
-
-
-@every
-def test_ece_of_the_table_and_of_a_stream_is_that_of_the_pairs(name):
-    logits, labels = of_name(name)
-    expected = slow_ece(*pairs_of(logits, labels), bins=15)
-    assert cal.METRICS["ece"].compute(logits, labels) == pytest.approx(expected, abs=TIGHT)
-    stream = cal.Accumulator(level=None)
-    for part in np.array_split(np.arange(len(labels)), 7):
-        stream.update(logits[part], labels[part])
-    assert stream.compute()["ece"].value == pytest.approx(expected, abs=TIGHT)
-
-
-# ECE: torchmetrics
-
-
 def metric(torchmetrics, scores, labels, **options):
     found = torchmetrics.multiclass_calibration_error(
         torch.as_tensor(scores), torch.as_tensor(labels), num_classes=scores.shape[1], **options
@@ -145,32 +75,32 @@ def metric(torchmetrics, scores, labels, **options):
 @random_only
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_ece_equals_torchmetrics_where_no_confidence_rounds_to_one(torchmetrics, name, bins):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     expected = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=bins)
-    found = cal.ece(*cal.top_label(logits, labels), bins=bins)
+    found = cal.ece(logits, labels, bins=bins)
     assert found == pytest.approx(expected, abs=SINGLE)
 
 
 @random_only
 def test_ece_equals_torchmetrics_on_float32_logits(torchmetrics, name):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     single = logits.astype(np.float32)
     assert single.max() > 1  # or torchmetrics would take them for probabilities
     expected = metric(torchmetrics, single, labels, n_bins=15)
-    assert cal.ece(*cal.top_label(single, labels)) == pytest.approx(expected, abs=SINGLE)
+    assert cal.ece(single, labels) == pytest.approx(expected, abs=SINGLE)
 
 
 @random_only
 def test_mce_of_bins_of_any_size_equals_the_max_norm_of_torchmetrics(torchmetrics, name):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     expected = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=15, norm="max")
-    found = cal.mce(*cal.top_label(logits, labels), min_count=1)
+    found = cal.mce(logits, labels, min_count=1)
     assert found == pytest.approx(expected, abs=2e-6)  # one bin: fewer digits than the mean of all
 
 
 @random_only
 def test_l2_norm_of_torchmetrics_follows_from_the_sums_per_bin(torchmetrics, name):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     expected = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=15, norm="l2")
     filled = cal.evaluate(logits, labels, level=None, metrics=["ece"]).bins
     used = filled.count > 0
@@ -178,14 +108,14 @@ def test_l2_norm_of_torchmetrics_follows_from_the_sums_per_bin(torchmetrics, nam
     assert found == pytest.approx(expected, abs=SINGLE)
 
 
-@real_only
+@sample_only
 def test_ece_equals_torchmetrics_on_the_sample_but_for_its_float32_sums(torchmetrics, name):
     """Most of the sample lies in one bin, whose sum in float32 is off by 1e-5 of the whole."""
-    logits, labels = sample(name)
+    logits, labels = predictions(name)
     theirs = metric(torchmetrics, softmax(logits, axis=-1), labels, n_bins=15)
     confidence, outcome = cal.top_label(logits, labels)
-    assert cal.ece(confidence, outcome) == pytest.approx(theirs, abs=2e-5)
-    assert cal.ece(confidence, outcome) != pytest.approx(theirs, abs=5e-6)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(theirs, abs=2e-5)
+    assert cal.ece(confidence=confidence, outcome=outcome) != pytest.approx(theirs, abs=5e-6)
     # their number again, by adding up one float32 after the other
     single = confidence.astype(np.float32)
     index = np.searchsorted(np.linspace(0, 1, 16, dtype=np.float32), single, side="right") - 1
@@ -202,7 +132,9 @@ def test_float32_sums_of_torchmetrics_drift_in_a_million_examples(torchmetrics):
     outcome = (torch.arange(1_000_000) % 5 < 4).long()
     theirs = torchmetrics.binary_calibration_error(confidence, outcome, n_bins=15)
     assert float(theirs) == pytest.approx(0.0077, abs=0.002)
-    assert cal.ece(confidence, outcome) == pytest.approx(0, abs=2e-8)  # float32 0.8 is not 0.8
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(
+        0, abs=2e-8
+    )  # float32 0.8 is not 0.8
 
 
 def test_torchmetrics_and_relplot_count_a_confidence_of_one_apart(torchmetrics, relplot):
@@ -212,7 +144,9 @@ def test_torchmetrics_and_relplot_count_a_confidence_of_one_apart(torchmetrics, 
     )
     assert float(theirs) == pytest.approx(0.525, abs=TIGHT)
     assert relplot.metrics.binnedECE(confidence, outcome, 10) == pytest.approx(0.525, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=10) == pytest.approx(0.475, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
+        0.475, abs=TIGHT
+    )
 
 
 @pytest.mark.parametrize("edge", [0.2, 0.6, 0.7])
@@ -222,7 +156,7 @@ def test_torchmetrics_closes_bins_on_the_left(torchmetrics, edge):
         torch.tensor(confidence), torch.tensor(outcome), n_bins=10
     )
     assert float(theirs) == pytest.approx(0.525, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=10) == pytest.approx(
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
         abs(2 * edge - 0.05 - 1) / 2, abs=TIGHT
     )
 
@@ -231,13 +165,13 @@ def test_torchmetrics_takes_logits_between_zero_and_one_for_probabilities(torchm
     logits = torch.tensor([[0.9, 0.1], [0.8, 0.3], [0.7, 0.2], [0.2, 0.6]])
     labels = torch.tensor([0, 0, 1, 1])
     assert metric(torchmetrics, logits, labels, n_bins=15) == pytest.approx(0.35, abs=SINGLE)
-    assert cal.ece(*cal.top_label(logits, labels)) == pytest.approx(0.239064, abs=1e-6)
+    assert cal.ece(logits, labels) == pytest.approx(0.239064, abs=1e-6)
     # a fifth row outside [0, 1] changes what the first four mean, and the two agree
     logits = torch.cat([logits, torch.tensor([[9.0, -9.0]])])
     labels = torch.cat([labels, torch.tensor([0])])
     expected = metric(torchmetrics, logits, labels, n_bins=15)
     assert expected == pytest.approx(0.191251, abs=1e-6)
-    assert cal.ece(*cal.top_label(logits, labels)) == pytest.approx(expected, abs=SINGLE)
+    assert cal.ece(logits, labels) == pytest.approx(expected, abs=SINGLE)
 
 
 def test_binary_torchmetrics_counts_in_the_dtype_of_its_input(torchmetrics):
@@ -246,27 +180,23 @@ def test_binary_torchmetrics_counts_in_the_dtype_of_its_input(torchmetrics):
     outcome = torch.arange(80_000) % 2
     theirs = torchmetrics.binary_calibration_error(confidence, outcome, n_bins=10)
     assert math.isnan(theirs)
-    assert cal.ece(confidence, outcome, bins=10) == 0.25
-
-
-# ECE: scikit-learn
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == 0.25
 
 
 @every
-@pytest.mark.parametrize("bins", [10, 15])
-def test_ece_is_the_weighted_gap_of_the_curve_of_scikit_learn(sklearn, name, bins):
-    confidence, outcome = pairs_of(*of_name(name))
-    happened, claimed = sklearn.calibration.calibration_curve(outcome, confidence, n_bins=bins)
+def test_ece_is_the_weighted_gap_of_the_curve_of_scikit_learn(sklearn, name):
+    confidence, outcome = pairs_of(*predictions(name))
+    happened, claimed = sklearn.calibration.calibration_curve(outcome, confidence, n_bins=15)
     # the curve leaves out empty bins and returns no counts: count by its rule, (lo, hi]
-    index = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)
-    count = np.bincount(index, minlength=bins)
+    index = np.searchsorted(np.linspace(0, 1, 16)[1:-1], confidence)
+    count = np.bincount(index, minlength=15)
     expected = np.abs(happened - claimed) @ count[count > 0] / count.sum()
-    assert cal.ece(confidence, outcome, bins=bins) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=TIGHT)
 
 
 @every
 def test_the_reliability_curve_has_the_points_of_scikit_learn(sklearn, name):
-    confidence, outcome = pairs_of(*of_name(name))
+    confidence, outcome = pairs_of(*predictions(name))
     happened, claimed = sklearn.calibration.calibration_curve(outcome, confidence, n_bins=15)
     filled = fill(confidence, outcome.astype(np.float64), uniform_edges(15))
     used = filled.count > 0
@@ -274,114 +204,103 @@ def test_the_reliability_curve_has_the_points_of_scikit_learn(sklearn, name):
     np.testing.assert_allclose(filled.confidence[used], claimed, atol=TIGHT)
 
 
-# ECE: relplot
-
-
 @every
-@pytest.mark.parametrize("bins", [10, 15])
-def test_ece_equals_relplot(relplot, name, bins):
-    logits, labels = of_name(name)
+def test_ece_equals_relplot(relplot, name):
+    logits, labels = predictions(name)
     expected = relplot.metrics.binnedECE(
-        *relplot.multiclass_logits_to_confidences(logits, labels), nbins=bins
+        *relplot.multiclass_logits_to_confidences(logits, labels), nbins=10
     )
-    found = cal.ece(*cal.top_label(logits, labels), bins=bins)
+    found = cal.ece(logits, labels, bins=10)
     assert found == pytest.approx(expected, abs=TIGHT)
 
 
-# ECE: uncertainty-calibration
-
-
 @every
-@pytest.mark.parametrize("bins", [10, 15])
-def test_ece_equals_uncertainty_calibration(uncertainty, name, bins):
-    logits, labels = of_name(name)
-    expected = uncertainty.get_ece(softmax(logits, axis=-1), labels, num_bins=bins)
-    assert cal.ece(*cal.top_label(logits, labels), bins=bins) == pytest.approx(expected, abs=TIGHT)
+def test_ece_equals_uncertainty_calibration(uncertainty, name):
+    logits, labels = predictions(name)
+    expected = uncertainty.get_ece(softmax(logits, axis=-1), labels, num_bins=10)
+    assert cal.ece(logits, labels, bins=10) == pytest.approx(expected, abs=TIGHT)
 
 
 @random_only
 def test_equal_mass_ece_equals_uncertainty_calibration_when_the_bins_divide_the_rows(
     uncertainty, name
 ):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     assert len(labels) % 15 == 0
     expected = uncertainty.get_ece_em(softmax(logits, axis=-1), labels, num_bins=15)
-    assert cal.ada_ece(*cal.top_label(logits, labels)) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ada_ece(logits, labels) == pytest.approx(expected, abs=TIGHT)
 
 
-@real_only
+@sample_only
 def test_equal_mass_ece_is_near_uncertainty_calibration_when_they_do_not(uncertainty, name):
     """Rows left over go to their first bins; ours are spread: the bins differ by one row."""
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     expected = uncertainty.get_ece_em(softmax(logits, axis=-1), labels, num_bins=15)
-    assert cal.ada_ece(*cal.top_label(logits, labels)) == pytest.approx(expected, abs=1e-4)
+    assert cal.ada_ece(logits, labels) == pytest.approx(expected, abs=1e-4)
 
 
 def test_equal_mass_bins_of_ties_agree_with_uncertainty_calibration(uncertainty):
     confidence = np.repeat([0.3, 0.7, 0.9], [100, 300, 200])
     outcome = np.random.default_rng(0).random(600) < 0.5
     expected = uncertainty.get_ece_em(confidence, outcome.astype(int), num_bins=15)
-    assert cal.ada_ece(confidence, outcome) == pytest.approx(expected, abs=TIGHT)
+    assert cal.ada_ece(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=TIGHT)
 
 
 @every
 def test_the_default_of_uncertainty_calibration_is_another_quantity(uncertainty, name):
     """It is marginal, L2 and debiased. On the sample: 0.0092, where top-label ECE is 0.0424."""
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     theirs = uncertainty.get_calibration_error(softmax(logits, axis=-1), labels)
-    ours = cal.ece(*cal.top_label(logits, labels))
+    ours = cal.ece(logits, labels)
     if name == "test":
         assert theirs == pytest.approx(0.00924, abs=1e-5)
         assert ours == pytest.approx(0.04236, abs=1e-5)
     assert abs(theirs - ours) > 0.005
 
 
-# ECE: MAPIE
-
-
 @every
 def test_mapie_with_sixteen_bins_is_ece_with_fifteen(mapie, name):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     confidence, outcome = pairs_of(logits, labels)
     right, probs = outcome.astype(int), softmax(logits, axis=-1)
     sixteen = mapie.expected_calibration_error(right, probs, num_bins=16)
     fifteen = mapie.expected_calibration_error(right, probs, num_bins=15)
-    assert cal.ece(confidence, outcome, bins=15) == pytest.approx(sixteen, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=14) == pytest.approx(fifteen, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=15) == pytest.approx(
+        sixteen, abs=TIGHT
+    )
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=14) == pytest.approx(
+        fifteen, abs=TIGHT
+    )
 
 
 def test_mapie_with_fifteen_bins_is_not_ece_with_fifteen(mapie):
-    confidence, outcome = pairs_of(*sample("test"))
+    confidence, outcome = pairs_of(*predictions("test"))
     theirs = mapie.expected_calibration_error(outcome.astype(int), confidence, num_bins=15)
     assert theirs == pytest.approx(0.0422812, abs=1e-7)
-    assert cal.ece(confidence, outcome) == pytest.approx(0.0423646, abs=1e-7)
+    assert cal.ece(confidence=confidence, outcome=outcome) == pytest.approx(0.0423646, abs=1e-7)
 
 
 def test_mapie_counts_a_confidence_of_zero_apart(mapie):
     confidence, outcome = np.array([0.0, 0.05]), np.array([1, 0])
     theirs = mapie.expected_calibration_error(outcome, confidence, num_bins=11)
     assert theirs == pytest.approx(0.525, abs=TIGHT)
-    assert cal.ece(confidence, outcome, bins=10) == pytest.approx(0.475, abs=TIGHT)
+    assert cal.ece(confidence=confidence, outcome=outcome, bins=10) == pytest.approx(
+        0.475, abs=TIGHT
+    )
 
 
 @every
 def test_top_label_ece_of_mapie_is_the_plain_mean_over_predicted_classes(mapie, name):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     theirs = mapie.top_label_ece(labels, softmax(logits, axis=-1), num_bins=16)
     predicted = logits.argmax(-1)
-    found = [
-        cal.ece(*cal.top_label(logits[predicted == k], labels[predicted == k]))
-        for k in np.unique(predicted)
-    ]
+    found = [cal.ece(logits[predicted == k], labels[predicted == k]) for k in np.unique(predicted)]
     assert np.mean(found) == pytest.approx(theirs, abs=TIGHT)
-
-
-# Class-wise ECE
 
 
 @every
 def test_classwise_ece_equals_the_marginal_errors_of_both_peers(uncertainty, mapie, name):
-    logits, labels = of_name(name)
+    logits, labels = predictions(name)
     probs = softmax(logits, axis=-1)
     found = cal.classwise_ece(logits, labels)
     marginal = uncertainty.get_ece(probs, labels, num_bins=15, mode="marginal")
@@ -393,47 +312,9 @@ def test_classwise_ece_equals_the_marginal_errors_of_both_peers(uncertainty, map
     assert found == pytest.approx(classwise, abs=TIGHT)
 
 
-@every
-@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.2])
-def test_classwise_ece_equals_a_loop_over_classes_and_bins(rng, name, threshold):
-    logits, labels = of_name(name)
-    probs, weight = softmax(logits, axis=-1), rng.exponential(size=len(labels))
-    expected, share = [], []
-    for k in range(logits.shape[1]):
-        kept = probs[:, k] > threshold if threshold else np.ones(len(labels), bool)
-        happened = (labels == k)[kept]
-        expected.append(slow_ece(probs[kept, k], happened, weight=weight[kept]))
-        share.append(weight @ (labels == k))  # of all labels, also with a threshold
-    options = {"threshold": threshold, "weight": weight}
-    found = cal.per_class_ece(logits, labels, **options)
-    np.testing.assert_allclose(found, expected, atol=TIGHT)
-    mean = cal.classwise_ece(logits, labels, **options)
-    assert mean == pytest.approx(np.mean(expected), abs=TIGHT)
-    by_share = cal.classwise_ece(logits, labels, average="prevalence", **options)
-    assert by_share == pytest.approx(np.average(expected, weights=share), abs=TIGHT)
-
-
-@every
-def test_weighted_ece_equals_a_loop_over_bins(rng, name):
-    confidence, outcome = pairs_of(*of_name(name))
-    weight = rng.exponential(size=outcome.size)
-    expected = slow_ece(confidence, outcome, weight=weight)
-    assert cal.ece(confidence, outcome, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
-
-
-# Proper scores and ranking: scikit-learn
-
-weighted = pytest.mark.parametrize("weigh", [False, True], ids=["plain", "weighted"])
-
-
-def weights_of(rng, size, weigh):
-    return rng.exponential(size=size) if weigh else None
-
-
-@every
-@weighted
-def test_nll_equals_log_loss_of_scikit_learn(sklearn, rng, name, weigh):
-    logits, labels = of_name(name)
+@weights_and_ties
+def test_nll_equals_log_loss_of_scikit_learn(sklearn, rng, name, weigh, digits):
+    logits, labels = predictions(name)
     weight = weights_of(rng, labels.size, weigh)
     expected = sklearn.metrics.log_loss(
         labels,
@@ -444,41 +325,26 @@ def test_nll_equals_log_loss_of_scikit_learn(sklearn, rng, name, weigh):
     assert cal.nll(logits, labels, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
-@every
-@weighted
-def test_brier_is_the_sum_of_squares_over_the_classes(rng, name, weigh):
-    logits, labels = of_name(name)
-    weight = weights_of(rng, labels.size, weigh)
-    off = softmax(logits, axis=-1) - np.eye(logits.shape[1])[labels]
-    expected = np.average((off**2).sum(-1), weights=weight)
-    assert cal.brier(logits, labels, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
-
-
 def test_brier_of_two_classes_is_twice_the_loss_of_scikit_learn(sklearn):
-    logits, labels = of_name("2 classes")
+    logits, labels = predictions("2 classes")
     expected = sklearn.metrics.brier_score_loss(labels, softmax(logits, axis=-1)[:, 1])
     assert cal.brier(logits, labels) == pytest.approx(2 * expected, abs=TIGHT)
 
 
-@every
-@weighted
-def test_accuracy_equals_scikit_learn(sklearn, rng, name, weigh):
-    logits, labels = of_name(name)
+@weights_and_ties
+def test_accuracy_equals_scikit_learn(sklearn, rng, name, weigh, digits):
+    logits, labels = predictions(name)
     weight = weights_of(rng, labels.size, weigh)
     expected = sklearn.metrics.accuracy_score(labels, logits.argmax(-1), sample_weight=weight)
     assert cal.accuracy(logits, labels, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
 
 
-@every
-@weighted
-@pytest.mark.parametrize("digits", [None, 2], ids=["distinct", "ties"])
+@weights_and_ties
 def test_auroc_equals_scikit_learn(sklearn, rng, name, weigh, digits):
-    confidence, outcome = pairs_of(*of_name(name))
-    if digits:
-        confidence = confidence.round(digits)
+    confidence, outcome = pairs_of(*predictions(name), digits)
     weight = weights_of(rng, outcome.size, weigh)
     expected = sklearn.metrics.roc_auc_score(outcome, confidence, sample_weight=weight)
-    assert cal.auroc(confidence, outcome, sample_weight=weight) == pytest.approx(
+    assert cal.auroc(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
         expected, abs=TIGHT
     )
 
@@ -491,15 +357,18 @@ def test_ood_figures_follow_from_the_roc_curve_of_scikit_learn(sklearn, rng, dig
     known = np.repeat([1, 0], sizes)
     scores = np.concatenate([inside, outside])
     expected = sklearn.metrics.roc_auc_score(known, scores)
-    assert cal.ood_auroc(inside, outside) == pytest.approx(expected, abs=TIGHT)
+    assert cal.metrics.ood_auroc(inside, outside) == pytest.approx(expected, abs=TIGHT)
     false, true, _ = sklearn.metrics.roc_curve(known, scores, drop_intermediate=False)
-    assert cal.fpr95(inside, outside) == pytest.approx(false[true >= 0.95 - 1e-9][0], abs=TIGHT)
+    assert cal.metrics.fpr95(inside, outside) == pytest.approx(
+        false[true >= 0.95 - 1e-9][0], abs=TIGHT
+    )
 
 
-@every
-@weighted
-def test_risk_coverage_and_auroc_curves_cross_the_points_of_scikit_learn(sklearn, rng, name, weigh):
-    confidence, outcome = pairs_of(*of_name(name))
+@weights_and_ties
+def test_risk_coverage_and_auroc_curves_cross_the_points_of_scikit_learn(
+    sklearn, rng, name, weigh, digits
+):
+    confidence, outcome = pairs_of(*predictions(name), digits)
     weight = weights_of(rng, outcome.size, weigh)
     mass = np.ones(outcome.size) if weight is None else weight
     right, wrong = mass @ outcome, mass @ ~outcome
@@ -507,153 +376,25 @@ def test_risk_coverage_and_auroc_curves_cross_the_points_of_scikit_learn(sklearn
         outcome, confidence, sample_weight=weight, drop_intermediate=False
     )
     kept = false * wrong + true * right
-    found = cal.risk_coverage(confidence, outcome, sample_weight=weight)
+    found = cal.metrics.risk_coverage(confidence=confidence, outcome=outcome, sample_weight=weight)
     np.testing.assert_allclose(found.threshold, threshold[1:])
     np.testing.assert_allclose(found.coverage, (kept / (right + wrong))[1:], atol=TIGHT)
     np.testing.assert_allclose(found.risk, (false * wrong)[1:] / kept[1:], atol=1e-10)
 
 
-# AURC: the definition
-
-
-def slow_aurc(wrong):
-    return np.mean([np.mean(wrong[: k + 1]) for k in range(len(wrong))])
-
-
-@pytest.mark.parametrize("name", ["3 classes, few rows", "100 classes"])
-def test_aurc_equals_a_loop_over_coverages(name):
-    confidence, outcome = pairs_of(*of_name(name))
-    expected = slow_aurc(~outcome[np.argsort(-confidence)])
-    assert cal.aurc(confidence, outcome) == pytest.approx(expected, abs=TIGHT)
-
-
 def test_aurc_equals_the_selective_accuracy_of_uncertainty_calibration(uncertainty):
-    confidence, outcome = pairs_of(*sample("test"))
+    confidence, outcome = pairs_of(*predictions("test"))
     area, _ = uncertainty.get_selective_stats(confidence, outcome)
-    assert cal.aurc(confidence, outcome) == pytest.approx(1 - area, abs=TIGHT)
-
-
-def test_aurc_of_ties_is_the_mean_over_all_their_orders():
-    confidence = np.array([0.9, 0.7, 0.7, 0.7, 0.4, 0.4])
-    outcome = np.array([1, 1, 0, 0, 1, 0], dtype=bool)
-    orders = [
-        [0, *middle, *last]
-        for middle in itertools.permutations([1, 2, 3])
-        for last in itertools.permutations([4, 5])
-    ]
-    expected = np.mean([slow_aurc(~outcome[order]) for order in orders])
-    assert cal.aurc(confidence, outcome) == pytest.approx(expected, abs=TIGHT)
-    assert cal.aurc(confidence[::-1], outcome[::-1]) == pytest.approx(expected, abs=TIGHT)
-
-
-# KS: the definition
-
-
-@every
-@weighted
-@pytest.mark.parametrize("digits", [None, 2], ids=["distinct", "ties"])
-def test_ks_equals_a_loop_over_thresholds(rng, name, weigh, digits):
-    confidence, outcome = (part[:1000] for part in pairs_of(*of_name(name)))
-    if digits:
-        confidence = confidence.round(digits)
-    weight = weights_of(rng, outcome.size, weigh)
-    mass = np.ones(outcome.size) if weight is None else weight
-    residual = mass * (confidence - outcome) / mass.sum()
-    expected = max(abs(residual[confidence <= t].sum()) for t in confidence)
-    assert cal.ks(confidence, outcome, sample_weight=weight) == pytest.approx(expected, abs=TIGHT)
+    assert cal.aurc(confidence=confidence, outcome=outcome) == pytest.approx(1 - area, abs=TIGHT)
 
 
 @every
 def test_ks_is_the_statistic_of_mapie_before_its_scaling(mapie, name):
     """MAPIE parts ties by a relative noise of 1e-8, which also moves the sum by about 1e-8."""
-    confidence, outcome = pairs_of(*of_name(name))
+    confidence, outcome = pairs_of(*predictions(name))
     statistic = mapie.kolmogorov_smirnov_statistic(outcome.astype(int), confidence)
     expected = statistic * mapie.length_scale(confidence)
-    assert cal.ks(confidence, outcome) == pytest.approx(expected, abs=1e-8)
-
-
-# smCE: the linear program
-
-
-def lipschitz_program(confidence, outcome, weight=None):
-    """Maximise the mean of phi(p) (p - y) over 1-Lipschitz phi into [-1, 1], with HiGHS."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    position, group = np.unique(confidence, return_inverse=True)
-    residual = np.bincount(group, weight * (confidence - outcome)) / weight.sum()
-    step = np.diff(np.eye(position.size), axis=0)
-    found = optimize.linprog(
-        -residual,
-        A_ub=np.concatenate([step, -step]),
-        b_ub=np.concatenate([np.diff(position)] * 2),
-        bounds=(-1, 1),
-        method="highs",
-    )
-    assert found.fun is not None, found.message
-    return -found.fun
-
-
-@every
-@weighted
-@pytest.mark.parametrize("digits", [None, 2], ids=["distinct", "ties"])
-def test_smce_is_the_optimum_of_its_linear_program(rng, name, weigh, digits):
-    confidence, outcome = (part[:800] for part in pairs_of(*of_name(name)))
-    if digits:
-        confidence = confidence.round(digits)
-    weight = weights_of(rng, outcome.size, weigh)
-    expected = lipschitz_program(confidence, outcome, weight)
-    found = cal.smce(confidence, outcome, sample_weight=weight)
-    assert found == pytest.approx(expected, abs=1e-9)  # HiGHS stops at 1e-7 of its own scale
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 12])
-def test_smce_of_few_points_is_the_optimum_of_its_linear_program(rng, size):
-    for _ in range(20):
-        confidence = rng.choice([0.0, 1.0, *rng.random(4)], size)
-        outcome = rng.random(size) < 0.5
-        expected = lipschitz_program(confidence, outcome)
-        assert cal.smce(confidence, outcome) == pytest.approx(expected, abs=1e-9)
-
-
-def test_smce_needs_the_bound_on_the_witness():
-    """All wrong by 1 at both ends: a 1-Lipschitz witness of [-1, 1] reaches 0 in between."""
-    confidence, outcome = np.array([0.0, 1.0]), np.array([1, 0])
-    assert lipschitz_program(confidence, outcome) == pytest.approx(0.5)
-    assert cal.smce(confidence, outcome) == pytest.approx(0.5, abs=TIGHT)
-
-
-# Smooth ECE: the integral, and relplot
-
-
-def integrated_ece(confidence, outcome, width, weight=None, mesh=1000):
-    """Integrate the residuals smoothed by a Gaussian of this width, reflected at 0 and 1."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    share = weight * (confidence - outcome) / weight.sum()
-    t = (np.arange(mesh) + 0.5) / mesh
-    smooth = np.zeros(mesh)
-    for p, r in zip(np.array_split(confidence, 20), np.array_split(share, 20), strict=True):
-        for sign, k in itertools.product((1, -1), (-1, 0, 1)):
-            distance = t - (sign * p[:, None] + 2 * k)
-            smooth += r @ np.exp(-((distance / width) ** 2) / 2)
-    return np.abs(smooth).mean() / (width * math.sqrt(2 * math.pi))
-
-
-@every
-@weighted
-def test_smooth_ece_is_the_integral_at_a_bandwidth_equal_to_itself(rng, name, weigh):
-    """It is computed on 4096 cells, so each confidence moves by at most 1.2e-4 of the unit."""
-    confidence, outcome = (part[:2000] for part in pairs_of(*of_name(name)))
-    weight = weights_of(rng, outcome.size, weigh)
-    found = cal.smooth_ece(confidence, outcome, sample_weight=weight)
-    expected = integrated_ece(confidence, outcome, found, weight)
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(0.5, 0.5), (2.0, 2.0), (1.0, 3.0)])
-def test_smooth_ece_of_any_distribution_is_the_integral(rng, shape):
-    confidence = rng.beta(*shape, 500)
-    outcome = rng.random(500) < confidence**1.5
-    found = cal.smooth_ece(confidence, outcome)
-    assert found == pytest.approx(integrated_ece(confidence, outcome, found), abs=1e-4)
+    assert cal.ks(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=1e-8)
 
 
 @random_only
@@ -662,10 +403,12 @@ def test_smooth_ece_equals_relplot_away_from_the_ends(relplot, name):
 
     Its own value at two neighbouring bandwidths differs by up to 1/1024, which sets the tolerance.
     """
-    confidence, outcome = pairs_of(*of_name(name))
+    confidence, outcome = pairs_of(*predictions(name))
     inner = 0.1 + 0.8 * confidence
     expected = relplot.smECE(inner, outcome.astype(float))
-    assert cal.smooth_ece(inner, outcome) == pytest.approx(expected, abs=1 / 1024)
+    assert cal.smooth_ece(confidence=inner, outcome=outcome) == pytest.approx(
+        expected, abs=1 / 1024
+    )
 
 
 def test_relplot_halves_the_examples_at_confidence_one(relplot):
@@ -678,15 +421,15 @@ def test_relplot_halves_the_examples_at_confidence_one(relplot):
     outcome = np.repeat([1.0, 0.0], [90, 10])
     assert relplot.smECE(confidence, outcome) == pytest.approx(0.10747, abs=1e-5)
     assert integrated_ece(confidence, outcome, 0.06) == pytest.approx(0.06, abs=1e-6)
-    assert cal.smooth_ece(confidence, outcome) == pytest.approx(0.06, abs=1e-6)
+    assert cal.smooth_ece(confidence=confidence, outcome=outcome) == pytest.approx(0.06, abs=1e-6)
 
 
 def test_relplot_overstates_the_smooth_ece_of_the_sample(relplot):
     """For the same reason: the mesh has steps of 1/1000, and 59 % of the sample exceed 0.9999."""
-    confidence, outcome = pairs_of(*sample("test"))
+    confidence, outcome = pairs_of(*predictions("test"))
     theirs, width = relplot.smECE(confidence, outcome.astype(float), return_width=True)
     assert theirs == pytest.approx(0.060425, abs=1e-6)
     assert integrated_ece(confidence, outcome, width) == pytest.approx(0.042281, abs=1e-5)
-    found = cal.smooth_ece(confidence, outcome)
+    found = cal.smooth_ece(confidence=confidence, outcome=outcome)
     assert found == pytest.approx(0.042286, abs=1e-6)
     assert integrated_ece(confidence, outcome, found) == pytest.approx(found, abs=1e-5)

@@ -1,8 +1,9 @@
-"""The walk over the rows: pairs against their definitions, whatever the blocks and threads."""
+"""Reduction of logits to pairs against its definition, whatever the blocks and threads."""
 
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from scipy.special import expit, logsumexp, softmax
 
 import calibrant as cal
-from calibrant._core import chunks as _walk
+from calibrant._core import chunks
 from calibrant.data import shards
+from tests.support.named_predictions import every, pairs_of, predictions
 from tests.support.simulate import drawn
 
 INF = math.inf
@@ -29,19 +31,28 @@ def masked(rng):
 # Pairs
 
 
-@pytest.mark.parametrize("k", range(4))
+@every
+def test_top_label_pairs_are_the_largest_softmax_and_whether_it_is_right(name):
+    logits, labels = predictions(name)
+    confidence, outcome = pairs_of(logits, labels)
+    found = cal.top_label(logits, labels)
+    np.testing.assert_allclose(found.confidence, confidence, rtol=1e-14)
+    np.testing.assert_array_equal(found.outcome, outcome)
+
+
+@pytest.mark.parametrize("k", [0, 3])
 def test_one_vs_rest_is_the_softmax_of_the_class(rng, k):
     logits, labels = drawn(rng, 200, 4)
     labels[::7] = -100
     kept = labels != -100
-    found = cal.one_vs_rest(logits, labels, k)
+    found = cal.metrics.one_vs_rest(logits, labels, k=k)
     np.testing.assert_allclose(found.confidence, softmax(logits, -1)[kept, k], rtol=1e-13)
     np.testing.assert_array_equal(found.outcome, labels[kept] == k)
 
 
 def test_one_vs_rest_of_one_logit_has_two_classes(rng):
     odds, labels = rng.normal(size=50), rng.integers(0, 2, 50)
-    zero, one = (cal.one_vs_rest(odds, labels, k) for k in (0, 1))
+    zero, one = (cal.metrics.one_vs_rest(odds, labels, k=k) for k in (0, 1))
     np.testing.assert_allclose(one.confidence, expit(odds))
     np.testing.assert_allclose(zero.confidence, expit(-odds))
     np.testing.assert_array_equal(zero.outcome, labels == 0)
@@ -51,24 +62,24 @@ def test_one_vs_rest_of_one_logit_has_two_classes(rng):
 @pytest.mark.parametrize("k", [-1, 4])
 def test_one_vs_rest_needs_a_class(k):
     with pytest.raises(ValueError, match=rf"k must be a class in \[0, 4\), got {k}"):
-        cal.one_vs_rest(np.zeros((2, 4)), [0, 1], k)
+        cal.metrics.one_vs_rest(np.zeros((2, 4)), [0, 1], k=k)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_binary_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
+def test_the_positive_class_is_the_sigmoid_of_one_logit_and_the_softmax_of_two(rng, kind):
     odds, labels = 3 * rng.normal(size=200), rng.integers(0, 2, 200)
     labels[3] = -100
     kept = labels != -100
     both = rng.normal(size=(200, 1)) + np.stack([np.zeros(200), odds], -1)
     for logits in (odds, both):
-        found = cal.binary(kind(logits), kind(labels))
+        found = cal.metrics.positive_class(kind(logits), kind(labels))
         np.testing.assert_allclose(found.confidence, expit(odds)[kept], rtol=1e-12)
         np.testing.assert_array_equal(found.outcome, labels[kept] == 1)
 
 
 def test_one_column_of_logits_is_not_multilabel():
     with pytest.raises(ValueError, match=r'multilabel logits must be .* estimand="binary"'):
-        cal.multilabel([0.5, -0.5], [1, 0])
+        cal.metrics.multilabel([0.5, -0.5], [1, 0])
 
 
 @pytest.mark.parametrize("shape", [(60, 5), (3, 20, 5)])
@@ -76,7 +87,7 @@ def test_multilabel_is_the_sigmoid_of_every_cell(rng, shape):
     logits, labels = 3 * rng.normal(size=shape), rng.integers(0, 2, shape)
     labels[0] = -100
     kept = labels != -100
-    found = cal.multilabel(logits, labels)
+    found = cal.metrics.multilabel(logits, labels)
     np.testing.assert_allclose(found.confidence, expit(logits)[kept], rtol=1e-12)
     np.testing.assert_array_equal(found.outcome, labels[kept] == 1)
 
@@ -99,17 +110,48 @@ def test_the_first_of_equal_logits_is_the_prediction():
 
 def test_pairs_come_in_the_order_of_the_rows_as_float64_and_bool(rng):
     logits, labels = drawn(rng, 20, 3)
-    for found in (cal.top_label(logits, labels), cal.one_vs_rest(logits, labels, 0)):
+    for found in (cal.top_label(logits, labels), cal.metrics.one_vs_rest(logits, labels, k=0)):
         assert found.confidence.dtype == np.float64
         assert found.outcome.dtype == np.bool_
-        assert isinstance(found, cal.Pairs)
+        assert isinstance(found, cal.metrics.Pairs)
     reverse = cal.top_label(logits[::-1], labels[::-1])
     np.testing.assert_array_equal(
         reverse.confidence[::-1], cal.top_label(logits, labels).confidence
     )
 
 
-# Figures of other estimands
+def test_scores_between_zero_and_one_are_logits():
+    """Softmax of (1, 0) is 0.731, whatever the scores look like."""
+    confidence, _ = cal.top_label([[1.0, 0.0], [0.5, 0.5]], [0, 0])
+    np.testing.assert_allclose(confidence, [1 / (1 + math.exp(-1)), 0.5])
+
+
+@pytest.mark.parametrize("row", [[9.0, -9.0, 0.0], [0.4, 0.3, 0.3], [-800.0, 0.0, 5.0]])
+def test_one_more_row_does_not_change_the_others(rng, row):
+    logits = rng.random((50, 3))
+    labels = rng.integers(0, 3, 50)
+    before = cal.top_label(logits, labels)
+    after = cal.top_label(np.vstack([logits, row]), np.append(labels, 0))
+    np.testing.assert_array_equal(after.confidence[:50], before.confidence)
+    np.testing.assert_array_equal(after.outcome[:50], before.outcome)
+
+
+def test_low_precision_logits_do_not_round_the_confidence():
+    """In bfloat16 a softmax would be a multiple of 1/256 here; the pairs have all digits."""
+    logits = torch.tensor([[3.0, 0.0, -1.0]], dtype=torch.bfloat16)
+    confidence, _ = cal.top_label(logits, [0])
+    assert confidence.dtype == np.float64
+    expected = math.exp(3) / (math.exp(3) + 1 + math.exp(-1))
+    assert confidence[0] == pytest.approx(expected, abs=1e-15)
+
+
+def test_confidences_near_one_do_not_become_one():
+    """1 - 1e-12 is 1 in float32."""
+    confidence, _ = cal.top_label([[0.0, math.log(1e-12)]], [0])
+    assert 0 < 1 - confidence[0] < 2e-12
+
+
+# Estimands
 
 
 def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
@@ -121,7 +163,9 @@ def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
     found = cal.evaluate(logits, labels, estimand="multilabel", level=None)
     assert (found.n, found.classes) == (kept.sum(), 4)
     assert found.describe().startswith(f"{kept.sum()} labels of 4 tags; estimand: every tag")
-    assert found["ece"].value == pytest.approx(cal.ece(probs, happened), abs=1e-12)
+    assert found["ece"].value == pytest.approx(
+        cal.ece(confidence=probs, outcome=happened), abs=1e-12
+    )
     assert found["accuracy"].value == pytest.approx(((probs > 0.5) == happened).mean())
     loss = -np.log(np.where(happened, probs, 1 - probs))
     assert found["nll"].value == pytest.approx(loss.mean())
@@ -129,7 +173,7 @@ def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
     per_tag = []
     for t in range(4):
         of_tag = kept[:, t]
-        per_tag.append(cal.ece(expit(logits[of_tag, t]), labels[of_tag, t]))
+        per_tag.append(cal.ece(confidence=expit(logits[of_tag, t]), outcome=labels[of_tag, t]))
     assert found["classwise_ece"].value == pytest.approx(np.mean(per_tag), abs=1e-12)
 
 
@@ -138,11 +182,40 @@ def test_the_binary_estimand_changes_the_event_and_not_the_scores(rng):
     top = cal.evaluate(logits, labels, level=None)
     event = cal.evaluate(logits, labels, estimand="binary", level=None)
     probs = softmax(logits, -1)[:, 1]
-    assert event["ece"].value == pytest.approx(cal.ece(probs, labels == 1), abs=1e-12)
-    assert event["auroc"].value == pytest.approx(cal.auroc(probs, labels == 1), abs=1e-12)
+    assert event["ece"].value == pytest.approx(
+        cal.ece(confidence=probs, outcome=labels == 1), abs=1e-12
+    )
+    assert event["auroc"].value == pytest.approx(
+        cal.auroc(confidence=probs, outcome=labels == 1), abs=1e-12
+    )
     for name in ("accuracy", "nll", "brier", "classwise_ece"):
         assert event[name].value == pytest.approx(top[name].value, abs=1e-12), name
     assert "estimand: P(class 1)" in event.describe()
+
+
+def test_a_binary_problem_has_two_estimands_and_the_caller_says_which():
+    """P(y = 1) is 0.2 and 0.8, and y = 1 both times: one answer of confidence 0.8 is wrong."""
+    z, labels = np.log([0.2 / 0.8, 0.8 / 0.2]), [1, 1]
+    np.testing.assert_allclose(cal.metrics.positive_class(z, labels).confidence, [0.2, 0.8])
+    np.testing.assert_array_equal(cal.metrics.positive_class(z, labels).outcome, [True, True])
+    as_event = cal.evaluate(z, labels, estimand="binary", level=None)
+    assert as_event["ece"].value == pytest.approx((0.8 + 0.2) / 2, abs=1e-12)
+    np.testing.assert_allclose(cal.top_label(z, labels).confidence, [0.8, 0.8])
+    np.testing.assert_array_equal(cal.top_label(z, labels).outcome, [False, True])
+    as_answer = cal.evaluate(z, labels, level=None)
+    assert as_answer["ece"].value == pytest.approx(0.8 - 0.5, abs=1e-12)
+
+
+def test_the_top_label_error_looks_at_one_entry_of_each_row(rng):
+    """Flattened over all classes, the same rows give another and smaller number."""
+    probs = rng.dirichlet(np.ones(10), 500)
+    labels = rng.integers(0, 10, 500)
+    top = cal.ece(np.log(probs), labels)
+    flat = cal.ece(confidence=probs, outcome=np.eye(10)[labels])
+    assert top == pytest.approx(
+        cal.ece(confidence=probs.max(-1), outcome=probs.argmax(-1) == labels), abs=1e-12
+    )
+    assert flat < top / 2
 
 
 # Masked classes
@@ -155,7 +228,7 @@ def test_masked_classes_have_probability_zero(masked):
     np.testing.assert_allclose(found.confidence, probs.max(-1), rtol=1e-13)
     np.testing.assert_array_equal(found.outcome, probs.argmax(-1) == labels)
     np.testing.assert_allclose(
-        cal.one_vs_rest(logits, labels, 2).confidence, probs[:, 2], rtol=1e-13
+        cal.metrics.one_vs_rest(logits, labels, k=2).confidence, probs[:, 2], rtol=1e-13
     )
     loss = logsumexp(logits, -1) - logits[np.arange(300), labels]
     assert cal.nll(logits, labels) == pytest.approx(loss.mean(), abs=1e-12)
@@ -164,9 +237,23 @@ def test_masked_classes_have_probability_zero(masked):
 
 
 def test_log_odds_of_minus_infinity_are_certainty():
-    found = cal.binary([-INF, 0.0], [0, 1])
+    found = cal.metrics.positive_class([-INF, 0.0], [0, 1])
     np.testing.assert_array_equal(found.confidence, [0, 0.5])
     assert cal.nll([-INF, 0.0], [0, 1]) == pytest.approx(math.log(2) / 2)
+
+
+def test_masked_classes_are_as_good_as_absent(rng):
+    """The top-3 of 50 classes: the other logits are -inf, and nothing but class-wise changes."""
+    small = rng.normal(size=(300, 3))
+    labels = rng.integers(0, 3, 300)
+    masked = np.full((300, 50), -np.inf)
+    masked[:, 10:13] = small
+    expected = cal.evaluate(small, labels, level=None)
+    for logits in (masked, torch.tensor(masked), torch.tensor(masked).float()):
+        found = cal.evaluate(logits, labels + 10, level=None)
+        for name in expected:
+            scale = 3 / 50 if name == "classwise_ece" else 1
+            assert found[name].value == pytest.approx(scale * expected[name].value, abs=1e-6), name
 
 
 # Margins
@@ -177,7 +264,7 @@ def test_log_odds_of_minus_infinity_are_certainty():
 def test_a_margin_is_the_largest_logit_less_the_second(rng, shape, kind):
     logits = rng.normal(size=shape)
     ordered = np.sort(logits, axis=-1)
-    found = cal.margins(kind(logits))
+    found = cal.metrics.margins(kind(logits))
     assert found.shape == shape[:-1]
     np.testing.assert_allclose(found, ordered[..., -1] - ordered[..., -2], rtol=1e-14)
 
@@ -186,20 +273,20 @@ def test_margins_of_masked_single_and_one_logit_rows(masked):
     logits, _ = masked
     ordered = np.sort(logits, axis=-1)
     with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(cal.margins(logits), ordered[:, -1] - ordered[:, -2])
-    assert cal.margins([[1.0, -INF, -INF]]) == INF
-    np.testing.assert_array_equal(cal.margins(np.zeros((3, 1))), [INF] * 3)
-    np.testing.assert_array_equal(cal.margins([-2.0, 0.5]), [2, 0.5])
+        np.testing.assert_allclose(cal.metrics.margins(logits), ordered[:, -1] - ordered[:, -2])
+    assert cal.metrics.margins([[1.0, -INF, -INF]]) == INF
+    np.testing.assert_array_equal(cal.metrics.margins(np.zeros((3, 1))), [INF] * 3)
+    np.testing.assert_array_equal(cal.metrics.margins([-2.0, 0.5]), [2, 0.5])
 
 
 def test_margins_of_no_rows_are_no_margins():
-    assert cal.margins(np.zeros((0, 4))).shape == (0,)
+    assert cal.metrics.margins(np.zeros((0, 4))).shape == (0,)
 
 
 def test_margins_in_small_blocks_are_the_same(rng, small_blocks):
     logits = rng.normal(size=(50, 7))
     ordered = np.sort(logits, axis=-1)
-    np.testing.assert_allclose(cal.margins(logits), ordered[:, -1] - ordered[:, -2])
+    np.testing.assert_allclose(cal.metrics.margins(logits), ordered[:, -1] - ordered[:, -2])
 
 
 @pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [INF, INF, 0.0], [-INF, -INF, -INF]])
@@ -207,13 +294,13 @@ def test_a_row_without_a_margin_is_refused_by_its_number(row):
     logits = np.zeros((5, 3))
     logits[3] = row
     with pytest.raises(ValueError, match=r"logits must be finite.*row 3"):
-        cal.margins(logits)
+        cal.metrics.margins(logits)
 
 
 @pytest.mark.parametrize("logits", [[[0.0, 0.0], [INF, 0.0]], [0.0, INF]])
 def test_one_logit_of_plus_infinity_has_no_margin(logits):
     with pytest.raises(ValueError, match=r"logits must be finite.*row 1"):
-        cal.margins(logits)
+        cal.metrics.margins(logits)
 
 
 # Blocks and threads
@@ -226,20 +313,19 @@ def whole(logits, labels, **options):
     }
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("block", [1, 7, 64])
+@pytest.mark.parametrize(("count", "block"), [(1, 7), (2, 64), (5, 1)])
 def test_tiny_blocks_on_any_number_of_threads_agree(rng, monkeypatch, threads, count, block):
     logits, labels = drawn(rng, 250, 5, 1.5)
     labels[rng.random(250) < 0.2] = -100
     labels[:60] = -100  # whole blocks without a label
     weight = rng.exponential(size=250)
-    expected = whole(logits, labels, weight=weight)
+    expected = whole(logits, labels, sample_weight=weight)
     pairs = cal.top_label(logits, labels)
-    monkeypatch.setitem(_walk.BLOCK, "cpu", block)
+    monkeypatch.setitem(chunks.CHUNK_SIZE, "cpu", block)
     threads(count)
     for shaped in (logits, torch.tensor(logits), logits.reshape(10, 25, 5)):
         shape = shaped.shape[:-1]
-        found = whole(shaped, labels.reshape(shape), weight=weight.reshape(shape))
+        found = whole(shaped, labels.reshape(shape), sample_weight=weight.reshape(shape))
         assert found == pytest.approx(expected, abs=1e-12, rel=0)
     np.testing.assert_array_equal(cal.top_label(logits, labels).confidence, pairs.confidence)
     np.testing.assert_array_equal(cal.top_label(logits, labels).outcome, pairs.outcome)
@@ -259,7 +345,9 @@ def test_tags_keep_their_columns_in_small_blocks(rng, small_blocks):
     logits = rng.normal(size=(40, 5)) + 2 * np.arange(5)
     labels = rng.integers(0, 2, (40, 5))
     found = cal.evaluate(logits, labels, estimand="multilabel", level=None)
-    expected = np.mean([cal.ece(expit(logits[:, t]), labels[:, t]) for t in range(5)])
+    expected = np.mean(
+        [cal.ece(confidence=expit(logits[:, t]), outcome=labels[:, t]) for t in range(5)]
+    )
     assert found["classwise_ece"].value == pytest.approx(expected, abs=1e-12)
 
 
@@ -268,7 +356,7 @@ def test_fifty_thousand_classes_are_measured_by_the_definitions(rng):
     probs = softmax(logits, -1)
     found = whole(logits, labels)
     top = probs.max(-1), probs.argmax(-1) == labels
-    assert found["ece"] == pytest.approx(cal.ece(*top), abs=1e-12)
+    assert found["ece"] == pytest.approx(cal.ece(confidence=top[0], outcome=top[1]), abs=1e-12)
     assert found["nll"] == pytest.approx(-np.log(probs[np.arange(60), labels]).mean(), abs=1e-9)
     happened = np.zeros_like(probs)
     happened[np.arange(60), labels] = 1
@@ -322,6 +410,7 @@ def test_a_shard_in_a_process_of_its_own_runs_on_one_torch_thread(threads):
 
 # Bad rows
 
+
 BAD = {"NaN": [math.nan, 0, 0], r"\+inf": [0, 0, INF], "-inf in every class": [-INF] * 3}
 
 
@@ -355,7 +444,7 @@ def test_a_bad_row_of_a_sequence_is_named_by_its_place_among_all_rows(rng, small
     with pytest.raises(ValueError, match="; row 37 has NaN"):
         cal.evaluate(logits.reshape(5, 12, 3), labels.reshape(5, 12), level=None)
     with pytest.raises(ValueError, match="; row 37 has NaN"):
-        cal.one_vs_rest(logits, labels, 0)
+        cal.metrics.one_vs_rest(logits, labels, k=0)
 
 
 def test_a_label_on_a_masked_class_is_named(masked, small_blocks):
@@ -370,14 +459,57 @@ def test_a_label_on_a_masked_class_is_named(masked, small_blocks):
 def test_a_bad_log_odds_is_named():
     for value, message in ((math.nan, "NaN"), (INF, r"\+inf")):
         with pytest.raises(ValueError, match=f"; row 1 has {message}"):
-            cal.binary([0.0, value], [0, 1])
+            cal.metrics.positive_class([0.0, value], [0, 1])
 
 
 def test_log_odds_that_exclude_their_label_are_not_called_impossible_in_every_class():
     with pytest.raises(ValueError, match="; row 1 has -inf at its own label 1"):
-        cal.binary([0.0, -INF], [0, 1])
+        cal.metrics.positive_class([0.0, -INF], [0, 1])
 
 
 def test_values_too_far_apart_are_named():
     with pytest.raises(ValueError, match="; row 0 has values too far apart for float64"):
         cal.nll([[1.7e308, -1.7e308]], [1])
+
+
+def takes_logits():
+    """Everything public that takes logits and labels."""
+    functions: dict[str, Any] = {name: metric.compute for name, metric in cal.METRICS.items()}
+    functions["per_class_ece"] = cal.metrics.per_class_ece
+    functions["evaluate"] = lambda logits, labels: cal.evaluate(logits, labels, level=None)
+    functions["update"] = lambda logits, labels: cal.Accumulator().update(logits, labels)
+    return functions
+
+
+BAD_ROWS = {
+    "NaN": ([0.0, math.nan, 1.0], "has NaN"),
+    "+inf": ([0.0, math.inf, 1.0], r"has \+inf"),
+    "nothing possible": ([-math.inf] * 3, "-inf in every class"),
+    "answer masked": ([0.0, 1.0, -math.inf], "-inf at its own label 2"),
+}
+
+
+@pytest.mark.parametrize("name", takes_logits())
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    list(zip(BAD_ROWS, [np.float16, np.float64, torch.float32, torch.bfloat16], strict=True)),
+)
+def test_a_row_without_a_softmax_or_a_likelihood_is_refused_by_its_number(name, bad, kind):
+    values, message = BAD_ROWS[bad]
+    rows = np.zeros((40, 3))
+    rows[37] = values
+    logits = torch.tensor(rows, dtype=kind) if isinstance(kind, torch.dtype) else rows.astype(kind)
+    with pytest.raises(ValueError, match=f"row 37 .*{message}"):
+        takes_logits()[name](logits, np.full(40, 2))
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_an_ignored_row_may_hold_anything(rng, bad):
+    logits, labels = rng.normal(size=(40, 3)), rng.integers(0, 3, 40)
+    kept = np.arange(40) != 37
+    expected = cal.evaluate(logits[kept], labels[kept], level=None)
+    logits[37], labels[37] = BAD_ROWS[bad][0], -100
+    found = cal.evaluate(logits, labels, level=None)
+    assert found.n == 39
+    for name in found:
+        assert found[name].value == pytest.approx(expected[name].value, abs=1e-12), name

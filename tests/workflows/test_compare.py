@@ -16,18 +16,19 @@ from calibrant._core.checks import IGNORED
 from calibrant._core.solve import check_time
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.data import dataset as sources
+from calibrant.data import dataset
 from calibrant.metrics.intervals import Estimate
-from calibrant.workflows.compare import Comparison, Row, compare
+from calibrant.workflows.compare import compare
+from calibrant.workflows.comparison import Comparison, Row
+from tests.support.calibrators import Featured, Shift
+from tests.support.predictions import as_npz, as_npz_folder, labelled, out_of, predictions, splits
 from tests.support.simulate import drawn
-from tests.workflows.test_evaluate import as_npz, as_npz_folder, predictions
-from tests.workflows.test_fit import Featured, Shift, labelled, out_of, splits
 
 
 class Slow(Shift):
     """Searches until its time is over."""
 
-    def _fit(self, given, context):
+    def _fit(self, examples, context):
         while True:
             check_time()
             time.sleep(0.01)
@@ -38,7 +39,7 @@ class Broken(Shift):
 
     problem: Exception = RuntimeError("the impossible")
 
-    def _fit(self, given, context):
+    def _fit(self, examples, context):
         raise self.problem
 
 
@@ -52,8 +53,8 @@ class BrokenLater(Shift):
 class Chatty(Shift):
     """Warns twice of the same, and once of something else."""
 
-    def _fit(self, given, context):
-        super()._fit(given, context)
+    def _fit(self, examples, context):
+        super()._fit(examples, context)
         for text in ("few samples", "few samples", "odd samples"):
             warnings.warn(text, stacklevel=2)
 
@@ -66,12 +67,12 @@ class Witness(Shift):
         self.fitted: set[int] = set()
         self.applied: set[int] = set()
 
-    def _fit(self, given, context):
-        super()._fit(given, context)
-        self.labels = given.labels[given.labels != IGNORED]
+    def _fit(self, examples, context):
+        super()._fit(examples, context)
+        self.labels = examples.labels[examples.labels != IGNORED]
         self.groups = context.groups
-        rows = np.asarray(given.logits).reshape(-1, given.classes)
-        self.fitted = numbers(rows[given.labels != IGNORED, 0])
+        rows = np.asarray(examples.logits).reshape(-1, examples.classes)
+        self.fitted = numbers(rows[examples.labels != IGNORED, 0])
 
     def _transform(self, logits, top, features):
         self.applied |= numbers((logits + top)[:, 0])
@@ -98,7 +99,7 @@ def figures(rows):
 
 @pytest.mark.parametrize(("block", "level"), [(64, None), (1 << 22, 0.8)])
 def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
-    monkeypatch.setattr(sources, "BLOCK", block)
+    monkeypatch.setattr(dataset, "CHUNK", block)
     (path, val, test), kinds = both, {"ts": TemperatureScaling, "x": Shift}
     found = compare(path, {name: kind() for name, kind in kinds.items()}, level=level)
     assert [row.method for row in found.rows] == ["ts", "x"]
@@ -181,14 +182,14 @@ def test_warnings_become_notes(both):
 
 
 def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
-    made, records = [], sources.Source.records
+    made, records = [], dataset.Split.records
 
     def slow(self, *arguments, **named):
         made.append(self)
         time.sleep(0.3)
         return records(self, *arguments, **named)
 
-    monkeypatch.setattr(sources.Source, "records", slow)
+    monkeypatch.setattr(dataset.Split, "records", slow)
     calibrators = {name: TemperatureScaling() for name in ("a", "b")}
     found = compare(
         both[0], calibrators | {"none": CALIBRATORS["none"](), "x": Shift()}, level=None
@@ -316,7 +317,7 @@ def test_weights_count(both, tmp_path):
 )
 def test_which_examples(names, asked, described):
     arrays = {
-        name: {"logits": np.eye(2)[np.arange(10 * i) % 2], "labels": np.arange(10 * i) // 3 % 2}
+        name: {"logits": 4 * np.eye(2)[np.arange(10 * i) % 2], "labels": np.arange(10 * i) // 3 % 2}
         for i, name in enumerate(names, start=1)
     }
     found = compare(splits(**arrays), ["none"], level=None, **asked)
@@ -325,10 +326,12 @@ def test_which_examples(names, asked, described):
 
 def test_no_split_to_fit_on(tmp_path):
     path = as_npz(tmp_path, splits(noise=predictions(rows=20), blur=predictions(rows=20)))
-    with pytest.raises(ValueError, match=r"only 'noise', 'blur': .*--fit-split, --test-split"):
+    with pytest.raises(
+        ValueError, match=r"no split 'val' or .*plain arrays: name one of noise, blur"
+    ):
         compare(path)
-    with pytest.raises(ValueError, match="no split 'dev'; found split 'noise'"):
-        compare(path, fit_split="dev")
+    with pytest.raises(ValueError, match="unknown split 'fog': choose from noise, blur"):
+        compare(path, fit_split="fog")
 
 
 def test_splits_must_have_the_same_classes():

@@ -1,4 +1,4 @@
-"""Evaluation of prediction files: the figures of the whole arrays, whatever holds the rows.
+"""Evaluation of files: the figures of the whole arrays, whatever holds the rows.
 
 The expected values come from ``calibrant.evaluate`` of the arrays before they were written, which
 other tests compare with other libraries; the accuracy and the NLL are also recomputed here.
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,124 +16,24 @@ import numpy as np
 import pytest
 
 import calibrant
-from calibrant.data import save_predictions
-from calibrant.workflows import evaluate as files
+from calibrant.data import dataset, save_predictions
+from tests.support.predictions import (
+    FORMS,
+    REGIONS,
+    as_npz,
+    as_npz_folder,
+    as_npz_glob,
+    as_pair,
+    as_parquet_folder,
+    cut,
+    needs_pyarrow,
+    predictions,
+)
 
-try:
-    import pyarrow
-except ImportError:
-    pyarrow = None
-
-needs_pyarrow = pytest.mark.skipif(pyarrow is None, reason="needs pyarrow")
-REGIONS = np.array(["north", "south-west", "east"])
 SUMS = {"accuracy", "ece", "debiased_ece", "classwise_ece", "mce", "over_ece", "under_ece"} | {
     *("nll", "brier")
 }
 """Metrics of sums, which another order of addition may change in the last digits."""
-
-
-def predictions(rows=600, classes=5, seed=0):
-    """Over-confident predictions, with ties, ignored labels and columns for weights and groups."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(rows, classes)).astype(np.float16).astype(np.float32)
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
-    labels[::17] = -100
-    return {
-        "logits": 2 * logits,
-        "labels": labels,
-        "importance": rng.uniform(0.1, 3, rows),
-        "region": REGIONS[rng.integers(3, size=rows)],
-        "site": rng.integers(3, size=rows),
-    }
-
-
-def cut(arrays, *places):
-    """Cut every array at ``places``, into shards of uneven size."""
-    bounds = [0, *places, len(arrays["labels"])]
-    return [{key: values[a:b] for key, values in arrays.items()} for a, b in pairwise(bounds)]
-
-
-def write_shards(folder, suffix, arrays):
-    folder.mkdir()
-    for number, shard in enumerate(cut(arrays, 7, 9, 250)):
-        save_predictions(folder / f"part{number}{suffix}", shard)
-    return folder
-
-
-def without_text(arrays):
-    return {key: values for key, values in arrays.items() if values.dtype.kind != "U"}
-
-
-def write_npy(folder, arrays, prefix="X_"):
-    folder.mkdir()
-    for key, values in arrays.items():
-        np.save(folder / f"{prefix}{key}.npy", values)
-    return folder
-
-
-def numbered_npy(folder, arrays):
-    folder.mkdir()
-    for number, shard in enumerate(cut(arrays, 7, 9, 250)):
-        for key, values in shard.items():
-            np.save(folder / f"{number}_{key}.npy", values)
-    return folder
-
-
-def as_npz(folder, arrays):
-    np.savez(folder / "p.npz", **arrays)
-    return folder / "p.npz"
-
-
-def as_deflated(folder, arrays):
-    np.savez_compressed(folder / "p.npz", **arrays)
-    return folder / "p.npz"
-
-
-def as_safetensors(folder, arrays):
-    save_predictions(folder / "p.safetensors", without_text(arrays))
-    return folder / "p.safetensors"
-
-
-def as_parquet(folder, arrays):
-    save_predictions(folder / "p.parquet", arrays)
-    return folder / "p.parquet"
-
-
-def as_pair(folder, arrays):
-    return write_npy(folder / "pair", arrays) / "X_logits.npy"
-
-
-def as_npz_folder(folder, arrays):
-    return write_shards(folder / "shards", ".npz", arrays)
-
-
-def as_npz_glob(folder, arrays):
-    return str(write_shards(folder / "shards", ".npz", arrays) / "part*.npz")
-
-
-def as_safetensors_glob(folder, arrays):
-    shards = write_shards(folder / "shards", ".safetensors", without_text(arrays))
-    return str(shards / "*.safetensors")
-
-
-def as_parquet_folder(folder, arrays):
-    return write_shards(folder / "shards", ".parquet", arrays)
-
-
-def as_npy_folder(folder, arrays):
-    return numbered_npy(folder / "shards", arrays)
-
-
-def as_npy_glob(folder, arrays):
-    return str(numbered_npy(folder / "shards", arrays) / "*_logits.npy")
-
-
-FORMS = [
-    *(as_npz, as_deflated, as_safetensors, as_pair),
-    pytest.param(as_parquet, marks=needs_pyarrow),
-    *(as_npz_folder, as_npz_glob, as_safetensors_glob, as_npy_folder, as_npy_glob),
-    pytest.param(as_parquet_folder, marks=needs_pyarrow),
-]
 
 
 def assert_same(found, expected):
@@ -162,74 +61,79 @@ def assert_same(found, expected):
         assert_same(found.groups[name], part)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Read a few rows at a time, so that small files too are walked in many blocks."""
-    monkeypatch.setattr(files, "BLOCK", 64)
-
-
 # The figures are those of the arrays.
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("write", FORMS)
-def test_file_has_the_figures_of_its_arrays(tmp_path, write):
+def test_a_file_has_the_figures_of_its_arrays(tmp_path, write):
+    """With weights and subgroups, which are columns of the file."""
     arrays = predictions()
-    found = calibrant.evaluate_file(write(tmp_path, arrays))
-    assert_same(found, calibrant.evaluate(arrays["logits"], arrays["labels"]))
-
-
-@pytest.mark.parametrize("write", [as_npz, as_npz_folder])
-def test_accuracy_and_nll_by_hand(tmp_path, write):
-    arrays = predictions()
-    kept = arrays["labels"] != -100
-    logits, labels = arrays["logits"][kept].astype(float), arrays["labels"][kept]
-    weight = arrays["importance"][kept] / arrays["importance"][kept].sum()
-    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    found = calibrant.evaluate_file(write(tmp_path, arrays), sample_weight="importance", level=None)
-    assert found["accuracy"].value == pytest.approx(weight @ (logits.argmax(1) == labels))
-    assert found["nll"].value == pytest.approx(-weight @ log_probs[np.arange(len(labels)), labels])
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("write", FORMS)
-def test_weights_and_groups_are_columns_of_the_file(tmp_path, write):
-    arrays = predictions()
-    chosen: dict[str, Any] = {"metrics": ["ece", "nll", "ada_ece", "auroc"], "level": None}
-    found = calibrant.evaluate_file(
-        write(tmp_path, arrays), sample_weight="importance", by="site", **chosen
-    )
+    options: dict[str, Any] = {"metrics": ["ece", "nll", "ada_ece", "auroc"], "level": None}
+    path = write(tmp_path, arrays)
+    found = calibrant.evaluate(path, sample_weight="importance", by="site", **options)
     expected = calibrant.evaluate(
         arrays["logits"],
         arrays["labels"],
         sample_weight=arrays["importance"],
         by=arrays["site"],
-        **chosen,
+        **options,
     )
     assert sorted(found.groups) == ["0", "1", "2"]
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(
-    "write", [as_npz, as_pair, as_npz_glob, pytest.param(as_parquet_folder, marks=needs_pyarrow)]
-)
-def test_groups_of_text(tmp_path, write):
+@pytest.mark.usefixtures("small_chunks")
+def test_all_metrics_and_intervals_of_shards(tmp_path):
     arrays = predictions()
-    found = calibrant.evaluate_file(write(tmp_path, arrays), by="region", level=None)
+    found = calibrant.evaluate(as_npz_folder(tmp_path, arrays))
+    assert_same(found, calibrant.evaluate(arrays["logits"], arrays["labels"]))
+
+
+def test_arrays_may_be_a_mapping_or_a_dataset(tmp_path):
+    arrays = predictions()
+    options: dict[str, Any] = {"metrics": ["ece", "auroc"], "level": None}
+    expected = calibrant.evaluate(as_npz(tmp_path, arrays), by="site", **options)
+    data = calibrant.open_dataset(tmp_path / "p.npz")
+    assert_same(calibrant.evaluate(arrays, by="site", **options), expected)
+    assert_same(calibrant.evaluate(arrays, by=arrays["site"], **options), expected)
+    assert_same(calibrant.evaluate(data, by="site", **options), expected)
+    with pytest.raises(TypeError, match="by must be the names of columns where the data are a fi"):
+        calibrant.evaluate(data, by=arrays["site"])
+
+
+def test_accuracy_and_nll_by_hand(tmp_path):
+    arrays = predictions()
+    kept = arrays["labels"] != -100
+    logits, labels = arrays["logits"][kept].astype(float), arrays["labels"][kept]
+    weight = arrays["importance"][kept] / arrays["importance"][kept].sum()
+    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    path = as_npz_folder(tmp_path, arrays)
+    found = calibrant.evaluate(path, sample_weight="importance", level=None)
+    assert found["accuracy"].value == pytest.approx(weight @ (logits.argmax(1) == labels))
+    assert found["nll"].value == pytest.approx(-weight @ log_probs[np.arange(len(labels)), labels])
+
+
+@pytest.mark.parametrize(
+    "write", [as_npz, as_pair, pytest.param(as_parquet_folder, marks=needs_pyarrow)]
+)
+def test_subgroups_of_text(tmp_path, write):
+    arrays = predictions()
+    options: dict[str, Any] = {"metrics": ["ece", "nll"], "level": None}
+    found = calibrant.evaluate(write(tmp_path, arrays), by="region", **options)
     assert sorted(found.groups) == sorted(REGIONS)
     for name, part in found.groups.items():
         rows = arrays["region"] == name
-        assert_same(
-            part, calibrant.evaluate(arrays["logits"][rows], arrays["labels"][rows], level=None)
-        )
+        expected = calibrant.evaluate(arrays["logits"][rows], arrays["labels"][rows], **options)
+        assert_same(part, expected)
 
 
-def test_group_that_only_the_last_shard_has(tmp_path):
+def test_a_subgroup_that_only_the_last_shard_has(tmp_path):
     arrays = predictions(rows=40)
     arrays["site"] = (np.arange(40) >= 30).astype(int)
     for number, shard in enumerate(cut(arrays, 10, 30)):
         save_predictions(tmp_path / f"{number}.npz", shard)
-    found = calibrant.evaluate_file(tmp_path, by="site", level=None)
+    found = calibrant.evaluate(tmp_path, by="site", level=None)
     assert found.groups["1"].n == (arrays["labels"][30:] != -100).sum()
 
 
@@ -239,23 +143,23 @@ def test_choice_of_split(tmp_path):
     path = tmp_path / "p.npz"
     np.savez(path, **{f"{n}_{key}": v for n, split in both.items() for key, v in split.items()})
     for split, arrays in ((None, test), ("test", test), ("val", val)):
-        found = calibrant.evaluate_file(path, split=split, by="site", level=None)
+        found = calibrant.evaluate(path, split=split, by="site", level=None)
         expected = calibrant.evaluate(
             arrays["logits"], arrays["labels"], by=arrays["site"], level=None
         )
         assert_same(found, expected)
-    with pytest.raises(ValueError, match="no split 'dev'; found split 'val', split 'test'"):
-        calibrant.evaluate_file(path, split="dev")
+    with pytest.raises(ValueError, match=r"unknown split 'tset': did you mean test.* val, test"):
+        calibrant.evaluate(path, split="tset")
 
 
 def test_split_of_a_file_with_val_alone_is_not_guessed(tmp_path):
     path = tmp_path / "p.npz"
     np.savez(path, **{f"val_{key}": values for key, values in predictions().items()})
-    with pytest.raises(ValueError, match="no split 'test' or plain arrays; found split 'val'"):
-        calibrant.evaluate_file(path)
+    with pytest.raises(ValueError, match="no split 'test' or plain arrays: name one of val"):
+        calibrant.evaluate(path)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("shards", [False, True])
 def test_zeros_among_probabilities_are_counted_once(tmp_path, shards):
     arrays = predictions(rows=40)
@@ -265,7 +169,7 @@ def test_zeros_among_probabilities_are_counted_once(tmp_path, shards):
     path = (as_npz_folder if shards else as_npz)(tmp_path, arrays)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = calibrant.evaluate_file(path, level=None)
+        found = calibrant.evaluate(path, level=None)
     assert [str(warning.message).split(" and ")[0] for warning in told] == [
         "12 probabilities are exactly 0"
     ]
@@ -275,41 +179,34 @@ def test_zeros_among_probabilities_are_counted_once(tmp_path, shards):
     assert np.isfinite(found["nll"].value)
 
 
-def test_probabilities_without_zeros_do_not_warn(tmp_path):
-    probs = np.array([[0.75, 0.25], [0.5, 0.5]])
-    np.savez(tmp_path / "p.npz", probs=probs, labels=[0, 1])
-    found = calibrant.evaluate_file(tmp_path / "p.npz", level=None)
-    assert found["nll"].value == pytest.approx(-np.log([0.75, 0.5]).mean())
-
-
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_chunks")
 def test_multilabel_file(tmp_path, rng):
     logits = rng.normal(size=(90, 6))
     labels = rng.integers(2, size=(90, 6))
     labels[4, 2] = -100
     save_predictions(tmp_path / "p.safetensors", {"logits": logits, "labels": labels})
-    found = calibrant.evaluate_file(tmp_path / "p.safetensors", estimand="multilabel", level=None)
+    found = calibrant.evaluate(tmp_path / "p.safetensors", estimand="multilabel", level=None)
     assert found.n == 90 * 6 - 1
     assert_same(found, calibrant.evaluate(logits, labels, estimand="multilabel", level=None))
 
 
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("estimand", ["top_label", "binary"])
-@pytest.mark.parametrize("write", [as_npz, as_npz_folder])
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("estimand", "write"), [("top_label", as_npz), ("binary", as_npz_folder)])
 def test_one_logit_file(tmp_path, rng, estimand, write):
     arrays = {"logits": 2 * rng.normal(size=300), "labels": rng.integers(2, size=300)}
-    found = calibrant.evaluate_file(write(tmp_path, arrays), estimand=estimand, level=None)
+    options: dict[str, Any] = {"estimand": estimand, "metrics": ["ece", "nll"], "level": None}
+    found = calibrant.evaluate(write(tmp_path, arrays), **options)
     assert found.classes == 2
-    assert_same(found, calibrant.evaluate(**arrays, estimand=estimand, level=None))
+    assert_same(found, calibrant.evaluate(arrays["logits"], arrays["labels"], **options))
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_chunks")
 def test_tokens_of_sequences(tmp_path, rng):
     logits = rng.normal(size=(12, 9, 4)).astype(np.float32)
     labels = rng.integers(4, size=(12, 9))
     labels[:, 5:] = -100
     np.savez(tmp_path / "p.npz", logits=logits, labels=labels)
-    found = calibrant.evaluate_file(tmp_path / "p.npz", level=None)
+    found = calibrant.evaluate(tmp_path / "p.npz", level=None)
     assert found.n == 12 * 5
     assert_same(found, calibrant.evaluate(logits, labels, level=None))
 
@@ -317,7 +214,7 @@ def test_tokens_of_sequences(tmp_path, rng):
 def test_options_reach_the_evaluation(tmp_path):
     arrays = predictions()
     options: dict[str, Any] = {"bins": 7, "metrics": ["mce", "ece"], "level": 0.5, "seed": 3}
-    found = calibrant.evaluate_file(as_npz(tmp_path, arrays), **options)
+    found = calibrant.evaluate(as_npz(tmp_path, arrays), **options)
     expected = calibrant.evaluate(arrays["logits"], arrays["labels"], **options)
     assert list(found) == ["mce", "ece"]
     assert found.bins.count.size == 7
@@ -331,49 +228,42 @@ def test_options_reach_the_evaluation(tmp_path):
 def test_process_pool(tmp_path):
     arrays = predictions()
     path = as_npz_folder(tmp_path, arrays)
-    columns: dict[str, Any] = {"weight": "importance", "groups": "region"}
+    columns: dict[str, Any] = {"sample_weight": "importance", "by": "region"}
+    options: dict[str, Any] = {"metrics": ["ece", "auroc"], "level": None}
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        found = calibrant.evaluate_file(path, **columns, executor=pool)
-        arrays["logits"][-1, 0] = np.nan
-        arrays["labels"][-1] = 1
-        np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
-        with pytest.raises(ValueError, match="NaN"):
-            calibrant.evaluate_file(path, executor=pool)
-    assert_same(
-        found,
-        calibrant.evaluate(
-            predictions()["logits"],
-            predictions()["labels"],
-            sample_weight=arrays["importance"],
-            by=arrays["region"],
-        ),
-    )
+        found = calibrant.evaluate(path, **columns, **options, executor=pool)
+        data = calibrant.open_dataset(path)
+        faulty = {key: np.copy(values) for key, values in arrays.items()}
+        faulty["logits"][-1, 0] = np.nan
+        faulty["labels"][-1] = 1
+        np.savez(path / "part3.npz", **cut(faulty, 250)[-1])
+        with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
+            calibrant.evaluate(path, executor=pool)
+        with pytest.raises(ValueError, match=r"part3\.npz was replaced or rewritten"):
+            calibrant.evaluate(data, executor=pool)  # opened before
+    assert_same(found, calibrant.evaluate(arrays, **columns, **options))
 
 
 def test_thread_pool(tmp_path):
     arrays = predictions()
-    path = as_npz_glob(tmp_path, arrays)
+    options: dict[str, Any] = {"sample_weight": "importance", "metrics": ["ece", "ada_ece"]}
     with ThreadPoolExecutor(2) as pool:
-        found = calibrant.evaluate_file(path, sample_weight="importance", executor=pool)
-    assert_same(
-        found,
-        calibrant.evaluate(arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]),
-    )
+        found = calibrant.evaluate(as_npz_glob(tmp_path, arrays), **options, executor=pool)
+    assert_same(found, calibrant.evaluate(arrays, **options))
 
 
 def test_zeros_are_counted_over_an_executor(tmp_path):
     path = as_npz_folder(tmp_path, {"probs": np.eye(3)[np.arange(300) % 3], "labels": [0] * 300})
     with ThreadPoolExecutor(2) as pool, pytest.warns(UserWarning, match="^600 probabilities"):
-        calibrant.evaluate_file(path, metrics=["ece"], level=None, executor=pool)
+        calibrant.evaluate(path, metrics=["ece"], level=None, executor=pool)
 
 
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("write", [as_npz, as_npz_folder])
-@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("write", "threads"), [(as_npz, False), (as_npz_folder, True)])
 def test_progress_grows_to_the_total(tmp_path, write, threads):
     path, steps = write(tmp_path, predictions()), []
     with ThreadPoolExecutor(2) as pool:
-        calibrant.evaluate_file(
+        calibrant.evaluate(
             path,
             metrics=["ece"],
             level=None,
@@ -385,7 +275,7 @@ def test_progress_grows_to_the_total(tmp_path, write, threads):
     assert done == sorted(set(done))
     assert done[-1] == 600
     if not threads:
-        assert len(done) >= 600 * 5 // 64  # after each block, not each file
+        assert len(done) >= 600 * 5 // 256  # after each block, not each file
 
 
 # Memory.
@@ -400,7 +290,7 @@ def note(done, total):
     with open("/proc/self/status") as status:
         held.append(next(int(line.split()[1]) for line in status if line.startswith("RssAnon")))
 for name in ("small", "large"):
-    calibrant.evaluate_file(f"{folder}/{name}_logits.npy", level=None, progress=note)
+    calibrant.evaluate(f"{folder}/{name}_logits.npy", level=None, progress=note)
 print(1024 * (max(held) - held[0]))
 """
 
@@ -439,38 +329,38 @@ def faulty(folder, **changes):
         ({"logits": np.inf}, r"logits must be finite.*\+inf"),
         ({"logits": -np.inf}, "logits must be finite.*-inf in every class"),
         ({"labels": 5}, r"labels must be in \[0, 5\).*got 5"),
-        ({"importance": np.nan}, r"weight must be 0 \(leaves out\) or in .*got nan"),
-        ({"importance": -1}, r"weight must be 0 \(leaves out\) or in .*got -1\.0"),
+        ({"importance": np.nan}, r"sample_weight must be 0 \(leaves out\) or in .*got nan"),
+        ({"importance": -1}, r"sample_weight must be 0 \(leaves out\) or in .*got -1\.0"),
     ],
 )
 def test_fault_in_the_last_shard_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=rf"part3\.npz: {message}"):
-        calibrant.evaluate_file(faulty(tmp_path, **changes), sample_weight="importance")
+        calibrant.evaluate(faulty(tmp_path, **changes), sample_weight="importance")
 
 
 def test_fault_in_a_later_block_is_counted_from_its_first_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 5 * 100)  # a hundred rows of five classes
+    monkeypatch.setattr(dataset, "CHUNK", 5 * 100)  # a hundred rows of five classes
     arrays = predictions()
     arrays["logits"][342] = np.nan
     arrays["labels"][342] = 1
     message = r"predictions\.npz, counting from row 300: logits must be finite.* row 42 has NaN"
     np.savez(tmp_path / "predictions.npz", **arrays)
     with pytest.raises(ValueError, match=message):
-        calibrant.evaluate_file(tmp_path / "predictions.npz")
+        calibrant.evaluate(tmp_path / "predictions.npz")
 
 
 def test_fault_among_probabilities_is_named(tmp_path):
     np.savez(tmp_path / "p.npz", probs=[[0.5, 0.4]], labels=[0])
     with pytest.raises(ValueError, match=r"probs must sum to one.*0\.9 at row 0"):
-        calibrant.evaluate_file(tmp_path / "p.npz")
+        calibrant.evaluate(tmp_path / "p.npz")
 
 
-@pytest.mark.parametrize("column", ["weight", "groups"])
+@pytest.mark.parametrize("column", ["sample_weight", "by"])
 def test_missing_column_lists_what_was_found(tmp_path, column):
     path = as_npz(tmp_path, predictions())
     asked: dict[str, Any] = {column: "age"}
     with pytest.raises(ValueError, match="no age in this split; found logits, labels, importance"):
-        calibrant.evaluate_file(path, **asked)
+        calibrant.evaluate(path, **asked)
 
 
 @pytest.mark.parametrize(
@@ -479,4 +369,4 @@ def test_missing_column_lists_what_was_found(tmp_path, column):
 def test_nothing_to_measure(tmp_path, labels):
     np.savez(tmp_path / "p.npz", logits=np.zeros((len(labels), 3)), labels=labels)
     with pytest.raises(ValueError, match="nothing to measure"):
-        calibrant.evaluate_file(tmp_path / "p.npz")
+        calibrant.evaluate(tmp_path / "p.npz")

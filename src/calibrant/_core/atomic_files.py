@@ -1,17 +1,22 @@
-"""Files and folders that are replaced whole."""
+"""Files that are replaced as a whole."""
 
 from __future__ import annotations
 
 import os
+import re
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+STALE = 3600.0
+"""Age in seconds from which on a temporary file is taken for that of a killed process."""
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary name next to ``target`` that takes its place when all went well."""
+    """Yield a temporary name next to ``target`` that takes its place unless an error occurs."""
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -20,3 +25,17 @@ def replacing(target: Path) -> Iterator[Path]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove temporary files for ``target`` that have not been written to for an hour.
+
+    Their age is all that is looked at: process ids mean nothing on a file system that several
+    machines share.
+    """
+    pattern = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{32}")
+    for path in target.parent.iterdir():
+        if pattern.fullmatch(path.name):
+            with suppress(OSError):  # another process may have removed it
+                if time.time() - path.stat().st_mtime > STALE:
+                    path.unlink()

@@ -46,7 +46,7 @@ def equal_mass_edges(
     order = np.argsort(confidence, kind="stable")
     mass = np.cumsum(np.ones(order.size) if weight is None else weight[order])
     wanted = mass[-1] * np.arange(1, bins) / bins
-    # the last sample of a bin is the first one that brings the running mass up to its share
+    # the last example of a bin is the first one that brings the running mass up to its share
     cuts = np.searchsorted(mass, wanted * (1 - 1e-12))
     inner = np.unique(confidence[order[cuts]])
     # an inner edge at 0 keeps claims of exactly 0 in a bin of their own

@@ -8,20 +8,16 @@ that it computes anyway and calls :func:`bad_row` for the message.
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-from collections.abc import Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:
-    pass
-
 
 IGNORED = -100
 """Label of an example that does not count, as in ``torch.nn.functional.cross_entropy``."""
@@ -126,17 +122,52 @@ def check_some(count: int) -> None:
         )
 
 
-def warn(message: str) -> None:
-    """Warn at the line outside this package that led here."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back and _is_ours(frame):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+_PENDING: ContextVar[dict[str, None] | None] = ContextVar("pending", default=None)
 
 
-def float_info(given: Logits) -> np.finfo[Any] | torch.finfo:
+def warn(message: str, stacklevel: int = 3) -> None:
+    """Warn the caller of the function that calls this; within a fit, when the fit is done."""
+    pending = _PENDING.get()
+    if pending is None:
+        warnings.warn(message, stacklevel=stacklevel)
+    else:
+        pending[message] = None
+
+
+@contextmanager
+def warnings_at_caller() -> Iterator[None]:
+    """Collect warnings and issue each once at the end, at the line that called the function.
+
+    Wrap the body of a public function in this: :func:`warn` can then be called at any depth.
+    Within another such context nothing is issued here: the outermost one points to the user.
+    """
+    if _PENDING.get() is not None:
+        yield
+        return
+    pending: dict[str, None] = {}
+    token = _PENDING.set(pending)
+    try:
+        yield
+    finally:
+        _PENDING.reset(token)
+    for message in pending:
+        # frames: this generator, contextlib's __exit__, the function, its caller
+        warnings.warn(message, stacklevel=4)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what :func:`warn` says."""
+    token = _PENDING.set({})
+    try:
+        yield
+    finally:
+        _PENDING.reset(token)
+
+
+def float_info(values: Logits) -> np.finfo[Any] | torch.finfo:
     """What the dtype of scores can hold."""
-    return torch.finfo(given.dtype) if isinstance(given, Tensor) else np.finfo(given.dtype)
+    return torch.finfo(values.dtype) if isinstance(values, Tensor) else np.finfo(values.dtype)
 
 
 def look_like_probs(logits: Logits) -> bool:
@@ -161,23 +192,15 @@ def look_like_probs(logits: Logits) -> bool:
 
 
 def warn_of_probs(logits: Logits, remedy: str) -> None:
-    """Warn whoever called the function that calls this of logits that look like probabilities.
-
-    Calls from within this package are not looked at. What it fits on the way to a result would
-    repeat the warning, and scores of other libraries need not be logits.
-    """
-    if not _is_ours(sys._getframe(2)) and look_like_probs(logits):
-        warn(f"logits look like probabilities: {SUMS_TO_ONE}; {remedy}")
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "calibrant"
+    """Warn of logits that look like probabilities; public functions call this on their input."""
+    if look_like_probs(logits):
+        warn(f"logits look like probabilities: {SUMS_TO_ONE}; {remedy}", stacklevel=4)
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:
     """Say what is wrong with one row of logits that has no finite softmax or loss."""
     if torch.isnan(row).any():
-        wrong, remedy = "NaN", "find the layer or the sample that overflowed"
+        wrong, remedy = "NaN", "find the layer or the example that overflowed"
     elif torch.isposinf(row).any():
         wrong, remedy = "+inf", "clip the logits, or pass log-probabilities"
     elif torch.isneginf(row).all():
@@ -204,13 +227,13 @@ def as_pairs(
     >>> as_pairs([0.9, 0.6], [True, False])
     (array([0.9, 0.6]), array([1., 0.]), None)
     """
-    given, events = as_float64(as_scores(confidence, "confidence")), as_float64(outcome)
-    if given.shape != events.shape:
+    stated, events = as_float64(as_scores(confidence, "confidence")), as_float64(outcome)
+    if stated.shape != events.shape:
         raise ValueError(
-            f"confidence and outcome must have equal shapes, got {given.shape} and {events.shape}"
+            f"confidence and outcome must have equal shapes, got {stated.shape} and {events.shape}"
         )
-    claimed, happened = given.reshape(-1), events.reshape(-1)
-    weights = None if weight is None else as_weight(weight, given.shape)
+    claimed, happened = stated.reshape(-1), events.reshape(-1)
+    weights = None if weight is None else as_weight(weight, stated.shape)
     if weights is not None and not weights.all():  # weight zero: as if not there
         claimed, happened, weights = (x[weights > 0] for x in (claimed, happened, weights))
     check_some(claimed.size)
@@ -276,9 +299,9 @@ def logits_from_probs(probs: Tensor | ArrayLike, *, tags: bool = False) -> tuple
     >>> logits.shape, floored
     ((2, 2), 1)
     """
-    given = as_scores(probs, "probs")
-    values = np.asarray(given.detach().double().cpu() if isinstance(given, Tensor) else given)
-    info = float_info(given)
+    scores = as_scores(probs, "probs")
+    values = np.asarray(scores.detach().double().cpu() if isinstance(scores, Tensor) else scores)
+    info = float_info(scores)
     if not ((values >= 0) & (values <= 1 + 4 * info.eps)).all():
         raise ValueError(
             "probs must be in [0, 1]: NaN, negative or larger values were found; scores that are "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from calibrant._core.checks import (
 )
 
 T = TypeVar("T")
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with (done, total) while a long task runs."""
 
 Estimand = Literal["top_label", "binary", "multilabel"]
 """Which probability is compared with which event.
@@ -40,10 +42,10 @@ Estimand = Literal["top_label", "binary", "multilabel"]
 - ``multilabel``: every cell of ``(..., tags)`` logits is a binary problem of its own.
 """
 
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 23}
+CHUNK_SIZE = {"cpu": 1 << 18, "cuda": 1 << 23}
 """Elements of logits in a block: two megabytes of float64 stay in a core's cache."""
 RUN = 4096
-"""Samples in a run, where each has some tens of numbers."""
+"""Examples in a run, where each has some tens of numbers."""
 
 
 class Examples(NamedTuple):
@@ -84,8 +86,8 @@ def examples(
     scores, targets = as_scores(logits), as_labels(labels)
     if estimand not in get_args(Estimand):
         raise ValueError(f"estimand must be one of {get_args(Estimand)}, got {estimand!r}")
-    given = Examples(scores, targets, None, estimand)
-    if not given.one_logit:
+    checked = Examples(scores, targets, None, estimand)
+    if not checked.one_logit:
         check_shapes(scores, targets)
     elif tuple(scores.shape) != targets.shape:
         raise ValueError(
@@ -97,30 +99,30 @@ def examples(
             f"multilabel logits must be (..., tags), got {tuple(scores.shape)}: one logit per "
             'example is estimand="binary"'
         )
-    if estimand == "binary" and given.classes > 2:
+    if estimand == "binary" and checked.classes > 2:
         raise ValueError(
             f"the binary estimand needs (n,) or (n, 2) logits, got {tuple(scores.shape)}: use "
-            "calibrant.one_vs_rest(logits, labels, k) for one class of several"
+            "calibrant.metrics.one_vs_rest(logits, labels, k=...) for one class of several"
         )
-    if given.classes < 2:
+    if checked.classes < 2:
         raise ValueError(
             f"logits must have at least two classes, got {tuple(scores.shape)}: one column of "
             "log-odds goes in as logits.squeeze(-1)"
         )
-    check_labels(targets, given.classes)
+    check_labels(targets, checked.classes)
     if weight is None:
-        return given._replace(labels=targets.reshape(-1))
+        return checked._replace(labels=targets.reshape(-1))
     weights = as_weight(weight, targets.shape)
     flat = np.where(weights > 0, targets.reshape(-1), IGNORED)  # weight zero: as if not there
-    return given._replace(labels=flat, weight=weights)
+    return checked._replace(labels=flat, weight=weights)
 
 
-def strips(given: Examples) -> list[tuple[int, int]]:
+def thread_ranges(examples: Examples) -> list[tuple[int, int]]:
     """Cut the rows into one run per core; a GPU, or little work, takes them in one."""
-    on_cpu = not isinstance(given.logits, Tensor) or given.logits.device.type == "cpu"
-    worth_it = math.prod(given.logits.shape) >= 8 * BLOCK["cpu"]
+    on_cpu = not isinstance(examples.logits, Tensor) or examples.logits.device.type == "cpu"
+    worth_it = math.prod(examples.logits.shape) >= 8 * CHUNK_SIZE["cpu"]
     workers = torch.get_num_threads() if on_cpu and worth_it else 1
-    cuts = np.linspace(0, given.labels.size, workers + 1).astype(int)
+    cuts = np.linspace(0, examples.labels.size, workers + 1).astype(int)
     return [(int(a), int(b)) for a, b in pairwise(cuts)]
 
 
@@ -143,7 +145,7 @@ def on_threads(task: Callable[..., T], *arguments: Sequence[Any], always: bool =
         torch.set_num_threads(before)
 
 
-class Block(NamedTuple):
+class Chunk(NamedTuple):
     """Labelled rows that fit the cache."""
 
     logits: Tensor  # (rows, classes)
@@ -153,35 +155,37 @@ class Block(NamedTuple):
     number: IntArray  # (rows,) where the rows stand in the input
 
 
-def blocks(given: Examples, start: int, stop: int) -> Iterator[Block]:
+def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk]:
     """Yield the labelled rows between ``start`` and ``stop``."""
-    width = 1 if given.one_logit else given.classes
-    for first, values in slices(given.logits, width, start, stop):
+    width = 1 if examples.one_logit else examples.classes
+    for first, values in raw_chunks(examples.logits, width, start, stop):
         number = np.arange(first, first + len(values))
-        kept = given.labels[first : first + len(values)] != IGNORED
+        kept = examples.labels[first : first + len(values)] != IGNORED
         if not kept.all():  # before anything is copied
             number = number[kept]
             values = values[
                 torch.from_numpy(kept).to(values.device) if isinstance(values, Tensor) else kept
             ]
-        block = as_tensor(values)
-        if given.one_logit:
-            block = torch.cat([torch.zeros_like(block), block], dim=-1)
-        yield Block(
-            block,
-            torch.from_numpy(given.labels[number]).to(block.device),
-            None if given.weight is None else torch.from_numpy(given.weight[number]),
-            torch.from_numpy(number % given.columns) if given.estimand == "multilabel" else None,
+        chunk = as_tensor(values)
+        if examples.one_logit:
+            chunk = torch.cat([torch.zeros_like(chunk), chunk], dim=-1)
+        yield Chunk(
+            chunk,
+            torch.from_numpy(examples.labels[number]).to(chunk.device),
+            None if examples.weight is None else torch.from_numpy(examples.weight[number]),
+            torch.from_numpy(number % examples.columns)
+            if examples.estimand == "multilabel"
+            else None,
             number,
         )
 
 
-def runs(count: int) -> list[slice]:
-    """Cut samples into runs whose few numbers each stay in a core's cache."""
+def chunk_slices(count: int) -> list[slice]:
+    """Cut examples into runs whose few numbers each stay in a core's cache."""
     return [slice(i, i + RUN) for i in range(0, count, RUN)]
 
 
-def slices(
+def raw_chunks(
     logits: Logits, width: int, start: int, stop: int, first: int = 0
 ) -> Iterator[tuple[int, Logits]]:
     """Yield runs ``(rows, width)`` between ``start`` and ``stop``, each with its first number.
@@ -193,12 +197,12 @@ def slices(
     if inner == 0:
         return
     device = logits.device.type if isinstance(logits, Tensor) else "cpu"
-    step = BLOCK.get(device, BLOCK["cpu"]) // (inner * width)
+    step = CHUNK_SIZE.get(device, CHUNK_SIZE["cpu"]) // (inner * width)
     low = max(0, (start - first) // inner)
     high = min(len(logits), -((first - stop) // inner))
     if step == 0 and inner > 1:
         for i in range(low, high):
-            yield from slices(logits[i], width, start, stop, first + i * inner)
+            yield from raw_chunks(logits[i], width, start, stop, first + i * inner)
         return
     for i in range(low, high, max(step, 1)):
         at = first + i * inner
@@ -213,27 +217,27 @@ def as_tensor(values: Logits) -> Tensor:
         exact = np.float32 if values.dtype == np.float16 else np.float64
         wanted = values.dtype if values.dtype == np.float32 else exact
         return torch.from_numpy(np.array(values, dtype=np.dtype(wanted).newbyteorder("=")))
-    block = values.detach()
-    if block.device.type == "mps":  # has no float64
-        block = block.cpu()
-    return block.float() if block.dtype.itemsize < 4 else block
+    chunk = values.detach()
+    if chunk.device.type == "mps":  # has no float64
+        chunk = chunk.cpu()
+    return chunk.float() if chunk.dtype.itemsize < 4 else chunk
 
 
-def top_class(block: Tensor) -> Tensor:
+def top_class(chunk: Tensor) -> Tensor:
     """Class of the largest logit, the first of equals; numpy is several times faster."""
-    if block.device.type == "cpu":
-        return torch.from_numpy(block.numpy().argmax(-1))
-    return block.argmax(-1)
+    if chunk.device.type == "cpu":
+        return torch.from_numpy(chunk.numpy().argmax(-1))
+    return chunk.argmax(-1)
 
 
-def explained(given: Examples, at: int) -> ValueError:
+def explained(examples: Examples, at: int) -> ValueError:
     """Say what is wrong with the row at a number."""
-    width = 1 if given.one_logit else given.classes
-    _, values = next(slices(given.logits, width, at, at + 1))
+    width = 1 if examples.one_logit else examples.classes
+    _, values = next(raw_chunks(examples.logits, width, at, at + 1))
     row = as_tensor(values)[0]
-    if given.one_logit:
+    if examples.one_logit:
         row = torch.cat([torch.zeros_like(row), row])
-    return bad_row(row, int(given.labels[at]), at)
+    return bad_row(row, int(examples.labels[at]), at)
 
 
 def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:

@@ -1,4 +1,4 @@
-r"""The log-partition table: all that a scalar temperature can change about a sample, in one pass.
+r"""The log-partition table: all that a scalar temperature can change about an example, in one pass.
 
 With the gaps :math:`d_k = \max_j z_j - z_k` and the sharpness :math:`b = 1/T`, everything that
 a temperature does to a row of logits is in
@@ -31,13 +31,13 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
 from calibrant._core.chunks import (
-    Block,
+    Chunk,
     Examples,
-    blocks,
+    chunk_slices,
     explained,
+    labelled_chunks,
     on_threads,
-    runs,
-    strips,
+    thread_ranges,
     top_class,
 )
 
@@ -46,7 +46,7 @@ LOWEST = 0.05
 OCTAVES = 9
 """Doublings of the sharpness that the nodes span: temperatures down to 0.04."""
 TOP = 10
-"""How many of the smallest gaps of a sample are kept."""
+"""How many of the smallest gaps of an example are kept."""
 WINDOW = 4
 """Nodes that an interpolation looks at; with a value and a slope at each the degree is 7."""
 LARGEST_GAP = 1e30
@@ -73,7 +73,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a temperature can do to each of ``n`` labelled samples.
+    """What a temperature can do to each of ``n`` labelled examples.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Records:
         Number of classes whose logit is not -inf.
     labels : (n,)
     weight : (n,)
-        Weights, all 1 where none were given.
+        Weights, all 1 where none were examples.
     classes : int
     """
 
@@ -122,12 +122,12 @@ class Records:
         return self.gaps[:, 1].astype(np.float64)
 
     def take(self, which: IntArray | BoolArray | slice) -> Records:
-        """The samples of an index, a mask or a slice."""
+        """The examples of an index, a mask or a slice."""
         columns: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "classes"}
         return replace(self, **{name: values[which] for name, values in columns.items()})
 
     def log_partition(self, sharpness: float | FloatArray) -> Curve:
-        """A and dA/dlog b of every sample at one sharpness, or at one for each ``(n,)``."""
+        """A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
         return Curve(np.logaddexp(0, rest), expit(rest) * slope)
 
@@ -141,10 +141,10 @@ class Records:
         b = np.broadcast_to(np.asarray(sharpness, dtype=np.float64), (len(self),))
         if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
             return self._at_one(float(self._position(b[0])))
-        found = np.empty((2, len(self)))
-        for run in runs(len(self)):
-            found[:, run] = self.take(run)._at_each(b[run])
-        return Curve(*found)
+        result = np.empty((2, len(self)))
+        for run in chunk_slices(len(self)):
+            result[:, run] = self.take(run)._at_each(b[run])
+        return Curve(*result)
 
     @property
     def _last(self) -> int:
@@ -165,7 +165,7 @@ class Records:
         return Curve(value, slope)
 
     def _at_one(self, position: float) -> Curve:
-        """One window and one set of weights serve all samples."""
+        """One window and one set of weights serve all examples."""
         start = self._first(position)
         window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
         x = position - start - CENTRE
@@ -174,7 +174,7 @@ class Records:
         return Curve(value, slope * self.density / math.log(2))
 
     def _between(self, position: FloatArray) -> Curve:
-        """The interpolants, one for each sample at its own position."""
+        """The interpolants, one for each example at its own position."""
         first = self._first(position)
         flat = self.table.reshape(len(self), 2 * self.table.shape[1])
         windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
@@ -255,7 +255,7 @@ def concatenate(parts: Sequence[Records]) -> Records:
     return replace(parts[0], **columns)
 
 
-def tabulate(given: Examples) -> Records:
+def tabulate(examples: Examples) -> Records:
     """Walk once over checked logits and keep the records of the labelled rows.
 
     >>> from calibrant._core.chunks import examples
@@ -264,17 +264,17 @@ def tabulate(given: Examples) -> Records:
     >>> np.exp(-value)  # the confidence at temperature 2
     array([0.547])
     """
-    runs = strips(given)
-    labels = given.labels[given.labels != IGNORED]
+    ranges = thread_ranges(examples)
+    labels = examples.labels[examples.labels != IGNORED]
     check_some(len(labels))
-    columns = _columns(len(labels), nodes_per_octave(given.classes))
-    ends = np.cumsum([0, *((given.labels[a:b] != IGNORED).sum() for a, b in runs)])
+    columns = _columns(len(labels), nodes_per_octave(examples.classes))
+    ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
     places = [tuple(column[a:b] for column in columns) for a, b in pairwise(ends)]
     # Always on threads of their own: they flush denormal numbers, which nobody else must notice.
-    on_threads(partial(_fill, given), runs, places, always=True)
-    weight = given.labelled_weight()
+    on_threads(partial(_fill, examples), ranges, places, always=True)
+    weight = examples.labelled_weight()
     weight = np.ones(len(labels)) if weight is None else weight
-    return Records(*(*columns, labels, weight, given.classes))
+    return Records(*(*columns, labels, weight, examples.classes))
 
 
 def _columns(rows: int, density: int) -> tuple[Any, ...]:
@@ -290,22 +290,24 @@ def _columns(rows: int, density: int) -> tuple[Any, ...]:
     )
 
 
-def _fill(given: Examples, strip: tuple[int, int], columns: tuple[NDArray[Any], ...]) -> None:
+def _fill(
+    examples: Examples, row_range: tuple[int, int], columns: tuple[NDArray[Any], ...]
+) -> None:
     """Write the records of a run of rows into their place."""
     # Squaring small numbers again and again passes through denormal ones, at a hundred times
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
-    density, done = nodes_per_octave(given.classes), 0
-    for found in gap_blocks(given, strip):
-        for column, values in zip(columns, _record(found, density), strict=True):
+    density, done = nodes_per_octave(examples.classes), 0
+    for result in gap_chunks(examples, row_range):
+        for column, values in zip(columns, _record(result, density), strict=True):
             column[done : done + len(values)] = values.cpu().numpy()
-        done += len(found.own_gap)
+        done += len(result.own_gap)
 
 
 class Gaps(NamedTuple):
     """The gaps of a block of rows; the buffers are overwritten by the next block."""
 
-    block: Block
+    chunk: Chunk
     top: Tensor  # (rows,) class of the largest logit
     best: Tensor  # (rows, 1) that logit
     own_gap: Tensor  # (rows,) of the label, float64
@@ -313,29 +315,29 @@ class Gaps(NamedTuple):
     scratch: Tensor  # (rows, classes) float32, to compute in
 
 
-def gap_blocks(given: Examples, strip: tuple[int, int]) -> Iterator[Gaps]:
+def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]:
     """Yield the gaps of every block of a run of rows; a row that has no softmax is refused."""
     # one pair of buffers for all blocks: fresh memory of this size costs more than the sums
     buffers = torch.empty(2, 0)
-    for block in blocks(given, *strip):
-        size, device = block.logits.numel(), block.logits.device
+    for chunk in labelled_chunks(examples, *row_range):
+        size, device = chunk.logits.numel(), chunk.logits.device
         if buffers.shape[1] < size or buffers.device != device:
             buffers = torch.empty(2, size, device=device)
-        gaps, scratch = (buffer[:size].view_as(block.logits) for buffer in buffers)
-        top = top_class(block.logits)
-        best = block.logits.gather(-1, top[:, None])
-        own_gap = (best - block.logits.gather(-1, block.labels[:, None]))[:, 0].double()
+        gaps, scratch = (buffer[:size].view_as(chunk.logits) for buffer in buffers)
+        top = top_class(chunk.logits)
+        best = chunk.logits.gather(-1, top[:, None])
+        own_gap = (best - chunk.logits.gather(-1, chunk.labels[:, None]))[:, 0].double()
         if not torch.isfinite(own_gap).all():
-            raise explained(given, int(block.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
-        torch.sub(best, block.logits, out=gaps)
+            raise explained(examples, int(chunk.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
+        torch.sub(best, chunk.logits, out=gaps)
         gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
-        yield Gaps(block, top, best, own_gap, gaps, scratch)
+        yield Gaps(chunk, top, best, own_gap, gaps, scratch)
 
 
-def _record(found: Gaps, density: int) -> tuple[Tensor, ...]:
+def _record(result: Gaps, density: int) -> tuple[Tensor, ...]:
     """Columns of one block, in the order of :class:`Records`; the buffers are overwritten."""
-    block, top, best, own_gap, gaps, powers = found
-    mean_gap, possible = _mean_and_count(gaps, block.logits)
+    chunk, top, best, own_gap, gaps, powers = result
+    mean_gap, possible = _mean_and_count(gaps, chunk.logits)
     leading = _smallest(gaps, TOP)
     gaps.scatter_(-1, top[:, None], LARGEST_GAP)  # the top class is not among the rest
     return (
@@ -344,7 +346,7 @@ def _record(found: Gaps, density: int) -> tuple[Tensor, ...]:
         mean_gap,
         torch.where(leading < LARGEST_GAP, leading, torch.inf),
         best[:, 0].double(),
-        top == block.labels,
+        top == chunk.labels,
         possible,
     )
 
@@ -393,5 +395,5 @@ def _smallest(values: Tensor, count: int) -> Tensor:
         winners = grouped.amin(1).topk(count, largest=False).indices
         finalists = grouped.gather(2, winners[:, None].expand(-1, 16, -1)).reshape(rows, -1)
         values = torch.cat([finalists, values[:, 16 * groups :]], -1)
-    found = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
-    return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=torch.inf)
+    result = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
+    return torch.nn.functional.pad(result, (0, count - result.shape[-1]), value=torch.inf)

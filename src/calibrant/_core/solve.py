@@ -84,9 +84,9 @@ def minimise_convex(
     # SciPy wraps what it is given in a function that refers to itself: were it the slope, the data
     # behind it would stay in memory until the garbage collector comes by.
     held = [slope]
-    root, found = optimize.brentq(lambda x: held[0](x), low, high, xtol=tolerance, full_output=True)
+    root, about = optimize.brentq(lambda x: held[0](x), low, high, xtol=tolerance, full_output=True)
     held.clear()
-    return Solution(np.array([root]), math.nan, found.function_calls, found.converged)
+    return Solution(np.array([root]), math.nan, about.function_calls, about.converged)
 
 
 def minimise_scalar(
@@ -102,13 +102,13 @@ def minimise_scalar(
     values = [function(float(x)) for x in grid]
     best = int(np.argmin(values))
     left, right = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
-    found = optimize.minimize_scalar(
+    result = optimize.minimize_scalar(
         function, bounds=(left, right), method="bounded", options={"xatol": 1e-9}
     )
-    inner = found.fun < values[best]
-    x, value = (found.x, found.fun) if inner else (grid[best], values[best])
+    inner = result.fun < values[best]
+    x, value = (result.x, result.fun) if inner else (grid[best], values[best])
     inside = low < x - 1e-6 and x + 1e-6 < high
-    return Solution(np.array([x]), float(value), points + found.nfev, bool(inside))
+    return Solution(np.array([x]), float(value), points + result.nfev, bool(inside))
 
 
 def minimise(
@@ -119,7 +119,7 @@ def minimise(
     >>> minimise(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(2)).x
     array([3., 3.])
     """
-    found = optimize.minimize(
+    result = optimize.minimize(
         _timed(function),
         start,
         jac=True,
@@ -127,7 +127,7 @@ def minimise(
         options={"maxiter": steps, "maxfun": 2 * steps, "gtol": tolerance, "ftol": 1e-14},
     )
     # status 2 is a line search that can gain no more in float64: the end of the road as well
-    return Solution(found.x, float(found.fun), int(found.nit), found.status in (0, 2))
+    return Solution(result.x, float(result.fun), int(result.nit), result.status in (0, 2))
 
 
 def minimise_within(
@@ -146,7 +146,7 @@ def minimise_within(
     array([0.5, 0.5])
     """
     fixed_sum: Any = {"type": "eq", "fun": lambda w: w.sum() - total, "jac": np.ones_like}
-    found = optimize.minimize(
+    result = optimize.minimize(
         _timed(function),
         start,
         jac=True,
@@ -156,9 +156,9 @@ def minimise_within(
         options={"maxiter": 300, "ftol": 1e-13},
     )
     low, high = np.transpose(bounds)
-    x = np.clip(found.x, low, high)
+    x = np.clip(result.x, low, high)
     # 8: no descent is left along the line, which is rounding error at the end of the road
-    return Solution(x, float(found.fun), int(found.nit), found.status in (0, 8))
+    return Solution(x, float(result.fun), int(result.nit), result.status in (0, 8))
 
 
 def adam(

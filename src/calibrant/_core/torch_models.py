@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 def logits_of(output: Any) -> Tensor:
     """The logits in what a model returned."""
-    found = output
+    result = output
     if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
+        result = output["logits"]
     elif hasattr(output, "logits"):
-        found = output.logits
+        result = output.logits
     elif isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
+        result = output[0]
+    if not isinstance(result, Tensor):
         raise TypeError(
             "the model must return logits: a tensor, a tuple or list that begins with them, or a "
             f"dictionary or dataclass that has them as logits; got {type(output).__name__}"
         )
-    return found
+    return result
 
 
 def taken_apart(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -165,6 +165,8 @@ def digest(model: nn.Module) -> str:
     """Tells the weights of a model from others, by some numbers of each of its tensors."""
     seen = hashlib.sha256()
     for name, values in model.state_dict().items():
+        if not isinstance(values, Tensor):  # the extra state of a module
+            continue
         some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
         seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
     return seen.hexdigest()

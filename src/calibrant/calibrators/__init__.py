@@ -1,45 +1,48 @@
-"""Post-hoc calibrators: fitted on held-out logits, they map logits to calibrated logits."""
+"""Post-hoc calibrators: fitted on held-out logits, they map logits to calibrated logits.
+
+The classes of :data:`calibrant.calibrators.registry.CALIBRATORS` can be imported from here.
+"""
 
 from __future__ import annotations
 
-from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
-from calibrant.calibrators.auto import Auto
-from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.binning import BBQ, HistogramBinning, HistogramOneVsRest, ScalingBinning
-from calibrant.calibrators.class_temperatures import ClassTemperatures
-from calibrant.calibrators.confidence_maps import BetaCalibration, SigmoidScaling, SplineCalibration
-from calibrant.calibrators.features import FeatureClipping, GroupCalibration, ProCal
-from calibrant.calibrators.isotonic import IsotonicCalibration, IsotonicOneVsRest
-from calibrant.calibrators.network import SMART, ParametrizedTemperatureScaling
-from calibrant.calibrators.registry import CALIBRATORS
-from calibrant.calibrators.scaling import EnsembleTemperatureScaling, Identity, TemperatureScaling
-from calibrant.calibrators.top_label import Blend, OddsScaling
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "BBQ",
-    "CALIBRATORS",
-    "SMART",
-    "Auto",
-    "BetaCalibration",
-    "Blend",
-    "Calibrator",
-    "ClassTemperatures",
-    "DirichletCalibration",
-    "EnsembleTemperatureScaling",
-    "FeatureClipping",
-    "GroupCalibration",
-    "HistogramBinning",
-    "HistogramOneVsRest",
-    "Identity",
-    "IsotonicCalibration",
-    "IsotonicOneVsRest",
-    "MatrixScaling",
-    "OddsScaling",
-    "ParametrizedTemperatureScaling",
-    "ProCal",
-    "ScalingBinning",
-    "SigmoidScaling",
-    "SplineCalibration",
-    "TemperatureScaling",
-    "VectorScaling",
-]
+if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the classes
+    from calibrant.calibrators.affine import *  # noqa: F403
+    from calibrant.calibrators.auto import *  # noqa: F403
+    from calibrant.calibrators.base import *  # noqa: F403
+    from calibrant.calibrators.binning import *  # noqa: F403
+    from calibrant.calibrators.class_temperatures import *  # noqa: F403
+    from calibrant.calibrators.confidence_maps import *  # noqa: F403
+    from calibrant.calibrators.features import *  # noqa: F403
+    from calibrant.calibrators.histogram import *  # noqa: F403
+    from calibrant.calibrators.isotonic import *  # noqa: F403
+    from calibrant.calibrators.network import *  # noqa: F403
+    from calibrant.calibrators.registry import *  # noqa: F403
+    from calibrant.calibrators.scaling import *  # noqa: F403
+    from calibrant.calibrators.smart import *  # noqa: F403
+    from calibrant.calibrators.spline import *  # noqa: F403
+    from calibrant.calibrators.top_label import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Import the classes on first use."""
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    exported = _exported()
+    if name == "__all__":
+        return sorted(exported)
+    if name in exported:
+        return exported[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_exported())
+
+
+def _exported() -> dict[str, Any]:
+    registry = import_module(f"{__name__}.registry")
+    classes = [registry.Calibrator, *registry.CALIBRATORS.values()]
+    return {kind.__name__: kind for kind in classes} | {"CALIBRATORS": registry.CALIBRATORS}

@@ -1,41 +1,50 @@
-"""The method for those who name none: chosen by cross-validation, with its reasons."""
+"""Choice of a calibrator by cross-validation."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, warn
-from calibrant._core.chunks import Examples, as_tensor, blocks
+from calibrant._core.checks import (
+    IGNORED,
+    FloatArray,
+    IntArray,
+    silenced,
+    warn,
+    warnings_at_caller,
+)
+from calibrant._core.chunks import Examples, as_tensor, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
-from calibrant.calibrators.base import Calibrator, Claims, Context, RecordsCalibrator
-from calibrant.calibrators.confidence_maps import BetaCalibration, SplineCalibration
-from calibrant.calibrators.features import GroupCalibration, ProCal
+from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
+from calibrant.calibrators.confidence_maps import BetaCalibration
+from calibrant.calibrators.data_checks import warn_of_few_examples
+from calibrant.calibrators.features.groups import GroupCalibration
+from calibrant.calibrators.features.proximity import ProCal
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.calibrators.spline import SplineCalibration
 from calibrant.calibrators.top_label import Blend
 
-CANDIDATES: dict[str, type[Calibrator]] = {
-    "none": Identity,
-    "ts": TemperatureScaling,
-    "blend": Blend,
-    "spline": SplineCalibration,
-    "beta": BetaCalibration,
-    "gc": GroupCalibration,
-    "procal": ProCal,
-}
-"""What may be chosen, in order of preference: the simplest first, then by what real models gained.
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_KINDS: tuple[type[Calibrator], ...] = (
+    *(Identity, TemperatureScaling, Blend, SplineCalibration, BetaCalibration),
+    *(GroupCalibration, ProCal),
+)
+CANDIDATES = {kind.name: kind for kind in _KINDS}
+"""Candidates in order of preference: the simplest first, then by what real models gained.
 All of them keep the predicted class."""
 FEWEST = 50
-"""Samples below which a choice would be a guess."""
+"""Number of examples below which a choice would be a guess."""
 MOST = 20_000
-"""Samples that a choice is made on; the chosen method is fitted on all."""
+"""Largest number of examples that a choice is made on; the chosen method is fitted on all."""
 REPLICATES = 200
 TOGETHER = 20
 """Replicates that are held in memory at a time."""
@@ -44,8 +53,8 @@ TOGETHER = 20
 class Candidate(NamedTuple):
     """Cross-validated figures of a method.
 
-    ``score`` is the sum of ``nll`` and ``ece``; ``excess`` is how much more it is than the least
-    score, and ``error`` the standard error of that difference.
+    ``score`` is the sum of ``nll`` and ``ece``, ``excess`` its difference from the lowest score,
+    and ``error`` the standard error of that difference.
     """
 
     name: str
@@ -64,16 +73,15 @@ class Candidate(NamedTuple):
 class Auto(RecordsCalibrator):
     r"""Choose a method by cross-validation and fit it.
 
-    Each candidate is fitted on four fifths of the samples and judged on the rest, in turn, by
+    Each candidate is fitted on four fifths of the examples and judged on the rest, in turn, by
 
     .. math:: \text{score} = \text{NLL} + \text{ECE},
 
-    with soft bins. Likelihood alone lets confidence drift where bins would show it, calibration
-    alone can be had by saying the accuracy for every sample: the sum asks for both. Samples are
-    drawn anew to find the standard error of each difference, and the first method that is within
-    half of one of the best is taken. Doing nothing is among the candidates. Methods that
-    need features are among them where a fit is given some; one that is chosen will want them
-    for every prediction.
+    with soft bins. Likelihood alone lets confidence drift where bins would show it; calibration
+    alone can be had by predicting the accuracy for every example. A bootstrap gives the standard
+    error of each difference from the best score, and the first candidate within half of it is
+    chosen. Doing nothing is among the candidates. Methods that need features take part if the
+    fit gets features; if one is chosen, predictions need them too.
 
     Parameters
     ----------
@@ -81,33 +89,33 @@ class Auto(RecordsCalibrator):
         Names in order of preference: from simple to complex.
     folds : int
     seed : int
-        Of the folds and the draws.
-    chosen, reasons : Calibrator and str, optional
-        The outcome of a fit, set by it, so that a saved file has it too.
+        Of the folds and the bootstrap.
 
     Attributes
     ----------
-    chosen : Calibrator
+    chosen_ : Calibrator
         The fitted method.
-    reasons : str
+    reasons_ : str
         Why it was chosen, in words and numbers.
     candidates_ : list of Candidate
-        The numbers.
+        The numbers; not part of the saved state.
 
     Examples
     --------
     >>> rng = np.random.default_rng(1)
     >>> truth = 2 * rng.normal(size=(1000, 10))
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
-    >>> type(Auto().fit(truth, labels).chosen).__name__  # calibrated as it is
-    'Identity'
-    >>> type(Auto().fit(3 * truth, labels).chosen).__name__
-    'TemperatureScaling'
+    >>> Auto().fit(truth, labels).chosen_.name  # calibrated as it is
+    'none'
+    >>> Auto().fit(3 * truth, labels).chosen_.name
+    'ts'
     """
 
+    name = "auto"
+    summary = "[chooses](#how-auto-chooses)"
     uses_features = True
 
-    chosen: Calibrator | None
+    chosen_: Calibrator | None
 
     def __init__(
         self,
@@ -115,8 +123,6 @@ class Auto(RecordsCalibrator):
         candidates: Sequence[str] = tuple(CANDIDATES),
         folds: int = 5,
         seed: int = 0,
-        chosen: Calibrator | None = None,
-        reasons: str = "",
     ) -> None:
         super().__init__()
         unknown = [name for name in candidates if name not in CANDIDATES]
@@ -127,50 +133,58 @@ class Auto(RecordsCalibrator):
         self.candidates = tuple(candidates)
         self.folds = folds
         self.seed = seed
-        self.chosen = chosen
-        self.needs_features = chosen is not None and chosen.needs_features
-        self.reasons = reasons
+        self.chosen_ = None
+        self.reasons_ = ""
         self.candidates_: list[Candidate] = []
 
     def size(self, classes: int) -> int:
         """Parameters of the chosen method; none before a fit."""
-        return 0 if self.chosen is None else self.chosen.size(classes)
+        return 0 if self.chosen_ is None else self.chosen_.size(classes)
 
-    def _warn_of_size(self, samples: int, classes: int, different: int | None) -> None:
-        """Leave the warning to what is chosen."""
+    # --------------------------------------------------------------------------------------- fit
 
-    def _check_features(
-        self, features: Logits | None, rows: tuple[int, ...], width: int = 0
-    ) -> None:
-        """Let features be there or not: the chosen method has its own say."""
-        if features is not None:
-            self._check_rows(features, rows)
+    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
+        """Leave this warning to the chosen method."""
 
-    def _fitted(self, classes: int) -> None:
-        super()._fitted(classes)
-        if self.chosen is not None:
-            self.chosen._fitted(classes)
+    def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
+        """Choose a method and fit it."""
+        context = context or Context()
+        groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
+        whole = None if context.features is None else _WithFeatures(examples, context)
+        return self._decide(tabulate(examples), groups, whole, examples.logits.ndim == 1)
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        groups = None if context.groups is None else context.groups[given.labels != IGNORED]
-        rows = None if context.features is None else _Rows(given, context)
-        self._decide(tabulate(given), groups, rows)
+    def fit_records(
+        self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
+    ) -> Self:
+        """Choose a method that needs only records, and fit it."""
+        with warnings_at_caller():
+            return self._decide(records, groups, None, one_logit)
 
-    def _fit_grouped(self, records: Records, groups: NDArray[Any] | None) -> None:
-        self._decide(records, groups, None)
+    def _decide(
+        self,
+        records: Records,
+        groups: NDArray[Any] | None,
+        whole: _WithFeatures | None,
+        one_logit: bool,
+    ) -> Self:
+        name = self._choose(records, groups, whole)
+        chosen = _fitted(CANDIDATES[name](), records, whole, one_logit)
+        self._adopt(chosen.to(self.classes_.device), _explain(name, self.candidates_))
+        self._set_classes(chosen.classes)
+        return self
 
-    def _decide(self, records: Records, groups: NDArray[Any] | None, rows: _Rows | None) -> None:
-        name = self._choose(records, groups, rows)
-        self.chosen = _fitted(name, records, rows)
-        self.needs_features = self.chosen.needs_features
-        self.reasons = _explained(name, self.candidates_)
-        self.solution_ = self.chosen.solution_
+    def _adopt(self, chosen: Calibrator | None, reasons: str) -> None:
+        self.chosen_, self.reasons_ = chosen, reasons
+        self.needs_features = chosen is not None and chosen.needs_features
+        self.solution_ = None if chosen is None else chosen.solution_
 
-    def _choose(self, records: Records, groups: NDArray[Any] | None, rows: _Rows | None) -> str:
+    def _choose(
+        self, records: Records, groups: NDArray[Any] | None, whole: _WithFeatures | None
+    ) -> str:
         self.candidates_ = []
         if len(records) < FEWEST or records.correct.all() or not records.correct.any():
             warn(
-                f"too little to calibrate on: {len(records):,} samples, "
+                f"too little to calibrate on: {len(records):,} examples, "
                 f"{int(records.correct.sum()):,} of them right; at least {FEWEST} with both right "
                 "and wrong answers are wanted. The predictions are left as they are"
             )
@@ -179,71 +193,110 @@ class Auto(RecordsCalibrator):
         if len(records) > MOST:
             some = np.sort(rng.permutation(len(records))[:MOST])
             records, groups = records.take(some), None if groups is None else groups[some]
-            rows = None if rows is None else rows.take(some)
+            whole = None if whole is None else whole.take(some)
         parts = folds(records.labels, self.folds, groups=groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
-        usable = [name for name in self.candidates if rows or not CANDIDATES[name].needs_features]
-        claims = {name: _out_of_fold(name, records, rows, parts) for name in usable}
-        self.candidates_ = _judged(claims, records, parts, rng)
+        usable = [name for name in self.candidates if whole or not CANDIDATES[name].needs_features]
+        predictions = {name: _out_of_fold(name, records, whole, parts) for name in usable}
+        self.candidates_ = _judge(predictions, records, parts, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
 
+    # --------------------------------------------------------------------- use: the chosen method
+
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
-        """What the chosen method gives."""
-        self._check_input(logits)
-        found: Tensor = self.chosen(logits, features)  # type: ignore[misc]  # fitted, so there
-        return found
+        """Calibrated logits of the chosen method."""
+        self.check_logits(logits)
+        result: Tensor = self._fitted_choice()(logits, features)
+        return result
 
-    def claims(self, records: Records) -> Claims:
-        """Confidence and negative log-likelihood of each sample after calibration."""
-        assert isinstance(self.chosen, RecordsCalibrator)
-        return self.chosen.claims(records)
+    def predict_records(self, records: Records) -> RecordPredictions:
+        """Confidence and negative log-likelihood of each example after calibration."""
+        chosen = self._fitted_choice()
+        assert isinstance(chosen, RecordsCalibrator)
+        return chosen.predict_records(records)
+
+    @property
+    def temperature(self) -> Any:
+        """The method ``temperature(logits)`` of the chosen calibrator, if it has one."""
+        return self._fitted_choice().temperature  # AttributeError where there is none
+
+    def describe(self) -> str:
+        """The description of the chosen method."""
+        return super().describe() if self.chosen_ is None else f"chosen: {self.chosen_.describe()}"
+
+    def learned(self) -> dict[str, Any]:
+        """The learned values of the chosen method."""
+        return {} if self.chosen_ is None else self.chosen_.learned()
+
+    def _fitted_choice(self) -> Calibrator:
+        if self.chosen_ is None:
+            raise AttributeError("Auto has not chosen yet: call fit(logits, labels) first")
+        return self.chosen_
+
+    # --------------------------------------------------------------------------------------- state
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The choice, for ``state_dict``: the name and config of the method, and the reasons."""
+        if self.chosen_ is None:
+            return {}
+        return {
+            "chosen": self.chosen_.name,
+            "config": self.chosen_.config(),
+            "reasons": self.reasons_,
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Build the chosen method, whose learned values are loaded next."""
+        if not state:
+            return self._adopt(None, "")
+        chosen = CANDIDATES[state["chosen"]](**state["config"])
+        return self._adopt(chosen.to(self.classes_.device), state["reasons"])
 
 
-class _Rows(NamedTuple):
-    """The rows behind the records, for methods that need more of them than a table."""
+class _WithFeatures(NamedTuple):
+    """Examples and their features, for methods that need more than the records."""
 
-    given: Examples
+    examples: Examples
     context: Context
 
-    def take(self, which: IntArray) -> _Rows:
-        """Leave out all but some of the labelled rows."""
-        rows = np.flatnonzero(self.given.labels != IGNORED)[which]
-        labels = np.full_like(self.given.labels, IGNORED)
-        labels[rows] = self.given.labels[rows]
-        return _Rows(self.given._replace(labels=labels), self.context)
+    def take(self, which: IntArray) -> _WithFeatures:
+        """Ignore all but some of the labelled examples."""
+        rows = np.flatnonzero(self.examples.labels != IGNORED)[which]
+        labels = np.full_like(self.examples.labels, IGNORED)
+        labels[rows] = self.examples.labels[rows]
+        return _WithFeatures(self.examples._replace(labels=labels), self.context)
 
-    def claims(self, calibrator: Calibrator) -> Claims:
-        """Confidence and negative log-likelihood of each labelled row."""
+    def predict(self, calibrator: Calibrator) -> RecordPredictions:
+        """Confidence and negative log-likelihood of each labelled example."""
         features = self.context.features
         assert features is not None
         flat = features.reshape(-1, features.shape[-1])
         confidence, nll = [], []
-        for block in blocks(self.given, 0, self.given.labels.size):
-            found = calibrator(block.logits, _some(flat, block.number, block.logits))
-            log_probs = found.double().log_softmax(-1)
+        for chunk in labelled_chunks(self.examples, 0, self.examples.labels.size):
+            inputs = as_tensor(flat[chunk.number]).to(chunk.logits.device).float()
+            one = calibrator.classes == 1
+            result = calibrator(chunk.logits[:, 1] if one else chunk.logits, inputs).double()
+            result = torch.stack([torch.zeros_like(result), result], -1) if one else result
+            log_probs = result.log_softmax(-1)
             confidence.append(log_probs.amax(-1).exp().cpu().numpy())
-            nll.append(-log_probs.gather(-1, block.labels[:, None])[:, 0].cpu().numpy())
-        return Claims(np.concatenate(confidence), np.concatenate(nll))
+            nll.append(-log_probs.gather(-1, chunk.labels[:, None])[:, 0].cpu().numpy())
+        return RecordPredictions(np.concatenate(confidence), np.concatenate(nll))
 
 
-def _some(values: Logits, rows: IntArray, like: Tensor) -> Tensor:
-    return as_tensor(values[rows]).to(like.device).float()
-
-
-def _fitted(name: str, records: Records, rows: _Rows | None) -> Calibrator:
-    """A candidate, fitted on records or, where they do not suffice, on the rows behind them."""
-    calibrator = CANDIDATES[name]()
+def _fitted(
+    calibrator: Calibrator, records: Records, whole: _WithFeatures | None, one_logit: bool
+) -> Calibrator:
+    """Fit a candidate on records or, where they do not suffice, on the examples behind them."""
     if isinstance(calibrator, RecordsCalibrator):
-        return calibrator.fit_records(records)
-    assert rows is not None
-    calibrator._warn_of_size(len(records), records.classes, None)
-    calibrator._fit(rows.given, rows.context)
-    calibrator._fitted(records.classes)
-    return calibrator
+        return calibrator.fit_records(records, one_logit=one_logit)
+    assert whole is not None
+    size = calibrator.size(records.classes)
+    warn_of_few_examples(type(calibrator).__name__, size, len(records), None)
+    return calibrator.fit_examples(*whole)
 
 
-def _explained(name: str, candidates: Sequence[Candidate]) -> str:
+def _explain(name: str, candidates: Sequence[Candidate]) -> str:
     if not candidates:
         return "left as it is: too little data to choose a method"
     lines = [f"chose {name}: the first within noise of the best score, NLL + ECE"]
@@ -254,52 +307,49 @@ def _explained(name: str, candidates: Sequence[Candidate]) -> str:
 
 
 def _out_of_fold(
-    name: str, records: Records, rows: _Rows | None, parts: Sequence[IntArray]
-) -> Claims:
-    """Claims about each sample by a fit that did not see it."""
+    name: str, records: Records, whole: _WithFeatures | None, parts: Sequence[IntArray]
+) -> RecordPredictions:
+    """Predictions for each example by a fit that did not see it."""
     confidence, nll = np.empty(len(records)), np.empty(len(records))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of small folds; the final fit has its own say
-        for held in parts:
-            seen = np.setdiff1d(np.arange(len(records)), held)
-            fitted = _fitted(name, records.take(seen), rows and rows.take(seen))
-            if isinstance(fitted, RecordsCalibrator):
-                found = fitted.claims(records.take(held))
+    with silenced():  # small folds; the final fit warns for itself
+        for held_out in parts:
+            seen = np.setdiff1d(np.arange(len(records)), held_out)
+            calibrator = _fitted(
+                CANDIDATES[name](), records.take(seen), whole and whole.take(seen), False
+            )
+            if isinstance(calibrator, RecordsCalibrator):
+                predictions = calibrator.predict_records(records.take(held_out))
             else:
-                assert rows is not None
-                found = rows.take(held).claims(fitted)
-            confidence[held], nll[held] = found
-    return Claims(confidence, nll)
+                assert whole is not None
+                predictions = whole.take(held_out).predict(calibrator)
+            confidence[held_out], nll[held_out] = predictions
+    return RecordPredictions(confidence, nll)
 
 
-def _judged(
-    claims: dict[str, Claims],
+def _judge(
+    predictions: dict[str, RecordPredictions],
     records: Records,
     parts: Sequence[IntArray],
     rng: np.random.Generator,
 ) -> list[Candidate]:
-    """Score of each candidate, and of each again under samples drawn anew."""
-    scores: dict[str, list[FloatArray]] = {name: [] for name in claims}
-    for weight in _weights(records.weight[:, None], rng):
+    """Score of each candidate, with the bootstrap error of its distance from the best."""
+    scores: dict[str, list[FloatArray]] = {name: [] for name in predictions}
+    for weight in _bootstrap_weights(records.weight[:, None], rng):
         shares = weight / weight.sum(0)
-        for name, found in claims.items():
-            scores[name].append(_scores(found, records, parts, shares))
-    figures = {name: np.concatenate(found, 1) for name, found in scores.items()}
+        for name, predicted in predictions.items():
+            scores[name].append(_scores(predicted, records, parts, shares))
+    figures = {name: np.concatenate(draws, 1) for name, draws in scores.items()}
     totals = {name: nll + ece for name, (nll, ece) in figures.items()}
     best = min(totals, key=lambda name: totals[name][0])
     judged = []
     for name, (nll, ece) in figures.items():
         excess = totals[name] - totals[best]
-        error = float(np.std(excess[1:]))
-        judged.append(
-            Candidate(
-                name, float(nll[0]), float(ece[0]), float(totals[name][0]), float(excess[0]), error
-            )
-        )
+        numbers = (nll[0], ece[0], totals[name][0], excess[0], np.std(excess[1:]))
+        judged.append(Candidate(name, *map(float, numbers)))
     return judged
 
 
-def _weights(weight: FloatArray, rng: np.random.Generator) -> Iterator[FloatArray]:
+def _bootstrap_weights(weight: FloatArray, rng: np.random.Generator) -> Iterator[FloatArray]:
     """Yield the weights ``(n, 1)``, then those of a Bayesian bootstrap, some draws at a time."""
     yield weight
     for _ in range(REPLICATES // TOGETHER):
@@ -307,14 +357,17 @@ def _weights(weight: FloatArray, rng: np.random.Generator) -> Iterator[FloatArra
 
 
 def _scores(
-    claims: Claims, records: Records, parts: Sequence[IntArray], shares: FloatArray
+    predictions: RecordPredictions,
+    records: Records,
+    parts: Sequence[IntArray],
+    shares: FloatArray,
 ) -> FloatArray:
     """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (2, draws)``.
 
-    The error is that of each fold, averaged: pooled over folds, the errors of their fits would
-    cancel, the more the more a method follows its data.
+    The ECE is averaged over folds: pooled, the errors of their fits would cancel, the more so
+    the closer a method follows its data.
     """
-    gap = (claims.confidence - records.correct)[:, None] * shares
-    part = memberships(claims.confidence, sigma=0.05)
-    errors = [np.abs(part[:, held] @ gap[held]).sum(0) for held in parts]
-    return np.stack([claims.nll @ shares, np.sum(errors, axis=0)])
+    gap = (predictions.confidence - records.correct)[:, None] * shares
+    part = memberships(predictions.confidence, sigma=0.05)
+    errors = [np.abs(part[:, held_out] @ gap[held_out]).sum(0) for held_out in parts]
+    return np.stack([predictions.nll @ shares, np.sum(errors, axis=0)])

@@ -11,11 +11,12 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from calibrant._core.binning import bin_index, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Examples
 from calibrant._core.solve import Solution, check_time
-from calibrant.calibrators.affine import FiniteCalibrator, Held, centred, gather, missing
-from calibrant.calibrators.base import BOUNDS, Context
+from calibrant.calibrators.affine_fit import FitData, centred, gather
+from calibrant.calibrators.base import BOUNDS, Calibrator, Context
+from calibrant.calibrators.data_checks import missing_classes, warn_together
 
 FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""
@@ -24,31 +25,29 @@ LEAST = 1e-12
 """How much the error must fall, so that rounding decides nothing."""
 
 
-class ClassTemperatures(FiniteCalibrator):
+class ClassTemperatures(Calibrator):
     r"""A temperature for each class: :math:`\mathrm{softmax}(z_k / T_k)`.
 
     Class-based temperature scaling of Frenkel and Goldberger 2021. All temperatures start at the
-    one with the lowest negative log-likelihood. Then each class in turn tries 49 temperatures
-    from about a third of that to three times as much, and takes the one with the lowest ECE (15
-    equal-width bins), if the ECE falls and the accuracy does not. This is repeated for a few
-    passes, or until nothing changes. Classes without a sample keep the common temperature.
+    one with the lowest negative log-likelihood. Then each class in turn tries 49 temperatures from
+    about a third of that to three times as much, and takes the one with the lowest ECE (15
+    equal-width bins), if the ECE falls and the accuracy does not. Classes without an example keep
+    the common temperature. Logits are centred first, since :math:`z` and :math:`z + c` mean the
+    same.
 
-    Logits are centred first, :math:`z - \bar z`: different temperatures would make different
-    predictions of :math:`z` and of :math:`z + c`, which mean the same.
-
-    The search follows the error of the fitted samples down to their noise: with many classes
-    and few samples the ECE of new ones falls much less than that of the fit.
+    The search follows the error of the fitted examples down to their noise: with many classes
+    and few examples the ECE of new ones falls much less than that of the fit.
 
     Parameters
     ----------
     passes : int
-        Most passes over the classes.
+        Largest number of passes over the classes.
 
     Attributes
     ----------
     temperatures_ : (classes,) Tensor
     solution_ : Solution
-        ``value`` is the ECE of the fitted samples, ``steps`` the number of passes; converged
+        ``value`` is the ECE of the fitted examples, ``steps`` the number of passes; converged
         when the last of them changed nothing.
 
     Examples
@@ -61,32 +60,37 @@ class ClassTemperatures(FiniteCalibrator):
     tensor([1.3, 2.6, 1.8])
     """
 
+    name = "cts"
+    aliases = ("class_temperatures",)
+    summary = "a temperature for each class, searched for the lowest ECE"
+    accepts_masked = False
+
     temperatures_: Tensor
+    learned_shapes = "temperatures_ classes"
 
     def __init__(self, *, passes: int = 3) -> None:
         super().__init__()
         if not isinstance(passes, int) or passes < 1:
             raise ValueError(f"passes must be a positive whole number, got {passes!r}")
         self.passes = passes
-        self._learned(temperatures_=torch.ones(1))
+        self._store(temperatures_=torch.ones(1))
 
     def size(self, classes: int) -> int:
         """A temperature for each class."""
         return classes
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        held = gather(given, centred)
-        temperature = 1 / held.sharpness
-        self.solution_ = search(held, self.passes)
-        self._learned(temperatures_=torch.from_numpy(self.solution_.x))
-        notes = missing(given, "they keep the temperature that all classes start with")
+    def _fit(self, examples: Examples, context: Context) -> None:
+        data = gather(examples, centred)
+        temperature = 1 / data.sharpness
+        self.solution_ = search(data, self.passes)
+        self._store(temperatures_=torch.from_numpy(self.solution_.x))
+        notes = missing_classes(examples, "they keep the temperature that all classes start with")
         if any(math.isclose(temperature, bound) for bound in BOUNDS):
             notes.append(
                 f"the temperature that all classes start with went to its bound {temperature:g}; "
-                "are all samples right, or worse than chance?"
+                "are all examples right, or worse than chance?"
             )
-        if notes:
-            warn(f"{type(self).__name__}: {'; '.join(notes)}")
+        warn_together(self, notes)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         return centred(logits) / self.temperatures_.to(logits.dtype)
@@ -99,10 +103,10 @@ class Quality(NamedTuple):
     accuracy: float
 
 
-def search(held: Held, passes: int) -> Solution:
+def search(data: FitData, passes: int) -> Solution:
     """Sweep over the classes, for a number of passes at most."""
-    rows = Scaled(held)
-    grid = np.unique(np.clip(FACTORS / held.sharpness, *BOUNDS))
+    rows = Scaled(data)
+    grid = np.unique(np.clip(FACTORS / data.sharpness, *BOUNDS))
     present = np.unique(rows.labels)
     before, now, done = None, rows.quality(), 0
     while now != before and done < passes:
@@ -117,13 +121,13 @@ def search(held: Held, passes: int) -> Solution:
 def improved(rows: Scaled, k: int, grid: FloatArray, now: Quality) -> Quality:
     """Give class ``k`` the temperature of the grid with the lowest ECE, if that is better."""
     others = rows.without(k)
-    found = [rows.quality_with(k, t, others) for t in grid.tolist()]
-    errors = [q.ece if q.accuracy >= now.accuracy - LEAST else math.inf for q in found]
+    result = [rows.quality_with(k, t, others) for t in grid.tolist()]
+    errors = [q.ece if q.accuracy >= now.accuracy - LEAST else math.inf for q in result]
     best = int(np.argmin(errors))
     if errors[best] >= now.ece - LEAST:
         return now
     rows.change(k, float(grid[best]), others)
-    return found[best]
+    return result[best]
 
 
 class Others(NamedTuple):
@@ -141,11 +145,11 @@ class Scaled:
     temperature in time O(n). Only rows in which its class leads are looked at whole.
     """
 
-    def __init__(self, held: Held) -> None:
-        self.logits = held.inputs.cpu().numpy()  # (n, classes), centred
-        self.labels = held.labels.cpu().numpy()
-        self.share = (held.weight / held.weight.sum()).cpu().numpy()
-        self.temperatures = np.full(held.classes, 1 / held.sharpness)
+    def __init__(self, data: FitData) -> None:
+        self.logits = data.inputs.cpu().numpy()  # (n, classes), centred
+        self.labels = data.labels.cpu().numpy()
+        self.share = (data.weight / data.weight.sum()).cpu().numpy()
+        self.temperatures = np.full(data.classes, 1 / data.sharpness)
         n = len(self.labels)
         self.log_sum = np.empty(n)
         self.best, self.leader = np.empty((n, 2)), np.empty((n, 2), dtype=np.int64)

@@ -1,23 +1,16 @@
-"""Smooth maps of the top class's confidence: Platt's line, beta calibration, a spline."""
+"""Maps of the log-odds of the top class with two or three parameters: Platt's line, beta."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.interpolate import CubicSpline
-from scipy.special import expit
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from calibrant._core.checks import BoolArray, FloatArray, check_whole, warn
-from calibrant._core.chunks import runs
+from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.solve import Solution, minimise_within
-from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.platt import FARTHEST, STEEPEST, fit_platt
-from calibrant.calibrators.top_label import TopLabelMap, confidence_objective
-
-POINTS = 512
-"""Points of a stored curve at most: what lies between is off by a hundredth of its noise."""
+from calibrant.calibrators.top_label import TopLabelMap, confidence_objective, warn_of_bounds
 
 
 class SigmoidScaling(TopLabelMap):
@@ -38,6 +31,7 @@ class SigmoidScaling(TopLabelMap):
 
     Examples
     --------
+    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> odds = rng.normal(size=20_000)
     >>> surer = np.abs(odds)
@@ -47,13 +41,16 @@ class SigmoidScaling(TopLabelMap):
     (0.5, 1.0)
     """
 
+    name = "sigmoid"
+    aliases = ("platt", "platt_scaling")
+    summary = "a straight line for the log-odds of the top class (Platt)"
     tempered = False
     slope_: Tensor
     offset_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
-        self._learned(slope_=1.0, offset_=0.0)
+        self._store(slope_=1.0, offset_=0.0)
 
     def size(self, classes: int) -> int:
         """Slope and offset."""
@@ -64,7 +61,7 @@ class SigmoidScaling(TopLabelMap):
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
         slope, offset = self.solution_.x
-        self._learned(slope_=slope, offset_=offset)
+        self._store(slope_=slope, offset_=offset)
 
     def _map(self, odds: Tensor) -> Tensor:
         return self.slope_.to(odds.dtype) * odds + self.offset_.to(odds.dtype)
@@ -76,10 +73,8 @@ class BetaCalibration(TopLabelMap):
     .. math:: \log\frac{c'}{1 - c'} = a \log c - b \log(1 - c) + m
 
     with :math:`a, b \ge 0`: the map that is right where the confidences of right and of wrong
-    answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`. The likelihood is
-    maximised under both constraints. (The authors' code drops one term whose coefficient would
-    be negative and fits the other freely, so its map can fall.) The other classes keep their
-    proportions.
+    answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`. (The authors' code drops
+    one term whose coefficient would be negative and fits the other freely, so its map can fall.)
 
     Parameters
     ----------
@@ -93,6 +88,7 @@ class BetaCalibration(TopLabelMap):
 
     Examples
     --------
+    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> sure = rng.uniform(0.5, 1, 200_000)
     >>> odds = np.log(sure) - np.log(1 - sure)
@@ -101,12 +97,15 @@ class BetaCalibration(TopLabelMap):
     tensor([2.0..., 0.5...])
     """
 
+    name = "beta"
+    aliases = ("beta_calibration",)
+    summary = "a line in the logarithms of confidence and doubt"
     tempered = False
     line_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
-        self._learned(line_=torch.tensor([1.0, 1.0, 0.0]))
+        self._store(line_=torch.tensor([1.0, 1.0, 0.0]))
 
     def size(self, classes: int) -> int:
         """Two slopes and an offset."""
@@ -116,7 +115,7 @@ class BetaCalibration(TopLabelMap):
         self.solution_ = fit_beta(odds, correct, weight)
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
-        self._learned(line_=self.solution_.x)
+        self._store(line_=self.solution_.x)
 
     def _map(self, odds: Tensor) -> Tensor:
         a, b, m = self.line_.to(odds.dtype).unbind()
@@ -134,133 +133,8 @@ def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Soluti
     inputs[:, :2] -= centre
     bounds = [(0.0, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
     start = np.array([1.0, 1.0, np.clip(centre.sum(), -FARTHEST, FARTHEST)])
-    found = minimise_within(confidence_objective(inputs, correct, share, 0.0), start, bounds)
-    (a, b, level), limits = found.x, [high for _, high in bounds]
-    inside = bool((np.abs(found.x) < limits).all())
-    x = np.array([a, b, level - found.x[:2] @ centre])
-    return found._replace(x=x, converged=found.converged and inside)
-
-
-class SplineCalibration(TopLabelMap):
-    r"""Recalibration by the slope of a spline through cumulated errors (Gupta et al. 2021).
-
-    Samples are sorted by their confidence :math:`c`. With :math:`t` for the share of samples up
-    to one of them, the cumulated error
-
-    .. math:: e(t) = \int_0^t (\text{right} - c)
-
-    has the slope :math:`e'(t) = P(\text{right} \mid c) - c`. A natural cubic spline with equally
-    spaced knots is fitted to it by least squares, and
-
-    .. math:: c' = c + e'(t).
-
-    The least squares are an integral over :math:`t`, not a sum over samples as in the paper, with
-    :math:`e` a broken line between different confidences: thus the order of samples of one
-    confidence does not matter, and a weight of 2 is a sample twice.
-
-    Between and beyond the samples :math:`e'` is interpolated, and :math:`c'` is kept half a sample
-    away from 0 and 1, that is :math:`1 / 2n`: where the paper cuts at 0 and 1, one wrong answer
-    there would have cost any amount of likelihood.
-
-    The map need not rise: it can change which of two samples is the surer, and thus the AUROC.
-
-    Parameters
-    ----------
-    knots : int
-        The paper has 6.
-    keep_argmax : bool
-        Hold every other class below the top one.
-
-    Attributes
-    ----------
-    odds_, shift_ : (points,) Tensor
-        Log-odds, and what is added to a confidence there; lines between, level beyond.
-    least_ : scalar Tensor
-        Confidences are kept this far from 0 and 1.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> sure = rng.uniform(0.5, 1, 50_000)
-    >>> right = rng.random(50_000) < sure**2
-    >>> odds = np.log(sure) - np.log(1 - sure)
-    >>> fitted = SplineCalibration(keep_argmax=False).fit(odds, right.astype(int))
-    >>> fitted.predict_proba(np.log([0.6 / 0.4, 0.9 / 0.1])).round(2)
-    array([0.36, 0.81])
-    """
-
-    tempered = False
-    odds_: Tensor
-    shift_: Tensor
-    least_: Tensor
-
-    def __init__(self, *, knots: int = 6, keep_argmax: bool = True) -> None:
-        super().__init__(keep_argmax=keep_argmax)
-        check_whole("knots", knots, 2)
-        self.knots = knots
-        self._learned(odds_=torch.zeros(1), shift_=torch.zeros(1), least_=1e-9)
-
-    def size(self, classes: int) -> int:
-        """The values at the knots."""
-        return self.knots
-
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        share = weight / weight.sum()
-        if correct.all() or not correct.any():
-            warn_of_bounds(self, len(odds))
-        # rounded, so that rounding errors do not sort what is equal
-        x, group = np.unique(odds.round(4), return_inverse=True)
-        mass = np.bincount(group, share).astype(np.float64)
-        gain = np.bincount(group, share * (correct - expit(odds))).astype(np.float64)
-        shift = smooth_slope(mass, gain, self.knots)
-        middle = np.cumsum(mass) - mass / 2
-        wanted = np.linspace(middle[0], middle[-1], POINTS)
-        chosen = np.unique(np.searchsorted(middle, wanted).clip(max=len(x) - 1))
-        self._learned(odds_=x[chosen], shift_=shift[chosen], least_=0.5 / len(odds))
-        self.solution_ = None
-
-    def _map(self, odds: Tensor) -> Tensor:
-        shift = interpolate(odds, self.odds_, self.shift_)
-        least = self.least_.to(odds.dtype)
-        right, wrong = torch.sigmoid(odds) + shift, torch.sigmoid(-odds) - shift
-        return right.clamp(least, 1 - least).log() - wrong.clamp(least, 1 - least).log()
-
-
-def smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
-    """Mean slope of the spline over each of the parts that make up ``[0, 1]``.
-
-    Parameters
-    ----------
-    mass : (m,)
-        Lengths of the parts, their sum 1.
-    gain : (m,)
-        By how much the curve, a broken line from 0, rises over each of them.
-    knots : int
-        Equally spaced, ends included.
-    """
-    ends = np.append(0, np.cumsum(mass))
-    ends /= ends[-1]
-    curve = np.append(0, np.cumsum(gain))
-    at = np.linspace(0, 1, knots)
-    basis = CubicSpline(at, np.eye(knots), bc_type="natural")
-    cuts = np.union1d(ends, at)
-    node, part = np.polynomial.legendre.leggauss(4)  # exact for products of two cubics
-    gram, pull = np.zeros((knots, knots)), np.zeros(knots)
-    for run in runs(len(cuts) - 1):
-        low, high = cuts[:-1][run, None], cuts[1:][run, None]
-        t = (low + high + (high - low) * node).ravel() / 2
-        values, weight = basis(t), ((high - low) * part).ravel()
-        gram += values.T @ (weight[:, None] * values)
-        pull += values.T @ (weight * np.interp(t, ends, curve))
-    spline = CubicSpline(at, np.linalg.solve(gram, pull), bc_type="natural")
-    width = np.diff(ends)
-    rises = np.diff(spline(ends)) / np.where(width > 1e-9, width, 1)
-    return np.where(width > 1e-9, rises, spline((ends[:-1] + ends[1:]) / 2, 1))
-
-
-def warn_of_bounds(calibrator: TopLabelMap, samples: int) -> None:
-    """Say that the data have no optimum."""
-    warn(
-        f"{type(calibrator).__name__} found no optimum for these {samples:,} samples and "
-        "stopped at its bounds; are all of them right, or all wrong?"
-    )
+    result = minimise_within(confidence_objective(inputs, correct, share, 0.0), start, bounds)
+    (a, b, level), limits = result.x, [high for _, high in bounds]
+    inside = bool((np.abs(result.x) < limits).all())
+    x = np.array([a, b, level - result.x[:2] @ centre])
+    return result._replace(x=x, converged=result.converged and inside)

@@ -13,21 +13,10 @@ from calibrant._core.checks import IntArray
 def folds(
     labels: IntArray, count: int, *, groups: NDArray[Any] | None = None, seed: int = 0
 ) -> list[IntArray]:
-    """Split samples into parts of nearly equal size, each with its share of every class.
+    """Split examples into parts of nearly equal size, each with its share of every class.
 
-    Parameters
-    ----------
-    labels : (n,)
-    count : int
-        Number of parts; fewer where there are fewer samples or groups.
-    groups : (n,), optional
-        Samples of one group stay together; classes are then left to chance.
-    seed : int
-
-    Returns
-    -------
-    list of (m,) arrays
-        Indices in order.
+    Returns the indices of each part, in order; fewer parts than ``count`` where there are fewer
+    examples or groups. Examples of one group stay together; classes are then left to chance.
 
     Examples
     --------
@@ -36,7 +25,7 @@ def folds(
     """
     rng = np.random.default_rng(seed)
     if groups is None:
-        # Dealing out the samples class by class gives each part its share of every class.
+        # Dealing out the examples class by class gives each part its share of every class.
         order = np.lexsort((rng.random(len(labels)), labels))
         part = np.empty(len(labels), dtype=np.int64)
         part[order] = np.arange(len(labels)) % count

@@ -6,7 +6,7 @@ before: how many they are and the largest of them are all that a fit needs. So i
 logits in blocks, and what is solved in the end has :math:`n + 1` groups, whatever the number of
 classes.
 
-Log-odds stand for probabilities, which near 1 have no digits left to tell samples apart; only the
+Log-odds stand for probabilities, which near 1 have no digits left to tell examples apart; only the
 lines between steps are straight in the probability itself. They are rounded to single precision,
 so that rounding errors do not sort what is equal.
 """
@@ -25,10 +25,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some, warn
-from calibrant._core.chunks import Block, Examples, blocks, explained, on_threads, strips, top_class
+from calibrant._core.chunks import (
+    Chunk,
+    Examples,
+    explained,
+    labelled_chunks,
+    on_threads,
+    thread_ranges,
+    top_class,
+)
 from calibrant._core.solve import check_time
-from calibrant.calibrators.affine import missing
 from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.top_label import log_rest
@@ -36,7 +44,7 @@ from calibrant.calibrators.top_label import log_rest
 Odds: TypeAlias = NDArray[np.float32]
 
 STEPS = 10
-"""Parameters that a curve counts for; in truth its steps become more with the samples."""
+"""Parameters that a curve counts for; in truth its steps become more with the examples."""
 SLIGHT = math.log(1e-9)
 """Logarithm of the share of the old probability that is added to the new one."""
 LEAST = 1e-37
@@ -58,45 +66,47 @@ class StepCalibrator(Calibrator):
     temperature_: Tensor
     odds_: Tensor
     prob_: Tensor
+    learned_shapes = "odds_ points; prob_ points"
 
     def __init__(self, *, temperature: bool = True) -> None:
         super().__init__()
         self.temperature = temperature
-        self._learned(temperature_=1.0, odds_=torch.zeros(1), prob_=torch.zeros(1))
+        self._store(temperature_=1.0, odds_=torch.zeros(1), prob_=torch.zeros(1))
 
-    def _fit_curves(self, given: Examples, labelled: Labelled) -> Curve:
+    def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
         """One curve, or one for each class."""
         raise NotImplementedError
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        check_some(int((given.labels != IGNORED).sum()))
-        self.solution_, found = None, 1.0
+    def _fit(self, examples: Examples, context: Context) -> None:
+        check_some(int((examples.labels != IGNORED).sum()))
+        self.solution_, result = None, 1.0
         if self.temperature:
-            first = TemperatureScaling()
-            first._fit(given, context)
-            self.solution_, found = first.solution_, float(first.temperature_)
-        self._learned(temperature_=found)
-        labelled = _labelled(given, found)
+            first = TemperatureScaling().fit_examples(examples)
+            self.solution_, result = first.solution_, float(first.temperature_)
+        self._store(temperature_=result)
+        labelled = _labelled(examples, result)
         self._warn_of_certainty(labelled.right)
-        curve = self._fit_curves(given, labelled)
-        self._learned(odds_=curve.odds, prob_=curve.prob)
+        curve = self._fit_curves(examples, labelled)
+        self._store(odds_=curve.odds, prob_=curve.prob)
 
     def _warn_of_certainty(self, right: BoolArray) -> None:
         if right.all() or not right.any():
             warn(
-                f"{type(self).__name__}: all of these {len(right):,} samples are "
+                f"{type(self).__name__}: all of these {len(right):,} examples are "
                 f"{'right' if right.all() else 'wrong'}, so nothing is learned about doubt"
             )
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         tempered = logits / self.temperature_.to(logits.dtype)
         log_probs = tempered.log_softmax(-1)
-        level = steps(class_odds(tempered, log_probs), self.odds_, self.prob_).to(logits.dtype)
+        level = steps(rounded_class_odds(tempered, log_probs), self.odds_, self.prob_).to(
+            logits.dtype
+        )
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
         level = torch.where(level > 0, level.clamp(min=LEAST).log(), -torch.inf)
-        found = torch.logaddexp(level, log_probs + SLIGHT)
-        found = torch.where(torch.isneginf(logits), -torch.inf, found)
-        return found - found.amax(-1, keepdim=True)
+        result = torch.logaddexp(level, log_probs + SLIGHT)
+        result = torch.where(torch.isneginf(logits), -torch.inf, result)
+        return result - result.amax(-1, keepdim=True)
 
 
 class IsotonicCalibration(StepCalibrator):
@@ -105,12 +115,12 @@ class IsotonicCalibration(StepCalibrator):
     .. math:: p'_k \propto f(p_k) + 10^{-9} p_k
 
     where :math:`f` is the rising function with the least squared error of all pairs of a
-    probability and an outcome, as scikit-learn's ``IsotonicRegression`` finds it: level steps,
-    with straight lines between. The slight share of the old probability keeps the order of the
-    classes where :math:`f` is level. Masked classes stay impossible and count for nothing.
+    probability and an outcome, as scikit-learn's ``IsotonicRegression`` finds it. The small share
+    of the old probability keeps the order of the classes where :math:`f` is level. Masked classes
+    stay impossible and count for nothing.
 
     A class whose probability is below all those that a label had in the fit gets nearly 0, so a
-    single new label there costs much likelihood. Use it with thousands of samples.
+    single new label there costs much likelihood. Use it with thousands of examples.
 
     Parameters
     ----------
@@ -134,6 +144,9 @@ class IsotonicCalibration(StepCalibrator):
     tensor([0.3..., 0.4...])
     """
 
+    name = "isotonic"
+    aliases = ("isotonic_regression",)
+    summary = "a temperature, then one rising step curve for the probabilities of all classes"
     keeps_argmax = True
     monotone = True
 
@@ -141,10 +154,10 @@ class IsotonicCalibration(StepCalibrator):
         """What a curve counts for, and the temperature."""
         return STEPS + self.temperature
 
-    def _fit_curves(self, given: Examples, labelled: Labelled) -> Curve:
+    def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
         marks, hits = counted(labelled.odds, labelled.weight)
-        walk = partial(_others, given, float(self.temperature_), marks)
-        mass, largest = zip(*on_threads(walk, strips(given)), strict=True)
+        walk = partial(_others, examples, float(self.temperature_), marks)
+        mass, largest = zip(*on_threads(walk, thread_ranges(examples)), strict=True)
         return pooled(marks, hits, Between(np.sum(mass, axis=0), np.max(largest, axis=0)))
 
 
@@ -154,11 +167,9 @@ class IsotonicOneVsRest(StepCalibrator):
     .. math:: p'_k \propto f_k(p_k) + 10^{-9} p_k
 
     where :math:`f_k` is fitted to the probability of class :math:`k` and whether it is the label,
-    as in :class:`IsotonicCalibration`. It may change the predicted class. With a temperature
-    first it is the IROvA-TS of Zhang et al. 2020. Classes without a sample keep the probability
-    that they have, up to the sum of the row.
-
-    Each class needs hundreds of samples of its own: with fewer, it follows their noise.
+    as in :class:`IsotonicCalibration`. It may change the predicted class. With a temperature first
+    it is the IROvA-TS of Zhang et al. 2020. Classes without an example keep their probability, up
+    to the sum of the row. Each class needs hundreds of examples of its own.
 
     Parameters
     ----------
@@ -169,8 +180,8 @@ class IsotonicOneVsRest(StepCalibrator):
     ----------
     temperature_ : scalar Tensor
     odds_, prob_ : (classes, m) Tensor
-        Log-odds of the ends of the steps of each class, and the new probability there. Short
-        rows repeat their last end.
+        Log-odds of the ends of the steps of each class, and the new probability there; short rows
+        repeat their last end.
 
     Examples
     --------
@@ -182,30 +193,32 @@ class IsotonicOneVsRest(StepCalibrator):
     array([[0.3..., 0.3..., 0.3...]])
     """
 
+    name = "isotonic_ovr"
+    summary = "a rising curve for each class"
+    learned_shapes = "odds_ classes points; prob_ classes points"
+
     def size(self, classes: int) -> int:
         """What a curve counts for, for each class, and the temperature."""
         return STEPS * classes + self.temperature
 
-    def _fit_curves(self, given: Examples, labelled: Labelled) -> Curve:
-        notes = missing(given, "their probabilities stay as they are")
-        if notes:
-            warn(f"{type(self).__name__}: {'; '.join(notes)}")
-        labels = given.labels[given.labels != IGNORED]
-        held = max(1, given.classes // 8, ROOM // len(labels))
-        curves: list[Curve] = []
-        for first in range(0, given.classes, held):
+    def _fit_curves(self, examples: Examples, labelled: Labelled) -> StepCurve:
+        warn_together(self, missing_classes(examples, "their probabilities stay as they are"))
+        labels = examples.labels[examples.labels != IGNORED]
+        held = max(1, examples.classes // 8, ROOM // len(labels))
+        curves: list[StepCurve] = []
+        for first in range(0, examples.classes, held):
             check_time()
-            some = range(first, min(first + held, given.classes))
+            some = range(first, min(first + held, examples.classes))
             curves += _class_curves(
-                _columns(given, float(self.temperature_), some), labels - first, labelled.weight
+                _columns(examples, float(self.temperature_), some), labels - first, labelled.weight
             )
-        return Curve(*(_padded(rows) for rows in zip(*curves, strict=True)))
+        return StepCurve(*(_padded(rows) for rows in zip(*curves, strict=True)))
 
 
 # ------------------------------------------------------------------------------------- the curves
 
 
-def class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
+def rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
     """Log-odds of every class ``(..., classes)`` in float32, of logits whose largest is 0."""
     # only the top class can have more than a half: the others lose no digits
     less = log_probs.clamp(max=-math.log(2))
@@ -216,12 +229,7 @@ def class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
 def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The line through points (log-odds, new probability), straight in the old probability.
 
-    Level beyond the first and the last point.
-
-    Parameters
-    ----------
-    odds : (...), or (..., classes)
-    x, y : (m,) or (classes, m)
+    Level beyond the first and the last point. Points are ``(m,)``, or ``(classes, m)``.
 
     Examples
     --------
@@ -243,7 +251,7 @@ def steps(odds: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(bottom + share * (ceiling - bottom), ceiling)
 
 
-class Curve(NamedTuple):
+class StepCurve(NamedTuple):
     """Ends of steps, ``(m,)``, or ``(classes, m)`` where short rows repeat their last end."""
 
     odds: Odds
@@ -263,7 +271,7 @@ def nothing(marks: Odds) -> Between:
 
 
 def counted(odds: Odds, weight: FloatArray | None) -> tuple[Odds, FloatArray]:
-    """Different log-odds in order, and the weight of the samples at each."""
+    """Different log-odds in order, and the weight of the examples at each."""
     marks, which = np.unique(odds, return_inverse=True)
     return marks, np.bincount(which, weight, minlength=len(marks)).astype(np.float64)
 
@@ -284,16 +292,11 @@ def tally(marks: Odds, odds: Odds, weight: FloatArray | None, into: Between) -> 
     into.largest[at] = np.maximum(into.largest[at], odds[end - 1])
 
 
-def pooled(marks: Odds, hits: FloatArray, misses: Between) -> Curve:
+def pooled(marks: Odds, hits: FloatArray, misses: Between) -> StepCurve:
     """The ends of the steps of an isotonic regression.
 
-    Parameters
-    ----------
-    marks : (m,)
-        Different log-odds of pairs with outcome 1, in order.
-    hits : (m,)
-        Their weights.
-    misses : Between
+    ``marks`` ``(m,)`` are the distinct log-odds of pairs with outcome 1, in order, ``hits`` their
+    weights.
 
     Examples
     --------
@@ -311,11 +314,15 @@ def pooled(marks: Odds, hits: FloatArray, misses: Between) -> Curve:
     value = np.add.reduceat(hits, first) / np.add.reduceat(total, first)
     x, y = np.stack([left[first], right[last]], axis=1).ravel(), np.repeat(value, 2)
     kept = np.append(True, np.diff(x) > 0)
-    return Curve(x[kept], y[kept])
+    return StepCurve(x[kept], y[kept])
 
 
 def violators(hits: FloatArray, total: FloatArray) -> IntArray:
     """First group of each step, after groups that do not rise were pooled with those before.
+
+    ``scipy.optimize.isotonic_regression`` is six times faster, but compares rounded means: where
+    two groups have equal means, it now and then keeps them apart. Here products are compared,
+    which are exact for counts.
 
     >>> violators(np.array([0.0, 2.0, 1.0, 3.0]), np.array([1.0, 3.0, 3.0, 4.0]))
     array([0, 1, 3])
@@ -343,87 +350,89 @@ class Labelled(NamedTuple):
     weight: FloatArray | None
 
 
-def _odds_blocks(
-    given: Examples, temperature: float, strip: tuple[int, int]
-) -> Iterator[tuple[Block, Tensor]]:
+def _odds_chunks(
+    examples: Examples, temperature: float, row_range: tuple[int, int]
+) -> Iterator[tuple[Chunk, Tensor]]:
     """Yield blocks with the log-odds of all classes; bad rows are refused."""
-    for block in blocks(given, *strip):
-        top = block.logits.amax(-1, keepdim=True)
-        own = (top - block.logits.gather(-1, block.labels[:, None]))[:, 0]
+    for chunk in labelled_chunks(examples, *row_range):
+        top = chunk.logits.amax(-1, keepdim=True)
+        own = (top - chunk.logits.gather(-1, chunk.labels[:, None]))[:, 0]
         if not torch.isfinite(own).all():
-            raise explained(given, int(block.number[~torch.isfinite(own).cpu().numpy()][0]))
-        odds = torch.empty_like(block.logits, dtype=torch.float32)
-        rows = max(1, PART.get(odds.device.type, PART["cpu"]) // given.classes)
+            raise explained(examples, int(chunk.number[~torch.isfinite(own).cpu().numpy()][0]))
+        odds = torch.empty_like(chunk.logits, dtype=torch.float32)
+        rows = max(1, PART.get(odds.device.type, PART["cpu"]) // examples.classes)
         for part, best, out in zip(
-            *(x.split(rows) for x in (block.logits, top, odds)), strict=True
+            *(x.split(rows) for x in (chunk.logits, top, odds)), strict=True
         ):
             wide = (part.double() - best) / temperature
-            out.copy_(class_odds(wide, wide.log_softmax(-1)))
-        yield block, odds
+            out.copy_(rounded_class_odds(wide, wide.log_softmax(-1)))
+        yield chunk, odds
 
 
-def _cuts(given: Examples) -> tuple[list[tuple[int, int]], list[int]]:
+def _cuts(examples: Examples) -> tuple[list[tuple[int, int]], list[int]]:
     """Runs of rows, and how many labelled ones come before each and in all."""
-    cuts = strips(given)
-    counts = [int((given.labels[a:b] != IGNORED).sum()) for a, b in cuts]
+    cuts = thread_ranges(examples)
+    counts = [int((examples.labels[a:b] != IGNORED).sum()) for a, b in cuts]
     return cuts, list(accumulate(counts, initial=0))
 
 
-def _labelled(given: Examples, temperature: float) -> Labelled:
-    cuts, ends = _cuts(given)
-    found = Labelled(
-        np.empty(ends[-1], np.float32), np.empty(ends[-1], bool), given.labelled_weight()
+def _labelled(examples: Examples, temperature: float) -> Labelled:
+    cuts, ends = _cuts(examples)
+    result = Labelled(
+        np.empty(ends[-1], np.float32), np.empty(ends[-1], bool), examples.labelled_weight()
     )
 
-    def fill(strip: tuple[int, int], done: int) -> None:
-        for block, odds in _odds_blocks(given, temperature, strip):
+    def fill(row_range: tuple[int, int], done: int) -> None:
+        for chunk, odds in _odds_chunks(examples, temperature, row_range):
             some = slice(done, done := done + len(odds))
-            found.odds[some] = odds.gather(-1, block.labels[:, None])[:, 0].cpu().numpy()
-            found.right[some] = (top_class(block.logits) == block.labels).cpu().numpy()
+            result.odds[some] = odds.gather(-1, chunk.labels[:, None])[:, 0].cpu().numpy()
+            result.right[some] = (top_class(chunk.logits) == chunk.labels).cpu().numpy()
 
     on_threads(fill, cuts, ends[:-1])
-    return found
+    return result
 
 
-def _others(given: Examples, temperature: float, marks: Odds, strip: tuple[int, int]) -> Between:
+def _others(
+    examples: Examples, temperature: float, marks: Odds, row_range: tuple[int, int]
+) -> Between:
     """What lies between the marks, of all classes but the labels of a run of rows."""
-    found = nothing(marks)
-    for block, odds in _odds_blocks(given, temperature, strip):
+    result = nothing(marks)
+    for chunk, odds in _odds_chunks(examples, temperature, row_range):
         # to where masked classes are: below every mark, where the curve is 0 however many there are
-        odds.scatter_(-1, block.labels[:, None], -torch.inf)
-        weight = None if block.weight is None else np.repeat(block.weight.numpy(), given.classes)
-        tally(marks, odds.cpu().numpy().ravel(), weight, found)
-    return found
+        odds.scatter_(-1, chunk.labels[:, None], -torch.inf)
+        weight = None if chunk.weight is None else np.repeat(chunk.weight.numpy(), examples.classes)
+        tally(marks, odds.cpu().numpy().ravel(), weight, result)
+    return result
 
 
-def _columns(given: Examples, temperature: float, some: range) -> Odds:
+def _columns(examples: Examples, temperature: float, some: range) -> Odds:
     """Log-odds of some classes, ``(classes, n)``."""
-    cuts, ends = _cuts(given)
-    found = np.empty((len(some), ends[-1]), np.float32)
+    cuts, ends = _cuts(examples)
+    result = np.empty((len(some), ends[-1]), np.float32)
 
-    def fill(strip: tuple[int, int], done: int) -> None:
-        for _, odds in _odds_blocks(given, temperature, strip):
+    def fill(row_range: tuple[int, int], done: int) -> None:
+        for _, odds in _odds_chunks(examples, temperature, row_range):
             rows = slice(done, done := done + len(odds))
-            found[:, rows] = odds[:, some.start : some.stop].T.cpu().numpy()
+            result[:, rows] = odds[:, some.start : some.stop].T.cpu().numpy()
 
     on_threads(fill, cuts, ends[:-1])
-    return found
+    return result
 
 
-def _class_curves(columns: Odds, labels: IntArray, weight: FloatArray | None) -> list[Curve]:
+def _class_curves(columns: Odds, labels: IntArray, weight: FloatArray | None) -> list[StepCurve]:
     """The steps of each row of columns, on one thread per core."""
 
-    def some(numbers: IntArray) -> list[Curve]:
+    def some(numbers: IntArray) -> list[StepCurve]:
         return [_class_curve(columns[k], labels == k, weight) for k in numbers]
 
     parts = on_threads(some, np.array_split(np.arange(len(columns)), torch.get_num_threads()))
     return list(chain.from_iterable(parts))
 
 
-def _class_curve(odds: Odds, own: BoolArray, weight: FloatArray | None) -> Curve:
-    """The steps of one class; the line that changes nothing where it has no sample."""
+def _class_curve(odds: Odds, own: BoolArray, weight: FloatArray | None) -> StepCurve:
+    """The steps of one class; the line that changes nothing where it has no example."""
     if not own.any():
-        return Curve(np.array([-FAR, FAR], np.float32), np.array([0.0, 1.0]))
+        return StepCurve(np.array([-FAR, FAR], np.float32), np.array([0.0, 1.0]))
     marks, hits = counted(odds[own], None if weight is None else weight[own])
     misses = nothing(marks)
     tally(marks, odds[~own], None if weight is None else weight[~own], misses)

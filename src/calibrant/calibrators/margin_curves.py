@@ -47,9 +47,10 @@ def margin_temperature(
     """
     margin, parts = _by_margin(logits, groups)
     scores = as_scores(logits)
-    found = np.asarray(torch.as_tensor(calibrator.temperature(scores)).cpu()).reshape(-1)
+    result = np.asarray(torch.as_tensor(calibrator.temperature(scores)).cpu()).reshape(-1)
     middle, low, high = (
-        np.array([np.quantile(found[part], share) for part in parts]) for share in (0.5, 0.05, 0.95)
+        np.array([np.quantile(result[part], share) for part in parts])
+        for share in (0.5, 0.05, 0.95)
     )
     return MarginTemperature(np.array([margin[part].mean() for part in parts]), middle, low, high)
 

@@ -1,4 +1,4 @@
-"""Temperatures that differ between samples: a small network of an indicator gives each its own.
+"""Temperatures that differ between examples: a small network of an indicator gives each its own.
 
 The network is fitted on the log-partition table, with value and gradient in closed form, so a
 step costs the same whatever the number of classes.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,64 +18,16 @@ from scipy.special import expit
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant._core.checks import FloatArray, Values, as_values, check_choice, check_whole, warn
-from calibrant._core.chunks import Examples, blocks, runs
-from calibrant._core.logpartition import TOP, Records, tabulate
+from calibrant._core.checks import FloatArray, check_choice, check_whole
+from calibrant._core.chunks import chunk_slices
+from calibrant._core.logpartition import TOP, Records
 from calibrant._core.solve import Objective, adam
 from calibrant.calibrators import objectives
-from calibrant.calibrators.base import Context, TemperatureCalibrator
+from calibrant.calibrators.base import TemperatureCalibrator
 from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
 
 FLOOR = 0.1
 """Least temperature of a network: T = softplus(...) + 0.1."""
-
-
-class Indicator(NamedTuple):
-    """A description of a sample, from the table ``(n, width)`` and from logits ``(..., width)``.
-
-    ``of_logits`` takes logits whose largest is 0 and what the largest was, ``(..., 1)``.
-    """
-
-    of_records: Callable[[Records], FloatArray]
-    of_logits: Callable[[Tensor, Tensor], Tensor]
-
-
-def _margin(logits: Tensor, top: Tensor) -> Tensor:
-    first, second = logits.topk(2, dim=-1).values.unbind(-1)
-    return (first - second)[..., None]
-
-
-def _mean_gap(logits: Tensor, top: Tensor) -> Tensor:
-    possible = ~torch.isneginf(logits)
-    total = torch.where(possible, logits, 0).sum(-1, keepdim=True)
-    return -total / possible.sum(-1, keepdim=True)
-
-
-def _entropy(logits: Tensor, top: Tensor) -> Tensor:
-    log_probs = logits.log_softmax(-1)
-    terms = torch.where(torch.isneginf(logits), 0, log_probs.exp() * log_probs)
-    return -terms.sum(-1, keepdim=True)
-
-
-def _confidence(logits: Tensor, top: Tensor) -> Tensor:
-    return (-logits.logsumexp(-1, keepdim=True)).exp()
-
-
-def _leading(logits: Tensor, top: Tensor) -> Tensor:
-    """Log-probabilities of the leading classes, in order, down to -100."""
-    count = min(TOP, logits.shape[-1])
-    found = logits.log_softmax(-1).topk(count, dim=-1).values
-    return F.pad(found, (0, TOP - count), value=-100.0).clamp(min=-100.0)
-
-
-INDICATORS: dict[str, Indicator] = {
-    "margin": Indicator(lambda r: r.margin[:, None], _margin),
-    "entropy": Indicator(lambda r: np.subtract(*r.log_partition(1.0))[:, None], _entropy),
-    "confidence": Indicator(lambda r: np.exp(-r.log_partition(1.0).value)[:, None], _confidence),
-    "max_logit": Indicator(lambda r: r.top[:, None], lambda logits, top: top),
-    "max_minus_mean": Indicator(lambda r: r.mean_gap[:, None], _mean_gap),
-}
-"""What may tell an easy sample from a hard one (SMART's table 4); ``all`` logits come besides."""
 
 
 class NetworkTemperature(TemperatureCalibrator):
@@ -91,26 +43,29 @@ class NetworkTemperature(TemperatureCalibrator):
     high_: Tensor
 
     hidden: tuple[int, ...]
-    start: str
+    start: str = "ts"
     steps: int
-    patience: int
-    rate: float
     seed: int
+    patience: int = 250
+    """Steps without progress after which the search ends."""
+    rate: float = 5e-3
+    """Learning rate of Adam."""
 
     def _declare(self, width: int) -> None:
         """Check the options of the search and name the learned values, before any fit."""
         check_whole("steps", self.steps)
-        check_whole("patience", self.patience)
-        self._learned(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
-        self._learned(deviation_=torch.ones(width))
-        self._store(_initial(self._widths(width), 1.0, self.seed), width)
+        self._store(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
+        self._store(deviation_=torch.ones(width))
+        for i, (fan_in, fan_out) in enumerate(pairwise(self._widths(width))):
+            weight, bias = torch.zeros(fan_in, fan_out), torch.zeros(fan_out)
+            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
     def _widths(self, width: int) -> tuple[int, ...]:
         return (width, *self.hidden, 1)
 
-    def _store(self, parameters: FloatArray, width: int) -> None:
+    def _store_layers(self, parameters: FloatArray, width: int) -> None:
         for i, (weight, bias) in enumerate(_layers(parameters, self._widths(width))):
-            self._learned(**{f"weight{i}_": weight, f"bias{i}_": bias})
+            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
     def _fit_inputs(
         self, records: Records, inputs: FloatArray, objective: objectives.Objective
@@ -129,7 +84,7 @@ class NetworkTemperature(TemperatureCalibrator):
             rate=self.rate,
             patience=self.patience,
         )
-        self._store(self.solution_.x, inputs.shape[1])
+        self._store_layers(self.solution_.x, inputs.shape[1])
 
     def _standardise(self, inputs: FloatArray, weight: FloatArray) -> FloatArray:
         # A margin is infinite where one class is possible: no temperature matters there.
@@ -143,7 +98,7 @@ class NetworkTemperature(TemperatureCalibrator):
         share = weight / weight.sum()
         mean = share @ held
         deviation = np.where(high > low, np.sqrt(share @ (held - mean) ** 2) + 1e-8, 1.0)
-        self._learned(mean_=mean, deviation_=deviation, low_=low, high_=high)
+        self._store(mean_=mean, deviation_=deviation, low_=low, high_=high)
         return np.asarray((held - mean) / deviation)
 
     def _inputs(self, records: Records) -> FloatArray:
@@ -167,7 +122,8 @@ class NetworkTemperature(TemperatureCalibrator):
         return F.softplus(x) + FLOOR
 
 
-def _as_widths(hidden: Sequence[int]) -> tuple[int, ...]:
+def as_widths(hidden: Sequence[int]) -> tuple[int, ...]:
+    """Check the widths of hidden layers."""
     if not isinstance(hidden, Sequence) or isinstance(hidden, str):
         raise TypeError(f"hidden must be a list of widths, [16] for one layer, got {hidden!r}")
     for width in hidden:
@@ -176,7 +132,7 @@ def _as_widths(hidden: Sequence[int]) -> tuple[int, ...]:
 
 
 def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
-    """Parameters of a network that gives every sample one temperature.
+    """Parameters of a network that gives every example one temperature.
 
     Hidden layers are drawn as torch draws them; the last one is zero but for its bias.
     """
@@ -208,8 +164,11 @@ def _network_objective(
     widths: Sequence[int],
     measure: Callable[[FloatArray], objectives.Measured],
 ) -> Objective:
-    """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
-    pieces = runs(len(inputs))
+    """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``.
+
+    In NumPy, as the measure is: autograd takes a fifth longer and rounds differently.
+    """
+    pieces = chunk_slices(len(inputs))
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)
@@ -244,150 +203,19 @@ def _back(layers: Layers, inputs: FloatArray, back: FloatArray) -> FloatArray:
     return np.concatenate(gradients[::-1])
 
 
-SmartObjective = Literal["charbonnier", "soft_ece", "nll", "brier", "mse", "ls", "pointwise"]
-SmartIndicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all"]
-
-
-class SMART(NetworkTemperature):
-    r"""The margin of a sample gives its temperature (Guo et al. 2026).
-
-    With the margin :math:`m = z_{(1)} - z_{(2)}` of the two largest logits, standardised,
-
-    .. math:: T = \mathrm{softplus}(W_2\,\mathrm{ReLU}(W_1 \hat m + b_1) + b_2) + 0.1
-
-    has 49 parameters. They minimise the soft-binned calibration error under a Charbonnier penalty
-    (:func:`calibrant.calibrators.objectives.soft_ece`) by Adam on the whole data.
-
-    The defaults were chosen on held-out data and are gentler than the paper's: the search starts
-    at the best single temperature, takes 250 steps, and minds the likelihood. The paper's form is
-    ``SMART(start="identity", likelihood=0, steps=2000)``.
-
-    Parameters
-    ----------
-    objective : str
-        ``charbonnier``, or another of the paper's table 3: ``soft_ece`` (absolute values), ``nll``,
-        ``brier``, ``mse``, ``ls`` (label smoothing 0.05), ``pointwise`` (equation 6 to the letter,
-        which does not calibrate).
-    indicator : str
-        ``margin``, or another of the paper's table 4: ``entropy``, ``confidence``, ``max_logit``
-        (which depends on a constant added to all logits), ``max_minus_mean``, ``all`` logits.
-    hidden : sequence of int
-        Widths of the hidden layers. The authors' code has (16, 16): 321 parameters.
-    sigma, delta : float
-        Width of the soft bins and scale of the penalty.
-    likelihood : float
-        Weight of the negative log-likelihood that is added to the binned objectives. It keeps
-        the network from buying bins with likelihood, and costs no calibration on held-out data.
-    start : {"ts", "identity"}
-        Temperature of all samples at the first step: the best single one, or 1.
-    steps, patience : int
-        Most steps, and steps without progress after which the search ends.
-    rate : float
-        Learning rate of Adam.
-    seed : int
-        Of the first weights.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> truth = 2 * rng.normal(size=(2000, 10))
-    >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
-    >>> fitted = SMART().fit(3 * truth, labels)
-    >>> float(fitted.temperature(3 * truth).mean().round())
-    3.0
-    """
-
-    def __init__(
-        self,
-        *,
-        objective: SmartObjective = "charbonnier",
-        indicator: SmartIndicator = "margin",
-        hidden: Sequence[int] = (16,),
-        sigma: float = 0.05,
-        delta: float = 1e-3,
-        likelihood: float = 0.3,
-        start: Literal["ts", "identity"] = "ts",
-        steps: int = 250,
-        patience: int = 250,
-        rate: float = 5e-3,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        check_choice("objective", objective, get_args(SmartObjective))
-        check_choice("indicator", indicator, get_args(SmartIndicator))
-        check_choice("start", start, ("ts", "identity"))
-        self.objective = objective
-        self.indicator = indicator
-        self.hidden = _as_widths(hidden)
-        self.sigma = sigma
-        self.delta = delta
-        self.likelihood = likelihood
-        self.start = start
-        self.steps = steps
-        self.patience = patience
-        self.rate = rate
-        self.seed = seed
-        self._declare(1)
-
-    @property
-    def fits_records(self) -> bool:
-        """Whether the table suffices: all indicators but the logits themselves are in it."""
-        return self.indicator != "all"
-
-    def size(self, classes: int) -> int:
-        """Weights and biases: 49 by default."""
-        widths = self._widths(classes if self.indicator == "all" else 1)
-        return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(widths))
-
-    def _fit(self, given: Examples, context: Context) -> None:
-        if self.fits_records:
-            super()._fit(given, context)
-        else:
-            self._fit_inputs(tabulate(given), _all_logits(given), self._objective())
-
-    def _fit_records(self, records: Records) -> None:
-        self._fit_inputs(records, self._inputs(records), self._objective())
-
-    def _inputs(self, records: Records) -> FloatArray:
-        if not self.fits_records:
-            raise ValueError('indicator "all" needs the logits: use fit(logits, labels)')
-        return INDICATORS[self.indicator].of_records(records)
-
-    def _objective(self) -> objectives.Objective:
-        if self.objective == "pointwise":
-            warn(
-                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 wherever '
-                "more than half of the answers are right: it does not calibrate, use "
-                '"charbonnier"'
-            )
-        soft = {
-            "charbonnier": partial(objectives.soft_ece, sigma=self.sigma, delta=self.delta),
-            "soft_ece": partial(objectives.soft_ece, sigma=self.sigma),
-            "pointwise": partial(objectives.pointwise, sigma=self.sigma, delta=self.delta),
-        }
-        if self.objective in soft:
-            return partial(objectives.with_likelihood, soft[self.objective], self.likelihood)
-        return objectives.PROPER[self.objective]
-
-    def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        if self.indicator == "all":
-            return self._network(logits)
-        return self._network(INDICATORS[self.indicator].of_logits(logits, top))
-
-
 class ParametrizedTemperatureScaling(NetworkTemperature):
-    """The ten leading log-probabilities of a sample give its temperature (Tomani et al. 2022).
+    """The ten leading log-probabilities of an example give its temperature (Tomani et al. 2022).
 
     The paper's network (two layers of 5, 91 parameters) and loss (squared error), on sorted
     log-probabilities instead of raw logits, so that a constant added to all logits changes
     nothing; standardised, and fitted in 100 steps on the whole data from the best single
-    temperature instead of 100 000 small batches. More steps fit the noise of few samples.
+    temperature instead of 100 000 small batches. More steps fit the noise of few examples.
 
     Parameters
     ----------
     objective : {"brier", "nll"}
     hidden : sequence of int
-    steps, patience, rate, seed
+    steps, seed
         As in :class:`SMART`.
 
     Examples
@@ -400,7 +228,12 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
     3.0
     """
 
-    start = "ts"
+    name = "pts"
+    aliases = ("parametrized_temperature_scaling",)
+    summary = "the ten leading log-probabilities give each example its temperature"
+
+    patience = 100
+    retired_options: ClassVar[dict[str, Any]] = {"patience": 100, "rate": 5e-3}
 
     def __init__(
         self,
@@ -408,17 +241,13 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
         objective: Literal["brier", "nll"] = "brier",
         hidden: Sequence[int] = (5, 5),
         steps: int = 100,
-        patience: int = 100,
-        rate: float = 5e-3,
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_choice("objective", objective, ("brier", "nll"))
         self.objective = objective
-        self.hidden = _as_widths(hidden)
+        self.hidden = as_widths(hidden)
         self.steps = steps
-        self.patience = patience
-        self.rate = rate
         self.seed = seed
         self._declare(TOP)
 
@@ -439,58 +268,8 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
         return self._network(_leading(logits, top))
 
 
-def _all_logits(given: Examples) -> FloatArray:
-    rows = [block.logits.double() for block in blocks(given, 0, given.labels.size)]
-    logits = torch.cat(rows)
-    found = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
-    if np.isneginf(found).any():
-        raise ValueError(
-            'indicator "all" needs finite logits, got -inf for masked classes: use "margin"'
-        )
-    return np.asarray(found)
-
-
-class TemperatureBounds(NamedTuple):
-    """Least and largest temperature, each of the shape of the margins."""
-
-    low: FloatArray
-    high: FloatArray
-
-
-def margin_bounds(margin: Values, confidence: Values, classes: int) -> TemperatureBounds:
-    r"""Temperatures that can give a sample of known margin a wanted confidence.
-
-    .. math::
-        \frac{m}{\log\frac{K - 1}{S}} \le T \le \frac{m}{-\log S}, \qquad S = \frac1p - 1
-
-    (SMART, appendix A.1): the other classes are at least :math:`m` below the top. There is no
-    upper bound for :math:`p \le 1/2`. Both bounds grow with the margin, and so does their
-    distance; only their ratio does not depend on it.
-
-    Parameters
-    ----------
-    margin : (n,)
-        Largest logit minus the second.
-    confidence : (n,) or scalar
-        Wanted probability of the top class, between ``1 / classes`` and 1.
-    classes : int
-
-    Examples
-    --------
-    >>> margin_bounds([1.0, 10.0], 0.8, classes=10)
-    TemperatureBounds(low=array([0.279..., 2.790...]), high=array([0.721..., 7.213...]))
-    """
-    gaps = as_values(margin, "margin")
-    wanted = np.broadcast_to(np.asarray(confidence, dtype=np.float64), gaps.shape)
-    if (gaps < 0).any():
-        raise ValueError(f"margin must not be negative, got {float(gaps.min()):g}")
-    if not ((wanted > 1 / classes) & (wanted < 1)).all():
-        raise ValueError(
-            f"confidence must lie between 1/{classes} and 1, got {float(wanted.min()):g} to "
-            f"{float(wanted.max()):g}: no temperature gives the top class less or more"
-        )
-    odds = 1 / wanted - 1
-    bounded = odds < 1
-    high = np.full(gaps.shape, np.inf)
-    np.divide(gaps, -np.log(odds), out=high, where=bounded)
-    return TemperatureBounds(gaps / np.log((classes - 1) / odds), high)
+def _leading(logits: Tensor, top: Tensor) -> Tensor:
+    """Log-probabilities of the leading classes, in order, down to -100."""
+    count = min(TOP, logits.shape[-1])
+    result = logits.log_softmax(-1).topk(count, dim=-1).values
+    return F.pad(result, (0, TOP - count), value=-100.0).clamp(min=-100.0)

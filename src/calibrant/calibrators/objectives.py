@@ -1,7 +1,7 @@
 r"""What a temperature may minimise, from the log-partition table, with gradients in closed form.
 
-An objective takes records and the log-sharpness :math:`u = -\log T`, one for all samples or one
-for each ``(n,)``, and returns its value with its derivative by each sample's ``u`` ``(n,)``.
+An objective takes records and the log-sharpness :math:`u = -\log T`, one for all examples or one
+for each ``(n,)``, and returns its value with its derivative by each example's ``u`` ``(n,)``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.chunks import runs
+from calibrant._core.chunks import chunk_slices
 from calibrant._core.logpartition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
 
@@ -21,7 +21,7 @@ LogSharpness: TypeAlias = float | FloatArray
 
 
 class Measured(NamedTuple):
-    """Value of an objective and its derivative by the log-sharpness of each sample ``(n,)``."""
+    """Value of an objective and its derivative by the log-sharpness of each example ``(n,)``."""
 
     value: float
     gradient: FloatArray
@@ -77,7 +77,7 @@ def soft_ece(
         r_b = \frac{1}{n_b} \sum_i s_i w_{ib} (c_i - a_i), \quad n_b = \sum_i s_i w_{ib},
 
     where :math:`c_i` is the confidence, :math:`a_i` whether the answer is right, :math:`s_i` the
-    share of a sample and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
+    share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
     the bin with centre :math:`\bar c_b`, with sum one. Gaps are averaged within a bin before they
     are penalised, so that label noise cancels.
     """
@@ -88,7 +88,9 @@ def soft_ece(
 def ece(records: Records, u: LogSharpness) -> Measured:
     """ECE with 15 equal-width bins. It has no useful gradient: NaN stands in its place."""
     confidence = np.exp(-records.log_partition(np.exp(u)).value)
-    value = binned_ece(np.minimum(confidence, 1), records.correct, sample_weight=records.weight)
+    value = binned_ece(
+        confidence=np.minimum(confidence, 1), outcome=records.correct, sample_weight=records.weight
+    )
     return Measured(value, np.full(len(records), np.nan))
 
 
@@ -100,11 +102,11 @@ def pointwise(
     delta: float = 1e-3,
     curve: Curve | None = None,
 ) -> Measured:
-    r"""SMART's equation 6 to the letter: the penalty of each sample before any average.
+    r"""SMART's equation 6 to the letter: the penalty of each example before any average.
 
     .. math:: \sum_i s_i \sum_b w_{ib} \left[\sqrt{(a_i - \bar c_b)^2 + \delta^2} - \delta\right]
 
-    It is smallest where confidence is 1 for every sample that is right more often than not: it
+    It is smallest where confidence is 1 for every example that is right more often than not: it
     does not calibrate.
     """
     penalty = partial(_pointwise, sigma=sigma, delta=delta)
@@ -133,8 +135,8 @@ Penalty: TypeAlias = Callable[[FloatArray, BoolArray, FloatArray], tuple[float, 
 def _by_confidence(records: Records, curve: Curve, penalty: Penalty) -> Measured:
     """A penalty on (confidence, outcome, share), with the chain rule through the table."""
     confidence = np.exp(-curve.value)
-    found, gradient = penalty(confidence, records.correct, _share(records))
-    return Measured(found, gradient * -confidence * curve.slope)
+    result, gradient = penalty(confidence, records.correct, _share(records))
+    return Measured(result, gradient * -confidence * curve.slope)
 
 
 def binned_gaps(
@@ -142,15 +144,15 @@ def binned_gaps(
 ) -> tuple[float, FloatArray]:
     """Value and gradient of :func:`soft_ece` by the confidences, each ``(n,)``."""
     gap = confidence - outcome
-    parts = [memberships(confidence[run], sigma) for run in runs(len(confidence))]
-    together = list(zip(runs(len(confidence)), parts, strict=True))
+    parts = [memberships(confidence[run], sigma) for run in chunk_slices(len(confidence))]
+    together = list(zip(chunk_slices(len(confidence)), parts, strict=True))
     weighed = np.stack([share, share * gap], axis=1)
     mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
     mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
     root = np.sqrt(mean**2 + delta**2)
     pull = np.divide(mean, root, out=np.zeros(BINS), where=root > 0)
     rest = root - delta - mean * pull
-    # d part / d confidence = part * (centre - mean centre of the sample) / sigma^2
+    # d part / d confidence = part * (centre - mean centre of the example) / sigma^2
     factors = np.stack([CENTRES, rest, CENTRES * rest, pull, CENTRES * pull])
     gradient = np.empty(len(confidence))
     for run, part in together:
@@ -173,7 +175,7 @@ def _pointwise(
 
 
 def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
-    """Part of each sample in each bin, ``(bins, n)``, with sum one over the bins."""
+    """Part of each example in each bin, ``(bins, n)``, with sum one over the bins."""
     # in place: these are the largest arrays of a fit
     kernel = confidence - CENTRES[:, None]
     kernel *= kernel

@@ -15,11 +15,7 @@ BEYOND = 3e38
 def place(values: Tensor, edges: Tensor) -> Tensor:
     """Number of edges below each value: the place of its bin ``(low, high]``.
 
-    Parameters
-    ----------
-    values : (...), or (..., classes) where every class has edges of its own
-    edges : (m,) or (classes, m)
-        Sorted; short rows are filled up with ``BEYOND``.
+    Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
 
     Examples
     --------
@@ -50,11 +46,8 @@ def at_place(table: Tensor, index: Tensor) -> Tensor:
 def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The broken line through points, level beyond the first and the last of them.
 
-    Parameters
-    ----------
-    values : (...), or (..., classes)
-    x, y : (m,) or (classes, m)
-        Points, ``x`` sorted. Short rows repeat their last point.
+    Points are ``(m,)`` or, one row per class, ``(classes, m)``, with ``x`` sorted; short rows
+    repeat their last point.
 
     Examples
     --------

@@ -12,28 +12,16 @@ from calibrant.calibrators.base import BOUNDS
 STEEPEST = 1 / BOUNDS[0]
 """Largest slope, which is the largest sharpness of a temperature."""
 FARTHEST = 20.0
-"""Largest log-odds, either way, of the mean sample: 1 in 500 million is wrong, or right."""
+"""Largest log-odds, either way, of the mean example: 1 in 500 million is wrong, or right."""
 
 
 def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
-    r"""The line :math:`s' = a s + b` under which outcomes are likeliest (Platt 1999).
+    r"""The rising line :math:`s' = a s + b` under which outcomes are likeliest (Platt 1999).
 
-    No prior is put on the outcomes. The problem is convex. Data without an optimum (all right,
-    all wrong, or right exactly above some log-odds) end where nothing is left to be gained, or
-    at a bound: :data:`STEEPEST` for the slope, :data:`FARTHEST` for the new log-odds at the mean
-    of the old ones. A slope of 0 is no failure: it is the best one that does not turn the order
-    around.
-
-    Parameters
-    ----------
-    odds, correct, weight : (n,)
-        Finite log-odds, whether each was right, positive weights.
-
-    Returns
-    -------
-    Solution
-        Of ``x = (slope, offset)``, the slope at least 0. ``converged`` is False where there is
-        no optimum within the bounds.
+    No prior is put on the outcomes. Data without an optimum (all right, all wrong, or right exactly
+    above some log-odds) end where nothing is left to gain, or at a bound: :data:`STEEPEST` for the
+    slope, :data:`FARTHEST` for the new log-odds at the mean of the old ones. ``converged`` is then
+    False. ``odds``, ``correct`` and ``weight`` are ``(n,)``; the solution is ``(slope, offset)``.
 
     Examples
     --------
@@ -48,20 +36,20 @@ def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solut
     centred = odds - centre
 
     def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
-        found = line[0] * centred + line[1]
-        value = float(share @ (np.logaddexp(0, found) - correct * found))
-        pull = share * (expit(found) - correct)
+        result = line[0] * centred + line[1]
+        value = float(share @ (np.logaddexp(0, result) - correct * result))
+        pull = share * (expit(result) - correct)
         return value, np.array([pull @ centred, pull.sum()])
 
     start = np.array([1.0, np.clip(centre, -FARTHEST, FARTHEST)])
     bounds = [(0.0, STEEPEST), (-FARTHEST, FARTHEST)]
-    found = minimise_within(value_and_gradient, start, bounds)
-    slope, level = found.x
+    result = minimise_within(value_and_gradient, start, bounds)
+    slope, level = result.x
     # within rounding of a bound is at the bound
     inside = slope < STEEPEST * (1 - 1e-6) and abs(level) < FARTHEST * (1 - 1e-6)
-    return found._replace(
+    return result._replace(
         x=np.array([slope, level - slope * centre]),
-        converged=bool(found.converged and inside and not _apart(odds, correct)),
+        converged=bool(result.converged and inside and not _apart(odds, correct)),
     )
 
 

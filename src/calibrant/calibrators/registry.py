@@ -1,55 +1,53 @@
-"""Calibrators by name."""
+"""Calibrators by name, found in the modules of this package."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
-from calibrant._core.messages import listed
-from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
-from calibrant.calibrators.auto import Auto
+from calibrant import calibrators
+from calibrant._core.messages import comma_separated, resolve_name
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.binning import BBQ, HistogramBinning, HistogramOneVsRest, ScalingBinning
-from calibrant.calibrators.class_temperatures import ClassTemperatures
-from calibrant.calibrators.confidence_maps import BetaCalibration, SigmoidScaling, SplineCalibration
-from calibrant.calibrators.features import FeatureClipping, GroupCalibration, ProCal
-from calibrant.calibrators.isotonic import IsotonicCalibration, IsotonicOneVsRest
-from calibrant.calibrators.network import SMART, ParametrizedTemperatureScaling
-from calibrant.calibrators.scaling import EnsembleTemperatureScaling, Identity, TemperatureScaling
-from calibrant.calibrators.top_label import Blend, OddsScaling
 
-CALIBRATORS: dict[str, type[Calibrator]] = {
-    "none": Identity,
-    "ts": TemperatureScaling,
-    "ets": EnsembleTemperatureScaling,
-    "vector": VectorScaling,
-    "matrix": MatrixScaling,
-    "dirichlet": DirichletCalibration,
-    "cts": ClassTemperatures,
-    "pts": ParametrizedTemperatureScaling,
-    "smart": SMART,
-    "sigmoid": SigmoidScaling,
-    "beta": BetaCalibration,
-    "histogram": HistogramBinning,
-    "histogram_ovr": HistogramOneVsRest,
-    "isotonic": IsotonicCalibration,
-    "isotonic_ovr": IsotonicOneVsRest,
-    "bbq": BBQ,
-    "scaling_binning": ScalingBinning,
-    "spline": SplineCalibration,
-    "gc": GroupCalibration,
-    "procal": ProCal,
-    "fc": FeatureClipping,
-    "odds": OddsScaling,
-    "blend": Blend,
-    "auto": Auto,
-}
+ORDER = (
+    *("scaling", "affine", "class_temperatures", "network", "smart", "confidence_maps"),
+    *("histogram", "isotonic", "binning", "spline"),
+    *("features.groups", "features.proximity", "features.clipping", "top_label"),
+)
+"""Order of the modules in lists of methods; others come after these, ``auto`` last."""
+
+
+def _modules() -> list[str]:
+    """Names of the modules of this package, in the order of their methods."""
+    prefix = f"{calibrators.__name__}."
+    result = pkgutil.walk_packages(calibrators.__path__, prefix)
+    names = [info.name.removeprefix(prefix) for info in result]
+    names = [name for name in names if prefix + name != __name__]
+    place = {name: i for i, name in enumerate(ORDER)} | {"auto": len(names) + len(ORDER)}
+    return sorted(names, key=lambda name: (place.get(name, len(ORDER)), name))
+
+
+def _calibrators() -> Iterator[type[Calibrator]]:
+    """Yield the classes that declare a ``name``, by module, then in the order of definition."""
+    for name in _modules():
+        module = import_module(f"{calibrators.__name__}.{name}")
+        for kind in vars(module).values():
+            if (
+                inspect.isclass(kind)
+                and issubclass(kind, Calibrator)
+                and kind.__module__ == module.__name__
+                and vars(kind).get("name")
+            ):
+                yield kind
+
+
+CALIBRATORS: dict[str, type[Calibrator]] = {kind.name: kind for kind in _calibrators()}
 """Every calibrator by its name on the command line and in saved files."""
-
-
-# Calibrators by name.
+ALIASES = {alias: name for name, kind in CALIBRATORS.items() for alias in kind.aliases}
+"""Other names that :func:`make_calibrator` understands."""
 
 
 def make_calibrator(
@@ -57,28 +55,34 @@ def make_calibrator(
 ) -> Calibrator:
     """Return an unfitted calibrator by its name and the arguments of its constructor.
 
-    >>> make_calibrator("ts", {"objective": "brier"})
+    >>> make_calibrator("temperature", {"objective": "brier"})
     TemperatureScaling(objective='brier', not fitted)
     """
     if isinstance(method, Calibrator):
         if options:
             raise TypeError(
-                f"options go with the name of a method, got {listed(options)} beside a "
+                f"options go with the name of a method, got {comma_separated(options)} beside a "
                 f"{type(method).__name__}: pass them to its constructor"
             )
         return method
-    if method not in CALIBRATORS:
-        near = difflib.get_close_matches(str(method), CALIBRATORS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"unknown method {method!r}: {hint}choose from {listed(CALIBRATORS)}")
-    _check_options(method, options or {})
-    return CALIBRATORS[method](**(options or {}))
+    name = calibrator_name(method)
+    _check_options(name, options or {})
+    return CALIBRATORS[name](**(options or {}))
 
 
-def _check_options(method: str, options: Mapping[str, Any]) -> None:
-    known = inspect.signature(CALIBRATORS[method]).parameters
-    unknown = [name for name in options if name not in known]
+def calibrator_name(method: str) -> str:
+    """The name in :data:`CALIBRATORS` of a name or alias, in any case and with - for _.
+
+    >>> calibrator_name("Platt"), calibrator_name("temperature-scaling")
+    ('sigmoid', 'ts')
+    """
+    return resolve_name("method", method, CALIBRATORS, ALIASES)
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    known = inspect.signature(CALIBRATORS[name]).parameters
+    unknown = [option for option in options if option not in known]
     if unknown:
-        choices = [f"{name} (default {known[name].default!r})" for name in known]
-        has = f"its options are {listed(choices)}" if choices else "it has none"
-        raise ValueError(f"{method} has no option {unknown[0]!r}: {has}")
+        choices = [f"{option} (default {known[option].default!r})" for option in known]
+        has = f"its options are {comma_separated(choices)}" if choices else "it has none"
+        raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")

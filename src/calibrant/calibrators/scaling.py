@@ -1,4 +1,4 @@
-"""Temperatures that all samples share: none, one, and an ensemble of three."""
+"""Temperatures that all examples share: none, one, and an ensemble of three."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
-from calibrant._core.chunks import Examples, on_threads, strips
-from calibrant._core.logpartition import LARGEST_GAP, Records, gap_blocks, tabulate
+from calibrant._core.chunks import Examples, on_threads, thread_ranges
+from calibrant._core.logpartition import LARGEST_GAP, Records, gap_chunks, tabulate
 from calibrant._core.solve import (
     Solution,
     check_time,
@@ -22,8 +22,8 @@ from calibrant._core.solve import (
 )
 from calibrant.calibrators.base import (
     BOUNDS,
-    Claims,
     Context,
+    RecordPredictions,
     RecordsCalibrator,
     TemperatureCalibrator,
 )
@@ -43,6 +43,10 @@ class Identity(TemperatureCalibrator):
     >>> Identity().fit([[2.0, 1.0]], [0]).temperature([[2.0, 1.0]])
     array([1.])
     """
+
+    name = "none"
+    aliases = ("identity",)
+    summary = "nothing: what the others are compared with"
 
     def size(self, classes: int) -> int:
         """No parameter."""
@@ -86,33 +90,37 @@ class TemperatureScaling(TemperatureCalibrator):
     3.0
     """
 
+    name = "ts"
+    aliases = ("temperature", "temperature_scaling")
+    summary = "one temperature for all"
+
     temperature_: Tensor
 
     def __init__(self, *, objective: TemperatureObjective = "nll") -> None:
         super().__init__()
         check_choice("objective", objective, get_args(TemperatureObjective))
         self.objective = objective
-        self._learned(temperature_=1.0)
+        self._store(temperature_=1.0)
 
     def size(self, classes: int) -> int:
         """One parameter."""
         return 1
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        large = given.classes * given.labels.size >= LARGE
-        solution = newton_sharpness(given) if large and self.objective == "nll" else None
+    def _fit(self, examples: Examples, context: Context) -> None:
+        large = examples.classes * examples.labels.size >= LARGE
+        solution = newton_sharpness(examples) if large and self.objective == "nll" else None
         if solution is None:
-            super()._fit(given, context)
+            super()._fit(examples, context)
         else:
             self.solution_ = solution
-            self._learned(temperature_=np.exp(-solution.x[0]))
+            self._store(temperature_=np.exp(-solution.x[0]))
 
     def _fit_records(self, records: Records) -> None:
         self.solution_ = best_sharpness(records, self.objective)
         temperature = float(np.exp(-self.solution_.x[0]))
         if not self.solution_.converged:
             warn_of_bound(temperature, len(records))
-        self._learned(temperature_=temperature)
+        self._store(temperature_=temperature)
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         return self.temperature_.to(top.dtype)
@@ -150,6 +158,10 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
     tensor(0.2...)
     """
 
+    name = "ets"
+    aliases = ("ensemble_temperature_scaling",)
+    summary = "mixes the tempered, the raw and the uniform distribution"
+
     temperature_: Tensor
     weights_: Tensor
 
@@ -157,7 +169,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         super().__init__()
         check_choice("objective", objective, ("nll", "brier"))
         self.objective = objective
-        self._learned(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
+        self._store(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
 
     def size(self, classes: int) -> int:
         """The temperature and two free weights."""
@@ -168,7 +180,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         temperature = float(np.exp(-tempered.x[0]))
         if not tempered.converged:
             warn_of_bound(temperature, len(records))
-        self._learned(temperature_=temperature)
+        self._store(temperature_=temperature)
         true, share = self._true(records), records.weight / records.weight.sum()
         if self.objective == "nll":
             measure = partial(_mixture_nll, true, share)
@@ -177,7 +189,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         self.solution_ = minimise_within(
             measure, np.array([1.0, 0.0, 0.0]), [(0.0, 1.0)] * 3, total=1.0
         )
-        self._learned(weights_=self.solution_.x)
+        self._store(weights_=self.solution_.x)
 
     def _true(self, records: Records) -> FloatArray:
         """Probability of the label under each of the three distributions, ``(n, 3)``."""
@@ -201,12 +213,14 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
             [[product(b, b), cross, flat], [cross, product(1.0, 1.0), flat], [flat, flat, flat]]
         )
 
-    def claims(self, records: Records) -> Claims:
-        """Confidence and negative log-likelihood of each sample after calibration."""
+    def predict_records(self, records: Records) -> RecordPredictions:
+        """Confidence and negative log-likelihood of each example after calibration."""
         weights = self.weights_.double().cpu().numpy()
         tops = [np.exp(-records.log_partition(s).value) for s in (1 / float(self.temperature_), 1)]
         confidence = np.stack([*tops, 1 / records.possible], axis=1) @ weights
-        return Claims(confidence, -np.log(np.maximum(self._true(records) @ weights, 1e-300)))
+        return RecordPredictions(
+            confidence, -np.log(np.maximum(self._true(records) @ weights, 1e-300))
+        )
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
@@ -222,8 +236,8 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
 def _mixture_nll(
     true: FloatArray, share: FloatArray, weights: FloatArray
 ) -> tuple[float, FloatArray]:
-    found = np.maximum(true @ weights, 1e-300)
-    return float(-share @ np.log(found)), -(share / found) @ true
+    result = np.maximum(true @ weights, 1e-300)
+    return float(-share @ np.log(result)), -(share / result) @ true
 
 
 def _mixture_brier(
@@ -233,12 +247,12 @@ def _mixture_brier(
     return float(1 - 2 * true @ weights + weights @ pulled), 2 * (pulled - true)
 
 
-def warn_of_bound(temperature: float, samples: int) -> None:
-    """Say that the data have no best temperature."""
+def warn_of_bound(temperature: float, count: int) -> None:
+    """Warn that a number of examples have no best temperature."""
     warn(
-        f"no temperature between {BOUNDS[0]:g} and {BOUNDS[1]:g} is best for these "
-        f"{samples:,} samples: it went to {temperature:g}; are all of them right, or worse "
-        "than chance?"
+        f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {count:,} examples; "
+        f"stopped at {temperature:g}. Usually all predictions are right, or accuracy is below "
+        "chance"
     )
 
 
@@ -258,25 +272,26 @@ def best_sharpness(records: Records, objective: str = "nll") -> Solution:
     return minimise_scalar(lambda u: measure(records, u).value, low, high)
 
 
-def newton_sharpness(given: Examples) -> Solution | None:
+def newton_sharpness(examples: Examples) -> Solution | None:
     """The log-sharpness with the least NLL, by a few Newton steps over the logits themselves.
 
-    They start at the optimum of a sample of the rows, so two or three steps, each a pass over the
+    They start at the optimum of an example of the rows, so two or three steps, each a pass over the
     logits, reach rounding error: less work than the table. None where they do not.
     """
-    rows = np.flatnonzero(given.labels != IGNORED)
+    rows = np.flatnonzero(examples.labels != IGNORED)
     check_some(len(rows))
-    chosen = np.full(given.labels.size, IGNORED)
+    chosen = np.full(examples.labels.size, IGNORED)
     some = rows[:: max(1, len(rows) // SAMPLE)]
-    chosen[some] = given.labels[some]
-    start = best_sharpness(tabulate(given._replace(labels=chosen)))
+    chosen[some] = examples.labels[some]
+    start = best_sharpness(tabulate(examples._replace(labels=chosen)))
     if not start.converged:
         return None
     u = float(start.x[0])
     for step in range(1, 6):
         check_time()
         slope, curvature = np.sum(
-            on_threads(partial(_derivatives, given, math.exp(u)), strips(given)), axis=0
+            on_threads(partial(_derivatives, examples, math.exp(u)), thread_ranges(examples)),
+            axis=0,
         )
         move = slope / max(curvature, 1e-12)
         u -= move
@@ -287,10 +302,10 @@ def newton_sharpness(given: Examples) -> Solution | None:
     return None
 
 
-def _derivatives(given: Examples, b: float, strip: tuple[int, int]) -> FloatArray:
+def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> FloatArray:
     """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
     total = np.zeros(2)
-    for block, _, _, own_gap, gaps, powers in gap_blocks(given, strip):
+    for chunk, _, _, own_gap, gaps, powers in gap_chunks(examples, row_range):
         torch.mul(gaps, -b, out=powers).exp_()
         sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
         gaps.mul_(gaps).clamp_(max=LARGEST_GAP)
@@ -299,6 +314,6 @@ def _derivatives(given: Examples, b: float, strip: tuple[int, int]) -> FloatArra
         mean = first / mass
         slope = b * (own_gap - mean)
         bend = slope + b**2 * (second / mass - mean**2)
-        weight = 1.0 if block.weight is None else block.weight.to(mean.device)
+        weight = 1.0 if chunk.weight is None else chunk.weight.to(mean.device)
         total += [float((weight * slope).sum()), float((weight * bend).sum())]
     return total

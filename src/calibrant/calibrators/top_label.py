@@ -3,7 +3,6 @@ r"""Maps of the top class's confidence, and how the rest of the row moves with i
 from __future__ import annotations
 
 import math
-import warnings
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -11,18 +10,18 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, check_choice, warn
+from calibrant._core.checks import BoolArray, FloatArray, check_choice, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
-from calibrant.calibrators.base import BOUNDS, Claims, RecordsCalibrator
-from calibrant.calibrators.network import SMART
+from calibrant.calibrators.base import BOUNDS, RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
+from calibrant.calibrators.smart import SMART
 
 CERTAIN = 30.0
 """Log-odds beyond which float32 cannot tell a confidence from 0 or 1."""
 PRIOR = 10.0
-"""Samples that the best single temperature is worth as a guess for that of the rest."""
+"""Examples that the best single temperature is worth as a guess for that of the rest."""
 
 
 def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
@@ -31,14 +30,7 @@ def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
     .. math:: z'_\text{top} = 0, \qquad z'_k = z_k - \log\sum_{j \ne \text{top}} e^{z_j} - s
 
     so that the confidence is :math:`\sigma(s)`. Where that would lift another class above the top
-    one, a calibrator that keeps the argmax holds it just below: the confidence of the top class
-    then ends above the wanted one, at that of the runner-up.
-
-    Parameters
-    ----------
-    logits : (..., classes)
-        With the largest at 0.
-    odds : (..., 1)
+    one, a calibrator that keeps the argmax holds it just below. The largest of ``logits`` is 0.
     """
     return _without_top(logits, logits - log_rest(logits) - odds, 0.0)
 
@@ -78,7 +70,7 @@ class OddsCalibrator(RecordsCalibrator):
 
     def __init__(self) -> None:
         super().__init__()
-        self._learned(temperature_=1.0, rest_temperature_=1.0)
+        self._store(temperature_=1.0, rest_temperature_=1.0)
 
     def _fit_odds(self, records: Records) -> None:
         """Learn the new log-odds; the temperature is there already."""
@@ -89,17 +81,17 @@ class OddsCalibrator(RecordsCalibrator):
         raise NotImplementedError
 
     def _record_odds(self, records: Records) -> FloatArray:
-        """New log-odds ``(n,)`` of the samples of a table."""
+        """New log-odds ``(n,)`` of the examples of a table."""
         raise NotImplementedError
 
     def _fit_records(self, records: Records) -> None:
         best = float(best_sharpness(records).x[0]) if self.tempered else 0.0
         rest = rest_sharpness(records, best) if self.tempered else 0.0
-        self._learned(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
+        self._store(temperature_=np.exp(-best), rest_temperature_=np.exp(-rest))
         self._fit_odds(records)
 
-    def claims(self, records: Records) -> Claims:
-        """Confidence and negative log-likelihood of each sample after calibration.
+    def predict_records(self, records: Records) -> RecordPredictions:
+        """Confidence and negative log-likelihood of each example after calibration.
 
         Exact where no more than nine classes would have to be held below the top one, and close
         to it elsewhere.
@@ -108,7 +100,7 @@ class OddsCalibrator(RecordsCalibrator):
         rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
         own = np.where(records.own_gap == 0, 0.0, rise - b * records.own_gap)  # ties stay level
         if not self.keeps_argmax:
-            return Claims(expit(odds), np.logaddexp(0, -odds) - own)
+            return RecordPredictions(expit(odds), np.logaddexp(0, -odds) - own)
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
         next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
         above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)
@@ -120,7 +112,7 @@ class OddsCalibrator(RecordsCalibrator):
             level = np.where(gaps[deep] == 0, 0, np.minimum(next_best[deep], 0))
             mass[deep] = np.exp(level).sum(1) + rest
         total = np.log1p(np.maximum(mass, 0))
-        return Claims(np.exp(-total), total - np.minimum(own, 0))
+        return RecordPredictions(np.exp(-total), total - np.minimum(own, 0))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         rest = logits / self.rest_temperature_.to(logits.dtype)
@@ -130,9 +122,9 @@ class OddsCalibrator(RecordsCalibrator):
 def rest_sharpness(records: Records, prior: float) -> float:
     r"""Log-sharpness under which wrong top classes leave the label likeliest.
 
-    It minimises the sum of :math:`b d_y + R(b)` over the wrong samples, which is
-    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten samples
-    more, so that few wrong samples say little.
+    It minimises the sum of :math:`b d_y + R(b)` over the wrong examples, which is
+    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten examples
+    more, so that few wrong examples say little.
     """
     wrong = records.take(records.own_gap > 0)
 
@@ -176,7 +168,7 @@ class TopLabelMap(OddsCalibrator):
     """New log-odds for the top class as a function of the old ones alone.
 
     Subclasses write ``_fit_map`` and ``_map``. Log-odds stand for confidences, which they are in
-    one-to-one relation with: near 1 a confidence has no digits left to tell samples apart.
+    one-to-one relation with: near 1 a confidence has no digits left to tell examples apart.
     """
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
@@ -198,8 +190,8 @@ class TopLabelMap(OddsCalibrator):
 
     def _record_odds(self, records: Records) -> FloatArray:
         before = record_odds(records, 1 / float(self.temperature_))
-        found = self._map(torch.from_numpy(before).to(self.temperature_.device))
-        return np.asarray(found.cpu().numpy())
+        result = self._map(torch.from_numpy(before).to(self.temperature_.device))
+        return np.asarray(result.cpu().numpy())
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
         return self._map(top_odds(logits / self.temperature_.to(logits.dtype)))
@@ -211,7 +203,7 @@ class OddsScaling(TopLabelMap):
     .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
         + \theta_0
 
-    with two knots :math:`k` where the uncertain samples are: they cut the sum of
+    with two knots :math:`k` where the uncertain examples are: they cut the sum of
     :math:`c\,(1 - c)`, the variance of being right, into thirds. Five parameters, all slopes at
     least 0. This is calibrant's own method.
 
@@ -239,6 +231,10 @@ class OddsScaling(TopLabelMap):
     tensor(3.0...)
     """
 
+    name = "odds"
+    aliases = ("odds_scaling",)
+    summary = "a broken line for the log-odds of the top class"
+
     LIMIT: ClassVar[float] = 5.0
     """Largest slope and offset: data without an optimum end there, with a warning."""
 
@@ -252,7 +248,8 @@ class OddsScaling(TopLabelMap):
             raise ValueError(f"knots must be at least 1, got {knots}")
         self.objective = objective
         self.knots = knots
-        self._learned(knots_=torch.zeros(knots), line_=self._straight())
+        straight = torch.cat([torch.ones(knots + 1), torch.zeros(1)])
+        self._store(knots_=torch.zeros(knots), line_=straight)
 
     def _straight(self) -> FloatArray:
         """The line that changes nothing."""
@@ -264,7 +261,7 @@ class OddsScaling(TopLabelMap):
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
-        self._learned(knots_=self._place(odds, share))
+        self._store(knots_=self._place(odds, share))
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
             confidence_objective(self._inputs(odds), correct, share, calibration),
@@ -272,11 +269,8 @@ class OddsScaling(TopLabelMap):
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
         if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
-            warn(
-                f"{type(self).__name__} found no optimum for these {len(odds):,} samples and "
-                "stopped at its bounds; are all of them right, or all wrong?"
-            )
-        self._learned(line_=self.solution_.x)
+            warn_of_bounds(self, len(odds))
+        self._store(line_=self.solution_.x)
 
     def _place(self, odds: FloatArray, share: FloatArray) -> FloatArray:
         confidence = expit(odds)
@@ -331,6 +325,9 @@ class Blend(OddsCalibrator):
     tensor(3.0...)
     """
 
+    name = "blend"
+    summary = "the mean of `smart` and `odds`"
+
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
@@ -342,8 +339,7 @@ class Blend(OddsCalibrator):
         return self.smart.size(classes) + self.odds.size(classes)
 
     def _fit_odds(self, records: Records) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of their sizes: this one has warned
+        with silenced():  # this one has warned of the number of examples
             self.smart.fit_records(records)
         self.odds.fit_records(records)
         self.solution_ = self.smart.solution_
@@ -374,3 +370,11 @@ def confidence_objective(
         return value, gradient @ inputs
 
     return value_and_gradient
+
+
+def warn_of_bounds(calibrator: TopLabelMap, count: int) -> None:
+    """Warn that a number of examples have no optimum."""
+    warn(
+        f"{type(calibrator).__name__} found no optimum for these {count:,} examples and "
+        "stopped at its bounds; are all of them right, or all wrong?"
+    )

@@ -12,23 +12,21 @@ from calibrant.cli.evaluate import print_evaluation
 from calibrant.cli.shared import (
     AS_JSON,
     BINS,
+    GROUPS,
     LEVEL,
-    TOGETHER,
-    WEIGHT,
-    check_split,
+    SAMPLE_WEIGHT,
     names_in,
     new_console,
     progress_bar,
     text_table,
     until_closed,
-    warn_of_stored_probs,
 )
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from calibrant.metrics.evaluation import Evaluation
-    from calibrant.workflows.compare import Comparison
+    from calibrant.workflows.comparison import Comparison
 
 
 @click.command()
@@ -50,8 +48,8 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Split to measure on.  [default: test, else the plain arrays]",
 )
-@WEIGHT
-@TOGETHER
+@SAMPLE_WEIGHT
+@GROUPS
 @BINS
 @LEVEL
 @click.option(
@@ -67,8 +65,8 @@ def compare(
     time_limit: float,
     fit_split: str | None,
     test_split: str | None,
-    weight_by: str | None,
-    group_by: str | None,
+    sample_weight: str | None,
+    groups: str | None,
     bins: int,
     level: float,
     seed: int,
@@ -84,33 +82,28 @@ def compare(
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
     """  # noqa: D301
-    from calibrant.data import open_predictions
-    from calibrant.workflows.compare import compare as compared
+    from calibrant.workflows import compare as workflow
 
-    check_split(pred, fit_split, "--fit-split")
-    check_split(pred, test_split, "--test-split")
     with progress_bar("methods") as progress:
-        found = compared(
+        comparison = workflow.compare(
             pred,
             names_in(methods),
             time_limit=time_limit or None,
             fit_split=fit_split,
             test_split=test_split,
-            sample_weight=weight_by,
-            groups=group_by,
+            sample_weight=sample_weight,
+            groups=groups,
             bins=bins,
             level=level or None,
             seed=seed,
             progress=progress,
         )
-    usual = {fit_split or "val", test_split or "test", ""}
-    warn_of_stored_probs(pred, *(name for name in open_predictions(pred).splits if name in usual))
     with until_closed():
         if as_json:
-            click.echo(json.dumps(found.to_dict(), indent=2))
+            click.echo(json.dumps(comparison.to_dict(), indent=2))
         else:
-            _print_comparison(found, pred)
-    return 0 if found.measured else 2
+            _print_comparison(comparison, pred)
+    return 0 if comparison.measured else 2
 
 
 @click.command()
@@ -120,21 +113,22 @@ def demo() -> None:
     The predictions are those of a ResNet-50 trained on CIFAR-10. It is measured on 10,000 test
     images; methods are fitted on 5,000 others and compared on the test images.
     """
-    from calibrant.data import sample_path
-    from calibrant.workflows.compare import compare as compared
-    from calibrant.workflows.evaluate import evaluate_file
+    from calibrant.data import open_dataset, sample_path
+    from calibrant.workflows import compare as comparing, evaluate as evaluating
 
     path, console = sample_path(), new_console()
-    found = evaluate_file(path, split="test")
+    data = open_dataset(path)
+    evaluation = evaluating.evaluate(data, split="test")
     with until_closed():
-        print_evaluation(found, "ResNet-50 on CIFAR-10, 10,000 test images")
+        print_evaluation(evaluation, "ResNet-50 on CIFAR-10, 10,000 test images")
         console.print()
-        console.print(_diagram(found, *("■│" if console.encoding.startswith("utf") else "#|")))
+        console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
         sys.stdout.flush()  # there is something to read while the methods are fitted
         with progress_bar("methods") as progress:
-            methods = compared(path, ["none", "ts", "smart", "auto"], progress=progress)
-        _print_comparison(methods, "Calibrated by three methods")
+            methods = ["none", "ts", "smart", "auto"]
+            comparison = comparing.compare(data, methods, progress=progress)
+        _print_comparison(comparison, "Calibrated by three methods")
         console.print()
         console.print(STEPS)
         console.print(f"The file measured here: {path}", soft_wrap=True)
@@ -145,28 +139,28 @@ STEPS = """The same for a file of yours:
   calibrant compare predictions.npz
   calibrant fit predictions.npz -o calibrator
   calibrant apply calibrator predictions.npz -o calibrated.npz"""
-"""What the demo did, and what comes after it, as commands."""
+"""Commands that do the same for another file."""
 
 
-def _print_comparison(found: Comparison, title: str) -> None:
+def _print_comparison(comparison: Comparison, title: str) -> None:
     console = new_console()
     console.print(title, style="bold", soft_wrap=True)
-    console.print(found.describe(), style="dim", soft_wrap=True)
-    headings, *rows = found.table()
-    console.print(text_table(headings, rows, marked=found.choice() or ""))
-    within = "" if found.level is None else ", or as good within the noise of the best"
+    console.print(comparison.describe(), style="dim", soft_wrap=True)
+    headings, *rows = comparison.table()
+    console.print(text_table(headings, rows, marked=comparison.choice() or ""))
+    within = "" if comparison.level is None else ", or as good within the noise of the best"
     console.print(f"* best{within}", style="dim")
-    for remark in found.remarks():
+    for remark in comparison.remarks():
         console.print(remark, soft_wrap=True)
-    console.print(found.advice(), style="bold")
+    console.print(comparison.advice(), style="bold")
 
 
-def _diagram(found: Evaluation, block: str, line: str) -> Table:
-    """Reliability as bars: accuracy per bin, with a mark where the confidence is."""
+def _diagram(evaluation: Evaluation, block: str, line: str) -> Table:
+    """Draw reliability as bars: accuracy per bin, with a mark at the confidence."""
     from rich.table import Table
     from rich.text import Text
 
-    width, bins = 40, found.bins
+    width, bins = 40, evaluation.bins
     table = Table(box=None, pad_edge=False)
     for heading in ("confidence", "examples", "accuracy"):
         table.add_column(heading, justify="right")

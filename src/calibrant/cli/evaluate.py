@@ -11,14 +11,14 @@ from calibrant.cli.shared import (
     AS_JSON,
     BINS,
     LEVEL,
-    WEIGHT,
+    SAMPLE_WEIGHT,
     interval_heading,
     names_in,
     new_console,
     progress_bar,
     say,
+    text_table,
     until_closed,
-    warn_of_stored_probs,
 )
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     help="Exit with 1 if the ECE exceeds this: 0.03 is 3 %.",
 )
 @AS_JSON
-@click.option("--group-by", metavar="KEY", help="Measure each value of this array as well.")
-@WEIGHT
+@click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
+@SAMPLE_WEIGHT
 @click.option(
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )
@@ -56,8 +56,8 @@ def evaluate(
     split: str | None,
     max_ece: float | None,
     as_json: bool,
-    group_by: str | None,
-    weight_by: str | None,
+    by: str | None,
+    sample_weight: str | None,
     estimand: str | None,
     bins: int,
     metrics: str | None,
@@ -74,26 +74,28 @@ def evaluate(
     Examples:
       calibrant evaluate predictions.npz
       calibrant evaluate predictions.npz --split val --json
-      calibrant evaluate 'shards/*.safetensors' --group-by country
+      calibrant evaluate 'shards/*.safetensors' --by country
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
 
     \b
     Exit status: 0 done, 1 the ECE exceeds --max-ece, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
-    from calibrant.data import open_predictions
-    from calibrant.workflows.evaluate import evaluate_file
+    from calibrant.data.dataset import TEST_SPLITS, open_dataset
+    from calibrant.workflows import evaluate as workflow
 
-    names = names_in(metrics)
     if max_ece is not None and not 0 <= max_ece <= 1:
         raise click.UsageError(f"--max-ece must be a fraction (0.03 is 3 %), got {max_ece:g}")
+    names = names_in(metrics)
     if max_ece is not None and names and "ece" not in names:
         raise click.UsageError("--max-ece needs ece among the --metrics")
+    data = open_dataset(pred)
+    name = data.split(split, TEST_SPLITS).name
     with progress_bar() as progress:
-        found = evaluate_file(
-            pred,
-            split=split,
-            sample_weight=weight_by,
-            by=group_by,
+        evaluation = workflow.evaluate(
+            data,
+            split=name,
+            sample_weight=sample_weight,
+            by=by,
             estimand=estimand or "top_label",  # type: ignore[arg-type]  # click's flag values
             bins=bins,
             metrics=names,
@@ -101,67 +103,40 @@ def evaluate(
             seed=seed,
             progress=progress,
         )
-    name = open_predictions(pred).split(split, ("test", "")).name
-    if estimand != "multilabel":  # there every column is a question of its own
-        warn_of_stored_probs(pred, name)
     with until_closed():
         if as_json:
-            click.echo(json.dumps({"split": name or None, **found.to_dict()}, indent=2))
+            click.echo(json.dumps({"split": name or None, **evaluation.to_dict()}, indent=2))
         else:
-            print_evaluation(found, f"{pred}, {name} split" if name else pred)
-    return _over_limit(found, max_ece)
-
-
-def _over_limit(found: Evaluation, max_ece: float | None) -> int:
-    if max_ece is None or found["ece"].value <= max_ece:
+            print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
+    if max_ece is None or evaluation["ece"].value <= max_ece:
         return 0
-    say(f"ECE {found['ece'].value:.4f} exceeds the limit of {max_ece:g}")
+    say(f"ECE {evaluation['ece'].value:.4f} exceeds the limit of {max_ece:g}")
     return 1
 
 
-def print_evaluation(found: Evaluation, title: str) -> None:
-    """Write the figures to stdout, and those of the groups below."""
+def print_evaluation(evaluation: Evaluation, title: str) -> None:
+    """Write the figures to stdout, and those of the subgroups below."""
     console = new_console()
     console.print(title, style="bold", soft_wrap=True)
-    console.print(found.describe(), style="dim", soft_wrap=True)
-    console.print(_metric_table(found))
-    if found.verdict():
-        console.print(found.verdict(), soft_wrap=True)
-    if found.groups:
-        console.print()
-        console.print(_group_table(found))
+    console.print(evaluation.describe(), style="dim", soft_wrap=True)
+    console.print(
+        text_table(("metric", "value", interval_heading(evaluation)), evaluation.table(), bold=[1])
+    )
+    if evaluation.verdict():
+        console.print(evaluation.verdict(), soft_wrap=True)
+    if evaluation.by:
+        console.print("\nby group, worst first" if "ece" in evaluation else "\nby group")
+        console.print(_group_table(evaluation))
 
 
-def _metric_table(found: Evaluation) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("metric")
-    table.add_column("value", justify="right", style="bold")
-    table.add_column(interval_heading(found), justify="right")
-    for row in found.table():
-        table.add_row(*row)
-    return table
-
-
-def _group_table(found: Evaluation) -> Table:
-    """Three figures of each group; only the first has its interval, to fit a narrow terminal."""
-    from rich.table import Table
-
-    usual = [name for name in ("ece", "accuracy", "nll") if name in found]
-    shown = usual or list(found)[:3]
-    title = "by group, worst first" if "ece" in found else "by group"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    table.add_column("group", overflow="fold")
-    table.add_column("examples", justify="right", no_wrap=True)
-    headings = dict(zip(found, (row[0] for row in found.table()), strict=True))
-    for name in shown:
-        table.add_column(headings[name], justify="right", style="bold", no_wrap=True)
-        if name == shown[0]:
-            table.add_column(interval_heading(found), justify="right", no_wrap=True)
-    for group, part in found.groups.items():
+def _group_table(evaluation: Evaluation) -> Table:
+    """Show three figures of each group; only the first has its interval, for narrow terminals."""
+    usual = [name for name in ("ece", "accuracy", "nll") if name in evaluation]
+    first, *others = usual or list(evaluation)[:3]
+    titles = {name: row[0] for name, row in zip(evaluation, evaluation.table(), strict=True)}
+    figures = (titles[first], interval_heading(evaluation), *(titles[name] for name in others))
+    rows = []
+    for group, part in evaluation.by.items():
         cells = dict(zip(part, part.table(), strict=True))
-        _, value, interval = cells[shown[0]]
-        others = [cells[name][1] for name in shown[1:]]
-        table.add_row(group, f"{part.n:,}", value, interval, *others)
-    return table
+        rows.append((group, f"{part.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
+    return text_table(("group", "examples", *figures), rows, bold=[2, 4, 5])

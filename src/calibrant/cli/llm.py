@@ -24,23 +24,20 @@ from calibrant.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from rich.text import Text
 
-    from calibrant._core.checks import FloatArray
-    from calibrant.llm import Answer, FittedHead, Question
-    from calibrant.metrics.evaluation import Evaluation
+    from calibrant.llm import Answer, FittedHead
+    from calibrant.llm.workflows import Evaluations, Reply
 
-DEVICE = click.option("--device", help="As torch names it.  [default: where the model is]")
+DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", show_default=True, help="Precision of the model.")
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
-RULES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
-HOW = click.option(
-    "--how",
-    type=click.Choice(RULES),
-    help="Confidence of a written answer: from its tokens, or asked for in a second prompt "
-    "(p_true).  [default: geometric]",
+CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
+CONFIDENCE = click.option(
+    "--confidence",
+    type=click.Choice(CONFIDENCES),
+    help="Confidence of a written answer: an aggregate of its token probabilities, or the model's "
+    "verdict in a second prompt (p_true).  [default: geometric]",
 )
 
 
@@ -53,8 +50,8 @@ def llm() -> None:
 @click.argument("model")
 @click.argument("documents")
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
-@click.option("--length", default=1024, show_default=True, help="Tokens of a document at most.")
-@click.option("--limit", type=click.IntRange(1), help="Use the first documents only.")
+@click.option("--length", default=1024, show_default=True, help="Largest length of a document.")
+@click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
 @click.option("--batch", default=8192, show_default=True, help="Tokens of a batch.")
 @click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
@@ -63,40 +60,28 @@ def collect(
     model: str,
     documents: str,
     out: str,
-    length: int,
     limit: int | None,
-    batch: int,
-    prompts: bool,
     device: str | None,
     dtype: str,
+    **options: Any,
 ) -> None:
-    """Run a model over documents once, and keep what a temperature can do to each token.
+    """Run a model over documents once, and store what heads are fitted from.
 
-    MODEL is a folder of Hugging Face, a name on its hub, or a .gguf file. DOCUMENTS is .jsonl,
-    .json or .txt: chats, instructions with outputs, prompts with answers, or texts. Only what the
-    assistant says counts, or the answer, or all of a text. A run that was stopped goes on after
-    its last whole shard of 65,536 tokens.
+    MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
+    or .txt: chats, instructions with outputs, prompts with answers, or texts. Only the assistant's
+    turns count, or the answer, or all of a text. An interrupted run continues after its last
+    complete shard of 65,536 tokens.
 
     \b
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm import load_model, read_documents
-    from calibrant.llm.tokens.collect import collect as run
+    from calibrant.llm import collect as run, load_model, read_documents
 
     texts = read_documents(documents)[:limit]
     network, tokenizer = load_model(model, device=device, dtype=dtype)
     with progress_bar("tokens") as progress:
-        table = run(
-            network,
-            texts,
-            out,
-            tokenizer=tokenizer,
-            length=length,
-            batch=batch,
-            prompts=prompts,
-            progress=progress,
-        )
+        table = run(network, texts, out, tokenizer=tokenizer, progress=progress, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
     count = f"{used:,}" if used == len(texts) else f"{used:,} of {len(texts):,}"
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
@@ -114,9 +99,9 @@ def collect(
     help="bce, brier, nll, selective (the paper's) or smart.",
 )
 @SET
-@click.option("--epochs", default=40, show_default=True, help="Epochs at most.")
-@click.option("--always", is_flag=True, help="Train for all epochs, and keep the head in any case.")
-@click.option("--seed", default=0, show_default=True, help="Of the split and the training.")
+@click.option("--epochs", default=40, show_default=True, help="Largest number of epochs.")
+@click.option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the split and the training.")
 @click.option("--device", default="cpu", show_default=True, help="Where the head is trained.")
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 @AS_JSON
@@ -125,39 +110,31 @@ def fit(
     head: str,
     objective: str,
     options: tuple[str, ...],
-    epochs: int,
-    always: bool,
-    seed: int,
-    device: str,
     out: str,
     as_json: bool,
+    **training: Any,
 ) -> None:
-    """Train a head that sets the temperature of each token, from tables of 'llm collect'.
+    """Train a temperature head from tables of 'llm collect'.
 
-    It is kept only if it beats one temperature for all on documents that it has not seen;
-    otherwise that temperature is saved, and the reason told. --set has options of the head.
+    The head sets the temperature of each token. It is kept only if it beats one temperature for
+    all tokens on held-out documents; otherwise that temperature is saved, with the reason. --set
+    sets options of the head.
 
     \b
     Examples:
       calibrant llm fit table -o head
       calibrant llm fit table --head mlp --objective selective -o head
     """  # noqa: D301
-    from calibrant.llm import fit_head, open_table, save_head
+    from calibrant.artifacts import save
+    from calibrant.llm import fit_head, open_table
 
+    table, chosen = open_table(list(tables)), method_options(options)
     with progress_bar("epochs") as progress:
         fitted = fit_head(
-            open_table(list(tables)),
-            head.lower(),
-            objective.lower(),
-            options=method_options(options),
-            epochs=epochs,
-            always=always,
-            seed=seed,
-            device=device,
-            progress=progress,
+            table, head.lower(), objective.lower(), options=chosen, progress=progress, **training
         )
     written = how_written(out, "saved in")
-    save_head(fitted, out)
+    save(fitted, out)
     with until_closed():
         if as_json:
             about = {"kept": fitted.kept, "reasons": fitted.reasons, "settings": fitted.settings}
@@ -168,10 +145,10 @@ def fit(
 
 
 @llm.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("paths", nargs=-1, required=True, metavar="TABLE|QUESTIONS...")
 @HEAD
-@click.option("--model", metavar="MODEL", help="Model that answers; SOURCES are questions then.")
-@click.option("--limit", type=click.IntRange(1), help="Draw so many questions.")
+@click.option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
+@click.option("--limit", type=click.IntRange(1), help="Draw this many questions.")
 @click.option(
     "--shots",
     type=click.IntRange(0),
@@ -179,60 +156,61 @@ def fit(
     show_default=True,
     help="Solved examples before a question.",
 )
-@HOW
-@click.option("--seed", default=0, show_default=True, help="Of the questions drawn.")
+@CONFIDENCE
+@click.option("--seed", default=0, show_default=True, help="Seed of the draw of questions.")
 @LEVEL
 @AS_JSON
 @DEVICE
 @DTYPE
 def evaluate(
-    sources: tuple[str, ...],
+    paths: tuple[str, ...],
     folder: str | None,
     model: str | None,
-    limit: int | None,
-    shots: int,
-    how: str | None,
-    seed: int,
+    confidence: Any,
     level: float,
     as_json: bool,
     device: str | None,
     dtype: str,
+    **drawing: Any,
 ) -> None:
-    """Measure the confidence of a language model, before and after a head.
+    """Measure the calibration of a language model, before and after a head.
 
-    SOURCE is a table of 'llm collect', whose tokens are measured, with intervals for documents.
-    With --model it is a folder of MMLU, TruthfulQA.csv, or a text file of questions and answers;
-    the model answers them, and right is an exact match or the right letter.
+    TABLE is a table of 'llm collect', whose tokens are measured, with intervals for documents.
+    QUESTIONS, with --model, is a folder of MMLU, TruthfulQA.csv, or a text file of questions and
+    answers, graded by exact match or by the letter.
 
     \b
     Examples:
       calibrant llm evaluate other_table --head head
       calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
     """  # noqa: D301
-    from calibrant.llm import load_head
+    from calibrant.artifacts import load
+    from calibrant.llm import FittedHead, load_model, open_table
+    from calibrant.llm.workflows import evaluate_questions, evaluate_table, read_question_set
 
-    fitted = load_head(folder) if folder else None
-    intervals = level or None
+    fitted = load(folder, FittedHead) if folder else None
+    show = _Printer(as_json)
     if model is None:
-        _check_unused("how", "limit", "shots")
-        for source in filter(os.path.isfile, sources):
-            raise click.UsageError(
-                f"{source} is a file: questions need --model, tables are folders"
-            )
-        _show([("tokens", _measured_tokens(list(sources), fitted, intervals))], as_json)
-        return
-    from calibrant.llm import load_model
-
-    # before the model is read, which takes longer than finding a mistake in them
-    asked = [_questions(source, limit, shots, seed) for source in sources]
-    for source, (questions, _) in zip(sources, asked, strict=True):
-        if how and questions[0].choices:
-            raise click.UsageError(
-                f"--how is for written answers, and {source} has choices: leave it away"
-            )
-    network = load_model(model, device=device, dtype=dtype)
-    measured = (_measured_answers(network, *one, fitted, how, intervals) for one in asked)
-    _show(zip(sources, measured, strict=True), as_json)
+        _check_unused(paths, "confidence", "limit", "shots")
+        show("tokens", evaluate_table(open_table(list(paths)), fitted, level=level or None))
+    else:
+        # mistakes in these show before the slow load of the model
+        asked = {path: read_question_set(path, **drawing) for path in paths}
+        for path in (path for path, questions in asked.items() if confidence and questions.choices):
+            raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
+        network = load_model(model, device=device, dtype=dtype)
+        for path, questions in asked.items():
+            with progress_bar("questions") as progress:
+                results = evaluate_questions(
+                    *network,
+                    questions,
+                    fitted=fitted,
+                    confidence=confidence,
+                    level=level or None,
+                    progress=progress,
+                )
+            show(path, results)
+    show.finish()
 
 
 @llm.command()
@@ -242,10 +220,18 @@ def evaluate(
 @click.option(
     "--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator: the chance of being right."
 )
-@HOW
-@click.option("--least", type=click.FloatRange(0, 1), help="Abstain below this confidence.")
-@click.option("--most", type=click.IntRange(1), default=64, show_default=True, help="Tokens.")
-@click.option("--plain", is_flag=True, help="Do not put the question into the form of a chat.")
+@CONFIDENCE
+@click.option(
+    "--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Abstain below this."
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Largest length of the answer.",
+)
+@click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
 @DEVICE
 @DTYPE
 def ask(
@@ -253,222 +239,92 @@ def ask(
     question: str,
     folder: str | None,
     mapped: str | None,
-    how: str | None,
-    least: float | None,
-    most: int,
+    confidence: Any,
+    min_confidence: float,
+    max_new_tokens: int,
     plain: bool,
     device: str | None,
     dtype: str,
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
-    The number below the answer is the geometric mean of its tokens, or what --how says or, with
-    --answers, the chance that it is right; the threshold that was saved with it says when to
-    abstain.
+    The number below the answer is its confidence or, with --answers, the chance that it is right;
+    the threshold that was saved with it decides when to abstain.
 
     \b
     Examples:
-      calibrant llm ask model/ "What is the capital of Peru?" --head head --least 0.5
-      calibrant llm ask model/ "What is the capital of Peru?" --how p_true --answers mapped.json
+      calibrant llm ask model/ "What is the capital of Peru?" --head head --min-confidence 0.5
+      calibrant llm ask model/ "Capital of Peru?" --confidence p_true --answers mapped.json
     """  # noqa: D301
-    from calibrant.llm import (
-        AnswerCalibrator,
-        Question,
-        ask as answered,
-        chat_prompt,
-        load_head,
-        load_model,
-    )
+    from calibrant.artifacts import load
+    from calibrant.llm import AnswerCalibrator, FittedHead, load_model
+    from calibrant.llm.workflows import answer_question, check_confidence
 
     if not question.strip():
         raise click.UsageError("the question is empty")
-    if least is not None and math.isnan(least):
-        raise click.UsageError("--least must be a number from 0 to 1, got nan")
-    # before the model is read, which takes longer than finding a mistake in them
-    calibrator = AnswerCalibrator.load(mapped) if mapped else None
-    if calibrator is not None:
-        _check_rule(how, calibrator.how)
-    fitted = load_head(folder) if folder else None
-    network, tokenizer = load_model(model, device=device, dtype=dtype)
-
-    def form(text: str) -> str:
-        return text if plain else chat_prompt(tokenizer, text)
-
-    (found,) = answered(network, tokenizer, [form(question)], fitted=fitted, most=most)
-    (sure,) = _sure((network, tokenizer), [Question(question, ())], [found], fitted, how, form)
-    needed = 0.0 if least is None else least
-    if calibrator is not None:
-        sure = float(calibrator.predict([found.probs] if calibrator.how else [sure])[0])
-        if calibrator.threshold_ is not None:
-            needed = max(needed, calibrator.threshold_.threshold)
-    console = new_console()
-    with until_closed():
-        if sure < needed:
-            console.print(_withheld(needed), style="bold")
-        else:
-            console.print(_shaded(found))
-        cut = f", of the first {most} tokens: --most cut the answer" if found.cut else ""
-        console.print(f"confidence {100 * sure:.0f} %{cut}")
+    if math.isnan(min_confidence):
+        raise click.UsageError("--min-confidence must be a number from 0 to 1, got nan")
+    # mistakes in these show before the slow load of the model
+    calibrator = load(mapped, AnswerCalibrator) if mapped else None
+    check_confidence(calibrator, confidence)
+    fitted = load(folder, FittedHead) if folder else None
+    reply = answer_question(
+        *load_model(model, device=device, dtype=dtype),
+        question,
+        fitted=fitted,
+        calibrator=calibrator,
+        confidence=confidence,
+        min_confidence=min_confidence,
+        max_new_tokens=max_new_tokens,
+        chat=not plain,
+    )
+    _print_reply(reply, max_new_tokens)
 
 
-def _withheld(needed: float) -> str:
-    if math.isinf(needed):
-        return "no answer: no confidence was enough for the error that --answers is to keep"
-    return f"no answer: the confidence is below the {100 * needed:.0f} % asked for"
-
-
-def _check_unused(*names: str) -> None:
-    """See that no option of questions was given for tables."""
+def _check_unused(paths: tuple[str, ...], *names: str) -> None:
+    """Refuse files, and options of questions, where tables are wanted."""
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                f"--{name} is for questions that a model answers: name it by --model, or leave "
-                f"--{name} away to measure the tokens of a table"
-            )
+            raise click.UsageError(f"--{name} is for questions, which need --model")
+    for path in filter(os.path.isfile, paths):
+        raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
 
 
-def _check_rule(how: str | None, fitted_on: str | None) -> None:
-    """See that a saved map gets what it was fitted on."""
-    if fitted_on is None and how is None:
-        raise click.UsageError(
-            "--answers was fitted on confidences from elsewhere: say which, by --how"
-        )
-    if fitted_on is not None and how not in (None, fitted_on):
-        raise click.UsageError(
-            f"--answers was fitted on {fitted_on} confidences, --how asks for {how}: leave it away"
-        )
+class _Printer:
+    """Prints each result when it is there; as JSON one object at the end, or a list of several."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.results: list[dict[str, Any]] = []
+
+    def __call__(self, title: str, results: Evaluations) -> None:
+        if self.as_json:
+            evaluations = {name: one.to_dict() for name, one in results.items()}
+            self.results.append({"source": title, **evaluations})
+        else:
+            _print_evaluations(title, results)
+
+    def finish(self) -> None:
+        if self.as_json:
+            with until_closed():
+                content = self.results if len(self.results) > 1 else self.results[0]
+                click.echo(json.dumps(content, indent=2))
 
 
-def _sure(
-    network: tuple[Any, Any],
-    questions: Sequence[Question],
-    answers: Sequence[Answer],
-    fitted: FittedHead | None,
-    how: Any,
-    form: Callable[[str], str] = str,
-) -> FloatArray:
-    """Confidence of each answer; ``form`` makes a prompt of a text that asks."""
-    from calibrant.llm import answer_confidence, ask_true, verdict_prompt
-
-    if how != "p_true":
-        return answer_confidence([answer.probs for answer in answers], how or "geometric")
-    pairs = zip(questions, answers, strict=True)
-    prompts = [form(verdict_prompt(question, answer.text)) for question, answer in pairs]
-    return ask_true(*network, prompts, fitted=fitted)
-
-
-def _measured_tokens(
-    tables: list[str], fitted: FittedHead | None, level: float | None
-) -> dict[str, Evaluation]:
-    from calibrant.llm import evaluate_tokens, open_table
-    from calibrant.llm.heads.fit import token_claims
-
-    table = open_table(tables)
-    found: dict[str, Evaluation] = {}
-    for name, head in _before_and_after(fitted).items():
-        claims = token_claims(table, head)
-        found[name] = evaluate_tokens(
-            claims.confidence, claims.correct, table.documents, nll=claims.nll, level=level
-        )
-    return found
-
-
-def _before_and_after(fitted: FittedHead | None) -> dict[str, FittedHead | None]:
-    return {"before": None} if fitted is None else {"before": None, "after": fitted}
-
-
-def _questions(
-    source: str, limit: int | None, shots: int, seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Questions to put, and solved ones to show before them."""
-    from pathlib import Path
-
-    from calibrant.llm import read_mmlu, read_questions, read_truthfulqa, subset
-    from calibrant.llm.answers.questions import first_of_each
-
-    if Path(source).is_dir():
-        solved = first_of_each(read_mmlu(source, "dev"), shots)
-        whole = read_mmlu(source, "test")
-        return subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved
-    read = read_truthfulqa if source.endswith(".csv") else read_questions
-    whole = read(source)
-    if len(whole) <= shots:
-        raise click.UsageError(
-            f"{source} has {len(whole)} questions, and --shots takes {shots} of them as solved "
-            "examples: lower --shots, so that some are left to ask"
-        )
-    drawn = subset(whole, min((limit or len(whole)) + shots, len(whole)), seed=seed)
-    return drawn[shots:], drawn[:shots]
-
-
-def _measured_answers(
-    network: tuple[Any, Any],
-    questions: list[Question],
-    solved: list[Question],
-    fitted: FittedHead | None,
-    how: str | None,
-    level: float | None,
-) -> dict[str, Evaluation]:
-    import numpy as np
-
-    from calibrant.llm import (
-        ask_choices_each,
-        ask_each,
-        evaluate_answers,
-        exact_match,
-        short_prompt,
-    )
-
-    heads = _before_and_after(fitted)
-    found: dict[str, Evaluation] = {}
-    if questions[0].choices:
-        with progress_bar("questions") as progress:
-            scores, labels = ask_choices_each(
-                *network, questions, heads, shots=solved, progress=progress
-            )
-        for name, logits in scores.items():
-            sure, right = np.exp(logits.max(-1)), logits.argmax(-1) == labels
-            found[name] = evaluate_answers(sure, right, level=level)
-        return found
-    prompts = [short_prompt(question, solved) for question in questions]
-    with progress_bar("questions") as progress:
-        given = ask_each(*network, prompts, heads, progress=progress)
-    for name, answers in given.items():
-        pairs = zip(answers, questions, strict=True)
-        right = np.array([exact_match(a.text, q.references) for a, q in pairs])
-        sure = _sure(network, questions, answers, heads[name], how)
-        found[name] = evaluate_answers(sure, right, level=level)
-    return found
-
-
-def _show(measured: Iterable[tuple[str, dict[str, Evaluation]]], as_json: bool) -> None:
-    """Print each source once it is measured; as JSON one object, or a list of several."""
-    if not as_json:
-        for title, found in measured:
-            _print_figures(title, found)
-        return
-    told = [
-        {"source": title, **{name: figures.to_dict() for name, figures in found.items()}}
-        for title, found in measured
-    ]
-    with until_closed():
-        click.echo(json.dumps(told if len(told) > 1 else told[0], indent=2))
-
-
-def _print_figures(title: str, found: dict[str, Evaluation]) -> None:
+def _print_evaluations(title: str, results: Evaluations) -> None:
     from rich.table import Table
 
     with until_closed():
         console = new_console()
-        first = next(iter(found.values()))
+        first = next(iter(results.values()))
         console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
         table = Table(box=None, pad_edge=False)
         table.add_column("")
-        for name, figures in found.items():
+        for name, evaluation in results.items():
             table.add_column(name, justify="right")
-            table.add_column(interval_heading(figures), justify="right", style="dim")
-        for rows in zip(*(figures.table() for figures in found.values()), strict=True):
+            table.add_column(interval_heading(evaluation), justify="right", style="dim")
+        for rows in zip(*(evaluation.table() for evaluation in results.values()), strict=True):
             cells = (cell for _, value, interval in rows for cell in (value, interval))
             table.add_row(rows[0][0], *cells)
         console.print(table)
@@ -482,13 +338,28 @@ def _print_fit(fitted: FittedHead) -> None:
     console.print(text_table(["on held-out documents", *names], rows))
 
 
+def _print_reply(reply: Reply, max_new_tokens: int) -> None:
+    console = new_console()
+    with until_closed():
+        if not reply.abstains:
+            console.print(_shaded(reply.answer))
+        elif math.isinf(reply.required):
+            console.print("no answer: no confidence met the target error", style="bold")
+        else:
+            required = f"{100 * reply.required:.0f} %"
+            console.print(f"no answer: the confidence is below {required}", style="bold")
+        truncated = f", truncated by --max-new-tokens {max_new_tokens}"
+        end = truncated if reply.answer.truncated else ""
+        console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
+
+
 def _shaded(answer: Answer) -> Text:
-    """The tokens on backgrounds from red, for improbable ones, to none."""
+    """Shade the background of improbable tokens red."""
     from rich.text import Text
 
-    found = Text()
-    for piece, prob in zip(answer.pieces, answer.probs, strict=True):
+    shaded = Text()
+    for text, prob in zip(answer.token_texts, answer.probs, strict=True):
         doubt = 1 - float(prob)
         style = "" if doubt < 0.1 else f"on rgb({80 + round(130 * doubt)},40,40)"
-        found.append(piece, style=style)
-    return found
+        shaded.append(text, style=style)
+    return shaded

@@ -13,7 +13,6 @@ import click
 
 from calibrant.cli.shared import (
     AS_JSON,
-    check_split,
     new_console,
     progress_bar,
     say,
@@ -91,7 +90,7 @@ def monitor(
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
     """  # noqa: D301
-    from calibrant.artifacts import load
+    from calibrant.artifacts import load, save
     from calibrant.monitor import Monitor
 
     given = {"tolerance": tolerance, "false_alarms": false_alarms, "bins": bins}
@@ -111,7 +110,7 @@ def monitor(
         )
     _take(watch, _expanded(files), splits)
     if state is not None and files:
-        watch.save(state)
+        save(watch, state)
     found = watch.report()
     with until_closed():
         if as_json:
@@ -127,9 +126,12 @@ def _resumed(
     """The stream of a state; options that contradict it are refused."""
     import numpy as np
 
+    from calibrant.artifacts import load
     from calibrant.monitor import Monitor
 
-    watch = Monitor.load(state, calibrator)
+    watch = load(state, Monitor)
+    if calibrator is not None:
+        watch.resume(calibrator)
     for name, value in settings.items():
         if value != getattr(watch, name):
             option = name.replace("_", "-")
@@ -149,20 +151,18 @@ def _resumed(
 
 
 def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs:
-    """Pairs of a reference."""
-    from calibrant.data import open_predictions
+    """Return the pairs of a reference."""
+    from calibrant.data.dataset import TEST_SPLITS, open_dataset
     from calibrant.metrics.reductions import top_label
-    from calibrant.workflows.effect import calibrated
 
-    check_split(path, split, "--reference-split")
-    chosen = open_predictions(path).split(split, ("test", ""))
+    chosen = open_dataset(path).split(split, TEST_SPLITS)
     if chosen.domain != "logits":
-        raise ValueError(f"{path} has probs; a reference wants logits")
-    logits, labels = chosen.read("logits"), chosen.read("labels")
+        raise ValueError(f"{path} has probs; a reference needs logits")
+    logits = chosen.logits
     if calibrator is not None:
-        features = chosen.read("features") if calibrator.needs_features else None
-        return top_label(calibrated(calibrator, logits, features), labels)
-    return top_label(logits, labels)
+        features = chosen.features if calibrator.needs_features else None
+        logits = calibrator.transform(logits, features)
+    return top_label(logits, chosen.labels)
 
 
 def _expanded(files: tuple[str, ...]) -> list[str]:

@@ -1,9 +1,8 @@
-"""What several verbs have in common: options, tables, and how they talk."""
+"""Options, tables and messages that several verbs share."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -35,34 +34,36 @@ LEVEL = click.option(
 SET = click.option(
     "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
 )
-WEIGHT = click.option("--weight-by", metavar="KEY", help="Weigh the examples by this array.")
-TOGETHER = click.option(
-    "--group-by", metavar="KEY", help="Keep rows with one value of this array in one fold or half."
+SAMPLE_WEIGHT = click.option(
+    "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
+)
+GROUPS = click.option(
+    "--groups", metavar="COLUMN", help="Keep rows with one value of this column in one fold."
 )
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Names with commas or spaces between, in any case; None where nothing was given."""
+    """Return the names in a list with commas or spaces, in lower case; None for an empty one."""
     return text.lower().replace(",", " ").split() if text else None
 
 
 def method_options(given: tuple[str, ...]) -> dict[str, Any]:
-    """Options of a method: values are JSON, or else text."""
-    found: dict[str, Any] = {}
+    """Return the options of a method; values are JSON, or else text."""
+    options: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"--set wants KEY=VALUE, got {text}")
         try:
-            found[name] = json.loads(value)
+            options[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
-def interval_heading(found: Evaluation) -> str:
-    """Heading of a column of intervals."""
-    return "" if found.level is None else f"{100 * found.level:g} % interval"
+def interval_heading(evaluation: Evaluation) -> str:
+    """Return the heading of a column of intervals."""
+    return "" if evaluation.level is None else f"{100 * evaluation.level:g} % interval"
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]
 
 @contextmanager
 def until_closed() -> Iterator[None]:
-    """Let the reader of a pipe leave early, as ``head`` does: the exit code still counts."""
+    """Ignore a pipe that is closed early, as ``head`` does; the exit code still counts."""
     try:
         yield
         sys.stdout.flush()
@@ -98,7 +99,7 @@ def until_closed() -> Iterator[None]:
 
 
 def new_console() -> Console:
-    """Console that writes to stdout."""
+    """Return a console that writes to stdout."""
     from rich.console import Console
 
     # Names of files and groups are printed as they are, whatever brackets and colons they have.
@@ -106,56 +107,30 @@ def new_console() -> Console:
 
 
 def text_table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, names: int = 1, marked: str = ""
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    names: int = 1,
+    marked: str = "",
+    bold: Sequence[int] = (),
 ) -> Table:
-    """A table whose first columns are names and all others figures; a marked row is bold."""
+    """Return a table whose first columns are names, with a marked row or some columns bold."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in headings[:names]:
-        table.add_column(heading, overflow="fold")
-    for heading in headings[names:]:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for i, heading in enumerate(headings):
+        style = "bold" if i in bold else ""
+        if i < names:
+            table.add_column(heading, overflow="fold", style=style)
+        else:
+            table.add_column(heading, justify="right", no_wrap=True, style=style)
     for cells in rows:
         table.add_row(*cells, style="bold" if marked and cells[0] == marked else "")
     return table
 
 
-def check_split(pred: str, name: str | None, option: str) -> None:
-    """Raise unless a file has the split that an option names."""
-    from calibrant._core.messages import listed
-    from calibrant.data import open_predictions
-
-    splits = open_predictions(pred).splits
-    if name is None or name in splits or not splits:
-        return
-    named = [f"'{split}'" for split in splits if split]
-    remedy = f"name one of {listed(named)}" if named else "it has plain arrays only"
-    remedy += f" with {option}" if named else f", leave out {option}"
-    raise ValueError(f"{pred} has no split '{name}': {remedy}")
-
-
-def warn_of_stored_probs(pred: str, *splits: str) -> None:
-    """Say which of the splits have logits that look like probabilities."""
-    from calibrant._core.checks import LOOKED_AT, SUMS_TO_ONE, look_like_probs
-    from calibrant.data import open_predictions
-
-    file = open_predictions(pred)
-    for split in map(file.split, splits):
-        if split.parts[0].domain != "logits":
-            continue
-        rows = -(-LOOKED_AT // max(1, math.prod(split.shape[:-1])))
-        (first,) = next(split.parts[0].blocks(rows, ["logits"]))
-        if look_like_probs(first):
-            front = f"{split.name}_" if split.name else ""
-            say(
-                f"warning: {front}logits of {pred} look like probabilities: {SUMS_TO_ONE}; if "
-                f"they are, save them as {front}probs"
-            )
-
-
 def how_written(out: str, anew: str = "wrote") -> str:
-    """How to say that ``out`` was written; to be asked before."""
+    """Return the message that ``out`` was written, before it is: it may replace something."""
     there = os.listdir(out) if os.path.isdir(out) else os.path.exists(out)
     return f"{'replaced' if there else anew} {out}"
 

@@ -1,36 +1,33 @@
-"""Prediction files: saved logits and labels, found by name and read in blocks of rows.
+"""Datasets: saved logits and labels, found by name and read in chunks of rows.
 
-A file holds ``logits`` and ``labels``, or ``NAME_logits`` and ``NAME_labels`` for each split,
-with ``probs`` in place of logits, ``features``, the last linear layer ``weight`` and ``bias``,
-and any further columns. Opening one reads headers only. The rows come later, a block at a time,
-so that the size of a file is not limited by memory:
+A prediction file holds ``logits`` and ``labels``, or ``NAME_logits`` and ``NAME_labels`` for each
+split, with ``probs`` in place of logits, ``features``, the last linear layer ``head_weight`` and
+``head_bias``, ``class_names``, and any further columns. Opening one reads headers only; rows are
+read a chunk at a time, so that the size of a file is not limited by memory:
 
 >>> import os, tempfile
 >>> import numpy as np
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     path = os.path.join(folder, "predictions.npz")
 ...     save_predictions(path, {"val_logits": np.zeros((5, 3)), "val_labels": np.arange(5)})
-...     val = open_predictions(path).split("val")
-...     [labels.tolist() for logits, labels in val.parts[0].blocks(2, ["logits", "labels"])]
-[[0, 1], [2, 3], [4]]
+...     val = open_dataset(path).split("val")
+...     list(val.walk(lambda chunks: [c.labels.tolist() for c in chunks], "labels", rows=2))
+[[[0, 1], [2, 3], [4]]]
 """
 
-from calibrant.data.files import (
-    Part,
-    PredictionFile,
-    Split,
-    open_predictions,
-    sample_path,
-    save_predictions,
-)
-from calibrant.data.formats import Stored
+from calibrant.data.columns import Column
+from calibrant.data.dataset import Dataset, Split, as_dataset, open_dataset
+from calibrant.data.files import sample_path, save_predictions
+from calibrant.data.shards import Chunk, Shard
 
 __all__ = [
-    "Part",
-    "PredictionFile",
+    "Chunk",
+    "Column",
+    "Dataset",
+    "Shard",
     "Split",
-    "Stored",
-    "open_predictions",
+    "as_dataset",
+    "open_dataset",
     "sample_path",
     "save_predictions",
 ]

@@ -1,13 +1,15 @@
-"""How the arrays of each file format are read, a block of rows at a time, and written."""
+"""Readers and writers of the file formats; rows are read a chunk at a time."""
 
 from __future__ import annotations
 
 import math
+import os
+import threading
+import weakref
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
@@ -16,133 +18,142 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 
 Array: TypeAlias = NDArray[Any]
-
-READ_BYTES = 2**24
-"""Size of the blocks in which a whole array is gathered."""
+Fingerprint: TypeAlias = tuple[int, int, int, int]
+"""Device, inode, size and time of the last change of a file."""
 
 PARQUET_BUFFER = 2**18
 """Bytes of a parquet file that are read at once."""
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Where an array lies and what its header says; ``key`` is its name inside the file."""
+class Header(NamedTuple):
+    """Shape and dtype of a stored array."""
 
-    path: str
-    key: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
-    def suffix(self) -> str:
-        """Suffix of the file, which decides how it is read."""
-        return Path(self.path).suffix
 
-    def blocks(self, rows: int) -> Iterator[Array]:
-        """Yield the array in blocks of ``rows`` rows; the last one may be shorter."""
-        for block in FORMATS[self.suffix].blocks(self, rows):
-            yield native(block)
+class Reader:
+    """An open file.
 
+    Everything is read through one handle: if another file takes the name of this one, reading
+    goes on with the old content. A file that is rewritten in place is detected by its fingerprint.
+    """
 
-Shard: TypeAlias = dict[str, Stored]
-"""The arrays of one file, or of the ``.npy`` files that belong together, by key."""
+    headers: dict[str, Header]
 
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.stream = open(path, "rb")  # noqa: SIM115  # closed with the reader
+        weakref.finalize(self, self.stream.close)
+        self.fingerprint = _fingerprint(os.fstat(self.stream.fileno()))
 
-# How a whole array and its blocks are made.
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of an array at a time; the last chunk may be shorter."""
+        raise NotImplementedError
 
-
-def native(block: Array) -> Array:
-    """Return ``block`` in the byte order of this machine, the only one that torch takes."""
-    return block.astype(block.dtype.newbyteorder("="), copy=False)
-
-
-def gathered(pieces: Sequence[Stored]) -> Array:
-    """Return the arrays one after another; a single ``.npy`` file is mapped, not loaded."""
-    first = pieces[0]
-    if len(pieces) == 1 and first.suffix == ".npy":
-        # Copy-on-write: the array may be changed, as any other, and the file stays as it is.
-        return native(np.load(first.path, mmap_mode="c", allow_pickle=False))
-    blocks = (block for piece in pieces for block in piece.blocks(_rows_at_once(piece)))
-    dtype = np.result_type(*(piece.dtype for piece in pieces)).newbyteorder("=")
-    if not dtype.itemsize:  # strings, whose length the header does not tell
-        return np.concatenate([np.empty(0, dtype), *blocks])
-    return _filled((sum(piece.shape[0] for piece in pieces), *first.shape[1:]), dtype, blocks)
+    def check_unchanged(self) -> None:
+        """Raise if the content of the open file has changed."""
+        if _fingerprint(os.fstat(self.stream.fileno())) != self.fingerprint:
+            raise changed(self.path)
 
 
-def _rows_at_once(piece: Stored) -> int:
-    row_bytes = math.prod(piece.shape[1:]) * piece.dtype.itemsize
-    return max(1, READ_BYTES // max(1, row_bytes))
+def changed(path: str) -> ValueError:
+    """Return the error for a file that is no longer the one that was opened."""
+    return ValueError(
+        f"{path} was replaced or rewritten while it was read; run again when it is complete"
+    )
 
 
-def _filled(shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[Array]) -> Array:
-    whole = np.empty(shape, dtype)
-    start = 0
-    for block in blocks:
-        whole[start : start + len(block)] = block
-        start += len(block)
-    return whole
+def _fingerprint(status: os.stat_result) -> Fingerprint:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _sliced(whole: Array, rows: int) -> Iterator[Array]:
-    """Yield copies: a block may be changed, and keeps no more than itself in memory."""
+def _counts(header: Header, rows: int) -> Iterator[int]:
+    """Yield the number of rows of each chunk."""
+    for start in range(0, header.shape[0], rows):
+        yield min(rows, header.shape[0] - start)
+
+
+def _rows(
+    stream: IO[bytes], path: str, header: Header, rows: int, order: Literal["C", "F"] = "C"
+) -> Array:
+    """Read the next rows of a stream."""
+    shape = (rows, *header.shape[1:])
+    raw = bytearray(stream.read(math.prod(shape) * header.dtype.itemsize))
+    with _reading(path, TypeError):  # the buffer is too small
+        return np.ndarray(shape, header.dtype, raw, order=order)
+
+
+def _slices(whole: Array, rows: int) -> Iterator[Array]:
+    """Yield copies of runs of rows: they may be changed, and do not keep the whole in memory."""
     for start in range(0, len(whole), rows):
         yield np.array(whole[start : start + rows], order="C")
 
 
 @contextmanager
-def _reading(path: str | Path, *damage: type[Exception]) -> Iterator[None]:
-    """Turn the errors by which a library reports a damaged file into one that says so."""
+def _reading(path: str, *damage: type[Exception]) -> Iterator[None]:
+    """Turn the errors by which a library reports a damaged file into one error."""
     try:
         yield
     except damage as error:
-        raise ValueError(
-            f"{path} is damaged or incomplete ({error}); copy or write it again"
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str, problem: object) -> ValueError:
+    return ValueError(f"{path} is damaged or incomplete ({problem}); copy or write it again")
 
 
 # .npy
 
 
-_HEADER_DAMAGE = (ValueError, EOFError, TokenError)
-
-
-def _npy_headers(path: Path) -> Shard:
-    with path.open("rb") as stream:
-        return {path.stem: _npy_header(stream, path, path.stem, path.stat().st_size)}
-
-
-def _npy_header(stream: IO[bytes], path: Path, key: str, size: int) -> Stored:
-    """Read the header of an array that is said to take ``size`` bytes with its header."""
-    shape, _, dtype = _array_header(stream, path)
-    needed = stream.tell() + math.prod(shape) * dtype.itemsize
-    if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
-        raise ValueError(
-            f"{path} is damaged or incomplete ({key} has {size} bytes of {needed}); "
-            "copy or write it again"
-        )
-    return Stored(str(path), key, shape, dtype)
-
-
-def _array_header(
-    stream: IO[bytes], path: str | Path
-) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether the order is Fortran's, and dtype."""
-    with _reading(path, *_HEADER_DAMAGE):
+def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Header, bool]:
+    """Return the header of an array of ``size`` bytes, and whether it is in Fortran order."""
+    with _reading(path, ValueError, EOFError, TokenError):
         version = npy.read_magic(stream)
         if version == (1, 0):
-            return npy.read_array_header_1_0(stream)
-        if version == (2, 0):
-            return npy.read_array_header_2_0(stream)
-        raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
+            shape, fortran, dtype = npy.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran, dtype = npy.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
+    needed = stream.tell() + math.prod(shape) * dtype.itemsize
+    if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
+        raise _damaged(path, f"{key} has {size} bytes of {needed}")
+    return Header(shape, dtype), fortran
 
 
-def _npy_blocks(stored: Stored, rows: int) -> Iterator[Array]:
-    with _reading(stored.path, *_HEADER_DAMAGE):
-        mapped = np.load(stored.path, mmap_mode="r", allow_pickle=False)
-    yield from _sliced(mapped, rows)
+class NpyReader(Reader):
+    """A ``.npy`` file, which is mapped into memory; its key is the stem of its name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        key = Path(path).stem
+        header, self._fortran = _npy_header(self.stream, path, key, self.fingerprint[2])
+        self.headers, self._start = {key: header}, self.stream.tell()
+        self._lock = threading.Lock()
+
+    def mapped(self, mode: Literal["r", "c"]) -> Array:
+        """Map the array, read-only or copy-on-write."""
+        ((shape, dtype),) = self.headers.values()
+        order: Literal["F", "C"] = "F" if self._fortran else "C"
+        return np.memmap(self.stream, dtype, mode, self._start, shape, order)
+
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows at a time."""
+        if self._fortran:
+            yield from _slices(self.mapped("r"), rows)
+            return
+        # Read, not mapped: access to a map of a file that has shrunk ends the process.
+        header, place = self.headers[key], self._start
+        for count in _counts(header, rows):
+            with self._lock:
+                self.stream.seek(place)
+                chunk = _rows(self.stream, self.path, header, count)
+            place += chunk.nbytes
+            yield chunk
 
 
 # .npz
@@ -151,44 +162,41 @@ def _npy_blocks(stored: Stored, rows: int) -> Iterator[Array]:
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError)
 
 
-@contextmanager
-def _archive(path: str | Path) -> Iterator[zipfile.ZipFile]:
-    # Opened apart from the rest: a file that may not be read is no damaged file.
-    with open(path, "rb") as source, _reading(path, *_ZIP_DAMAGE):
-        yield zipfile.ZipFile(source)
+class NpzReader(Reader):
+    """A ``.npz`` file; several of its arrays can be read side by side."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        with _reading(path, *_ZIP_DAMAGE):
+            self._archive = zipfile.ZipFile(self.stream)
+            names = {info.filename: info.file_size for info in self._archive.infolist()}
+            self.headers = {
+                name.removesuffix(".npy"): self._header(name, size)
+                for name, size in names.items()
+                if name.endswith(".npy")
+            }
 
-def _npz_headers(path: Path) -> Shard:
-    with _archive(path) as archive:
-        members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-        found = [_npz_header(archive, info, path) for info in members]
-    return {stored.key: stored for stored in found}
+    def _header(self, name: str, size: int) -> Header:
+        with self._archive.open(name) as member:
+            return _npy_header(member, self.path, name.removesuffix(".npy"), size)[0]
 
-
-def _npz_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Stored:
-    with archive.open(info) as stream:
-        return _npy_header(stream, path, info.filename.removesuffix(".npy"), info.file_size)
-
-
-def _npz_blocks(stored: Stored, rows: int) -> Iterator[Array]:
-    with _archive(stored.path) as archive, archive.open(f"{stored.key}.npy") as stream:
-        _, fortran, _ = _array_header(stream, stored.path)
-        if fortran:  # column by column: no row is complete before the end
-            yield from _sliced(_taken(stream, stored, stored.shape[0], "F"), rows)
-        else:
-            for start in range(0, stored.shape[0], rows):
-                yield _taken(stream, stored, min(rows, stored.shape[0] - start), "C")
-        stream.read(1)  # the checksum is compared when the end is reached
-
-
-def _taken(stream: IO[bytes], stored: Stored, rows: int, order: Literal["C", "F"]) -> Array:
-    shape = (rows, *stored.shape[1:])
-    raw = bytearray(stream.read(math.prod(shape) * stored.dtype.itemsize))
-    with _reading(stored.path, TypeError):  # the buffer is too small
-        return np.ndarray(shape, stored.dtype, raw, order=order)
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows at a time; only arrays in Fortran order are read whole."""
+        name, header = f"{key}.npy", self.headers[key]
+        with _reading(self.path, *_ZIP_DAMAGE), self._archive.open(name) as member:
+            size = self._archive.getinfo(name).file_size
+            _, fortran = _npy_header(member, self.path, key, size)
+            if fortran:
+                whole = _rows(member, self.path, header, header.shape[0], "F")
+                yield from _slices(whole, rows)
+            else:
+                for count in _counts(header, rows):
+                    yield _rows(member, self.path, header, count)
+            member.read(1)  # the checksum is compared at the end
 
 
 def _write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as ``numpy.savez`` does, under any keys."""
     with zipfile.ZipFile(path, "w") as archive:
         for key, values in arrays.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as stream:
@@ -206,45 +214,50 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-@contextmanager
-def _safetensors(path: str | Path, framework: str) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
+class SafetensorsReader(Reader):
+    """A ``.safetensors`` file, which its library maps into memory."""
 
-    with _reading(path, SafetensorError), safe_open(path, framework) as file:
-        yield file
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._file = self._opened("np")
+        views = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118
+        self._stored = {key: view.get_dtype() for key, view in views.items()}
+        for key, dtype in self._stored.items():
+            if dtype not in _SAFETENSORS_DTYPES:
+                raise ValueError(f"{path}: {key} is {dtype}; save it again as float32")
+        self.headers = {
+            key: Header(tuple(view.get_shape()), np.dtype(_SAFETENSORS_DTYPES[self._stored[key]]))
+            for key, view in views.items()
+        }
+        self._torch_file = self._opened("pt") if "BF16" in self._stored.values() else self._file
 
+    def _opened(self, framework: str) -> Any:
+        from safetensors import SafetensorError, safe_open
 
-def _safetensors_headers(path: Path) -> Shard:
-    with _safetensors(path, "np") as file:
-        return {key: _safetensors_header(file, path, key) for key in file.keys()}  # noqa: SIM118
+        with _reading(self.path, SafetensorError):
+            file = safe_open(self.path, framework)
+        # The library opens by name: make sure that it mapped the file that we hold.
+        if _fingerprint(os.stat(self.path)) != self.fingerprint:
+            raise changed(self.path)
+        return file
 
-
-def _safetensors_header(file: Any, path: Path, key: str) -> Stored:
-    view = file.get_slice(key)
-    if view.get_dtype() not in _SAFETENSORS_DTYPES:
-        raise ValueError(f"{path}: {key} is {view.get_dtype()}; save it again as float32")
-    dtype = np.dtype(_SAFETENSORS_DTYPES[view.get_dtype()])
-    return Stored(str(path), key, tuple(view.get_shape()), dtype)
-
-
-def _safetensors_blocks(stored: Stored, rows: int) -> Iterator[Array]:
-    with _safetensors(stored.path, "np") as file:
-        widened = file.get_slice(stored.key).get_dtype() == "BF16"
-    with _safetensors(stored.path, "pt" if widened else "np") as file:
-        view = file.get_slice(stored.key)
-        for start in range(0, stored.shape[0], rows):
-            block = view[start : min(start + rows, stored.shape[0])]
-            yield block.float().numpy() if widened else block
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows at a time."""
+        widened, count = self._stored[key] == "BF16", self.headers[key].shape[0]
+        view = (self._torch_file if widened else self._file).get_slice(key)
+        for start in range(0, count, rows):
+            chunk = view[start : min(start + rows, count)]
+            yield chunk.float().numpy() if widened else chunk
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write numbers; there is no dtype for text."""
     from safetensors.numpy import save_file
 
     for key, values in arrays.items():
         if values.dtype.name not in _SAFETENSORS_DTYPES.values():
-            raise ValueError(
-                f"a .safetensors file cannot hold {key}, which is {values.dtype.name}; write .npz"
-            )
+            kind = values.dtype.name
+            raise ValueError(f".safetensors cannot hold {key}, which is {kind}; write .npz")
     save_file(dict(arrays), path)
 
 
@@ -262,27 +275,61 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-@contextmanager
-def _parquet(path: str | Path) -> Iterator[Any]:
-    pa = _pyarrow()
-    # Opened apart from the rest, as in _archive.
-    with pa.OSFile(str(path), "rb") as source, _reading(path, pa.ArrowInvalid, OSError):
-        # Both options keep it from holding a row group, which may be the whole file, in memory.
-        yield pa.parquet.ParquetFile(source, pre_buffer=False, buffer_size=PARQUET_BUFFER)
+class ParquetReader(Reader):
+    """A ``.parquet`` file; a row is an example, and a list holds its logits."""
 
-
-def _parquet_headers(path: Path) -> Shard:
-    with _parquet(path) as file:
-        rows, schema = file.metadata.num_rows, file.schema_arrow
-        return {
-            field.name: Stored(
-                str(path),
-                field.name,
-                (rows, *_row_shape(file.metadata, field)),
-                _parquet_dtype(field.type),
+    def __init__(self, path: str) -> None:
+        pa = _pyarrow()
+        super().__init__(path)
+        with self._reading():
+            # Both options keep it from holding a row group, which may be the whole file, in memory.
+            self._file = pa.parquet.ParquetFile(
+                pa.PythonFile(self.stream), pre_buffer=False, buffer_size=PARQUET_BUFFER
             )
-            for field in schema
-        }
+            rows = self._file.metadata.num_rows
+            self.headers = {
+                field.name: Header(
+                    (rows, *_row_shape(self._file.metadata, field)), _parquet_dtype(field.type)
+                )
+                for field in self._file.schema_arrow
+            }
+
+    def _reading(self) -> Any:
+        return _reading(self.path, _pyarrow().ArrowInvalid, OSError)
+
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield exactly ``rows`` rows at a time, across row groups."""
+        with self._reading():
+            batches = self._file.iter_batches(rows, columns=[key])
+            yield from _rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
+
+    def _values(self, key: str, column: Any) -> Array:
+        if not _is_list(column.type):
+            return self._flat(key, column)
+        width = self.headers[key].shape[1]
+        lengths = _pyarrow().compute.list_value_length(column).fill_null(0).to_numpy()
+        if (lengths != width).any():
+            raise ValueError(
+                f"{self.path}: the rows of {key} must have one length, got "
+                f"{lengths[lengths != width][0]} values where the mean is {width}; write every "
+                "class of every row"
+            )
+        return self._flat(key, column.flatten()).reshape(len(column), width)
+
+    def _flat(self, key: str, values: Any) -> Array:
+        if values.null_count:
+            raise ValueError(f"{self.path}: {key} has missing values; drop or fill those rows")
+        if self.headers[key].dtype.kind == "U":
+            return np.array(values.to_pylist(), dtype=str)
+        return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write columns of equal length."""
+    pa = _pyarrow()
+    _check_table(arrays)
+    table = pa.table({key: _parquet_column(values) for key, values in arrays.items()})
+    pa.parquet.write_table(table, path)
 
 
 def _is_list(kind: Any) -> bool:
@@ -291,7 +338,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _row_shape(metadata: Any, field: Any) -> tuple[int, ...]:
-    """Shape of one row. The footer counts values, which tells the length of lists of one length."""
+    """Return the shape of a row; for lists, from the number of values in the footer."""
     if not _is_list(field.type):
         return ()
     if _pyarrow().types.is_fixed_size_list(field.type):
@@ -304,62 +351,24 @@ def _row_shape(metadata: Any, field: Any) -> tuple[int, ...]:
 
 
 def _parquet_dtype(kind: Any) -> np.dtype[Any]:
-    """NumPy's type for numbers, of a list for its values; everything else is read as text."""
+    """Return NumPy's dtype of numbers, or of a list's values; all else is read as text."""
     types = _pyarrow().types
     values = kind.value_type if _is_list(kind) else kind
     numeric = types.is_integer(values) or types.is_floating(values) or types.is_boolean(values)
     return np.dtype(values.to_pandas_dtype() if numeric else str)
 
 
-def _parquet_blocks(stored: Stored, rows: int) -> Iterator[Array]:
-    with _parquet(stored.path) as file:
-        batches = file.iter_batches(rows, columns=[stored.key])
-        yield from _reblocked((_parquet_values(stored, batch.column(0)) for batch in batches), rows)
-
-
-def _reblocked(chunks: Iterable[Array], rows: int) -> Iterator[Array]:
-    """Yield blocks of exactly ``rows`` rows: a batch may end early, with its row group."""
+def _rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:
+    """Yield chunks of exactly ``rows`` rows: a batch may end early, with its row group."""
     held: list[Array] = []
-    for chunk in chunks:
-        held.append(chunk)
-        if sum(map(len, held)) >= rows:  # a batch has at most ``rows``: one block is full
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) >= rows:  # a batch has at most ``rows``: one chunk is full
             joined = np.concatenate(held)
             yield joined[:rows]
             held = [joined[rows:]]
     if sum(map(len, held)):
         yield np.concatenate(held)
-
-
-def _parquet_values(stored: Stored, column: Any) -> Array:
-    if not _is_list(column.type):
-        return _parquet_flat(stored, column)
-    _check_lengths(stored, column)
-    return _parquet_flat(stored, column.flatten()).reshape(len(column), *stored.shape[1:])
-
-
-def _parquet_flat(stored: Stored, values: Any) -> Array:
-    if values.null_count:
-        raise ValueError(f"{stored.path}: {stored.key} has missing values; drop or fill those rows")
-    if stored.dtype.kind == "U":
-        return np.array(values.to_pylist(), dtype=str)
-    return np.asarray(values.to_numpy(zero_copy_only=False))
-
-
-def _check_lengths(stored: Stored, column: Any) -> None:
-    lengths = _pyarrow().compute.list_value_length(column).fill_null(0).to_numpy()
-    wrong = lengths[lengths != stored.shape[1]]
-    if len(wrong):
-        raise ValueError(
-            f"{stored.path}: the rows of {stored.key} must have one length, got {wrong[0]} values "
-            f"where the mean is {stored.shape[1]}; write every class of every row"
-        )
-
-
-def _write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
-    pa = _pyarrow()
-    _check_table(arrays)
-    table = pa.table({key: _parquet_column(values) for key, values in arrays.items()})
-    pa.parquet.write_table(table, path)
 
 
 def _check_table(arrays: Mapping[str, Array]) -> None:
@@ -371,7 +380,7 @@ def _check_table(arrays: Mapping[str, Array]) -> None:
             )
     rows = {key: len(values) for key, values in arrays.items()}
     if len(set(rows.values())) > 1:
-        counts = listed(f"{key} {count}" for key, count in rows.items())
+        counts = comma_separated(f"{key} {count}" for key, count in rows.items())
         raise ValueError(
             f"the columns of a .parquet file must have as many rows each, got {counts}; "
             "write a file per split, or .npz"
@@ -381,25 +390,13 @@ def _check_table(arrays: Mapping[str, Array]) -> None:
 def _parquet_column(values: Array) -> Any:
     pa = _pyarrow()
     flat = pa.array(values.reshape(-1))
-    if values.ndim == 1:
-        return flat
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-# The formats, and how a file is replaced.
-
-
-class Format(NamedTuple):
-    """How files with one suffix are read and, where one file holds several arrays, written."""
-
-    headers: Callable[[Path], Shard]
-    blocks: Callable[[Stored, int], Iterator[Array]]
-    write: Callable[[Path, Mapping[str, Array]], None] | None
-
-
-FORMATS = {
-    ".npz": Format(_npz_headers, _npz_blocks, _write_npz),
-    ".safetensors": Format(_safetensors_headers, _safetensors_blocks, _write_safetensors),
-    ".parquet": Format(_parquet_headers, _parquet_blocks, _write_parquet),
-    ".npy": Format(_npy_headers, _npy_blocks, None),
+READERS: dict[str, type[Reader]] = {
+    ".npz": NpzReader,
+    ".safetensors": SafetensorsReader,
+    ".parquet": ParquetReader,
+    ".npy": NpyReader,
 }
+WRITERS = {".npz": _write_npz, ".safetensors": _write_safetensors, ".parquet": _write_parquet}

@@ -1,16 +1,10 @@
-"""Decisions from calibrated probabilities: thresholds, sets of classes, class frequencies."""
+"""Decisions from calibrated probabilities: thresholds, prediction sets, class frequencies."""
 
-from calibrant.decide.conformal_sets import ConformalSets, conformal
-from calibrant.decide.priors import PriorCorrection, estimate_prior, label_shift, shift_prior
-from calibrant.decide.thresholds import Threshold, threshold
-
-__all__ = [
-    "ConformalSets",
-    "PriorCorrection",
-    "Threshold",
-    "conformal",
-    "estimate_prior",
-    "label_shift",
-    "shift_prior",
-    "threshold",
-]
+from calibrant.decide.conformal_sets import ConformalSets as ConformalSets, conformal as conformal
+from calibrant.decide.priors import (
+    PriorCorrection as PriorCorrection,
+    estimate_prior as estimate_prior,
+    label_shift as label_shift,
+    shift_prior as shift_prior,
+)
+from calibrant.decide.thresholds import Threshold as Threshold, threshold as threshold

@@ -1,11 +1,12 @@
-"""Sets of classes with a guaranteed coverage."""
+"""Prediction sets with a guaranteed coverage."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,22 +16,20 @@ from calibrant._core.checks import (
     IGNORED,
     BoolArray,
     FloatArray,
-    IntArray,
-    Values,
+    Logits,
     as_labels,
-    as_scores,
+    check_choice,
     check_labels,
     check_shapes,
     check_some,
+    check_whole,
     float_info,
 )
-from calibrant.decide.probabilities import _as_given, _as_probs
-from calibrant.decide.thresholds import FREE_RANKS, PENALTY, _check_share
-
-# ------------------------------------------------------------------------------ prediction sets
+from calibrant.decide.probabilities import check_share, in_form_of, one_input, probabilities
+from calibrant.metrics.inputs import Input
 
 Score = Literal["lac", "aps", "raps"]
-"""How unlike its class an example is.
+"""Nonconformity of an example and a class.
 
 - ``lac``: minus the probability of the class. The smallest sets on average; those of hard
   examples are too small, and may be empty.
@@ -42,6 +41,7 @@ Score = Literal["lac", "aps", "raps"]
 The papers' scores are larger by one. They cannot tell 1 - 1e-17 from 1, and with probabilities
 that are surer than that every set would hold all classes.
 """
+PENALTY, FREE_RANKS = 0.01, 5
 SLACK = 1e-6
 """Part of a limit by which a score may exceed it: the last digits of probabilities depend on the
 precision and on the batch, and must not decide where many of them are alike."""
@@ -53,20 +53,19 @@ FLOOR = 1e-30
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Prediction sets that hold the true class as often as asked; made by :func:`conformal`.
+    """Prediction sets with the coverage asked for; made by :func:`conformal`.
 
     Attributes
     ----------
     limit : float
-        A class is in the set when its score is at most this, but for the last digits; inf if it
-        always is.
+        A class is in the set when its score is at most this; inf for all classes.
     score : {"lac", "aps", "raps"}
     coverage : float
         The share that was asked for.
     n, classes : int
-        Size of the examples behind it.
+        Number of examples behind it, and of their classes.
     seed : int
-        Of the random part of ``aps`` and ``raps``.
+        Seed of the random part of ``aps`` and ``raps``.
     """
 
     limit: float
@@ -76,42 +75,70 @@ class ConformalSets:
     classes: int
     seed: int
 
+    def state(self) -> dict[str, Any]:
+        """Return the attributes for JSON: None stands for a limit of infinity."""
+        return {**asdict(self), "limit": self.limit if math.isfinite(self.limit) else None}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ConformalSets:
+        """Make sets of what :meth:`state` returned."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(state, Mapping) or set(state) != set(names):
+            raise ValueError(f"sets have the attributes {', '.join(names)}, got {state!r:.200}")
+        limit = math.inf if state["limit"] is None else state["limit"]
+        check_choice("score", state["score"], get_args(Score))
+        check_share(state["coverage"], "coverage", "0.9 means 90 %")
+        for name, least in (("n", 1), ("classes", 1), ("seed", 0)):
+            check_whole(name, state[name], least)
+        if not isinstance(limit, (int, float)) or math.isnan(limit):
+            raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
+        return cls(**{**state, "limit": limit})
+
     @overload
-    def sets(self, probs: Tensor, *, nonempty: bool = False) -> Tensor: ...
+    def sets(self, logits: Tensor, *, nonempty: bool = False) -> Tensor: ...
     @overload
-    def sets(self, probs: ArrayLike, *, nonempty: bool = False) -> BoolArray: ...
-    def sets(self, probs: Values, *, nonempty: bool = False) -> Tensor | BoolArray:
-        """Which classes are in the set of each row.
+    def sets(self, logits: ArrayLike, *, nonempty: bool = False) -> BoolArray: ...
+    @overload
+    def sets(self, *, probs: Tensor, nonempty: bool = False) -> Tensor: ...
+    @overload
+    def sets(self, *, probs: ArrayLike, nonempty: bool = False) -> BoolArray: ...
+    def sets(
+        self, logits: Input = None, *, probs: Input = None, nonempty: bool = False
+    ) -> Tensor | BoolArray:
+        """Membership of each class in the set of each row.
 
         Parameters
         ----------
+        logits : (..., classes), or (n,) log-odds
         probs : (..., classes), or (n,) for P(y = 1)
+            In place of logits.
         nonempty : bool
-            Put the most probable class into sets that are empty. Coverage can only rise by it,
-            so that its upper limit no longer holds.
+            Put the most probable class into sets that are empty. This can only raise the
+            coverage, so that its upper limit no longer holds.
 
         Returns
         -------
         (..., classes) of bool
             NumPy for NumPy, a tensor for a tensor.
         """
-        rows = _as_probs(probs)
+        rows, given = probabilities(logits, probs), one_input(logits, probs)
         if rows.shape[-1] != self.classes:
             raise ValueError(
-                f"probs must have {self.classes} classes, as in conformal, got {rows.shape[-1]}"
+                f"expected {self.classes} classes, as in conformal, got {rows.shape[-1]}"
             )
         # a stored zero is a probability too small for its dtype: it may be that large
-        scores = _class_scores(rows, self.score, self.seed, least=_least(probs))
-        found = scores <= _loosened(self.limit, probs)
+        least = _least(given) if logits is None else 0.0
+        members = _class_scores(rows, self.score, self.seed, least) <= _loosened(self.limit, given)
         if nonempty:  # every other set holds the most probable class already
-            np.put_along_axis(found, rows.argmax(-1)[..., None], True, -1)
-        return _as_given(found, probs)
+            np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
+        return in_form_of(given, members)
 
 
 def conformal(
-    probs: Values,
-    labels: Values,
+    logits: Input = None,
+    labels: Input = None,
     *,
+    probs: Input = None,
     coverage: float = 0.9,
     score: Score = "aps",
     seed: int = 0,
@@ -135,9 +162,11 @@ def conformal(
 
     Parameters
     ----------
-    probs : (..., classes), or (n,) for P(y = 1)
-        Probabilities of held-out examples.
+    logits : (..., classes), or (n,) log-odds
+        Of held-out examples.
     labels : (...) integers, -100 ignored
+    probs : (..., classes), or (n,) for P(y = 1)
+        In place of logits.
     coverage : float in (0, 1)
     score : {"lac", "aps", "raps"}
         ``lac`` for the smallest sets, ``aps`` for sizes that follow the difficulty, ``raps`` for
@@ -149,29 +178,24 @@ def conformal(
     >>> rng = np.random.default_rng(0)
     >>> logits = 2 * rng.normal(size=(3000, 10))
     >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
-    >>> probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    >>> fitted = conformal(probs[:1000], labels[:1000], coverage=0.9)
-    >>> sets = fitted.sets(probs[1000:])
+    >>> fitted = conformal(logits[:1000], labels[:1000], coverage=0.9)
+    >>> sets = fitted.sets(logits[1000:])
     >>> print(sets[np.arange(2000), labels[1000:]].mean().round(1))
     0.9
     """
-    _check_share(coverage, "coverage", "0.9 means 90 %")
-    if score not in get_args(Score):
-        raise ValueError(f"score must be one of {get_args(Score)}, got {score!r}")
-    rows, targets = _labelled(probs, labels)
-    scores = np.take_along_axis(_class_scores(rows, score, seed), targets[:, None], -1)[:, 0]
-    limit = _loosened(_limit(scores, coverage), probs)
-    return ConformalSets(limit, score, coverage, len(scores), rows.shape[-1], seed)
-
-
-def _labelled(probs: Values, labels: Values) -> tuple[FloatArray, IntArray]:
-    """Rows ``(n, classes)`` that have a label, and the labels."""
-    rows, targets = _as_probs(probs), as_labels(labels)
+    check_share(coverage, "coverage", "0.9 means 90 %")
+    check_choice("score", score, get_args(Score))
+    if labels is None:
+        raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
+    rows, targets = probabilities(logits, probs), as_labels(labels)
     check_shapes(rows, targets)
     check_labels(targets, rows.shape[-1])
     kept = targets != IGNORED
     check_some(int(kept.sum()))
-    return rows[kept], targets[kept]
+    scores = _class_scores(rows[kept], score, seed)
+    own = np.take_along_axis(scores, targets[kept][:, None], -1)[:, 0]
+    limit = _loosened(_limit(own, coverage), one_input(logits, probs))
+    return ConformalSets(limit, score, coverage, len(own), rows.shape[-1], seed)
 
 
 def _limit(scores: FloatArray, coverage: float) -> float:
@@ -179,24 +203,23 @@ def _limit(scores: FloatArray, coverage: float) -> float:
     rank = math.ceil((n + 1) * coverage - 1e-9)  # 100 * 0.55 is a little more than 55
     if rank > n:
         warnings.warn(
-            f"{n:,} examples cannot show a coverage of {coverage:g}: every set holds all classes; "
-            f"{math.ceil(coverage / (1 - coverage) - 1e-9):,} examples or more are needed",
+            f"{n:,} examples cannot show a coverage of {coverage:g}; every set holds all classes: "
+            f"use at least {math.ceil(coverage / (1 - coverage) - 1e-9):,} examples",
             stacklevel=3,
         )
         return math.inf
     return float(np.partition(scores, rank - 1)[rank - 1])
 
 
-def _loosened(limit: float, probs: Values) -> float:
-    """The limit for scores that are as exact as the probabilities given."""
-    return limit + max(SLACK, float_info(as_scores(probs)).eps) * abs(limit)
+def _loosened(limit: float, given: Logits) -> float:
+    """Raise the limit by the rounding of scores in the precision of the input."""
+    return limit + max(SLACK, float_info(given).eps) * abs(limit)
 
 
-def _least(probs: Values) -> float:
-    """What a probability that is given as zero, or whose complement is given as one, may be."""
-    given = as_scores(probs)
-    info = float_info(given)
-    return float(info.eps if given.ndim == 1 else info.tiny * info.eps)
+def _least(probs: Logits) -> float:
+    """Largest probability that may be stored as zero, or as one for its complement."""
+    info = float_info(probs)
+    return float(info.eps if probs.ndim == 1 else info.tiny * info.eps)
 
 
 def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0) -> FloatArray:
@@ -217,14 +240,14 @@ def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0)
 
 
 def _uniform(rows: FloatArray, seed: int) -> FloatArray:
-    """A number in [0, 1) for each row, made from the first digits of its values and the seed.
+    """A number in [0, 1) for each row, hashed from the first digits of its values and the seed.
 
-    A stream of random numbers would give a row that comes alone the first number of the stream,
-    always the same one, and the coverage of a service that answers one by one would be that of
-    this number. Since the score is a function of the row, coverage does not depend on how good
-    the mixing is; the mixing makes the sets small. Rows that differ in their last digits only,
-    by another precision or batch, must get the same number, and rows of a very sure model, which
-    differ in the tails only, must not: so it is the logarithms that are rounded.
+    A stream of random numbers would give each row that comes alone the same first number, and a
+    service that answers one by one the coverage of that number. Since the score is a function of
+    the row, coverage does not depend on the quality of the hash, which only makes the sets small.
+    Rows that differ in their last digits, by another precision or batch, must get the same number;
+    rows of a very sure model, which differ in the tails only, must not. So the logarithms are
+    rounded.
     """
     odd = np.random.default_rng(seed).integers(2**63, size=rows.shape[-1], dtype=np.uint64) * 2 + 1
     cells = np.round(-CELLS * np.log(np.clip(rows, FLOOR, 1))).astype(np.uint64)

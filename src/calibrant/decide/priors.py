@@ -1,4 +1,4 @@
-"""Class frequencies that differ between fitting and use."""
+"""Correction for class frequencies that differ between fitting and use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.decide.probabilities import _as_given, _as_probs
-
-# ------------------------------------------------------------------------------ another class mix
+from calibrant.decide.probabilities import in_form_of, one_input, probabilities
+from calibrant.metrics.inputs import Input
 
 PRECISION = 0.01
 """Nats, of all examples together, by which an estimated prior may be below the best."""
@@ -31,10 +30,16 @@ ROUNDS = 5_000
 
 
 @overload
-def shift_prior(probs: Tensor, old_prior: Values, new_prior: Values) -> Tensor: ...
+def shift_prior(logits: Tensor, *, old_prior: Values, new_prior: Values) -> Tensor: ...
 @overload
-def shift_prior(probs: ArrayLike, old_prior: Values, new_prior: Values) -> FloatArray: ...
-def shift_prior(probs: Values, old_prior: Values, new_prior: Values) -> Tensor | FloatArray:
+def shift_prior(logits: ArrayLike, *, old_prior: Values, new_prior: Values) -> FloatArray: ...
+@overload
+def shift_prior(*, probs: Tensor, old_prior: Values, new_prior: Values) -> Tensor: ...
+@overload
+def shift_prior(*, probs: ArrayLike, old_prior: Values, new_prior: Values) -> FloatArray: ...
+def shift_prior(
+    logits: Input = None, *, probs: Input = None, old_prior: Values, new_prior: Values
+) -> Tensor | FloatArray:
     r"""Probabilities as they are where the classes have other frequencies.
 
     .. math:: p'_k = \frac{p_k\, \pi'_k / \pi_k}{\sum_j p_j\, \pi'_j / \pi_j}
@@ -44,42 +49,50 @@ def shift_prior(probs: Values, old_prior: Values, new_prior: Values) -> Tensor |
 
     Parameters
     ----------
+    logits : (..., classes), or (n,) log-odds
+        Calibrated.
     probs : (..., classes), or (n,) for P(y = 1)
-        Calibrated probabilities.
+        In place of logits.
     old_prior : (classes,)
-        Frequencies of the classes where the probabilities are calibrated: above zero, sum 1.
+        Frequencies of the classes where the model is calibrated: above zero, sum 1.
     new_prior : (classes,)
-        Frequencies where they will be used: zero or more, sum 1.
+        Frequencies where it will be used: zero or more, sum 1.
 
     Returns
     -------
-    As ``probs``
+    Probabilities, in the shape of the input
 
     Examples
     --------
-    >>> shift_prior([[0.5, 0.5], [0.9, 0.1]], [0.5, 0.5], [0.2, 0.8])
+    >>> shift_prior(probs=[[0.5, 0.5], [0.9, 0.1]], old_prior=[0.5, 0.5], new_prior=[0.2, 0.8])
     array([[0.2       , 0.8       ],
            [0.69230769, 0.30769231]])
     """
-    rows = _as_probs(probs)
+    rows, given = probabilities(logits, probs), one_input(logits, probs)
     old, new = _as_priors(old_prior, new_prior, rows.shape[-1])
     shifted = rows * (new / old)
     total = shifted.sum(-1, keepdims=True)
     if not total.all():
         at = int((total == 0).reshape(-1).nonzero()[0][0])
         raise ValueError(
-            f"row {at} has no probability outside the classes whose new prior is 0: give those "
-            "a small share"
+            f"row {at} has probability only in classes whose new prior is 0: give those a small "
+            "share"
         )
     shifted /= total
-    return _as_given(shifted if np.ndim(probs) > 1 else shifted[..., 1], probs)
+    return in_form_of(given, shifted if given.ndim > 1 else shifted[..., 1])
 
 
 @overload
-def estimate_prior(probs: Tensor, old_prior: Values) -> Tensor: ...
+def estimate_prior(logits: Tensor, *, old_prior: Values) -> Tensor: ...
 @overload
-def estimate_prior(probs: ArrayLike, old_prior: Values) -> FloatArray: ...
-def estimate_prior(probs: Values, old_prior: Values) -> Tensor | FloatArray:
+def estimate_prior(logits: ArrayLike, *, old_prior: Values) -> FloatArray: ...
+@overload
+def estimate_prior(*, probs: Tensor, old_prior: Values) -> Tensor: ...
+@overload
+def estimate_prior(*, probs: ArrayLike, old_prior: Values) -> FloatArray: ...
+def estimate_prior(
+    logits: Input = None, *, probs: Input = None, old_prior: Values
+) -> Tensor | FloatArray:
     r"""Frequencies of the classes in unlabelled data, from calibrated probabilities.
 
     The prior :math:`q` at the maximum of
@@ -101,7 +114,9 @@ def estimate_prior(probs: Values, old_prior: Values) -> Tensor | FloatArray:
 
     Parameters
     ----------
+    logits : (..., classes), or (n,) log-odds
     probs : (..., classes), or (n,) for P(y = 1)
+        In place of logits.
     old_prior : (classes,)
         Frequencies of the classes in the data on which the calibrator was fitted.
 
@@ -113,19 +128,18 @@ def estimate_prior(probs: Values, old_prior: Values) -> Tensor | FloatArray:
     --------
     >>> rng = np.random.default_rng(0)
     >>> y = rng.random(5000) < 0.2
-    >>> x = rng.normal(2.0 * y - 1)
-    >>> balanced = 1 / (1 + np.exp(-2 * x))  # P(y = 1) where both classes are as frequent
-    >>> estimate_prior(balanced, [0.5, 0.5]).round(2)
+    >>> log_odds = 2 * rng.normal(2.0 * y - 1)  # where both classes are as frequent
+    >>> estimate_prior(log_odds, old_prior=[0.5, 0.5]).round(2)
     array([0.8, 0.2])
     """
-    rows = _as_probs(probs)
+    rows = probabilities(logits, probs)
     old = _as_prior(old_prior, rows.shape[-1], "old_prior", least=1e-12)
-    found = _likeliest(rows.reshape(-1, rows.shape[-1]) / old, old)
-    return _as_given(found, probs)
+    prior = _likeliest(rows.reshape(-1, rows.shape[-1]) / old, old)
+    return in_form_of(one_input(logits, probs), prior)
 
 
 def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
-    """Weights ``(classes,)`` at the maximum of which :func:`estimate_prior` tells."""
+    """Solve for the maximum of :func:`estimate_prior`, ``(classes,)``."""
     check_some(len(ratios))
     added = len(old) * old  # examples of each class that are counted besides the data
     total = len(ratios) + added.sum()
@@ -138,8 +152,8 @@ def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
         weights = weights * gradient
     else:
         warnings.warn(
-            f"the estimate of the prior had not settled after {ROUNDS:,} steps: classes that the "
-            "probabilities hardly tell apart still have something of their old share",
+            f"the estimate of the prior did not converge in {ROUNDS:,} steps: classes that the "
+            "probabilities hardly separate keep part of their old share",
             stacklevel=3,
         )
     return np.asarray(weights / weights.sum())
@@ -170,13 +184,14 @@ class PriorCorrection(Calibrator):
 
     old_prior_: Tensor
     new_prior_: Tensor
+    learned_shapes = "old_prior_ classes; new_prior_ classes"
 
     def __init__(self, calibrator: Calibrator) -> None:
         super().__init__()
         self.calibrator = calibrator
         self.needs_features = calibrator.needs_features
         self.needs_head = calibrator.needs_head
-        self._learned(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
+        self._store(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
         self.to(calibrator.classes_.device)
 
     def size(self, classes: int) -> int:
@@ -186,34 +201,33 @@ class PriorCorrection(Calibrator):
     def set_priors(self, old_prior: Values, new_prior: Values) -> PriorCorrection:
         """Correct from one prior ``(classes,)``, above zero, to another, and return self."""
         inside = self.calibrator
-        if not inside._classes:
+        if not inside.classes:
             raise RuntimeError(
                 f"this {type(inside).__name__} is not fitted: call fit(logits, labels) first"
             )
-        old, new = _as_priors(old_prior, new_prior, max(inside._classes, 2))
-        self._learned(old_prior_=old, new_prior_=new)
-        self._fitted(inside._classes)
+        old, new = _as_priors(old_prior, new_prior, max(inside.classes, 2))
+        self._store(old_prior_=old, new_prior_=new)
+        self._set_classes(inside.classes)
         return self
 
     def _fit(self, given: Examples, context: Context) -> None:
-        self.calibrator._fit(given, context)
-        self.calibrator._fitted(1 if given.logits.ndim == 1 else given.classes)
+        self.calibrator.fit_examples(given, context)
         kept = given.labels != IGNORED
         mass = np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)
-        self._learned(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
+        self._store(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Corrected logits, as those of every calibrator."""
-        self._check_input(logits)
-        found: Tensor = self.calibrator(logits, features)
-        # At a prior of zero the logarithm is -87, not -inf: a class is out, and yet a row in
-        # which only such classes are possible keeps its probabilities.
+        self.check_logits(logits)
+        calibrated: Tensor = self.calibrator(logits, features)
+        # log(tiny) in place of -inf: a row in which only classes of prior zero are possible keeps
+        # its probabilities
         tiny = torch.finfo(torch.float32).tiny
         new, old = (p.clamp(min=tiny).log() for p in (self.new_prior_, self.old_prior_))
-        shift = (new - old).to(found.dtype)
-        if self._classes == 1:
-            return found + (shift[1] - shift[0])
-        shifted = found + shift
+        shift = (new - old).to(calibrated.dtype)
+        if self.classes == 1:
+            return calibrated + (shift[1] - shift[0])
+        shifted = calibrated + shift
         return shifted - shifted.amax(-1, keepdim=True)
 
 
@@ -252,7 +266,8 @@ def label_shift(
     >>> round(float(adapted.new_prior_[1]), 1)
     0.1
     """
-    new_prior = estimate_prior(calibrator.predict_proba(logits, features), old_prior)
+    probs = calibrator.predict_proba(logits, features)
+    new_prior = estimate_prior(probs=probs, old_prior=old_prior)
     return PriorCorrection(calibrator).set_priors(old_prior, new_prior)
 
 
@@ -272,8 +287,8 @@ def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatA
     if not (shares >= least).all():  # NaN is not
         worst = float(shares[~(shares >= least)][0])
         raise ValueError(
-            f"{name} must be {least:g} or more in every class, got {worst:g}: a class that was "
-            "never seen has no probability to correct"
+            f"{name} must be {least:g} or more in every class, got {worst:g}: a class that never "
+            "occurred has no probability to correct"
         )
     if abs(shares.sum() - 1) > 1e-4:
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Thresholds on confidence that keep a promised error."""
+"""Confidence thresholds with a guaranteed error rate."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from numbers import Real
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,39 +17,40 @@ from calibrant._core.checks import (
     BoolArray,
     FloatArray,
     IntArray,
-    Logits,
-    Values,
     as_float64,
-    as_pairs,
     as_scores,
 )
+from calibrant.decide.probabilities import check_share
+from calibrant.metrics.inputs import Data, Input
+from calibrant.metrics.reductions import pairs_from
 
-# ----------------------------------------------------------------------------------- thresholds
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 STEPS = 10
 """Thresholds that are tried per unit of log-odds."""
 REACH = 7
 """Log-odds up to which they lie above ``1 - max_error``, and down to which below zero."""
 FALL = 3.0
-"""How much less of the error probability a search gets that starts one unit further away."""
+"""Factor by which the error probability of a search falls per unit of distance of its start."""
 
 
 class Threshold(NamedTuple):
-    """From which confidence on to accept, and what is known about the examples accepted.
+    """Confidence from which on to accept, and the error among the examples accepted.
 
     Attributes
     ----------
     threshold : float
         Accept an example when its confidence is at least this; inf accepts none.
     coverage : float
-        Share of the given examples that it accepts.
+        Share of the examples that it accepts.
     error : float
-        Share of wrong ones among those; NaN if there are none.
+        Share of wrong answers among those; NaN if there are none.
     bound : float
         Clopper-Pearson upper bound of the error at the level of the test that this threshold
-        passed. It shows how close the call was. What is guaranteed is ``max_error``.
+        passed. It shows how close the call was; ``max_error`` is what is guaranteed.
     n : int
-        Number of examples given.
+        Number of examples.
     """
 
     threshold: float
@@ -58,9 +59,36 @@ class Threshold(NamedTuple):
     bound: float
     n: int
 
+    def state(self) -> dict[str, float | None]:
+        """Return the numbers for JSON: None stands for infinity and NaN."""
+        return {k: v if math.isfinite(v) else None for k, v in self._asdict().items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Threshold:
+        """Make a threshold of what :meth:`state` returned."""
+        absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
+        named = isinstance(state, Mapping) and set(state) == set(cls._fields)
+        if not named or not all(_is_number(v, k in absent) for k, v in state.items()):
+            raise ValueError(
+                f"a threshold has the numbers {', '.join(cls._fields)}, got {state!r:.200}"
+            )
+        numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in state.items()}
+        return cls(**numbers)
+
+
+def _is_number(value: Any, or_none: bool = False) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is None and or_none
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
 
 def threshold(
-    confidence: Values, outcome: Values, *, max_error: float, level: float = 0.95
+    logits: Input = None,
+    labels: Input = None,
+    *,
+    max_error: float,
+    level: float = 0.95,
+    **data: Unpack[Data],
 ) -> Threshold:
     r"""Lowest confidence from which on the error is shown to be at most ``max_error``.
 
@@ -69,11 +97,11 @@ def threshold(
 
     .. math:: P\left(R(\hat t) \le \mathtt{max\_error}\right) \ge \mathtt{level}
 
-    over the draw of the given examples, for any number of them, with ties, and whether or not
-    the confidences are calibrated or in a useful order. The examples must be independent, from
-    the population to which the threshold will be applied, and not those on which the model or
-    its calibrator was fitted. The promise is about all accepted examples together, not about
-    a class or a group among them.
+    over the draw of the examples, for any number of them, with ties, and whether or not the
+    confidences are calibrated or in a useful order. The examples must be independent, from the
+    population to which the threshold will be applied, and not those on which the model or its
+    calibrator was fitted. The promise is about all accepted examples together, not about a class
+    or a subgroup among them.
 
     Thresholds are tried on a grid that does not depend on the data. Of m accepted examples k
     are wrong; since k is binomial given m, :math:`P(\mathrm{Bin}(m, \mathtt{max\_error}) \le k)`
@@ -86,12 +114,11 @@ def threshold(
 
     Parameters
     ----------
-    confidence : (...) in [0, 1]
-        As ``calibrant.top_label`` gives it, for calibrated logits.
-    outcome : (...) 0 or 1
-        Whether the answer was right.
-    max_error : float in (0, 1)
-    level : float in (0, 1)
+    logits : (..., classes), calibrated
+    labels : (...) integers, -100 ignored
+    max_error, level : float in (0, 1)
+    probs, or confidence and outcome
+        In place of logits, as for :func:`calibrant.ece`. Weights are not supported.
 
     Returns
     -------
@@ -103,15 +130,17 @@ def threshold(
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.uniform(0.5, 1, 4000)
     >>> right = rng.random(4000) < confidence
-    >>> found = threshold(confidence, right, max_error=0.1)
-    >>> round(found.threshold, 2), round(found.coverage, 2), round(found.error, 2)
+    >>> limit = threshold(confidence=confidence, outcome=right, max_error=0.1)
+    >>> round(limit.threshold, 2), round(limit.coverage, 2), round(limit.error, 2)
     (0.84, 0.32, 0.08)
     """
-    claimed, happened, _ = as_pairs(confidence, outcome)
-    _check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
-    _check_share(level, "level", "0.95 means 95 %")
+    if data.get("sample_weight") is not None:
+        raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
+    claimed, happened, _ = pairs_from(logits, labels, **data)
+    check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
+    check_share(level, "level", "0.95 means 95 %")
     grid, shares = _grid(max_error)
-    grid = _as_held(grid, as_scores(confidence, "confidence"))
+    grid = _as_held(grid, data.get("confidence"))
     accepted, wrong = _accepted(claimed, happened, grid)
     p_values = np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
     levels, passed = _fallback(p_values, (1 - level) * shares)
@@ -122,13 +151,6 @@ def threshold(
     m, k = int(accepted[at]), int(wrong[at])
     bound = float(beta.ppf(1 - levels[at], k + 1, m - k))
     return Threshold(float(grid[at]), m / claimed.size, k / m, bound, claimed.size)
-
-
-def _check_share(value: float, name: str, example: str) -> None:
-    if not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}: {example}")
-    if not 0 < 1 - value < 1:  # 1 - 1e-17 is 1: such a share cannot be asked for
-        raise ValueError(f"{name} must be between 0 and 1, got {value}: {example}")
 
 
 def _grid(max_error: float) -> tuple[FloatArray, FloatArray]:
@@ -143,8 +165,11 @@ def _grid(max_error: float) -> tuple[FloatArray, FloatArray]:
     return np.append(expit(middle + step / STEPS), 0.0), np.append(shares / shares.sum(), 0.0)
 
 
-def _as_held(grid: FloatArray, confidence: Logits) -> FloatArray:
+def _as_held(grid: FloatArray, values: Input) -> FloatArray:
     """Thresholds in the dtype of the confidences, to which ``confidence >= t`` rounds them."""
+    if values is None:
+        return grid
+    confidence = as_scores(values, "confidence")
     if isinstance(confidence, Tensor):
         return as_float64(torch.from_numpy(grid).to(confidence.dtype))
     return as_float64(grid.astype(confidence.dtype))
@@ -161,7 +186,7 @@ def _accepted(
 
 
 def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, BoolArray]:
-    """Level of each test, and whether it passed: then its level is free for the next one."""
+    """Level of each test and its result; a test that passes hands its level to the next one."""
     levels, passed = np.empty_like(p_values), np.zeros(len(p_values), dtype=bool)
     carried = 0.0
     for i, (p, share) in enumerate(zip(p_values, shares, strict=True)):
@@ -175,11 +200,8 @@ def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
     # what a test next to 1 - max_error needs when nothing is wrong
     needed = math.ceil(math.log((1 - level) * share) / math.log1p(-max_error))
     warnings.warn(
-        f"no threshold is shown to keep the error at {max_error:g} with {level:.0%} certainty by "
-        f"these {n:,} examples: none is accepted. About {needed:,} confident ones without a "
-        "mistake, or more with few, are needed: label more, calibrate first, or allow more errors",
+        f"no threshold keeps the error at {max_error:g} with {level:.0%} certainty on these {n:,} "
+        f"examples, so none is accepted; about {needed:,} confident ones without a mistake are "
+        "needed: label more, calibrate first, or allow more errors",
         stacklevel=3,
     )
-
-
-PENALTY, FREE_RANKS = 0.01, 5

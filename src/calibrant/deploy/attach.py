@@ -115,7 +115,7 @@ class CalibratedModel(nn.Module):
                 "labels"
             )
         output: Tensor
-        one_column = self.calibrator._classes == 1 and logits.shape[-1] == 1
+        one_column = self.calibrator.classes == 1 and logits.shape[-1] == 1
         if features is not None and one_column and features.ndim == logits.ndim:
             # (n, 1), as a layer with one output returns it
             output = self.calibrator(logits[..., 0], features)[..., None]

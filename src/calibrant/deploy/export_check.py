@@ -73,7 +73,7 @@ def _probs(graph: ExportGraph, output: Tensor) -> Tensor:
 
 
 def _top(graph: ExportGraph, output: Tensor) -> Tensor:
-    if graph.calibrator._classes == 1:
+    if graph.calibrator.classes == 1:
         return output > (0.5 if graph.probabilities else 0)
     return output.argmax(-1)
 
@@ -92,7 +92,7 @@ def _rounding_range(
     At a step of a method rounding decides which side is taken, and either side is right.
     """
     size = torch.where(logits.isfinite(), logits, 0).abs()
-    if graph.calibrator._classes > 1:
+    if graph.calibrator.classes > 1:
         size = size.amax(-1, keepdim=True)
     step = ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
     random = torch.Generator().manual_seed(0)
@@ -123,11 +123,11 @@ def _trials(graph: ExportGraph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
             yield "half of the tokens of the example", short
         return
     calibrator, random = graph.calibrator, torch.Generator().manual_seed(1)
-    most = max(8, min(1000, LARGEST_BATCH // calibrator._classes))
+    most = max(8, min(1000, LARGEST_BATCH // calibrator.classes))
     for rows in (1, 2, 7, most):
         shape = (rows, 1 + rows % 5)[: graph.varying]
         yield f"a batch of {rows}", random_inputs(calibrator, shape, random)
-    for trial, logits in _edge_cases(calibrator._classes, random):
+    for trial, logits in _edge_cases(calibrator.classes, random):
         if graph.varying == 2:
             logits = logits[:, None]
         features = random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.torch_models import logits_of
-from calibrant.artifacts import kinds
+from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.attach import CalibratedModel, check_calibrator
 
@@ -47,7 +47,7 @@ class ExportGraph(nn.Module):
         probabilities: bool,
     ) -> None:
         super().__init__()
-        on_cpu = all(value.device.type == "cpu" for value in inner.state_dict().values())
+        on_cpu = all(v.device.type == "cpu" for v in (*inner.parameters(), *inner.buffers()))
         self.inner = inner if on_cpu else copy.deepcopy(inner).cpu()
         self.inputs, self.by_name = inputs, by_name
         self.varying, self.probabilities = varying, probabilities
@@ -83,7 +83,7 @@ class ExportGraph(nn.Module):
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Probabilities of logits."""
-        return logits.sigmoid() if self.calibrator._classes == 1 else logits.softmax(-1)
+        return logits.sigmoid() if self.calibrator.classes == 1 else logits.softmax(-1)
 
     def arguments(self, values: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Values of all inputs as arguments of a call, by position and by name."""
@@ -168,14 +168,11 @@ def random_inputs(
     calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
 ) -> tuple[Tensor, ...]:
     """Logits, and features where they are needed, for examples of a shape."""
-    classes = calibrator._classes
+    classes = calibrator.classes
     logits = 3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)
     if not calibrator.needs_features:
         return (logits,)
-    # a calibrator within this one may be the one that needs them
-    parts = (part for part in calibrator.modules() if isinstance(part, Calibrator))
-    width = max(part._width for part in parts)
-    return logits, torch.randn((*shape, width), generator=random)
+    return logits, torch.randn((*shape, calibrator.width), generator=random)
 
 
 def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -192,8 +189,10 @@ def metadata(calibrator: Calibrator) -> dict[str, str]:
     """Method, number of classes and version, to be stored in the file."""
     from calibrant import __version__
 
-    known = {kind: name for name, kind in kinds().items()}
-    kind = known.get(type(calibrator), type(calibrator).__name__)
+    try:
+        kind = kind_of(calibrator)
+    except TypeError:  # a class of the user
+        kind = type(calibrator).__name__
     return {"kind": kind, "classes": str(int(calibrator.classes_)), "calibrant": __version__}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrant._core.atomic_files import replacing
-from calibrant.artifacts import CONFIG
+from calibrant.artifacts import read
 
 if TYPE_CHECKING:
     from calibrant.deploy.attach import CalibratedModel
@@ -31,7 +30,7 @@ def write_card(path: Path, text: str) -> None:
 
 def model_card(model: CalibratedModel, folder: Path, figures: Effect | None) -> str:
     """Text of the card of a model that is saved in a folder."""
-    about = json.loads((folder / CALIBRATOR / CONFIG).read_text("utf-8"))
+    about = read(folder / CALIBRATOR)
     inside = type(model.model).__name__
     arguments = [f'"{folder.name}"']
     if not hasattr(model.model, "save_pretrained"):
@@ -50,10 +49,10 @@ tags:
 The logits of a `{inside}` go through the calibrator in the folder `{CALIBRATOR}`, so that their
 softmax is a calibrated probability.
 
-{about["description"]} (method `{about["kind"]}`, calibrant {about["calibrant"]}).
+{about.description} (method `{about.kind}`, calibrant {about.calibrant}).
 
 ```python
-from calibrant import CalibratedModel
+from calibrant.deploy import CalibratedModel
 
 model = CalibratedModel.from_pretrained({", ".join(arguments)})
 ```

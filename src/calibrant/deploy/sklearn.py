@@ -26,12 +26,10 @@ from calibrant._core.checks import (
     logits_from_probs,
     warn,
 )
-from calibrant._core.messages import listed
-from calibrant.calibrators.affine import FiniteCalibrator
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.workflows.effect import calibrated
 
 try:
     from sklearn import get_config
@@ -192,7 +190,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             folds = self._folds(X, y, groups, split)
             unfitted, estimator = estimator, clone(estimator).fit(X, y, **params)
             scores = self._cross_scores(unfitted, estimator, X, y, folds, params)
-            scores = _usable(scores, masks=not isinstance(calibrator, FiniteCalibrator))
+            scores = _usable(scores, masks=calibrator.accepts_masked)
             if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
                 groups = np.arange(len(y))  # copies of an example stay together
         weight = None if sample_weight is None else sample_weight[scores.rows]
@@ -313,7 +311,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """Calibrated logits ``(n, classes)``."""
         check_is_fitted(self)
         scores = _floored(_class_logits(self.estimator_, X, self.classes_), True, self.floor_)
-        logits = calibrated(self.calibrator_, _log_odds(scores) / self.scale_)
+        logits = torch.as_tensor(self.calibrator_.transform(_log_odds(scores) / self.scale_))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
 
     # ----------------------------------------------------------------------------- conventions
@@ -365,7 +363,9 @@ class _Scores(NamedTuple):
 def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> _Scores:
     """Scores of an estimator that is fitted already."""
     if fit_params:
-        raise ValueError(f"the estimator is fitted already and takes no {listed(fit_params)}")
+        raise ValueError(
+            f"the estimator is fitted already and takes no {comma_separated(fit_params)}"
+        )
     try:
         check_is_fitted(estimator)
     except NotFittedError as problem:
@@ -534,7 +534,7 @@ def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
 
 
 def _named(values: Iterable[Any]) -> str:
-    return listed([str(value) for value in values])
+    return comma_separated([str(value) for value in values])
 
 
 def _routing() -> bool:

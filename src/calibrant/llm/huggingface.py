@@ -1,4 +1,4 @@
-"""Hugging Face models: loading, and the parts that calibration needs."""
+"""Hugging Face models: loading them, and the parts that calibration needs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from torch import Tensor, nn
 
 from calibrant._core.torch_models import own_device
 
+SCALES = "scales_for_calibrant"
+"""Attribute of the hooks that scale logits, and of the hidden states whose logits were scaled."""
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names of the bound of the logits in model configurations."""
+
 
 def load_model(
     path: str | os.PathLike[str], *, device: str | None = None, dtype: str = "auto"
 ) -> tuple[Any, Any]:
-    """Read a causal language model and its tokenizer.
+    """Load a causal language model and its tokenizer.
 
     Parameters
     ----------
     path : path
-        A folder of Hugging Face, a name on its hub, or a ``.gguf`` file.
+        A Hugging Face folder, a name on the hub, or a ``.gguf`` file.
     device : str, optional
-        As torch names it; of the processes of ``torchrun`` each gets a GPU of its own by ``cuda``.
+        A torch device; with ``cuda`` each process of ``torchrun`` gets its own GPU.
     dtype : str
-        As torch names it; ``auto`` is that of the file.
+        A torch dtype; ``auto`` keeps that of the file.
 
     Returns
     -------
@@ -38,49 +43,54 @@ def load_model(
         raise ImportError(
             f"language models need transformers ({error}): pip install 'calibrant[llm]'"
         ) from error
-    place = Path(path)
-    named: dict[str, Any] = {}
-    # a name on the hub is one word, or two with a stroke between them
-    local = place.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
-    if local and not place.exists():
-        raise FileNotFoundError(f"there is no model at {path}: it does not exist")
-    if place.suffix == ".gguf":
-        path, named = place.parent, {"gguf_file": place.name}
-    wanted = _precision(dtype)
-    target = None if device is None else own_device(device)  # before the model is read
-    tokenizer = AutoTokenizer.from_pretrained(path, **named)
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, **named)
-    if named:
-        model.config._name_or_path = place.name
+    file = Path(path)
+    # a name on the hub is one word, or two with a slash between them
+    local = file.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
+    if local and not file.exists():
+        raise FileNotFoundError(f"there is no model at {path}")
+    options: dict[str, Any] = {}
+    if file.suffix == ".gguf":
+        path, options = file.parent, {"gguf_file": file.name}
+    precision = _precision(dtype)
+    target = None if device is None else own_device(device)  # fails before the slow load
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=precision, **options)
+    if options:
+        model.config._name_or_path = file.name
     return (model if target is None else model.to(target)).eval(), tokenizer
 
 
 def _precision(dtype: str) -> Any:
-    found = "auto" if dtype == "auto" else getattr(torch, dtype, None)
-    if found != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
+    precision = "auto" if dtype == "auto" else getattr(torch, dtype, None)
+    if precision != "auto" and not (
+        isinstance(precision, torch.dtype) and precision.is_floating_point
+    ):
         raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    return found
+    return precision
 
 
-SCALES = "scales_for_calibrant"
-"""Attribute of the hooks that multiply logits, and of the states whose logits they multiplied."""
+def plain_model(model: Any) -> Any:
+    """Return the causal language model inside a PEFT or compiled model, or the model itself."""
+    getter = getattr(model, "get_base_model", None)
+    return uncompiled(getter() if callable(getter) else model)
+
+
+def uncompiled(model: Any) -> Any:
+    """Unwrap a ``torch.compile`` model: ``generate`` calls the inner one."""
+    return getattr(model, "_orig_mod", model)
 
 
 def has_head(inner: nn.Module) -> bool:
-    """Whether logits are scaled now; a copy that was made within a block keeps its hooks."""
+    """Return True if a head is attached; a copy made while it was attached keeps the hooks."""
     return any(hasattr(hook, SCALES) for hook in inner._forward_hooks.values())
 
 
-SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""Names that configurations have for the bound of the logits."""
-
-
 @contextmanager
-def at_hand(layer: nn.Module, device: str | None = None) -> Iterator[None]:
-    """Let the weights of a layer be there for a while, if accelerate keeps them elsewhere.
+def weights_loaded(layer: nn.Module, device: str | None = None) -> Iterator[None]:
+    """Load the weights of a layer that accelerate offloads, for the duration of the block.
 
-    Between calls such weights are on the device ``meta``, without numbers. They come to where the
-    layer computes, or to ``device``.
+    Between calls such weights are on the ``meta`` device, without values. They are loaded to
+    ``device``, or to where the layer computes.
     """
     if not getattr(getattr(layer, "_hf_hook", None), "offload", False):
         yield
@@ -92,74 +102,62 @@ def at_hand(layer: nn.Module, device: str | None = None) -> Iterator[None]:
 
 
 def inputs_device(model: Any) -> torch.device:
-    """Where token ids go: the device of the input embeddings."""
+    """Return the device of the input embeddings, where token ids go."""
     layer = model.get_input_embeddings()
-    with at_hand(layer):
+    with weights_loaded(layer):
         device: torch.device = layer.weight.device
     return device
 
 
-def plain_model(model: Any) -> Any:
-    """The causal language model in a PEFT model or a compiled one, or the model itself."""
-    getter = getattr(model, "get_base_model", None)
-    return uncompiled(getter() if callable(getter) else model)
-
-
-def uncompiled(model: Any) -> Any:
-    """The model that ``torch.compile`` wrapped: generate calls it, and not the wrapper."""
-    return getattr(model, "_orig_mod", model)
-
-
 def backbone_of(inner: Any) -> Any:
-    """The module that the model calls for the states of all tokens.
+    """Return the module that computes the hidden states of all tokens.
 
-    OPT and Bart call the decoder in their base model. What ModernBERT has under this name are its
-    output embeddings, and Llama 4 finds its layers by no method.
+    OPT and Bart call the decoder of their base model. ModernBERT returns its output embeddings
+    from ``get_decoder``, and Llama 4 has its layers under ``model`` only.
     """
     getter = getattr(inner, "get_decoder", None)
     decoder = getter() if callable(getter) else inner
-    for found in (decoder, inner.base_model, getattr(inner, "model", inner)):
-        if found is not inner and found is not output_embeddings(inner):
-            return found
+    for backbone in (decoder, inner.base_model, getattr(inner, "model", inner)):
+        if backbone is not inner and backbone is not output_embeddings(inner):
+            return backbone
     raise ValueError(
-        f"the states of all tokens are wanted, and {type(inner).__name__} has no decoder or "
-        "base_model that returns them: load another causal language model, or use a global head"
+        f"{type(inner).__name__} has no decoder or base_model that returns hidden states: load "
+        "another causal language model, or use a global head"
     )
 
 
 def output_embeddings(model: nn.Module) -> Any:
-    """The layer that turns hidden states into logits.
-
-    Raises
-    ------
-    ValueError
-        For a model that has none: it does not predict tokens.
-    """
+    """Return the layer that turns hidden states into logits; raise if there is none."""
     getter = getattr(model, "get_output_embeddings", None)
     layer = getter() if callable(getter) else None
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise ValueError(
-            "a causal language model with output embeddings is wanted, got "
-            f"{type(model).__name__}, which has no such floating point matrix: load it with "
+            f"the model must have output embeddings, got {type(model).__name__}: load it with "
             "transformers.AutoModelForCausalLM"
         )
     return layer
 
 
-def settings_of(model: nn.Module) -> dict[str, Any]:
-    """The configuration of the text part of a model, as a dictionary."""
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """Return the configuration of the text part of a model."""
     config: Any = getattr(model, "config", None)
     return {} if config is None else dict(config.get_text_config().to_dict())
 
 
-def _softcap(model: nn.Module) -> float | None:
-    """Bound of the logits, by whichever name; None where there is none."""
-    settings = settings_of(model)
+def softcap_of(model: nn.Module) -> float | None:
+    """Return the bound of the logits, or None."""
+    settings = _settings(model)
     return next((float(settings[name]) for name in SOFTCAPS if settings.get(name)), None)
 
 
 def positions_of(model: nn.Module) -> int | None:
-    """Tokens that a model was made for; None where it does not say."""
-    settings = settings_of(model)
+    """Return the largest number of tokens of a text, or None if the configuration has none."""
+    settings = _settings(model)
     return settings.get("n_positions") or settings.get("max_position_embeddings")
+
+
+def end_tokens(model: Any) -> set[int]:
+    """Return the tokens at which ``generate`` stops."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())

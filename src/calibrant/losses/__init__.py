@@ -5,35 +5,31 @@ the mean of a batch: ``LOSSES["focal"](gamma=2.0)(logits, labels)``. All modules
 ``loss(logits, labels, features, indices)``; they take what they need.
 """
 
-from __future__ import annotations
-
-from calibrant.losses.fedlas import FeDLaS
-from calibrant.losses.focal import AdaFocal, dual_focal, flsd, focal
-from calibrant.losses.proper import brier, ce
-from calibrant.losses.registry import LOSSES, PER_EXAMPLE, STATISTICS, Loss
-from calibrant.losses.regularisers import CRL, avuc, mdca, mmce, soft_ece
-from calibrant.losses.smoothing import acls, cpc, ecp, ls, mbls
-
-__all__ = [
-    "CRL",
-    "LOSSES",
-    "PER_EXAMPLE",
-    "STATISTICS",
-    "AdaFocal",
-    "FeDLaS",
-    "Loss",
-    "acls",
-    "avuc",
-    "brier",
-    "ce",
-    "cpc",
-    "dual_focal",
-    "ecp",
-    "flsd",
-    "focal",
-    "ls",
-    "mbls",
-    "mdca",
-    "mmce",
-    "soft_ece",
-]
+from calibrant.losses.fedlas import FeDLaS as FeDLaS
+from calibrant.losses.focal import (
+    AdaFocal as AdaFocal,
+    dual_focal as dual_focal,
+    flsd as flsd,
+    focal as focal,
+)
+from calibrant.losses.modules import (
+    Loss as Loss,
+    MeanLoss as MeanLoss,
+    RegularisedLoss as RegularisedLoss,
+)
+from calibrant.losses.proper import brier as brier, ce as ce
+from calibrant.losses.registry import LOSSES as LOSSES, loss_name as loss_name
+from calibrant.losses.regularisers import (
+    CRL as CRL,
+    avuc as avuc,
+    mdca as mdca,
+    mmce as mmce,
+    soft_ece as soft_ece,
+)
+from calibrant.losses.smoothing import (
+    acls as acls,
+    cpc as cpc,
+    ecp as ecp,
+    ls as ls,
+    mbls as mbls,
+)

@@ -1,4 +1,4 @@
-"""What the losses share: checked input in a precision that holds, and means without ignored rows.
+"""Checked batches for the losses: float32 or wider, and means without ignored rows.
 
 Every loss takes ``logits (..., classes)`` and ``labels (...)`` with -100 ignored. Half precision
 is widened to float32. Nothing here depends on the values, so ``torch.compile`` sees one graph.
@@ -16,7 +16,7 @@ from calibrant._core.checks import IGNORED
 
 
 class Batch(NamedTuple):
-    """Rows of a batch, side by side.
+    """Flattened examples of a batch.
 
     Attributes
     ----------
@@ -59,13 +59,13 @@ class Batch(NamedTuple):
 def batch_of(logits: Tensor, labels: Tensor) -> Batch:
     """Check shapes and flatten.
 
-    Labels out of range are found where they index the logits. Masked classes (-inf) are for the
-    losses that look at the label alone; those that sum over classes become infinite.
+    Labels out of range fail where they index the logits. Masked classes (-inf) suit the losses
+    that look at the label alone; those that sum over classes become infinite.
     """
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise TypeError(
             f"logits and labels must be tensors, got {type(logits).__name__} and "
-            f"{type(labels).__name__}"
+            f"{type(labels).__name__}: use torch.as_tensor"
         )
     if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
         raise ValueError(
@@ -98,7 +98,7 @@ def shaped(values: Tensor, batch: Batch, labels: Tensor) -> Tensor:
 
 
 def summed_over_ranks(values: Tensor) -> Tensor:
-    """Sum over the processes that train together, in place; as it is where there is one."""
+    """Sum over the processes that train together, in place."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(values)
     return values

@@ -1,21 +1,23 @@
-r"""FeDLaS: label smoothing whose weight follows the norm of each example's features."""
+"""FeDLaS: label smoothing whose weight follows the norm of each example's features."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from calibrant.losses.base import batch_of, summed_over_ranks
+from calibrant.losses.modules import Loss
 from calibrant.losses.smoothing import beyond_margin, mixed, towards_uniform
 
 
 class FeDLaS(nn.Module):
     r"""Feature-norm driven label smoothing with a learned two-way gate.
 
-    The :math:`L_1` norm :math:`n_i` of the features before the last layer says how sure the
-    network is of an example; standardised by moving figures of the batches it is
+    The :math:`L_1` norm :math:`n_i` of the features before the last layer measures how sure the
+    network is of an example; standardised by moving averages over the batches it is
 
     .. math:: \gamma_i = \frac{n_i - \mu}{\sigma + 10^{-3}}, \qquad
         \mu \leftarrow \theta \hat m + (1 - \theta) \mu, \quad
@@ -32,9 +34,9 @@ class FeDLaS(nn.Module):
     backbone gets no gradient through the weight. The sign passes the gradient on unchanged, so
     the gate learns; put its parameters into the same optimiser. It is not needed at inference.
 
-    What the gate learns: its gradient asks for less smoothing of an example wherever
-    :math:`R_i > \mathrm{CE}_i`, which holds for nearly every example once the network fits. It is a
-    learned reducer of smoothing, not a detector of over-confidence.
+    The gradient of the gate asks for less smoothing of an example wherever
+    :math:`R_i > \mathrm{CE}_i`, which holds for nearly every example once the network fits: it
+    learns to reduce smoothing, not to detect over-confidence.
 
     Parameters
     ----------
@@ -43,17 +45,17 @@ class FeDLaS(nn.Module):
     alpha : float, optional
         Mean strength; 0.05 for ``ls`` and 0.1 for ``mbls`` by default.
     beta : float, optional
-        How much the norm matters; 4 for ``ls`` and 0.5 for ``mbls`` by default. 0 gives plain
+        Influence of the norm; 4 for ``ls`` and 0.5 for ``mbls`` by default. 0 gives plain
         smoothing.
     theta : float
-        Weight of the current batch in the moving figures.
+        Weight of the current batch in the moving averages.
     margin : float
         Of ``mbls``.
 
     Attributes
     ----------
     mean_, deviation_ : scalar Tensors
-        Moving figures of the norm. The first batch sets them; they are the same on all ranks.
+        Moving averages of the norm. The first batch sets them; they are the same on all ranks.
     last : pair of Tensors
         Signs and weights of the last batch, each ``(n,)``.
 
@@ -127,11 +129,11 @@ class FeDLaS(nn.Module):
     def weights(self, logits: Tensor, features: Tensor, mask: Tensor | None = None) -> Tensor:
         r"""Smoothing :math:`\alpha_i` of each example, flat ``(n,)``.
 
-        In training mode the moving figures take in this batch first.
+        In training mode the moving averages are updated with this batch first.
         """
         norm = features.detach().reshape(-1, features.shape[-1]).float().abs().sum(-1)
         if self.training:
-            self._take_in(norm, torch.ones_like(norm) if mask is None else mask.to(norm))
+            self._update(norm, torch.ones_like(norm) if mask is None else mask.to(norm))
         surprise = (norm - self.mean_) / (self.deviation_ + 1e-3)
         signs = self.signs(logits)
         weights = 2 * self.alpha * (self.beta * signs * surprise).sigmoid()
@@ -148,7 +150,7 @@ class FeDLaS(nn.Module):
         return passed
 
     @torch.no_grad()
-    def _take_in(self, norm: Tensor, mask: Tensor) -> None:
+    def _update(self, norm: Tensor, mask: Tensor) -> None:
         sums = torch.stack([mask.sum(), (mask * norm).sum(), (mask * norm.square()).sum()])
         count, total, squares = summed_over_ranks(sums.double())
         mean = total / count.clamp(min=1)
@@ -163,7 +165,7 @@ class FeDLaS(nn.Module):
         if features is None:
             raise ValueError(
                 "FeDLaS needs features: call loss(logits, labels, features) with the inputs of "
-                "the last layer, one row for each row of logits"
+                "the last layer"
             )
         if features.shape[:-1] != labels.shape:
             raise ValueError(
@@ -176,3 +178,9 @@ class FeDLaS(nn.Module):
                 f"this FeDLaS was made for {wanted} classes, got logits of {logits.shape[-1]}"
             )
         return features
+
+
+FEDLAS = {
+    "fedlas_ls": Loss(partial(FeDLaS, base="ls"), FeDLaS, aliases=("fedlas",)),
+    "fedlas_mbls": Loss(partial(FeDLaS, base="mbls"), FeDLaS),
+}

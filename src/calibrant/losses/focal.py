@@ -1,4 +1,4 @@
-r"""Losses that weigh examples by how sure the model is of the label."""
+"""Losses that weigh examples by the probability of the label."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from calibrant._core.checks import Values
 from calibrant.losses.base import Batch, at, batch_of, log_others, shaped
+from calibrant.losses.modules import Loss, mean_of
 
 
 def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0) -> Tensor:
-    r"""Focal loss of each example, :math:`-(1 - p_y)^\gamma \log p_y` (Mukhoti et al. 2020).
+    r"""Focal loss of each example, :math:`-(1 - p_y)^\gamma \log p_y`.
 
     The power is taken of :math:`\log(1 - p_y)` over the other classes, so that gradients are
     finite for every ``gamma`` and every logit. ``gamma=0`` is cross-entropy.
@@ -50,7 +51,7 @@ def flsd(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
-    r"""Dual focal loss, :math:`-(1 - p_y + p_j)^\gamma \log p_y` (Tao et al. 2023).
+    r"""Dual focal loss, :math:`-(1 - p_y + p_j)^\gamma \log p_y`.
 
     :math:`p_j` is the largest probability that is below :math:`p_y`, 0 where there is none;
     gradients go through it.
@@ -83,7 +84,7 @@ def _check_gamma(gamma: float) -> None:
 
 
 class AdaFocal(nn.Module):
-    r"""Focal loss whose exponents follow the calibration of a validation set (Ghosh et al. 2022).
+    r"""Focal loss whose exponents follow the calibration of a validation set.
 
     Bins of equal mass hold the validation confidences; call :meth:`observe` with validation
     logits after each epoch. With the gap of confidence over accuracy :math:`e_b` of a bin
@@ -163,3 +164,11 @@ class AdaFocal(nn.Module):
         moved = gamma * torch.where(gamma > 0, self.rate * gap, -self.rate * gap).exp()
         flipped = torch.where(moved > 0, -self.LEAST, self.LEAST)
         return torch.where(moved.abs() < self.LEAST, flipped, moved).clamp(*self.LIMITS)
+
+
+FOCAL_LOSSES = {
+    "focal": mean_of(focal, "Mukhoti et al. 2020", aliases=("focal_loss",)),
+    "flsd": mean_of(flsd, "Mukhoti et al. 2020", aliases=("flsd53", "flsd_53")),
+    "dual_focal": mean_of(dual_focal, "Tao et al. 2023", aliases=("dual_focal_loss", "dfl")),
+    "adafocal": Loss(AdaFocal, AdaFocal, "Ghosh et al. 2022", aliases=("ada_focal",)),
+}

@@ -1,4 +1,4 @@
-r"""Statistics of a batch that are 0 for a calibrated model, to be added to a loss."""
+"""Statistics of a batch that are 0 for a calibrated model, to be added to a loss."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.losses.base import Batch, batch_of, summed_over_ranks
+from calibrant.losses.modules import Loss, regularised_by
 from calibrant.losses.smoothing import entropy
 
 
@@ -18,12 +19,12 @@ def mmce(
     weighted: bool = True,
     twice: bool = False,
 ) -> Tensor:
-    r"""Maximum mean calibration error of a batch (Kumar et al. 2018).
+    r"""Maximum mean calibration error of a batch.
 
     .. math:: \text{MMCE}^2 = \frac{1}{n^2} \sum_{ij} (c_i - a_i)(c_j - a_j)\, k(c_i, c_j), \qquad
         k = e^{-|c_i - c_j| / w}
 
-    ``weighted`` gives right and wrong answers equal say: with :math:`c_i - 1` of the :math:`m`
+    ``weighted`` gives right and wrong answers equal weight: with :math:`c_i - 1` of the :math:`m`
     right ones divided by :math:`m` and :math:`c_i` of the :math:`n - m` wrong ones by
     :math:`n - m`; it is 0 where one kind is missing. Published code divides by these numbers
     ``twice``, which makes the term vanish in large batches, and adds it with a weight of 2.
@@ -50,12 +51,12 @@ def mmce(
         share = batch.mask / batch.mask.sum().clamp(min=1)
         both = batch.mask.sum() > 0
     gap = share * (confidence - right)
-    found = (gap @ kernel @ gap).clamp(min=0).add(1e-10).sqrt()
-    return torch.where(both, found, found * 0)
+    error = (gap @ kernel @ gap).clamp(min=0).add(1e-10).sqrt()
+    return torch.where(both, error, error * 0)
 
 
 def mdca(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Difference of confidence and accuracy of every class (Hebbalaguppe et al. 2022).
+    r"""Difference of confidence and accuracy of every class.
 
     .. math:: \frac1K \sum_k \Bigl| \frac1n \sum_i p_{ik} - \frac1n \sum_i [y_i = k] \Bigr|
 
@@ -71,7 +72,7 @@ def mdca(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0.05) -> Tensor:
-    r"""Soft-binned ECE (Karandikar et al. 2021), with squares of the gaps.
+    r"""Soft-binned ECE, with squares of the gaps.
 
     .. math:: \sqrt{\sum_b \frac{n_b}{n} (C_b - A_b)^2}, \qquad
         w_{ib} \propto e^{-(c_i - \bar c_b)^2 / 2\sigma^2}
@@ -95,7 +96,7 @@ def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0
 
 
 def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
-    r"""Accuracy versus uncertainty (Krishnan and Tickoo 2020).
+    r"""Accuracy versus uncertainty.
 
     With the entropy :math:`u` and confidence :math:`c` of an example,
 
@@ -104,9 +105,9 @@ def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
     where accurate and inaccurate, certain (:math:`u` up to the threshold) and uncertain examples
     add :math:`c\,(1 - \tanh u)`, :math:`c \tanh u`, :math:`(1 - c)(1 - \tanh u)` and
     :math:`(1 - c) \tanh u` to their cell. A usual threshold is the mean of the mean entropies of
-    right and of wrong validation examples. To be wrong and uncertain throughout is as good for
-    this as to be right and certain, so a large weight (published code has 3) is for networks that
-    have learned something already; with it from the first step on they learn nothing.
+    right and of wrong validation examples. Being wrong and uncertain throughout scores as well as
+    being right and certain: with a large weight (published code has 3) from the first step on, a
+    network learns nothing.
 
     Examples
     --------
@@ -128,13 +129,13 @@ def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
 
 
 class CRL(nn.Module):
-    r"""Correctness ranking loss (Moon et al. 2020): who was right more often is more confident.
+    r"""Correctness ranking loss: what was right more often is to be more confident.
 
     .. math:: -\log p_y + \lambda \operatorname{mean}_i
         \max\bigl(0,\ |k_i - k_j| - \operatorname{sign}(k_i - k_j)(c_i - c_j)\bigr)
 
     over neighbours :math:`j` of the batch, where :math:`k` is the share of past epochs in which
-    the model was right about a training example. The loss keeps that history: give the numbers
+    the model was right about a training example. The loss keeps that history: pass the numbers
     of the examples as ``indices``, from 0 to ``samples - 1``.
 
     Parameters
@@ -168,7 +169,7 @@ class CRL(nn.Module):
         features: Tensor | None = None,
         indices: Tensor | None = None,
     ) -> Tensor:
-        """Mean loss of a batch ``(n, classes)``; in training mode its outcome is remembered."""
+        """Mean loss of a batch ``(n, classes)``; in training mode its outcome joins the history."""
         if indices is None:
             raise ValueError("CRL needs indices=, the number of each example in the training set")
         batch = batch_of(logits, labels)
@@ -184,7 +185,7 @@ class CRL(nn.Module):
 
     @torch.no_grad()
     def _past(self, indices: Tensor) -> Tensor:
-        """Share of right answers so far, stretched over the range that it has in the data."""
+        """Share of right answers so far, stretched over its range in the data."""
         low, high = self.right_.min(), self.seen_.max()
         return (self.right_[indices] - low) / (high - low).clamp(min=1)
 
@@ -195,3 +196,15 @@ class CRL(nn.Module):
         right, seen = summed_over_ranks(added)
         self.right_ += right
         self.seen_ += seen
+
+
+# The weights harm no training. Published code has 2 for mmce, which belongs to sums that are
+# divided ``twice``: with the formula as it is, CIFAR-10 was learned to 86 instead of 94 % and with
+# an ECE of 14 %. It has 3 for avuc, of networks that are trained already.
+REGULARISERS = {
+    "mmce": regularised_by(mmce, 0.2, "Kumar et al. 2018"),
+    "mdca": regularised_by(mdca, 1.0, "Hebbalaguppe et al. 2022"),
+    "soft_ece": regularised_by(soft_ece, 0.5, "Karandikar et al. 2021"),
+    "avuc": regularised_by(avuc, 0.5, "Krishnan and Tickoo 2020"),
+    "crl": Loss(CRL, CRL, "Moon et al. 2020"),
+}

@@ -1,4 +1,4 @@
-r"""Losses that keep logits or probabilities from running apart."""
+"""Losses that smooth labels or penalise confident predictions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.losses.base import Batch, at, batch_of, shaped
+from calibrant.losses.modules import mean_of
 
 
 def ls(logits: Tensor, labels: Tensor, *, alpha: float = 0.05) -> Tensor:
@@ -33,7 +34,7 @@ def ls(logits: Tensor, labels: Tensor, *, alpha: float = 0.05) -> Tensor:
 
 
 def mbls(logits: Tensor, labels: Tensor, *, margin: float = 6.0, weight: float = 0.1) -> Tensor:
-    r"""Margin-based label smoothing (Liu et al. 2022).
+    r"""Margin-based label smoothing.
 
     .. math:: -\log p_y + \lambda \frac1K \sum_k \max(\max_l z_l - z_k - m,\, 0)
 
@@ -57,7 +58,7 @@ def acls(
     top: float = 1.0,
     others: float = 0.1,
 ) -> Tensor:
-    r"""Adaptive and conditional label smoothing (Park et al. 2023), as its authors' code has it.
+    r"""Adaptive and conditional label smoothing, as in the code of its authors.
 
     .. math:: -\log p_y + \lambda \Bigl[\lambda_1 \max(z_j - m, 0)^2 + \lambda_2
         \frac{1}{K - 1} \sum_{k \ne j} \max(\mathrm{sg}[z_j] - z_k - m, 0)^2\Bigr]
@@ -79,7 +80,7 @@ def acls(
 
 
 def ecp(logits: Tensor, labels: Tensor, *, weight: float = 0.1) -> Tensor:
-    r"""Confidence penalty, :math:`-\log p_y - \lambda H(p)` (Pereyra et al. 2017).
+    r"""Confidence penalty, :math:`-\log p_y - \lambda H(p)`.
 
     Examples
     --------
@@ -93,7 +94,7 @@ def ecp(logits: Tensor, labels: Tensor, *, weight: float = 0.1) -> Tensor:
 def cpc(
     logits: Tensor, labels: Tensor, *, discrimination: float = 1.0, exclusion: float = 1.0
 ) -> Tensor:
-    r"""Calibration by pairwise constraints (Cheng and Vasconcelos 2022).
+    r"""Calibration by pairwise constraints.
 
     .. math:: -\log p_y - \frac{\lambda_1}{K - 1} \sum_{j \ne y} \log \sigma(z_y - z_j)
         - \frac{\lambda_2}{2 (K - 1)(K - 2)} \sum_{i \ne j;\ i, j \ne y} \log \sigma(z_i - z_j)
@@ -136,3 +137,12 @@ def beyond_margin(batch: Batch, margin: float) -> Tensor:
 def entropy(log_probs: Tensor) -> Tensor:
     """Entropy of each row in nats, ``(n,)``."""
     return -(log_probs.exp() * log_probs).sum(-1)
+
+
+SMOOTHING_LOSSES = {
+    "ls": mean_of(ls, "Szegedy et al. 2016", aliases=("label_smoothing",)),
+    "ecp": mean_of(ecp, "Pereyra et al. 2017", aliases=("confidence_penalty", "entropy_penalty")),
+    "cpc": mean_of(cpc, "Cheng and Vasconcelos 2022"),
+    "mbls": mean_of(mbls, "Liu et al. 2022", aliases=("margin_label_smoothing",)),
+    "acls": mean_of(acls, "Park et al. 2023"),
+}

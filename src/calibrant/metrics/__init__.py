@@ -1,1 +1,51 @@
-"""Measuring calibration: pairs, bins, scores, intervals, streams."""
+"""Measuring calibration: metrics, reductions to pairs, intervals, curves, streams."""
+
+from calibrant._core.binning import Bins as Bins
+from calibrant.metrics.accumulator import Accumulator as Accumulator
+from calibrant.metrics.binned import (
+    ada_ece as ada_ece,
+    binned_pairs as binned_pairs,
+    classwise_ece as classwise_ece,
+    debiased_ece as debiased_ece,
+    ece as ece,
+    mce as mce,
+    over_ece as over_ece,
+    per_class_ece as per_class_ece,
+    under_ece as under_ece,
+)
+from calibrant.metrics.curves import (
+    Histogram as Histogram,
+    MarginReliability as MarginReliability,
+    Reliability as Reliability,
+    SmoothReliability as SmoothReliability,
+    confidence_histogram as confidence_histogram,
+    reliability as reliability,
+    reliability_by_margin as reliability_by_margin,
+    smooth_reliability as smooth_reliability,
+)
+from calibrant.metrics.evaluation import Evaluation as Evaluation
+from calibrant.metrics.intervals import (
+    CalibrationTest as CalibrationTest,
+    Estimate as Estimate,
+    calibration_test as calibration_test,
+)
+from calibrant.metrics.ranking import (
+    RiskCoverage as RiskCoverage,
+    aurc as aurc,
+    auroc as auroc,
+    fpr95 as fpr95,
+    ood_auroc as ood_auroc,
+    risk_coverage as risk_coverage,
+)
+from calibrant.metrics.reductions import (
+    Pairs as Pairs,
+    margins as margins,
+    multilabel as multilabel,
+    one_vs_rest as one_vs_rest,
+    positive_class as positive_class,
+    top_label as top_label,
+)
+from calibrant.metrics.registry import METRICS as METRICS, metric_name as metric_name
+from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
+from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
+from calibrant.metrics.summary import Metric as Metric

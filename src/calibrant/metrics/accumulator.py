@@ -1,9 +1,8 @@
-"""All metrics at once: from arrays, from a stream of batches, from shards and ranks."""
+"""All metrics at once, from arrays, a stream of batches, shards or ranks."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,29 +14,28 @@ from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import (
     BoolArray,
     FloatArray,
-    Logits,
     Values,
     as_labels,
-    as_scores,
     check_level,
     check_some,
-    logits_from_probs,
 )
-from calibrant._core.chunks import Estimand, examples
-from calibrant.metrics import intervals
+from calibrant._core.chunks import Estimand
+from calibrant._core.messages import comma_separated
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.reductions import walk
-from calibrant.metrics.registry import METRICS, Summary
-from calibrant.metrics.scores import Moments
+from calibrant.metrics.inputs import labelled_examples, warn_of_floor
+from calibrant.metrics.intervals import pairs_test
+from calibrant.metrics.moments import Moments
+from calibrant.metrics.reductions import WeightedPairs, reduce_examples
+from calibrant.metrics.registry import METRICS, metric_name
+from calibrant.metrics.summary import Summary
 
 CLASS_NOISE = 1 << 22
-"""Numbers kept for the interval of the class-wise error: 20 to 100 replicates of all classes and
-bins, as many as fit. Where fewer than 20 do, beyond 13 000 classes, there is no interval."""
+"""Numbers kept for the interval of the class-wise error: as many replicates of all classes and
+bins as fit, at most 100. Where fewer than 20 fit, beyond 13 000 classes, there is no interval."""
 
-
-GROUPS = 1000
-"""Most groups that are measured one by one: each takes a fraction of a second."""
+MOST_SUBGROUPS = 1000
+"""Each subgroup takes a fraction of a second."""
 
 
 class Accumulator:
@@ -52,15 +50,15 @@ class Accumulator:
     bins : int
         Number of equal-width bins.
     estimand : {"top_label", "binary", "multilabel"}
-        Which probability is compared with which event.
+        The probability and the event that are compared.
     pairs : bool
         Keep the confidence and the outcome of every example.
     metrics : sequence of str, optional
-        Names to compute; all that are possible by default.
+        Names from ``METRICS``; all that are possible by default.
     level : float, optional
         Coverage of the intervals; None computes none.
     seed : int
-        Of the random draws behind intervals and test.
+        Seed of the random draws behind intervals and test.
 
     Examples
     --------
@@ -93,7 +91,7 @@ class Accumulator:
         self.classes = 0
         self.floored = 0
         self.classwise: ClassBins | None = None
-        self.groups: dict[str, Accumulator] = {}
+        self.by: dict[str, Accumulator] = {}
         self._kept: list[tuple[FloatArray, BoolArray, FloatArray | None]] = []
 
     def like(self) -> Accumulator:
@@ -118,47 +116,34 @@ class Accumulator:
     ) -> Accumulator:
         """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
-        ``weight`` and ``groups`` have one value per label, or one per row of labels; ``groups``
-        of any values ask for the same metrics by group. A refused batch leaves no trace.
+        ``sample_weight`` and ``by`` have one value per label, or one per row of labels; ``by``, of
+        any type, asks for the same metrics by subgroup. A refused batch leaves no trace.
         """
-        scores, floored = self._scores(logits, probs)
-        if labels is None:
-            raise TypeError("labels are missing: (logits, labels) are wanted")
-        given = examples(scores, labels, sample_weight, self.estimand)
-        shape = as_labels(labels).shape
-        rows_of_labels = shape[:-1] if self.estimand == "multilabel" else shape
-        members = {} if by is None else _members(by, rows_of_labels)
+        given, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
+        targets = as_labels(labels)  # type: ignore[arg-type]  # checked above
+        rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape
+        members = {} if by is None else _members(by, rows)
         classwise = self._class_bins(given.columns)
-        rows = walk(given, classwise)  # may refuse the batch: nothing was added yet
+        reduced = reduce_examples(given, classwise)  # may refuse the batch: nothing was added yet
         self._add_classes(given.columns, classwise)
         kept = given.labelled_weight()
-        self.moments += Moments.of(rows, kept)
-        outcome = rows.outcome.astype(np.float64)
-        self.bins += fill(rows.confidence, outcome, self.bins.edges, kept)
+        self.moments += Moments.of(reduced, kept)
+        outcome = reduced.outcome.astype(np.float64)
+        self.bins += fill(reduced.confidence, outcome, self.bins.edges, kept)
         self.floored += floored
         if self.pairs:
-            self._kept.append((rows.confidence, rows.outcome, kept))
-        weights = None if given.weight is None else given.weight.reshape(shape)
+            self._kept.append((reduced.confidence, reduced.outcome, kept))
+        weights = None if given.weight is None else given.weight.reshape(targets.shape)
         for name, where in members.items():
             part = None if weights is None else weights[where]
-            self._group(name).update(
-                given.logits[where], as_labels(labels)[where], sample_weight=part
-            )
+            self._subgroup(name).update(given.logits[where], targets[where], sample_weight=part)
         return self
-
-    def _scores(self, logits: Values | None, probs: Values | None) -> tuple[Logits, int]:
-        """Logits, and how many probabilities had to be floored to get them."""
-        if probs is not None and logits is None:
-            return logits_from_probs(probs, tags=self.estimand == "multilabel")
-        if logits is None or probs is not None:
-            raise TypeError("either logits or probs are wanted: (logits, labels) or (probs=...)")
-        return as_scores(logits), 0
 
     def merge(self, other: Accumulator) -> Accumulator:
         """Add what another accumulator of the same form has seen."""
         if self._form() != other._form():
             raise ValueError(
-                f"accumulators of different form do not merge: {self._form()}, {other._form()}"
+                f"accumulators must have the same form to merge: {self._form()}, {other._form()}"
             )
         if other.classes:
             self._class_bins(other.classes)  # refuses another number of classes
@@ -167,15 +152,15 @@ class Accumulator:
         self.bins += other.bins
         self.floored += other.floored
         self._kept += other._kept
-        for name, part in other.groups.items():
-            self._group(name).merge(part)
+        for name, part in other.by.items():
+            self._subgroup(name).merge(part)
         return self
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
         """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
 
-        Sums are all-reduced; pairs and groups, where kept, are gathered. Call it once, at the end:
-        a second call would count everything again.
+        Sums are all-reduced; pairs and subgroups are gathered. Call it once, at the end: a second
+        call would count everything again.
         """
         forms: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(forms, (self._form(), self.classes, self.floored), group)
@@ -187,41 +172,31 @@ class Accumulator:
                 self._add_classes(classes, self._class_bins(classes))
         self._reduce_sums(group)
         rest: list[Any] = [None] * len(forms)
-        dist.all_gather_object(rest, (self._kept, self.groups), group)
+        dist.all_gather_object(rest, (self._kept, self.by), group)
         self._kept = [kept for part, _ in rest for kept in part]
-        self.groups = {}
+        self.by = {}
         for _, groups in rest:
             for name, part in groups.items():
-                self._group(name).merge(part)
+                self._subgroup(name).merge(part)
         return self
 
     def compute(self) -> Evaluation:
         """Metrics of everything seen so far."""
         check_some(self.moments.count)
-        if self.floored:
-            warnings.warn(
-                f"{self.floored} probabilities are exactly 0 and were floored: NLL depends on the "
-                "floor; pass logits to avoid it",
-                stacklevel=2,
-            )
+        warn_of_floor(self.floored)
         summary = self._summary()
-        found = {name: METRICS[name].estimate(summary) for name in self.metrics}
-        test = None
-        if self.pairs and self.level is not None:
-            test = intervals.calibration_test(
-                summary.confidence, summary.outcome, sample_weight=summary.weight, seed=self.seed
-            )
-        # a group whose labels are all ignored has nothing to show
-        groups = {n: part.compute() for n, part in self.groups.items() if part.moments.count}
+        tested = self.pairs and self.level is not None
+        # a subgroup whose labels are all ignored has nothing to show
+        by = {name: part.compute() for name, part in self.by.items() if part.moments.count}
         return Evaluation(
-            found,
+            {name: METRICS[name].estimate(summary) for name in self.metrics},
             self.moments.count,
             self.classes,
             self.estimand,
             self.bins,
             self.level,
-            test,
-            dict(sorted(groups.items(), key=_badness, reverse=True)),
+            pairs_test(summary.pairs, seed=self.seed) if tested else None,
+            dict(sorted(by.items(), key=_badness, reverse=True)),
         )
 
     def _form(self) -> tuple[Any, ...]:
@@ -246,10 +221,10 @@ class Accumulator:
         if self.classwise is not None and sums is not None:
             self.classwise.add(sums)
 
-    def _group(self, name: str) -> Accumulator:
-        if name not in self.groups:
-            self.groups[name] = self.like()
-        return self.groups[name]
+    def _subgroup(self, name: str) -> Accumulator:
+        if name not in self.by:
+            self.by[name] = self.like()
+        return self.by[name]
 
     def _reduce_sums(self, group: dist.ProcessGroup | None) -> None:
         m, b = self.moments, self.bins
@@ -268,31 +243,23 @@ class Accumulator:
         self.bins = Bins(b.edges, count[:-1], *sums)
 
     def _summary(self) -> Summary:
-        confidence = np.concatenate([np.zeros(0), *(kept[0] for kept in self._kept)])
-        outcome = np.concatenate([np.zeros(0), *(kept[1] for kept in self._kept)])
+        confidence, outcome = (
+            np.concatenate([np.zeros(0), *(kept[i] for kept in self._kept)]) for i in (0, 1)
+        )
+        order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
         weight = None
         if any(kept[2] is not None for kept in self._kept):
             parts = [np.ones(c.size) if w is None else w for c, _, w in self._kept]
-            weight = np.concatenate(parts)
-        order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
-        confidence, outcome = confidence[order], outcome[order]
-        weight = None if weight is None else weight[order]
+            weight = np.concatenate(parts)[order]
+        pairs = WeightedPairs(confidence[order], outcome[order], weight)
         return Summary(
-            self.moments,
-            self.bins,
-            self.classwise,
-            confidence,
-            outcome,
-            weight,
-            self.estimand,
-            self.level,
-            self.seed,
+            self.moments, self.bins, self.classwise, pairs, self.estimand, self.level, self.seed
         )
 
 
-def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
-    """Where the rows of each group are: a mask over the leading dimensions of the labels."""
-    values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
+def _members(by: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
+    """Mask of the rows of each subgroup, over the leading dimensions of the labels."""
+    values = np.asarray(by.cpu() if isinstance(by, torch.Tensor) else by)
     if values.ndim == 0 or values.shape != shape[: values.ndim]:
         raise ValueError(
             f"by must have one value per example or per row, got {values.shape} for {shape}"
@@ -302,38 +269,30 @@ def _members(groups: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
     elif values.dtype.kind == "S":
         values = np.char.decode(values, errors="replace")
     names, index = np.unique(values, return_inverse=True)
-    if names.size > GROUPS:
+    if names.size > MOST_SUBGROUPS:
         raise ValueError(
-            f"by has {names.size} different values, more than {GROUPS}: is it an identifier?"
+            f"by must have at most {MOST_SUBGROUPS} values, got {names.size}: is it an identifier?"
         )
     return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
 
 
 def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
-    names = tuple(METRICS) if metrics is None else tuple(metrics)
-    if isinstance(metrics, str):
-        names = (metrics,)
+    if metrics is None:
+        return tuple(name for name in METRICS if pairs or not METRICS[name].needs_pairs)
+    names = tuple(map(metric_name, [metrics] if isinstance(metrics, str) else metrics))
     if not names:
-        raise ValueError(f"metrics must name at least one of {', '.join(METRICS)}")
-    unknown = [name for name in names if name not in METRICS]
-    if unknown:
-        raise ValueError(f"unknown metric {unknown[0]!r}: choose from {', '.join(METRICS)}")
-    if pairs:
-        return names
-    needy = [name for name in names if METRICS[name].needs_pairs]
-    if metrics is not None and needy:
-        raise ValueError(f"{', '.join(needy)} need all pairs: pass pairs=True")
-    return tuple(name for name in names if not METRICS[name].needs_pairs)
+        raise ValueError(f"metrics must name at least one of {comma_separated(METRICS)}")
+    needy = [name for name in names if METRICS[name].needs_pairs and not pairs]
+    if needy:
+        raise ValueError(f"{comma_separated(needy)} need all pairs: pass pairs=True")
+    return names
 
 
 def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
-    """Order of groups: by the ECE that the data prove, then by the ECE seen.
-
-    Where ECE was not asked for, by the first metric that was.
-    """
-    found = item[1]
-    name = "ece" if "ece" in found else next(iter(found))
-    value, low, high = found[name]
+    """Sort key of subgroups: the lower end of ECE, then ECE, or the first metric without it."""
+    evaluation = item[1]
+    name = "ece" if "ece" in evaluation else next(iter(evaluation))
+    value, low, high = evaluation[name]
     if math.isnan(value):  # undefined: last
         return (-math.inf, -math.inf)
     if METRICS[name].higher_is_better:

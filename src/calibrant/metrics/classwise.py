@@ -83,7 +83,7 @@ class ClassBins:
         )
 
     def state(self) -> list[Tensor]:
-        """Everything that adds, in a fixed order: what is merged and all-reduced."""
+        """Everything that adds, in a fixed order, for merging and all-reducing."""
         return [getattr(self, f.name) for f in fields(self)[2:]]
 
     def add(self, other: ClassBins) -> None:
@@ -118,7 +118,7 @@ class ClassBins:
             self._redraw(probs, labels, weights, column)
 
     def _add_to_first(self, probs: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Put every entry into the first bin of its class, whether it belongs there or not."""
+        """Put every entry into the first bin of its class; some are moved out afterwards."""
         self.weight[:, 0] += weights.sum()
         self.claimed[:, 0] += weights @ probs
         self.observed[:, 0].index_add_(0, labels, weights)
@@ -167,7 +167,7 @@ class ClassBins:
         self.redrawn.view(-1).scatter_add_(0, flat[counted], share[counted])
 
     def _above(self, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and classes of the entries that are binned one by one."""
+        """Indices of the rows and classes of the entries that are binned one by one."""
         flat = np.flatnonzero(probs.numpy() > (self.threshold or 1 / self.bins))
         row, column = np.divmod(flat, probs.shape[1])
         return torch.from_numpy(row), torch.from_numpy(column)
@@ -196,10 +196,10 @@ class ClassBins:
 
 
 def _seeded(probs: Tensor, labels: Tensor) -> torch.Generator:
-    """Random numbers that are seeded by the rows themselves.
+    """Random numbers seeded by the rows themselves.
 
     Sums of different rows then vary independently however they were cut, and every run gives
-    the same numbers, without a seed to hand from shard to shard.
+    the same numbers without passing a seed from shard to shard.
     """
     content = labels.numpy().tobytes() + probs[:, 0].contiguous().numpy().tobytes()
     return torch.Generator().manual_seed(zlib.crc32(content))

@@ -1,27 +1,29 @@
-"""Data of the diagrams: everything that a plot shows is computed here, nothing is drawn."""
+"""Data of the diagrams; :mod:`calibrant.plots` draws it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.fft import dct, idct
 from scipy.stats import beta, norm
-from torch import Tensor
 
-from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
+from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import (
     IGNORED,
     FloatArray,
     Values,
     as_labels,
-    as_pairs,
     as_scores,
     check_level,
+    check_whole,
 )
-from calibrant.metrics.reductions import margins, top_label
-from calibrant.metrics.smooth import smooth_ece
+from calibrant.metrics.inputs import Data, Input
+from calibrant.metrics.reductions import margins, pairs_from, top_label
+from calibrant.metrics.smooth import smooth_ece_of_pairs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Reliability(NamedTuple):
@@ -45,7 +47,7 @@ class SmoothReliability(NamedTuple):
     density: FloatArray
 
 
-class MarginGroup(NamedTuple):
+class MarginReliability(NamedTuple):
     """Reliability of the examples whose margin between the top two logits is in a range."""
 
     low: float
@@ -54,7 +56,7 @@ class MarginGroup(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Shares of all examples per bin of confidence, right ones apart from wrong ones."""
+    """Share of all examples per bin of confidence that are right, and that are wrong."""
 
     edges: FloatArray
     right: FloatArray
@@ -62,28 +64,29 @@ class Histogram(NamedTuple):
 
 
 def reliability(
-    confidence: Values,
-    outcome: Values,
+    logits: Input = None,
+    labels: Input = None,
     *,
     bins: int = 15,
     equal_mass: bool = False,
-    sample_weight: Values | None = None,
     level: float = 0.9,
+    **data: Unpack[Data],
 ) -> Reliability:
     """Accuracy per bin of confidence, with Clopper-Pearson intervals.
 
-    The bars of a reliability diagram (DeGroot and Fienberg 1983).
+    The bars of a reliability diagram (DeGroot and Fienberg 1983). Input as for
+    :func:`calibrant.ece`.
 
-    >>> reliability([0.85, 0.85, 0.95], [1, 0, 1], bins=10).accuracy[-2:]
+    >>> reliability(confidence=[0.85, 0.85, 0.95], outcome=[1, 0, 1], bins=10).accuracy[-2:]
     array([0.5, 1. ])
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
-    edges = equal_mass_edges(claimed, bins, weights) if equal_mass else uniform_edges(bins)
-    return reliability_of(fill(claimed, happened, edges, weights), level=level)
+    pairs = pairs_from(logits, labels, **data)
+    edges = pairs.equal_mass_edges(bins) if equal_mass else uniform_edges(bins)
+    return reliability_of(pairs.filled(edges), level=level)
 
 
 def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
-    """Reliability of sums per bin, those of a stream for instance."""
+    """Reliability from sums per bin, such as those of an Evaluation."""
     check_level(level)
     with np.errstate(invalid="ignore"):
         effective = filled.effective
@@ -98,26 +101,28 @@ def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
 
 
 def smooth_reliability(
-    confidence: Values,
-    outcome: Values,
+    logits: Input = None,
+    labels: Input = None,
     *,
-    sample_weight: Values | None = None,
     level: float = 0.9,
     points: int = 512,
+    **data: Unpack[Data],
 ) -> SmoothReliability:
     """Kernel regression of outcome on confidence, at the bandwidth of smooth ECE.
 
     The kernel is the reflected Gaussian of :func:`calibrant.smooth_ece`; the band is pointwise.
-    Where the density is near zero the curve rests on few examples.
+    Where the density is near zero the curve rests on few examples. Input as for
+    :func:`calibrant.ece`.
 
-    >>> curve = smooth_reliability([0.5] * 100, [1] * 60 + [0] * 40)
+    >>> curve = smooth_reliability(confidence=[0.5] * 100, outcome=[1] * 60 + [0] * 40)
     >>> round(float(curve.accuracy[256]), 2)
     0.6
     """
     check_level(level)
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
+    pairs = pairs_from(logits, labels, **data)
+    claimed, happened, weights = pairs
     mass = np.ones_like(claimed) if weights is None else weights
-    width = max(smooth_ece(confidence, outcome, sample_weight=sample_weight), 2 / points)
+    width = max(smooth_ece_of_pairs(pairs), 2 / points)
     cell = np.minimum((claimed * points).astype(np.int64), points - 1)
     frequency = (np.pi * np.arange(points)) ** 2 / 2
 
@@ -146,47 +151,43 @@ def smooth_reliability(
     )
 
 
-def histogram(confidence: Values, outcome: Values, *, bins: int = 30) -> Histogram:
-    """How often each confidence occurs, split by outcome.
+def confidence_histogram(
+    logits: Input = None, labels: Input = None, *, bins: int = 30, **data: Unpack[Data]
+) -> Histogram:
+    """Distribution of confidence among right and among wrong answers.
 
-    >>> histogram([0.9, 0.9, 0.2], [1, 0, 0], bins=2).right
+    Input as for :func:`calibrant.ece`.
+
+    >>> confidence_histogram(confidence=[0.9, 0.9, 0.2], outcome=[1, 0, 0], bins=2).right
     array([0.        , 0.33333333])
     """
-    claimed, happened, _ = as_pairs(confidence, outcome)
-    filled = fill(claimed, happened, uniform_edges(bins))
+    filled = pairs_from(logits, labels, **data).filled(uniform_edges(bins))
     right = filled.observed / filled.total
     return Histogram(filled.edges, right, filled.weight / filled.total - right)
 
 
-def margin_groups(
-    logits: Tensor | ArrayLike,
-    labels: Tensor | ArrayLike,
-    *,
-    groups: int = 3,
-    bins: int = 15,
-    level: float = 0.9,
-) -> list[MarginGroup]:
+def reliability_by_margin(
+    logits: Values, labels: Values, *, margin_bins: int = 3, bins: int = 15, level: float = 0.9
+) -> list[MarginReliability]:
     """Reliability by margin between the top two logits, smallest margins first (SMART, fig. 15).
 
-    Groups of about equally many examples. A model that is calibrated overall may be
-    under-confident where the margin is large and over-confident where it is small.
+    Each bin of margins holds about equally many examples. A model that is calibrated overall may
+    be under-confident where the margin is large and over-confident where it is small.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(900, 5))
-    >>> [g.reliability.share.sum().round() for g in margin_groups(logits, logits.argmax(-1))]
-    [np.float64(1.0), np.float64(1.0), np.float64(1.0)]
+    >>> [m.low < m.high for m in reliability_by_margin(logits, logits.argmax(-1))]
+    [True, True, True]
     """
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, got {groups}")
-    pairs = top_label(logits, labels)
+    check_whole("margin_bins", margin_bins)
+    confidence, outcome = top_label(logits, labels)
     margin = margins(as_scores(logits)[as_labels(labels) != IGNORED])
     order = np.argsort(margin, kind="stable")
-    parts = np.array_split(order, min(groups, order.size))
     return [
-        MarginGroup(
+        MarginReliability(
             float(margin[part[0]]),
             float(margin[part[-1]]),
-            reliability(*(column[part] for column in pairs), bins=bins, level=level),
+            reliability(confidence=confidence[part], outcome=outcome[part], bins=bins, level=level),
         )
-        for part in parts
+        for part in np.array_split(order, min(margin_bins, order.size))
     ]

@@ -1,4 +1,4 @@
-"""The result of an evaluation: figures, what they mean, and how they are shown."""
+"""The result of an evaluation, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from calibrant.metrics.registry import METRICS
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(Mapping[str, Estimate]):
-    """Figures of one set of predictions, with what they mean.
+    """Metrics of one set of predictions: a mapping from name to :class:`Estimate`.
 
-    A mapping from metric name to :class:`Estimate`; printing it gives a table.
+    Printing it gives a table.
 
     Attributes
     ----------
     metrics : dict
-        Figures by name, each ``(value, low, high)``.
+        Estimates by name, each ``(value, low, high)``.
     n : int
         Labelled examples.
     classes : int
         Number of classes, or of tags.
     estimand : str
-        Which probability was compared with which event.
+        The probability and the event that were compared.
     bins : Bins
         Sums per equal-width bin, for diagrams.
     level : float or None
         Coverage of the intervals.
     test : CalibrationTest or None
-        Is this model miscalibrated at all? None in a stream without pairs.
-    groups : dict
-        The same by group, worst first; empty when no groups were given.
+        Test of whether the model is miscalibrated at all; None in a stream without pairs.
+    by : dict
+        The same by subgroup, worst first; empty without ``by=``.
     """
 
     metrics: dict[str, Estimate]
@@ -46,7 +46,7 @@ class Evaluation(Mapping[str, Estimate]):
     bins: Bins
     level: float | None
     test: CalibrationTest | None = None
-    groups: dict[str, Evaluation] = field(default_factory=dict)
+    by: dict[str, Evaluation] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Estimate:
         return self.metrics[name]
@@ -59,11 +59,11 @@ class Evaluation(Mapping[str, Estimate]):
 
     @property
     def binning(self) -> str:
-        """The binning rule behind the figures."""
+        """Number of bins and the binning rule."""
         return f"{self.bins.count.size} equal-width bins {RULE}"
 
     def describe(self) -> str:
-        """One line that says what was measured."""
+        """Number of examples, estimand and bins, in one line."""
         names = {"top_label": "top label", "binary": "P(class 1)", "multilabel": "every tag"}
         counted = f"{self.n:,} examples, {self.classes} classes"
         if self.estimand == "multilabel":
@@ -83,7 +83,7 @@ class Evaluation(Mapping[str, Estimate]):
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""
         return [
-            (METRICS[name].title, _shown(name, e.value), _range(name, e))
+            (METRICS[name].title, _shown(name, e.value), _interval(name, e))
             for name, e in self.metrics.items()
         ]
 
@@ -92,7 +92,7 @@ class Evaluation(Mapping[str, Estimate]):
         rows = [("", "value", heading), *self.table()]
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
         lines = [f"{a:<{left}}  {b:>{middle}}  {c}".rstrip() for a, b, c in rows]
-        for name, part in self.groups.items():
+        for name, part in self.by.items():
             metric = "ece" if "ece" in part else next(iter(part))
             shown = " ".join(part.table()[list(part).index(metric)])
             lines.append(f"group {name}, {part.n:,} examples: {shown}".rstrip())
@@ -100,7 +100,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "n": self.n,
             "classes": self.classes,
             "estimand": self.estimand,
@@ -112,9 +112,9 @@ class Evaluation(Mapping[str, Estimate]):
             },
             "test": None if self.test is None else self.test._asdict(),
         }
-        if self.groups:
-            found["groups"] = {name: part.to_dict() for name, part in self.groups.items()}
-        return found
+        if self.by:
+            result["by"] = {name: part.to_dict() for name, part in self.by.items()}
+        return result
 
 
 def _shown(name: str, value: float) -> str:
@@ -125,7 +125,7 @@ def _shown(name: str, value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
-def _range(name: str, e: Estimate) -> str:
+def _interval(name: str, e: Estimate) -> str:
     if math.isnan(e.low):
         return ""
     low, high = (_shown(name, end).removesuffix(" %") for end in (e.low, e.high))

@@ -3,15 +3,14 @@ r"""Intervals whose coverage was checked by simulation, and a test of calibratio
 **Means** (accuracy, NLL, Brier) and **rank statistics** (AUROC, AURC) have a standard error in
 closed form.
 
-**Calibration errors** do not: every one of them is a kind of norm of the *gaps* between claim
-and outcome, noise never cancels inside a norm, and so the estimate is too large, most of all
-when the model is calibrated. A percentile bootstrap adds the noise a second time and its
-interval misses the truth on the high side. Here an interval holds the errors of those true
-accuracies that are compatible with what was observed. The candidates are
-:math:`q_s(p) = p - s\, d(p)`, where d is the observed gap as a function of confidence, smoothed
-where a smooth curve explains it: s = 0 is a calibrated model. For each s samples are drawn, bin
-by bin, with outcomes from :math:`q_s`, at a cost that does not depend on their size. With the
-error :math:`\varphi` of the draws the ends are
+**Calibration errors** do not. Each is a kind of norm of the *gaps* between confidence and outcome;
+noise never cancels inside a norm, so the estimate is too large, most of all for a calibrated
+model. A percentile bootstrap adds the noise a second time and misses the truth on the high side.
+Here an interval holds the errors of those true accuracies that are compatible with the data. The
+candidates are :math:`q_s(p) = p - s\, d(p)`, where d is the observed gap as a function of
+confidence, smoothed where a smooth curve explains it; s = 0 is a calibrated model. For each s
+samples are drawn, bin by bin, with outcomes from :math:`q_s`, at a cost that does not depend on
+their size. With the error :math:`\varphi` of the draws the ends are
 
 .. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha_\mathrm{low}, \qquad
    P(\varphi(s_\mathrm{high}) \le \varphi_\mathrm{obs}) =
@@ -22,11 +21,11 @@ error :math:`\varphi` of the draws the ends are
 model contains 0 with the stated probability. The last factor (the CLs rule of particle physics)
 keeps a lucky small estimate from giving a too-good upper end.
 
-No accuracy leaves [0, 1]. Of a model that is never right the candidates end at the observed error,
-though with other inputs it would have claimed more, or less. The upper end then lies as far above
-the error of the last candidate as the observed error lies above the lower quantile of its draws;
-where the candidates go far enough that is nothing. The estimate itself is always inside: an
-interval may be widened by that, never narrowed.
+Accuracies stay within [0, 1]. For a model that is never right the candidates therefore end at the
+observed error, though with other inputs its confidence would have been higher or lower. The upper
+end then lies as far above the error of the last candidate as the observed error lies above the
+lower quantile of its draws. The estimate itself is always inside: an interval may be widened by
+that, never narrowed.
 """
 
 from __future__ import annotations
@@ -34,24 +33,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import expit
 from scipy.stats import norm, t
 
-from calibrant._core.binning import Bins, equal_mass_edges, fill
-from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs
-from calibrant.metrics.binned import enough
+from calibrant._core.binning import Bins
+from calibrant._core.checks import FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gap_curve import Shape
+from calibrant.metrics.gaps import Functional, GapCurve, running
+from calibrant.metrics.inputs import Data, Input
+from calibrant.metrics.reductions import WeightedPairs, pairs_from
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 INPUTS = 1.1
 """Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and
 in simulation their variation added up to a tenth."""
-
-Functional = Callable[[FloatArray], FloatArray]
-"""Maps gaps ``(replicates, cells)`` to errors ``(replicates,)``."""
 
 
 class Estimate(NamedTuple):
@@ -98,8 +98,8 @@ class Cells(NamedTuple):
         return np.asarray(each * (self.trials * self.claimed - hits + self.scatter))
 
 
-def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
-    """Cells of sums per bin; weights count as fewer examples."""
+def cells_of(filled: Bins, shape: GapCurve, replicates: int, seed: int) -> Cells:
+    """Make cells from sums per bin; unequal weights count as fewer examples."""
     # a sum of equal weights is off by rounding only
     whole = np.floor(filled.effective + 1e-6)
     size = np.maximum(whole, filled.weight > 0).astype(np.int64)
@@ -112,17 +112,17 @@ def cells_of(filled: Bins, shape: Shape, replicates: int, seed: int) -> Cells:
 
 
 def _excess(filled: Bins) -> FloatArray:
-    """Variance of (claim - outcome) per bin beyond that of outcomes, which claims add.
+    """Variance of (confidence - outcome) per bin beyond that of the outcomes.
 
-    Claims that differ within a bin add nothing if outcomes follow them. Those of a model that is
-    always right do.
+    Confidences that differ within a bin add none if outcomes follow them; those of a model that
+    is always right do.
     """
     held = filled.weight > 0
-    found = np.zeros(held.size)
+    excess = np.zeros(held.size)
     accuracy, gap = filled.accuracy[held], (filled.confidence - filled.accuracy)[held]
     variance = filled.spread[held] / filled.squares[held] - gap**2
-    found[held] = np.maximum(variance - accuracy * (1 - accuracy), 0.0)
-    return found
+    excess[held] = np.maximum(variance - accuracy * (1 - accuracy), 0.0)
+    return excess
 
 
 def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:
@@ -168,31 +168,13 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     """Interval of the class-wise error, from labels redrawn while the sums were collected.
 
-    The noise of a calibrated model is scaled to the scatter of this one. Over many classes the
-    error is close to normal, so its mean and deviation over the replicates are enough, and few
-    replicates do.
+    Over many classes the error is close to normal, so its mean and deviation over the replicates
+    are enough, and few replicates do.
     """
     weight = np.asarray(sums.weight.sum(1))[:, None]
     share = sums.shares("mean")[:, None] / np.where(weight > 0, weight, 1.0)
-    actual, expected = np.asarray(sums.scatter)
-    gap, weights = share * np.asarray(sums.claimed - sums.observed), share * np.asarray(sums.weight)
-    noise = share * np.asarray(sums.claimed - sums.redrawn)
-    ratio = np.divide(actual, expected, out=np.full_like(actual, np.inf), where=expected > 0)
-    noise *= np.sqrt(np.clip(ratio, 0, 9))
-    # claims near 0 or 1 hardly vary when redrawn; the residuals say how much labels really do
-    each = np.maximum(actual, 0) / np.maximum(np.asarray(sums.weight.sum(0)), 1e-300)
-    normal = np.random.default_rng(0).standard_normal(noise.shape)
-    certain = share * normal * np.sqrt(np.maximum(np.asarray(sums.weight), 0) * each)
-    noise = np.where((ratio > 9) & (actual > 0), certain, noise)
-
-    # The gaps of the classes around their common curve hold noise already; shrinking them to
-    # the spread that is left without it gives gaps that are as different as the true ones.
-    common = weights * (gap.sum(0) / np.maximum(weights.sum(0), 1e-300))
-    own = gap - common
-    spread, chance = (own**2).sum(0), (noise**2).sum(1).mean(0)
-    left = np.divide(spread - chance, spread, out=np.zeros_like(spread), where=spread > chance)
-    direction = common + np.sqrt(left) * own
-
+    noise = _class_noise(sums, share)
+    direction = _class_direction(sums, share, noise)
     alpha, size = 1 - level, float(np.abs(direction).sum())
     floor = float(np.abs(noise).sum((1, 2)).mean())
 
@@ -203,6 +185,33 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     low = _last(lambda s: quantile(s, 1 - _lower_tail(s * size, floor, alpha)) < value)
     high = _last(lambda s: quantile(s, alpha / 2) < value)
     return Estimate(value, min(low * size, value), min(max(high * size, value), 1.0))
+
+
+def _class_noise(sums: ClassBins, share: FloatArray) -> FloatArray:
+    """Gaps of a calibrated model, ``(replicates, classes, bins)``, scaled to the scatter here."""
+    actual, expected = np.asarray(sums.scatter)
+    noise = share * np.asarray(sums.claimed - sums.redrawn)
+    ratio = np.divide(actual, expected, out=np.full_like(actual, np.inf), where=expected > 0)
+    noise *= np.sqrt(np.clip(ratio, 0, 9))
+    # confidences near 0 or 1 hardly vary when redrawn; the residuals show how much labels do
+    each = np.maximum(actual, 0) / np.maximum(np.asarray(sums.weight.sum(0)), 1e-300)
+    normal = np.random.default_rng(0).standard_normal(noise.shape)
+    certain = share * normal * np.sqrt(np.maximum(np.asarray(sums.weight), 0) * each)
+    return np.asarray(np.where((ratio > 9) & (actual > 0), certain, noise))
+
+
+def _class_direction(sums: ClassBins, share: FloatArray, noise: FloatArray) -> FloatArray:
+    """Gaps ``(classes, bins)`` that differ between classes as much as the true ones.
+
+    The observed gaps around their common curve contain noise already; they are shrunk to the
+    spread that is left without it.
+    """
+    gap, weights = share * np.asarray(sums.claimed - sums.observed), share * np.asarray(sums.weight)
+    common = weights * (gap.sum(0) / np.maximum(weights.sum(0), 1e-300))
+    own = gap - common
+    spread, chance = (own**2).sum(0), (noise**2).sum(1).mean(0)
+    left = np.divide(spread - chance, spread, out=np.zeros_like(spread), where=spread > chance)
+    return np.asarray(common + np.sqrt(left) * own)
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:
@@ -233,42 +242,46 @@ def logit_interval(value: float, deviation: float, freedom: float, level: float)
 
 
 class CalibrationTest(NamedTuple):
-    """Outcome of a test of the hypothesis that confidences are probabilities."""
+    """Result of a test of the hypothesis that confidences are probabilities."""
 
     statistic: float
     p_value: float
 
 
 def calibration_test(
-    confidence: Values,
-    outcome: Values,
+    logits: Input = None,
+    labels: Input = None,
     *,
-    sample_weight: Values | None = None,
     replicates: int = 999,
     seed: int = 0,
+    **data: Unpack[Data],
 ) -> CalibrationTest:
-    """Test whether a model is miscalibrated at all, given this many samples.
+    """Test whether a model is miscalibrated at all.
 
-    Under the hypothesis each outcome happens with the probability that was claimed. Outcomes
-    are drawn that way and their KS error is compared with the observed one: no bins, no
-    asymptotics, and a p-value that is below 5 % in at most 5 % of calibrated models. Above two
-    thousand examples, neighbours in confidence are drawn together. With weights the draws are
-    normal instead, which asks for more than a few examples.
+    Under the hypothesis each outcome happens with the claimed probability. Outcomes are drawn that
+    way and their KS error is compared with the observed one: no bins, no asymptotics, and a
+    p-value below 5 % for at most 5 % of calibrated models. Above two thousand examples, neighbours
+    in confidence are drawn together. With weights the draws are normal, which asks for more than
+    a few examples. Input as for :func:`calibrant.ece`.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.uniform(0.5, 1, 500)
-    >>> calibration_test(p, rng.random(500) < p).p_value > 0.05
+    >>> calibration_test(confidence=p, outcome=rng.random(500) < p).p_value > 0.05
     True
-    >>> calibration_test(p, rng.random(500) < p - 0.2).p_value
+    >>> calibration_test(confidence=p, outcome=rng.random(500) < p - 0.2).p_value
     0.001
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
-    filled = fill(claimed, happened, equal_mass_edges(claimed, 2000, weights), weights)
+    return pairs_test(pairs_from(logits, labels, **data), replicates, seed)
+
+
+def pairs_test(pairs: WeightedPairs, replicates: int = 999, seed: int = 0) -> CalibrationTest:
+    """Compute :func:`calibration_test` of checked pairs."""
+    filled = pairs.filled(pairs.equal_mass_edges(2000))
     held = filled.weight > 0
     share, size = filled.weight[held] / filled.total, filled.effective[held]
     probability = np.clip(filled.confidence[held], 0, 1)
     rng, many = np.random.default_rng(seed), (replicates, share.size)
-    if weights is None:
+    if pairs.weight is None:
         hits = rng.binomial(filled.count[held], probability, many)
         residual = share * (probability - hits / size)
     else:  # a sum of unequal weights is no binomial variable, but close to a normal one
@@ -280,39 +293,8 @@ def calibration_test(
     return CalibrationTest(statistic, (1 + reached) / (1 + replicates))
 
 
-def over(gap: FloatArray) -> FloatArray:
-    """Over-confident part."""
-    return np.asarray(np.maximum(gap, 0).sum(-1))
-
-
-def under(gap: FloatArray) -> FloatArray:
-    """Under-confident part."""
-    return np.asarray(np.maximum(-gap, 0).sum(-1))
-
-
-def total(gap: FloatArray) -> FloatArray:
-    """Sum of absolute gaps."""
-    return np.asarray(np.abs(gap).sum(-1))
-
-
-def running(gap: FloatArray) -> FloatArray:
-    """Largest absolute running sum."""
-    return np.asarray(np.abs(np.cumsum(gap, axis=-1)).max(-1))
-
-
-def worst(filled: Bins) -> Functional:
-    """Largest mean difference among the bins with enough examples."""
-    held = enough(filled)
-    share = filled.weight[held] / filled.total
-
-    def largest(gap: FloatArray) -> FloatArray:
-        return np.asarray(np.abs(gap[..., held] / share).max(-1))
-
-    return largest
-
-
 def _lower_tail(error: float, noise: float, alpha: float) -> float:
-    """How much of alpha the lower end may spend: all at 0, where the upper end cannot miss."""
+    """Share of alpha for the lower end: all of it at 0, where the upper end cannot miss."""
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
 
 

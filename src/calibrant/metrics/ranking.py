@@ -1,44 +1,50 @@
-"""What the order of the confidences is worth: AUROC, selective risk, out-of-distribution scores."""
+"""Metrics of the order of confidences: AUROC, selective risk, out-of-distribution detection."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs, as_values
+from calibrant._core.checks import FloatArray, IntArray, Values, as_values
+from calibrant.metrics.inputs import Data, Input
+from calibrant.metrics.intervals import Estimate, logit_interval
+from calibrant.metrics.reductions import pairs_from
+from calibrant.metrics.summary import Metric, Summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-def auroc(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
+def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
     r"""Probability that an event that happened got more confidence than one that did not.
 
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
 
-    Of top-label pairs: how well confidence tells right answers from wrong ones. NaN when all
-    outcomes are equal. It sees only the order: a monotone recalibration does not change it.
+    Of the top label: how well confidence separates right answers from wrong ones. NaN when all
+    outcomes are equal. It depends on the order only: a monotone recalibration does not change it.
+    Input as for :func:`calibrant.ece`.
 
-    >>> auroc([0.9, 0.8, 0.8, 0.6], [1, 1, 0, 0])
+    >>> auroc(confidence=[0.9, 0.8, 0.8, 0.6], outcome=[1, 1, 0, 0])
     0.875
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
-    return auroc_with_error(claimed, happened, weights).value
+    return auroc_with_error(*pairs_from(logits, labels, **data)).value
 
 
-def aurc(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
-    r"""Area under the risk-coverage curve (Geifman and El-Yaniv 2017).
+def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+    r"""Area under the risk-coverage curve.
 
     The mean over k of the error rate among the k most confident examples. Examples of equal
     confidence count as if in random order. A weight is the share of an example in every mean;
-    it is not the same as repeating the example.
+    it is not the same as repeating the example. Input as for :func:`calibrant.ece`.
 
     .. math:: \frac1n \sum_{k=1}^n \frac1k \sum_{i=1}^k (1 - y_{(i)})
 
-    >>> aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 1, 0])
+    >>> aurc(confidence=[0.9, 0.8, 0.7, 0.6], outcome=[1, 1, 1, 0])
     0.0625
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
-    return aurc_with_error(claimed, happened, weights).value
+    return aurc_with_error(*pairs_from(logits, labels, **data)).value
 
 
 class RiskCoverage(NamedTuple):
@@ -53,16 +59,16 @@ class RiskCoverage(NamedTuple):
     risk: FloatArray
 
 
-def risk_coverage(
-    confidence: Values, outcome: Values, *, sample_weight: Values | None = None
-) -> RiskCoverage:
+def risk_coverage(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> RiskCoverage:
     """Share of the examples kept and error rate among them, for every threshold.
 
-    >>> curve = risk_coverage([0.9, 0.8, 0.8, 0.6], [1, 1, 0, 0])
+    Input as for :func:`calibrant.ece`.
+
+    >>> curve = risk_coverage(confidence=[0.9, 0.8, 0.8, 0.6], outcome=[1, 1, 0, 0])
     >>> curve.coverage, curve.risk
     (array([0.25, 0.75, 1.  ]), array([0.        , 0.33333333, 0.5       ]))
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
+    claimed, happened, weights = pairs_from(logits, labels, **data)
     mass = np.ones_like(claimed) if weights is None else weights
     level, group = np.unique(-claimed, return_inverse=True)
     kept = np.cumsum(np.bincount(group, mass))
@@ -72,7 +78,7 @@ def risk_coverage(
 
 
 def ood_auroc(inside: Values, outside: Values) -> float:
-    """AUROC with which a score tells data like the training data from other data.
+    """AUROC of a score that separates in-distribution from out-of-distribution examples.
 
     Parameters
     ----------
@@ -92,7 +98,7 @@ def ood_auroc(inside: Values, outside: Values) -> float:
 
 
 def fpr95(inside: Values, outside: Values) -> float:
-    """Share of out-of-distribution examples accepted when 95 % of the others are.
+    """False positive rate at 95 %: out-of-distribution examples accepted when 95 % inside are.
 
     The threshold is the largest score that at least 95 % of ``inside`` reach.
 
@@ -106,7 +112,7 @@ def fpr95(inside: Values, outside: Values) -> float:
 
 
 class Influenced(NamedTuple):
-    """A value, its standard error from how much each example moves it, degrees of freedom."""
+    """A value with its standard error and degrees of freedom, from the influence of examples."""
 
     value: float
     deviation: float
@@ -161,7 +167,7 @@ def _worth(mass: FloatArray) -> float:
 
 
 def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
-    """Variance of a weighted mean; NaN where one example alone would have to tell it."""
+    """Variance of a weighted mean; NaN for a single example."""
     count = _worth(mass)
     if count <= 1:
         return math.nan
@@ -178,3 +184,26 @@ def _below(group: IntArray, mass: FloatArray) -> FloatArray:
 def _from_here(values: FloatArray) -> FloatArray:
     """Sum of each value and all later ones."""
     return np.cumsum(values[::-1])[::-1]
+
+
+def _estimated_auroc(s: Summary) -> Estimate:
+    return s.interval(logit_interval, *auroc_with_error(*s.pairs))
+
+
+def _estimated_aurc(s: Summary) -> Estimate:
+    if s.estimand != "top_label":  # P(class 1) is no confidence in an answer
+        return Estimate(math.nan)
+    return s.interval(logit_interval, *aurc_with_error(*s.pairs))
+
+
+RANKINGS = {
+    "auroc": Metric(
+        "AUROC of confidence",
+        auroc,
+        _estimated_auroc,
+        aliases=("auc", "roc_auc"),
+        higher_is_better=True,
+        needs_pairs=True,
+    ),
+    "aurc": Metric("AURC", aurc, _estimated_aurc, "Geifman and El-Yaniv 2017", needs_pairs=True),
+}

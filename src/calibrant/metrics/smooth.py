@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.fft import dct, idct
 
-from calibrant._core.checks import FloatArray, Values, as_pairs
+from calibrant._core.binning import uniform_edges
+from calibrant._core.checks import FloatArray
+from calibrant.metrics.gaps import running
+from calibrant.metrics.inputs import Data, Input
+from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.reductions import WeightedPairs, pairs_from
+from calibrant.metrics.summary import REPLICATES, Metric, Summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 
 
-def ks(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
-    r"""Kolmogorov-Smirnov calibration error (Gupta et al. 2021, eq. 6).
+def ks(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+    r"""Kolmogorov-Smirnov calibration error: the largest running sum of the residuals.
 
     .. math:: \max_t \; \frac{1}{n} | \sum_{i:\, p_i \le t} (p_i - y_i) |
 
-    >>> ks([0.2, 0.8], [1, 0])
+    Input as for :func:`calibrant.ece`. Gupta et al. 2021, eq. 6.
+
+    >>> ks(confidence=[0.2, 0.8], outcome=[1, 0])
     0.4
     """
-    _, residual = residuals(confidence, outcome, sample_weight)
-    return float(np.abs(np.cumsum(residual)).max())
+    return ks_of_pairs(pairs_from(logits, labels, **data))
 
 
-def smooth_ece(
-    confidence: Values, outcome: Values, *, sample_weight: Values | None = None
-) -> float:
-    r"""Smooth ECE with its self-tuned bandwidth (Blasiok and Nakkiran 2024, eq. 8 and 10).
+def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+    r"""Smooth ECE with its self-tuned bandwidth.
 
     The residuals :math:`p_i - y_i`, placed at :math:`p_i`, are smoothed with a Gaussian kernel
     that is reflected at 0 and 1, and
@@ -37,21 +46,17 @@ def smooth_ece(
         \tilde K_\sigma(t, p_i) (p_i - y_i) | \, dt .
 
     Wider kernels give smaller values; the one returned is at the bandwidth
-    :math:`\sigma = \mathrm{smECE}_\sigma`.
+    :math:`\sigma = \mathrm{smECE}_\sigma`. Input as for :func:`calibrant.ece`. Blasiok and
+    Nakkiran 2024, eq. 8 and 10.
 
-    >>> round(smooth_ece([0.7] * 100, [1] * 50 + [0] * 50), 3)
+    >>> round(smooth_ece(confidence=[0.7] * 100, outcome=[1] * 50 + [0] * 50), 3)
     0.2
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, sample_weight)
-    share = (claimed - happened) / claimed.size
-    if weights is not None:
-        share = (claimed - happened) * weights / weights.sum()
-    cell = np.minimum((claimed * MESH).astype(np.int64), MESH - 1)
-    return float(smoothed(np.bincount(cell, share, MESH).astype(np.float64, copy=False)))
+    return smooth_ece_of_pairs(pairs_from(logits, labels, **data))
 
 
-def smce(confidence: Values, outcome: Values, *, sample_weight: Values | None = None) -> float:
-    r"""Smooth calibration error, exact (Kakade and Foster 2008; Blasiok et al. 2023, def. 5.1).
+def smce(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+    r"""Smooth calibration error, exact.
 
     .. math:: \max_{\phi} \frac{1}{n} \sum_i \phi(p_i) (p_i - y_i)
 
@@ -60,29 +65,50 @@ def smce(confidence: Values, outcome: Values, *, sample_weight: Values | None = 
     confidence cancel.
 
     The linear program is solved by dynamic programming over the sorted confidences in
-    :math:`O(n \log n)`: a million examples take seconds.
+    :math:`O(n \log n)`: a million examples take seconds. Input as for :func:`calibrant.ece`.
+    Blasiok et al. 2023, def. 5.1.
 
-    >>> smce([0.7] * 10, [1] * 5 + [0] * 5), smce([0.2, 0.8], [1, 0])
-    (0.2, 0.24)
+    >>> smce(confidence=[0.7] * 10, outcome=[1] * 5 + [0] * 5)
+    0.2
     """
-    position, residual = residuals(confidence, outcome, sample_weight)
+    return smce_of_pairs(pairs_from(logits, labels, **data))
+
+
+def ks_of_pairs(pairs: WeightedPairs) -> float:
+    """Compute :func:`ks` of checked pairs."""
+    return float(running(residuals(pairs)[1]))
+
+
+def smooth_ece_of_pairs(pairs: WeightedPairs) -> float:
+    """Compute :func:`smooth_ece` of checked pairs."""
+    cell = np.minimum((pairs.confidence * MESH).astype(np.int64), MESH - 1)
+    shares = np.bincount(cell, _residual_shares(pairs), MESH)
+    return float(smoothed(shares.astype(np.float64, copy=False)))
+
+
+def smce_of_pairs(pairs: WeightedPairs) -> float:
+    """Compute :func:`smce` of checked pairs."""
+    position, residual = residuals(pairs)
     return _best_lipschitz(np.diff(position), residual)
 
 
-def residuals(
-    confidence: Values, outcome: Values, weight: Values | None = None
-) -> tuple[FloatArray, FloatArray]:
+def residuals(pairs: WeightedPairs) -> tuple[FloatArray, FloatArray]:
     """Distinct confidences in order, and the share of the residuals ``p - y`` at each.
 
-    >>> residuals([0.5, 0.2, 0.5], [1, 0, 0])
+    >>> residuals(pairs_from(confidence=[0.5, 0.2, 0.5], outcome=[1, 0, 0]))
     (array([0.2, 0.5]), array([0.06666667, 0.        ]))
     """
-    claimed, happened, weights = as_pairs(confidence, outcome, weight)
-    order = np.argsort(claimed, kind="stable")
-    share = (claimed - happened)[order]
-    share = share / claimed.size if weights is None else share * weights[order] / weights.sum()
-    position, start = np.unique(claimed[order], return_index=True)
-    return position, np.add.reduceat(share, start)
+    order = np.argsort(pairs.confidence, kind="stable")
+    position, start = np.unique(pairs.confidence[order], return_index=True)
+    return position, np.add.reduceat(_residual_shares(pairs)[order], start)
+
+
+def _residual_shares(pairs: WeightedPairs) -> FloatArray:
+    """Residual ``p - y`` of each example times its share of the weight."""
+    residual = pairs.confidence - pairs.outcome
+    if pairs.weight is None:
+        return np.asarray(residual / residual.size)
+    return np.asarray(residual * pairs.weight / pairs.weight.sum())
 
 
 def smoothed(residual: FloatArray) -> FloatArray:
@@ -167,3 +193,46 @@ def _best_lipschitz(steps: FloatArray, residual: FloatArray) -> float:
         rise[-highest[0]] -= excess
     reach = sums[-1] - np.asarray(place)
     return float(offset - sums[-1] + np.maximum(reach, 0) @ np.asarray(rise))
+
+
+def _estimated_ks(s: Summary) -> Estimate:
+    filled = s.pairs.filled(s.pairs.equal_mass_edges(100))
+    return s.error(ks_of_pairs(s.pairs), running, filled, REPLICATES // 2)
+
+
+def _estimated_smooth_ece(s: Summary) -> Estimate:
+    filled = s.pairs.filled(uniform_edges(128))
+    return s.error(smooth_ece_of_pairs(s.pairs), smoothed, filled, REPLICATES // 5)
+
+
+def _estimated_smce(s: Summary) -> Estimate:
+    filled = s.pairs.filled(uniform_edges(40))
+    return s.error(smce_of_pairs(s.pairs), lipschitz_error, filled, REPLICATES // 5)
+
+
+ERRORS_WITHOUT_BINS = {
+    "ks": Metric(
+        "KS error",
+        ks,
+        _estimated_ks,
+        "Gupta et al. 2021",
+        aliases=("ks_error", "kolmogorov_smirnov"),
+        needs_pairs=True,
+    ),
+    "smooth_ece": Metric(
+        "smooth ECE",
+        smooth_ece,
+        _estimated_smooth_ece,
+        "Blasiok and Nakkiran 2024",
+        aliases=("smece", "smoothece"),
+        needs_pairs=True,
+    ),
+    "smce": Metric(
+        "smCE",
+        smce,
+        _estimated_smce,
+        "Kakade and Foster 2008, Blasiok et al. 2023",
+        aliases=("smooth_calibration_error",),
+        needs_pairs=True,
+    ),
+}

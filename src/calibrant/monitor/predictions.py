@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,18 +19,20 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.dataset import Block
-from calibrant.metrics.reductions import Pairs, walk
+from calibrant.data import Chunk
+from calibrant.metrics.reductions import Pairs, reduce_examples
 from calibrant.monitor.windows import Tolerated, Window
-from calibrant.workflows.effect import calibrated
 
 
-def chunk_sums(
-    calibrator: Calibrator | None, tolerated: Tolerated, chunk: Block
-) -> tuple[Window, int]:
-    """Sums of a chunk of a file, and its number of ignored labels."""
-    pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.features)
-    return tolerated.window(pairs), np.size(chunk.labels) - pairs.outcome.size
+def shard_sums(
+    calibrator: Calibrator | None, tolerated: Tolerated, chunks: Iterator[Chunk]
+) -> list[tuple[Window, int]]:
+    """Sums of each chunk of a shard, and its number of ignored labels."""
+    sums = []
+    for chunk in chunks:
+        pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
+        sums.append((tolerated.window(pairs), chunk.labels.size - pairs.outcome.size))
+    return sums
 
 
 def labelled_pairs(
@@ -39,9 +43,9 @@ def labelled_pairs(
     if calibrator is not None:
         labelled = (checked.labels != IGNORED).reshape(as_labels(labels).shape)
         beside = None if features is None else _select(as_scores(features, "features"), labelled)
-        after = calibrated(calibrator, _select(logits, labelled), beside)
+        after = calibrator.transform(_select(logits, labelled), beside)
         checked = examples(after, checked.labels[labelled.reshape(-1)])
-    rows = walk(checked)
+    rows = reduce_examples(checked)
     return Pairs(rows.confidence, rows.outcome)
 
 
@@ -49,10 +53,10 @@ def top_predictions(
     calibrator: Calibrator | None, logits: Logits, features: Values | None
 ) -> tuple[list[float], list[int]]:
     """Confidence and predicted class of each row; one logit is that of class 1 against 0."""
-    scores = logits if calibrator is None else calibrated(calibrator, logits, features)
+    scores = logits if calibrator is None else calibrator.transform(logits, features)
     values = as_tensor(scores)
     top = ((values > 0).long() if values.ndim == 1 else top_class(values)).cpu().numpy()
-    return walk(examples(scores, top)).confidence.tolist(), top.tolist()
+    return reduce_examples(examples(scores, top)).confidence.tolist(), top.tolist()
 
 
 def class_count(logits: Logits) -> int:

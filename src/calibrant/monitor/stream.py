@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from calibrant._core.atomic_files import replacing
 from calibrant._core.binning import check_bins
 from calibrant._core.checks import (
     Logits,
@@ -27,27 +26,25 @@ from calibrant._core.checks import (
     logits_from_probs,
     warn,
 )
+from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
-from calibrant.data import open_predictions
-from calibrant.data.dataset import Progress, Source
+from calibrant.data.dataset import TEST_SPLITS, open_dataset
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor.drift import bins_off, find_drift
 from calibrant.monitor.e_process import EProcess
 from calibrant.monitor.pending import Id, PendingPredictions, as_ids
 from calibrant.monitor.predictions import (
-    chunk_sums,
     class_count,
     integer_labels,
     is_empty,
     labelled_pairs,
+    shard_sums,
     top_predictions,
 )
 from calibrant.monitor.report import Alarm, MonitorReport
 from calibrant.monitor.windows import Tolerated, Window, Windows, reference_gaps
 
 MOST_BINS = 100
-FORMAT = 1
-"""Version of the layout of saved states."""
 
 WindowId = int | date
 
@@ -231,19 +228,19 @@ class Monitor:
         ``window`` is the next one by default. A file of the same name and with the same sums as
         an earlier one is left out with a warning, also when that one's window was summed up.
         """
-        dataset = open_predictions(path)
-        chosen = dataset.split(split, ("test", ""))
+        chosen = open_dataset(path).split(split, TEST_SPLITS)
         name = name or (f"{path}, {chosen.name}" if split else os.fspath(path))
         self._check_open(window)
         self._check_calibrator()
         number = self._windows.next_number() if window is None else _number(window)
         total, ignored = Window.empty(self.bins, number, name), 0
-        use, columns = partial(chunk_sums, self.calibrator, self.tolerated), ["labels"]
+        task, columns = partial(shard_sums, self.calibrator, self.tolerated), ["logits", "labels"]
         if self.calibrator is not None and self.calibrator.needs_features:
             columns.append("features")
-        source = Source(dataset, chosen)
-        for sums, unlabelled in source.walk(use, *columns, executor=executor, progress=progress):
-            total, ignored = total + sums, ignored + unlabelled
+        options: dict[str, Any] = {"executor": executor, "progress": progress}
+        for shard in chosen.walk(task, *columns, rows=chosen.chunk_rows, **options):
+            for sums, unlabelled in shard:
+                total, ignored = total + sums, ignored + unlabelled
         if self._has_file(total):
             warn(f"{name} is in the stream already and is not counted again")
             return self
@@ -337,31 +334,11 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------ state
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a JSON file; an interrupted write leaves the old file."""
-        text = json.dumps({"format": FORMAT, "kind": "monitor", **self.state()}, allow_nan=False)
-        with replacing(Path(path)) as temporary:
-            temporary.write_text(text, "utf-8")
+    def resume(self, calibrator: Calibrator) -> Monitor:
+        """Set the calibrator after a load, which must be the one of the stream.
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], calibrator: Calibrator | None = None) -> Monitor:
-        """Read a file that :meth:`save` wrote; the calibrator must be the one it was saved with.
-
-        Without a calibrator the monitor reports, merges and takes pairs, but no logits.
+        Without it a loaded monitor reports, merges and takes pairs, but no logits.
         """
-        try:
-            state = json.loads(Path(path).read_text("utf-8"))
-            if state["kind"] != "monitor" or state["format"] > FORMAT:
-                raise ValueError(f"it is of another kind, or newer than format {FORMAT}")
-            watch = cls.from_state(state)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as problem:
-            raise ValueError(f"{path} is not the state of a monitor ({problem})") from problem
-        if calibrator is not None:
-            watch.attach(calibrator)
-        return watch
-
-    def attach(self, calibrator: Calibrator) -> None:
-        """Set the calibrator of a loaded state, which must be the one it was collected with."""
         wanted, got = self.fingerprint or "no calibrator", _fingerprint(calibrator)
         if wanted != got:
             raise ValueError(
@@ -369,6 +346,11 @@ class Monitor:
                 "after a new fit"
             )
         self.calibrator = calibrator
+        return self
+
+    def describe(self) -> str:
+        """Describe the state in a sentence."""
+        return f"Monitor after {self.seen:,} labelled examples in {len(self.windows):,} windows"
 
     def state(self) -> dict[str, Any]:
         """Return everything but the calibrator as values that JSON can hold.
@@ -393,17 +375,23 @@ class Monitor:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Monitor:
         """Build the monitor that :meth:`state` describes, without its calibrator."""
+        unknown = set(state) - set(cls().state())
+        if unknown:
+            raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
         watch = cls(**state["settings"])
         gaps = np.array(state["known"], dtype=np.float64).reshape(2, watch.bins)
         watch.tolerated = Tolerated(gaps, watch.tolerance)
-        watch._dated, watch.fingerprint = bool(state["dated"]), state["calibrator"]
+        watch._dated, watch.fingerprint = bool(state.get("dated")), state["calibrator"]
         watch._classes = int(state["classes"])
         watch.alarm = None if state["alarm"] is None else Alarm(**state["alarm"])
         pending = watch._pending
         pending.counts = {key: int(state["counts"][key]) for key in pending.counts}
         pending.waiting = {key: (float(c), int(k)) for key, c, k in state["waiting"]}
-        watch._files = {str(key): [*map(float, sums)] for key, sums in state["files"].items()}
         watch._windows.restore(state)
+        files = state.get("files")
+        if files is None:  # early states had no list of files
+            files = {w.digest(): [w.claimed.sum()] for w in watch.windows.values() if w.n}
+        watch._files = {str(key): [*map(float, sums)] for key, sums in files.items()}
         return watch
 
     def _settings(self) -> dict[str, Any]:
@@ -435,9 +423,7 @@ class Monitor:
 
     def _check_calibrator(self) -> None:
         if self.calibrator is None and self.fingerprint is not None:
-            raise ValueError(
-                f"this stream is of {self.fingerprint}: pass it to Monitor.load(path, calibrator)"
-            )
+            raise ValueError(f"this stream is of {self.fingerprint}: pass it to resume(calibrator)")
 
     def _set_classes(self, classes: int) -> None:
         if self._classes and classes and classes != self._classes:
@@ -527,5 +513,8 @@ def _fingerprint(calibrator: Calibrator) -> str:
     config = json.dumps(calibrator.config(), sort_keys=True, default=lambda part: str(type(part)))
     digest = hashlib.sha256(config.encode())
     for name, value in sorted(calibrator.state_dict().items()):
-        digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
+        if isinstance(value, Tensor):
+            digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
+        else:
+            digest.update(f"{name}{json.dumps(value)}".encode())
     return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"

@@ -3,7 +3,6 @@
 from calibrant.retrain.backbone import replace_head
 from calibrant.retrain.maccal import Epoch, KeepRate, MaCCal
 from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
-from calibrant.workflows.retrain import retrain_file
 
 __all__ = [
     "Epoch",
@@ -12,5 +11,4 @@ __all__ = [
     "MaskedClassifier",
     "masked_step",
     "replace_head",
-    "retrain_file",
 ]

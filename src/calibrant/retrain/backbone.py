@@ -98,13 +98,13 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
 
     Examples
     --------
-    >>> from calibrant.heads import MaskedClassifier
+    >>> from calibrant.retrain import MaskedClassifier
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> other = replace_head(network, MaskedClassifier(8, 3))
     >>> other[3].width, network[3].in_features, other[1] is network[1]
     (8, 8, True)
     """
-    if isinstance(head, Calibrator) and not head._classes:
+    if isinstance(head, Calibrator) and not head.classes:
         raise ValueError(f"this {type(head).__name__} is not fitted: call fit first")
     inside: Any = head.head if hasattr(head, "history_") else head  # what a MaCCal trained
     width, classes = _sizes(inside)

@@ -21,7 +21,7 @@ from calibrant._core.checks import (
     as_weight,
 )
 from calibrant._core.chunks import as_tensor
-from calibrant.calibrators.base import _check_finite
+from calibrant.calibrators.data_checks import check_finite_features
 
 BLOCK = 4096
 """Rows that are looked at together where nothing is learned from them."""
@@ -91,7 +91,7 @@ def as_rows(features: Values, labels: Values, weight: Values | None, name: str =
     place = inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
     for start in range(0, len(kept), BLOCK):
         some = kept[start : start + BLOCK]
-        _check_finite(found.batch(some, place).features, some)
+        check_finite_features(found.batch(some, place).features, some)
     return found
 
 

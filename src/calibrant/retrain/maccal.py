@@ -27,7 +27,8 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import as_tensor
 from calibrant._core.torch_models import digest
-from calibrant.calibrators.base import Calibrator, _check_finite
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.data_checks import check_finite_features
 from calibrant.retrain.backbone import count_outputs, feature_batches, last_layer
 from calibrant.retrain.feature_rows import BLOCK, Batch, Rows, as_rows, count_labels
 from calibrant.retrain.masked_classifier import MaskedClassifier, Masks, masked_step
@@ -215,6 +216,10 @@ class MaCCal(Calibrator):
     watch_masked = False  # whether the control looks at held-out examples with masks
 
     history_: Tensor
+    learned_shapes = (
+        "history_ epochs =; head.first.weight units width; head.first.bias units; "
+        "head.second.weight classes units; head.second.bias classes"
+    )
 
     def __init__(
         self,
@@ -239,7 +244,7 @@ class MaCCal(Calibrator):
         self._check_options()
         # one of the right size takes its place in fit and load
         self.head = MaskedClassifier(1, 1)
-        self._learned(history_=torch.zeros(0, len(Epoch._fields)))
+        self._store(history_=torch.zeros(0, len(Epoch._fields)))
 
     def _check_options(self) -> None:
         for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
@@ -514,8 +519,8 @@ class MaCCal(Calibrator):
     def _ended(self, run: _Run, sizes: tuple[int, int], held_out: bool) -> None:
         self.head = run.head.requires_grad_(False)
         self._width, classes = sizes
-        self._learned(width_=torch.tensor(self._width), history_=torch.tensor(run.history))
-        self._fitted(classes)
+        self._store(width_=torch.tensor(self._width), history_=torch.tensor(run.history))
+        self._set_classes(classes)
         if not self.step:
             return
         last = run.history[-1]
@@ -574,7 +579,7 @@ class MaCCal(Calibrator):
         with torch.no_grad():
             for start in range(0, len(rows), BLOCK):
                 block = as_tensor(rows[start : start + BLOCK]).to(found.device)
-                _check_finite(block)
+                check_finite_features(block)
                 found[start : start + BLOCK] = self(block).softmax(-1)
         probs = found.reshape(*inputs.shape[:-1], self._classes)
         return probs.to(given.device) if isinstance(given, Tensor) else probs.cpu().numpy()

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import IGNORED, Values, spread
-from calibrant._core.chunks import examples
+from calibrant._core.checks import IGNORED, BoolArray, Values, as_labels, as_weight, spread
+from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
-from calibrant.data.dataset import (
-    Array,
-    Block,
-    Data,
-    Progress,
-    Source,
-    opened,
-    warn_of_zeros,
-)
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, warn_of_zeros
+from calibrant.data.formats import Array
+from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 
 
 def calibrated(calibrator: Calibrator, logits: Values, features: Values | None = None) -> Tensor:
-    """Calibrated logits of checked input, on the device of the input.
+    """Return calibrated logits of checked input, on the device of the input.
 
     >>> from calibrant.calibrators import Identity
     >>> calibrated(Identity().fit([[2.0, 1.0]], [0]), [[5.0, 3.0]])
     tensor([[ 0., -2.]], dtype=torch.float64)
     """
-    scores = calibrator._scores(logits)
-    with torch.no_grad():
-        return torch.as_tensor(calibrator(scores, calibrator._inputs_beside(scores, features)))
+    return torch.as_tensor(calibrator.transform(logits, features))
 
 
-# Before and after.
+def method_in_use(calibrator: Calibrator) -> Calibrator:
+    """Return the method that ``auto`` chose, or the calibrator itself."""
+    chosen = getattr(calibrator, "chosen_", None)
+    return calibrator if chosen is None else chosen
 
 
 class Effect(NamedTuple):
-    """What a calibrator does to some examples.
+    """The effect of a calibrator on some examples.
 
     Attributes
     ----------
@@ -52,7 +47,7 @@ class Effect(NamedTuple):
     argmax_changed : int
         Number of examples whose predicted class changed.
     temperatures : (float, float) or None
-        The smallest and the largest temperature given to an example; None for methods without.
+        The smallest and the largest temperature of an example; None for methods without.
     """
 
     before: Evaluation
@@ -61,66 +56,65 @@ class Effect(NamedTuple):
     temperatures: tuple[float, float] | None
 
 
-def effect_file(
+def effect(
     calibrator: Calibrator,
     data: Data,
     *,
     split: str | None = None,
-    sample_weight: str | None = None,
+    sample_weight: Values | str | None = None,
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Effect:
-    """Measure a prediction file before and after calibration; logits are never held whole.
+    """Measure predictions before and after calibration; logits are never held whole.
 
-    Parameters that are not listed are those of :func:`calibrant.evaluate_file`.
+    Parameters that are not listed are those of :func:`calibrant.evaluate`.
 
     Parameters
     ----------
     calibrator : Calibrator
         Fitted.
-    data : path or mapping
-        A prediction file, a folder, a glob, or arrays by their names in a file.
-    split : str, optional
-        Which split; ``test``, else the plain arrays, by default.
+    data : path, Dataset, or mapping
+        A prediction file, a folder, a glob, or arrays by their keys in a file.
 
     Examples
     --------
-    >>> from calibrant.data import sample_path
-    >>> found = effect_file(fit_file(sample_path(), "ts"), sample_path(), level=None)
-    >>> [round(e["ece"].value, 4) for e in (found.before, found.after)], found.argmax_changed
-    ([0.0424, 0.0091], 0)
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> from calibrant.data import open_dataset, sample_path
+    >>> data = open_dataset(sample_path())
+    >>> val = data.split("val")
+    >>> changed = effect(TemperatureScaling().fit(val.logits, val.labels), data, level=None)
+    >>> [round(e["ece"].value, 4) for e in (changed.before, changed.after)]
+    [0.0424, 0.0091]
     """
-    file = opened(data)
-    source = Source(file, file.split(split, ("test", "")), sample_weight)
+    examples = as_dataset(data, sample_weight=sample_weight).split(split, TEST_SPLITS)
+    examples.warn_if_probs()
     stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)
-    found, zeros = measured([calibrator], source, stream, progress)
-    warn_of_zeros(zeros)
-    return found
+    meter = measure([calibrator], examples, stream, progress)
+    warn_of_zeros(meter.floored)
+    return meter.effect()
 
 
-def measured(
+def measure(
     calibrators: Sequence[Calibrator],
-    source: Source,
+    split: Split,
     stream: Accumulator,
     progress: Progress | None = None,
-) -> tuple[Effect, int]:
-    """Before and after on the rows of a source; one calibrator for all, or one for each fold.
-
-    Also returns how many probabilities of zero there were; a fit on them has warned already.
-    """
-    meter = Meter(calibrators, stream.like(), stream.like())
-    source.walk(meter, *meter.columns(), progress=progress)
-    return meter.effect(), meter.floored
+) -> Meter:
+    """Measure a split before and after; one calibrator for all rows, or one for each fold."""
+    meter = Meter(list(map(method_in_use, calibrators)), stream.like(), stream.like())
+    meter.walk(split, progress)
+    return meter
 
 
 @dataclass
 class Meter:
-    """Adds up predictions block by block, before and after calibration.
+    """Sums of predictions before and after calibration.
 
-    With several calibrators, each serves the rows of its fold.
+    With several calibrators, each serves the rows of its fold. Without ``before``, the caller has
+    checked the rows.
     """
 
     calibrators: Sequence[Calibrator]
@@ -131,62 +125,64 @@ class Meter:
     high: float = -math.inf
     floored: int = 0
 
-    def columns(self) -> list[str]:
-        """Columns that a block must have."""
-        wanted = ["features"] if any(c.needs_features for c in self.calibrators) else []
-        wanted += ["fold"] if len(self.calibrators) > 1 else []
-        return ["labels", *wanted]
-
-    def __call__(self, block: Block) -> None:
-        """Add a block."""
-        kept = _labelled(block)
-        self.floored += block.floored
-        if not len(kept.labels):
-            return
-        found = np.empty(kept.logits.shape, np.float32 if _narrow(kept.logits) else np.float64)
-        for i, calibrator in enumerate(self.calibrators):
-            rows = slice(None) if kept.fold is None else kept.fold == i
-            if len(kept.logits[rows]):
-                found[rows] = self._calibrated(calibrator, kept, rows)
-        self.after.update(found, kept.labels, sample_weight=kept.weight)
-        self.changed += int((_top(kept.logits) != _top(found)).sum())
-        if self.before is not None:
-            self.before.update(kept.logits, kept.labels, sample_weight=kept.weight)
-
-    def _calibrated(self, calibrator: Calibrator, kept: Block, rows: Any) -> Array:
-        logits = kept.logits[rows]
-        if self.before is not None and isinstance(calibrator, TemperatureCalibrator):
-            temperatures = calibrator.temperature(logits)
-            self.low = min(self.low, float(temperatures.min()))
-            self.high = max(self.high, float(temperatures.max()))
-        features = None if kept.features is None else kept.features[rows]
-        return np.asarray(calibrated(calibrator, logits, features).cpu())
+    def walk(self, split: Split, progress: Progress | None = None) -> None:
+        """Add all rows of a split."""
+        columns = ["logits", "labels", "sample_weight"]
+        columns += ["features"] if any(c.needs_features for c in self.calibrators) else []
+        columns += ["fold"] if len(self.calibrators) > 1 else []
+        for _ in split.walk(self._add_all, *columns, progress=progress):
+            pass
 
     def effect(self) -> Effect:
-        """Everything added up."""
+        """Return the figures of everything added up."""
         assert self.before is not None
         temperatures = (self.low, self.high) if self.low <= self.high else None
         return Effect(self.before.compute(), self.after.compute(), self.changed, temperatures)
 
+    def _add_all(self, chunks: Iterator[Chunk]) -> None:
+        for chunk in chunks:
+            self._add(chunk)
 
-def _labelled(block: Block) -> Block:
-    """Return the examples that count, in one dimension; what the others hold does not matter."""
-    given = examples(block.logits, block.labels, block.weight)
-    shape = block.labels.shape
-    kept = (given.labels != IGNORED).reshape(shape)
-    return Block(
-        block.logits[kept],
-        given.labels[kept.reshape(-1)],
-        given.labelled_weight(),
-        None if block.features is None else block.features[kept],
-        None if block.fold is None else spread(block.fold, shape, "fold")[kept],
-    )
+    def _add(self, chunk: Chunk) -> None:
+        weight = chunk.get("sample_weight")
+        if self.before is not None:
+            self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
+        self.floored += chunk.floored
+        kept = _labelled(chunk)
+        if not kept.any():
+            return
+        logits = chunk.logits[kept]
+        found = np.empty(logits.shape, np.float32 if logits.dtype.itemsize <= 4 else np.float64)
+        fold, features = chunk.get("fold"), chunk.get("features")
+        folds = None if fold is None else spread(fold, kept.shape, "fold")[kept]
+        features = None if features is None else features[kept]
+        for i, calibrator in enumerate(self.calibrators):
+            rows = slice(None) if folds is None else folds == i
+            if len(logits[rows]):
+                inputs = None if features is None else features[rows]
+                found[rows] = self._calibrated(calibrator, logits[rows], inputs)
+        weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[kept]
+        self.after.update(found, chunk.labels[kept], sample_weight=weights)
+        self.changed += int((_top(logits) != _top(found)).sum())
+
+    def _calibrated(self, calibrator: Calibrator, logits: Array, features: Array | None) -> Array:
+        if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
+            return calibrator.transform(logits, features)
+        found, temperatures = calibrator.transform_with_temperature(logits)
+        self.low = min(self.low, float(temperatures.min()))
+        self.high = max(self.high, float(temperatures.max()))
+        return found
 
 
-def _narrow(logits: Array) -> bool:
-    return logits.dtype.itemsize <= 4
+def _labelled(chunk: Chunk) -> BoolArray:
+    """Return where the labels count; the other rows may hold anything."""
+    labels = as_labels(chunk.labels)
+    kept, weight = labels != IGNORED, chunk.get("sample_weight")
+    if weight is not None:
+        kept &= as_weight(weight, labels.shape).reshape(labels.shape) > 0
+    return np.asarray(kept)
 
 
 def _top(logits: Array) -> Array:
-    """The predicted class; one logit is that of class 1 against 0."""
+    """Return the predicted class; one logit is that of class 1 against 0."""
     return np.asarray(logits > 0 if logits.ndim == 1 else logits.argmax(-1))

@@ -1,54 +1,54 @@
-"""Evaluation of prediction files of any size, in this process or over an executor."""
+"""Evaluation of arrays, and of prediction files of any size."""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 
-from calibrant._core.checks import (
-    Values,
-    as_scores,
-    warn_of_probs,
-)
-from calibrant._core.chunks import Estimand
-from calibrant.data import Part, open_predictions
-from calibrant.data.shards import BLOCK, Report, over_parts
+from calibrant._core.checks import Values, as_scores
+from calibrant._core.chunks import Estimand, Progress
+from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data, warn_if_probs
+from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 
 
 def evaluate(
-    logits: Values | None = None,
+    data: Data | Values | None = None,
     labels: Values | None = None,
     *,
     probs: Values | None = None,
-    sample_weight: Values | None = None,
-    by: Values | None = None,
+    sample_weight: Values | str | None = None,
+    by: Values | str | None = None,
+    split: str | None = None,
     estimand: Estimand = "top_label",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Measure the calibration of predictions, with intervals.
 
     Parameters
     ----------
-    logits : (..., classes), or (n,) log-odds of two classes
-        Unnormalised log-probabilities; log-probabilities are logits. -inf masks a class.
+    data : logits (..., classes) or (n,), path, Dataset, or mapping
+        Unnormalised log-probabilities, of which -inf masks a class; (n,) are log-odds of two
+        classes. Or a prediction file, a folder or glob of shards, or arrays by their keys in a
+        file; of those, logits are never held whole.
     labels : (...) integers
-        -100 is ignored.
+        With logits; -100 is ignored.
     probs : (..., classes), or (n,) probabilities of class 1
         Instead of logits. Zeros are floored at the smallest number of their dtype, with a
         warning. Nothing is ever taken for probabilities because of its values.
-    weight : (...)
+    sample_weight : (...), or the name of a column
         Weights of the examples; 0 leaves out.
-    groups : (...) values of any kind
-        The same metrics are computed for each group, worst first.
+    by : (...) values of any kind, or the name of a column
+        The same metrics are computed for each subgroup, worst first.
+    split : str, optional
+        Split of a file; ``test``, else the plain arrays, by default.
     estimand : {"top_label", "binary", "multilabel"}
         Which probability is compared with which event.
     bins : int
@@ -58,7 +58,12 @@ def evaluate(
     level : float, optional
         Coverage of the intervals; None leaves them out.
     seed : int
-        Of the random draws behind intervals and test.
+        Seed of the random draws behind intervals and test.
+    executor : concurrent.futures.Executor, optional
+        Each shard becomes a task: a process pool uses the cores, the ``get_executor()`` of a
+        dask client a cluster. None works in this process.
+    progress : callable, optional
+        Called with (examples done, examples in all) after each chunk or shard of a file.
 
     Returns
     -------
@@ -67,97 +72,45 @@ def evaluate(
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 5))
     >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)  # drawn from softmax(logits)
-    >>> calibrated = evaluate(logits, labels)
-    >>> calibrated["ece"].low
+    >>> evaluate(logits, labels)["ece"].low
     0.0
-    >>> overconfident = evaluate(3 * logits, labels)
-    >>> overconfident["ece"].low > 0.1
+    >>> evaluate(3 * logits, labels)["ece"].low > 0.1
     True
-    """
-    stream = Accumulator(
-        bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
-    )
-    if logits is not None and estimand != "multilabel":  # tags may add up to anything
-        warn_of_probs(as_scores(logits), "if they are, pass them as probs=")
-    return stream.update(logits, labels, probs=probs, sample_weight=sample_weight, by=by).compute()
 
-
-def evaluate_file(
-    path: str | os.PathLike[str],
-    *,
-    split: str | None = None,
-    sample_weight: str | None = None,
-    by: str | None = None,
-    estimand: Estimand = "top_label",
-    bins: int = 15,
-    metrics: Sequence[str] | None = None,
-    level: float | None = 0.9,
-    seed: int = 0,
-    executor: Executor | None = None,
-    progress: Callable[[int, int], object] | None = None,
-) -> Evaluation:
-    """Measure a prediction file, or a folder or glob of shards; logits are never held whole.
-
-    Parameters that are not listed are those of :func:`calibrant.evaluate`.
-
-    Parameters
-    ----------
-    path : path
-        A prediction file, a folder, or a glob.
-    split : str, optional
-        Which split; ``test``, else the plain arrays, by default.
-    weight, groups : str, optional
-        Names of further columns of the file, with one value per example.
-    executor : concurrent.futures.Executor, optional
-        Each shard becomes a task: a process pool uses the cores, the ``get_executor()`` of a
-        dask client a cluster. None works in this process.
-    progress : callable, optional
-        Called with (examples done, examples in all) after each block or shard.
-
-    Examples
-    --------
     >>> from calibrant.data import sample_path
-    >>> round(evaluate_file(sample_path(), level=None)["ece"].value, 4)
+    >>> round(evaluate(sample_path(), level=None)["ece"].value, 4)
     0.0424
     """
-    chosen = open_predictions(path).split(split, ("test", ""))
     total = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    block_rows = max(1, BLOCK // max(math.prod(chosen.shape), 1))
-    task = partial(_measured, _Task(total.like(), chosen.domain, sample_weight, by, block_rows))
-    for found in over_parts(task, chosen.parts, executor, progress):
-        total.merge(found)
+    if not is_data(data):
+        if data is not None and estimand != "multilabel":  # tags may add up to anything
+            warn_if_probs(as_scores(data), "logits", "pass them as probs=")
+        total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)
+        return total.compute()
+    dataset = as_dataset(data, labels, probs=probs, sample_weight=sample_weight, by=by)
+    chosen = dataset.split(split, TEST_SPLITS)
+    if estimand != "multilabel":
+        chosen.warn_if_probs()
+    for sums in chosen.walk(
+        partial(_measured, total.like()),
+        *(chosen.domain, "labels", "sample_weight", "by"),
+        rows=chosen.chunk_rows,
+        executor=executor,
+        progress=progress,
+    ):
+        total.merge(sums)
     return total.compute()
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What every part is measured with; travels to other processes."""
-
-    empty: Accumulator
-    domain: str
-    weight: str | None
-    groups: str | None
-    block_rows: int
-
-
-def _measured(task: _Task, part: Part, report: Report) -> Accumulator:
-    """Sums of one part."""
-    columns = {task.domain: "logits", "labels": "labels"}
-    columns |= {"sample_weight": task.weight} if task.weight else {}
-    columns |= {"by": task.groups} if task.groups else {}
-    sums, done = task.empty.like(), 0
-    for block in part.blocks(task.block_rows, list(columns.values())):
-        try:
-            sums.update(**dict(zip(columns, block, strict=True)))
-        except (TypeError, ValueError) as problem:
-            where = f"{part.path}, counting from row {done}" if done else part.path
-            kind = TypeError if isinstance(problem, TypeError) else ValueError
-            raise kind(f"{where}: {problem}") from problem
-        done += len(block[0])
-        report(len(block[0]))
+def _measured(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:
+    """Sums of one shard."""
+    sums = empty.like()
+    for chunk in chunks:
+        sums.update(**chunk.columns)
     return sums

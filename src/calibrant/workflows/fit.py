@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
-from calibrant._core.checks import IntArray, spread
+from calibrant._core.checks import IntArray, Values, spread
+from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records
-from calibrant._core.messages import listed
+from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.registry import make_calibrator
-from calibrant.data.dataset import (
-    Data,
-    Progress,
-    Source,
-    opened,
-    placed,
-)
+from calibrant.data.dataset import FIT_SPLITS, Data, Split, as_dataset
+from calibrant.data.keys import full_key
+from calibrant.data.shards import Place, located
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.workflows.effect import Effect, measured
-
-# Fit.
+from calibrant.workflows.effect import Effect, measure, method_in_use
 
 
-def fit_file(
-    path: str | os.PathLike[str],
+def fit(
+    data: Data,
     method: str | Calibrator = "auto",
     *,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
-    sample_weight: str | None = None,
-    groups: str | None = None,
+    sample_weight: Values | str | None = None,
+    groups: Values | str | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Calibrator:
@@ -43,21 +39,21 @@ def fit_file(
 
     Parameters
     ----------
-    path : path
-        A prediction file, a folder, or a glob.
+    data : path, Dataset, or mapping
+        A prediction file, a folder, a glob, or arrays by their keys in a file.
     method : str or Calibrator
         A name from ``CALIBRATORS``, or a calibrator, which is then fitted in place.
     split : str, optional
-        Which split; ``val``, else the plain arrays, by default. Never ``test`` unless named.
+        Split to fit on; ``val``, else the plain arrays, by default. Never ``test`` unless named.
     options : dict, optional
-        Arguments of the constructor of a method that is given by name.
-    weight, groups : str, optional
-        Names of further columns of the file, with one value per example. Examples of one group
-        stay together where a method cross-validates; with groups the split is read whole.
+        Arguments of the constructor, if the method is given by name.
+    sample_weight, groups : str or array, optional
+        Names of columns or, beside arrays, values for each example. Examples of one group stay
+        together where a method cross-validates; with groups the split is read whole.
     executor : concurrent.futures.Executor, optional
         Each shard becomes a task, for methods that use the table.
     progress : callable, optional
-        Called with (examples done, examples in all) after each block or shard.
+        Called with (examples done, examples in all) after each chunk or shard.
 
     Returns
     -------
@@ -67,23 +63,24 @@ def fit_file(
     Examples
     --------
     >>> from calibrant.data import sample_path
-    >>> fitted = fit_file(sample_path(), "ts")
+    >>> fitted = fit(sample_path(), "ts")
     >>> round(float(fitted.temperature_), 2)
     1.83
     """
     calibrator = make_calibrator(method, options)
-    source = fit_source(path, split, sample_weight, groups)
-    return fit_on(calibrator, source, executor=executor, progress=progress)
+    examples = fit_split(data, split, sample_weight, groups)
+    return fit_on(calibrator, examples, executor, progress)
 
 
-class Fit(NamedTuple):
-    """A fitted calibrator, and what it does to the examples of the fit.
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted calibrator, and its effect.
 
     Attributes
     ----------
     calibrator : Calibrator
     effect : Effect
-        Before and after, on examples that the fit has seen.
+        Before and after, on the examples of the fit.
     split : str
         The split that was fitted on; ``""`` are the plain arrays.
     """
@@ -92,6 +89,33 @@ class Fit(NamedTuple):
     effect: Effect
     split: str
 
+    def describe(self) -> Iterator[str]:
+        """Yield lines about what was learned."""
+        if reasons := getattr(self.calibrator, "reasons_", ""):
+            yield reasons
+        yield f"{self.effect.before.n:,} examples; {method_in_use(self.calibrator).describe()}"
+        low, high = self.effect.temperatures or (1.0, 1.0)
+        if low < high:
+            yield f"temperatures of the examples from {low:.4g} to {high:.4g}"
+        if self.effect.argmax_changed:
+            yield f"the predicted class of {self.effect.argmax_changed:,} examples changes"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        before, after, argmax_changed, temperatures = self.effect
+        low, high = temperatures or (None, None)
+        return {
+            "split": self.split or None,
+            "n": before.n,
+            "classes": before.classes,
+            "parameters": self.calibrator.size(before.classes),
+            "learned": self.calibrator.learned(),
+            "temperature": {"low": low, "high": high},
+            "argmax_changed": argmax_changed,
+            "before": before.to_dict()["metrics"],
+            "after": after.to_dict()["metrics"],
+        }
+
 
 def fit_and_measure(
     data: Data,
@@ -99,87 +123,85 @@ def fit_and_measure(
     *,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
-    sample_weight: str | None = None,
-    groups: str | None = None,
+    sample_weight: Values | str | None = None,
+    groups: Values | str | None = None,
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Fit:
-    """Fit as :func:`fit_file` does, and measure the same examples before and after.
+    """Fit as :func:`fit` does, and measure the same examples before and after.
 
-    There are no intervals: figures of examples that a fit has seen flatter it.
+    There are no intervals: figures of examples that a fit has seen are too good.
     """
     calibrator = make_calibrator(method, options)
-    source = fit_source(data, split, sample_weight, groups)
-    fit_on(calibrator, source, progress=progress)
+    examples = fit_split(data, split, sample_weight, groups)
+    fit_on(calibrator, examples, progress=progress)
     stream = Accumulator(pairs=True, metrics=metrics, level=None)
-    effect, _ = measured([calibrator], source, stream, progress)
-    return Fit(calibrator, effect, source.split.name)
+    meter = measure([calibrator], examples, stream, progress)
+    return Fit(calibrator, meter.effect(), examples.name)
 
 
-def fit_source(
+def fit_split(
     data: Data,
     split: str | None = None,
-    sample_weight: str | None = None,
-    groups: str | None = None,
-) -> Source:
-    """Return the rows that a fit uses: val, else the plain arrays; never test unasked."""
-    file = opened(data)
-    if split is None and not {"val", ""} & set(file.splits) and file.splits:
-        found = listed(f"'{name}'" for name in file.splits)
+    sample_weight: Values | str | None = None,
+    groups: Values | str | None = None,
+) -> Split:
+    """Return the split to fit on: val, else the plain arrays; never test unless named."""
+    dataset = as_dataset(data, sample_weight=sample_weight, groups=groups)
+    if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
-            f"{file.path} has no split 'val' and no plain arrays to fit on, only {found}: a test "
-            "set that was fitted on measures nothing; name a split (--split), or fit and measure "
-            "on the same examples by cross-fitting (--cross-fit)"
+            f"{dataset.path} has no split 'val' and no plain arrays to fit on, only "
+            f"{comma_separated(dataset.splits)}: name a split (--split), or fit and measure on the "
+            "same examples by cross-fitting (--cross-fit)"
         )
-    return Source(file, file.split(split, ("val", "")), sample_weight, groups)
+    return dataset.split(split, FIT_SPLITS)
 
 
 def fit_on(
     calibrator: Calibrator,
-    source: Source,
-    *,
+    split: Split,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Calibrator:
-    """Fit on the rows of a source, from the table where that suffices."""
-    if not fits_from_table(calibrator, source):
-        return fit_whole(calibrator, source)
-    return fit_table(calibrator, source, source.records(executor, progress))
+    """Fit on a split, from the table if that suffices."""
+    split.warn_if_probs()
+    if not fits_from_table(calibrator, split):
+        return fit_whole(calibrator, split)
+    return fit_table(calibrator, split, split.records(executor, progress))
 
 
-def fits_from_table(calibrator: Calibrator, source: Source) -> bool:
-    """Whether the table of a source has all that a fit looks at: no groups, no features."""
-    features = calibrator.uses_features and source.has_features
-    return calibrator.fits_records and source.groups is None and not features
+def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
+    """Whether the table of a split has all that a fit uses: no groups, no features."""
+    features = calibrator.uses_features and split.has_features
+    return calibrator.fits_records and split.dataset.groups is None and not features
 
 
-def fit_table(calibrator: Calibrator, source: Source, records: Records) -> Calibrator:
-    """Fit on records that came from a source."""
-    fitting = cast(RecordsCalibrator, calibrator)
-    return fitting.fit_records(records, one_logit=not source.split.shape)
+def fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:
+    """Fit on records of a split."""
+    return cast(RecordsCalibrator, calibrator).fit_records(records, one_logit=not split.shape)
 
 
-def fit_whole(calibrator: Calibrator, source: Source, labels: IntArray | None = None) -> Calibrator:
-    """Fit on the arrays of a source; other labels may leave out some of its rows."""
-    logits, targets = source.logits, source.labels if labels is None else labels
-    given: dict[str, Any] = {}
-    if source.has_features if calibrator.uses_features else calibrator.needs_features:
-        _check_features(calibrator, source)
-        head = source.file.last_layer() if source.has_head else None
-        given = {"features": source.features, "head": head}
-    if source.weight is not None:
-        given["sample_weight"] = source.split.read(source.weight)
-    if source.group_values is not None:
-        given["groups"] = spread(source.group_values, targets.shape, "groups")
-    with placed(source.file.path):
-        return calibrator.fit(logits, targets, **given)
+def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = None) -> Calibrator:
+    """Fit on the arrays of a split; other labels may leave out some of its rows."""
+    targets = split.labels if labels is None else labels
+    beside: dict[str, Any] = {"sample_weight": split.weights}
+    if split.has_features if calibrator.uses_features else calibrator.needs_features:
+        check_features(calibrator, split)
+        beside |= {"features": split.features, "head": split.dataset.head}
+    if split.groups is not None:
+        beside["groups"] = spread(split.groups, targets.shape, "groups")
+    logits = split.logits
+    with located(Place(split.path)), warnings.catch_warnings():
+        # the split has warned of that itself, with the name of the file
+        warnings.filterwarnings("ignore", "logits look like probabilities")
+        return calibrator.fit(logits, targets, **beside)
 
 
-def _check_features(calibrator: Calibrator, source: Source) -> None:
-    if not source.has_features:
-        name = f"{source.split.name}_features" if source.split.name else "features"
+def check_features(calibrator: Calibrator, split: Split) -> None:
+    """Raise unless every shard of a split has features."""
+    if not split.has_features:
         raise ValueError(
-            f"{type(calibrator).__name__} needs features: {source.file.path} has no {name} in "
-            f"every shard, only {listed(source.split.keys)}; save the inputs of the last layer "
-            "under that name"
+            f"{type(calibrator).__name__} needs features: {split.path} has no "
+            f"{full_key(split.name, 'features')} in every shard, only "
+            f"{comma_separated(split.keys)}; save the inputs of the last layer under that name"
         )

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calibrant._core.messages import listed
-from calibrant.data import PredictionFile, Split, open_predictions
+from calibrant._core.messages import comma_separated
+from calibrant.data import Dataset, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.retrain.maccal import MaCCal
 
 
 def retrain_file(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Dataset,
     *,
     train: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -53,13 +53,13 @@ def retrain_file(
     ((5, 3), 3)
     """
     module = MaCCal(**(options or {}))
-    file = open_predictions(path)
-    learned = file if train is None else open_predictions(train)
+    file = as_dataset(path)
+    learned = file if train is None else as_dataset(train)
     if "train" not in learned.splits:
         raise ValueError(
             f"MaC-Cal needs the features of the training set: {learned.path} has no "
-            f"train_features, only the splits {listed(map(repr, learned.splits))}; save the inputs "
-            "of the last layer under that name, or name the file that has them (train=, --train)"
+            f"train_features, only the splits {comma_separated(map(repr, learned.splits))}; save "
+            "the inputs of the last layer under that name, or name another file (train=, --train)"
         )
     held_out = None
     if "val" in file.splits and "features" in set(file.split("val").keys):
@@ -77,9 +77,9 @@ def _arrays(split: Split) -> tuple[Array, Array]:
     return split.read("features"), split.read("labels")
 
 
-def _classes(file: PredictionFile) -> int | None:
+def _classes(file: Dataset) -> int | None:
     """Number of classes, where something besides the labels tells it."""
-    layer = file.last_layer()
+    layer = file.head
     if layer is not None:
         return len(layer[0])
     known = [file.split(name) for name in file.splits]

@@ -18,7 +18,7 @@ from calibrant._core.checks import IGNORED
 from calibrant.bench.train.images.sets import ImageSet, Part, parts
 from calibrant.bench.train.trainer import PAPERS, Recipe, Told, Trainer
 from calibrant.calibrators.registry import CALIBRATORS
-from calibrant.data import open_predictions, save_predictions
+from calibrant.data import open_dataset, save_predictions
 from calibrant.metrics.ranking import ood_auroc
 from calibrant.workflows.evaluate import evaluate
 
@@ -113,7 +113,7 @@ def rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
         )
     about = json.loads((home / "run.json").read_text())
     recipe = Recipe(**about["recipe"])
-    file = open_predictions(home / "predictions.npz")
+    file = open_dataset(home / "predictions.npz")
     val, test = file.split("val"), file.split("test")
     foreign = file.split("ood").read("logits") if "ood" in file.splits else None
     shared = {

@@ -25,7 +25,7 @@ from calibrant.bench.train.ranks import average_gradients, chosen_device, ranks,
 from calibrant.losses.base import summed_over_ranks
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
-from calibrant.losses.registry import LOSSES
+from calibrant.losses.registry import LOSSES, loss_name
 
 Told = Callable[[int, int], object]
 """Told (steps done, steps in all)."""
@@ -429,8 +429,11 @@ def make_loss(recipe: Recipe, classes: int, samples: int) -> nn.Module:
     """The loss of a recipe; some need to know the number of classes or of examples."""
     needed = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
     needed["crl"] = {"samples": samples}
+    options = {**needed.get(recipe.loss, {}), **recipe.loss_options}
+    if isinstance(options.get("base"), str) and not recipe.loss.startswith("fedlas"):
+        options["base"] = LOSSES[loss_name(options["base"])]()
     try:
-        return LOSSES[recipe.loss](**needed.get(recipe.loss, {}), **recipe.loss_options)
+        return LOSSES[recipe.loss](**options)
     except TypeError as error:
         raise ValueError(f"options of the loss {recipe.loss}: {error}") from error
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from calibrant._core.checks import check_choice
-from calibrant._core.chunks import Examples, blocks
+from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
@@ -28,7 +28,7 @@ REFINED = 4
 LOOKED_AT = 1_000_000
 """Features at most that the quantiles are taken of."""
 SEARCHED = 10_000
-"""Samples at most that clipping values are tried on."""
+"""Examples at most that clipping values are tried on."""
 AGREEMENT = 0.02
 """By how much of their spread logits may differ from those of the last layer: half precision."""
 
@@ -47,17 +47,16 @@ class FeatureClipping(Calibrator):
 
     .. math:: z' = W\,\mathrm{clip}(f, -c, c) + b
 
-    computed as :math:`z + W (\mathrm{clip}(f, -c, c) - f)`, which is the same and leaves logits
-    alone, to the last digit, where nothing is clipped; classes that are masked stay so. The
-    value :math:`c` is searched among quantiles of the features and down to 1/64 of their median,
-    then between the neighbours of the best one, and must keep the accuracy; if none is better
-    than all features as they are, nothing is clipped. With a temperature, which the authors fit
-    afterwards, each value is judged at its own best one.
+    computed as :math:`z + W (\mathrm{clip}(f, -c, c) - f)`, which leaves logits alone, to the last
+    digit, where nothing is clipped, and masked classes masked. The value :math:`c` is searched
+    among quantiles of the features and down to 1/64 of their median, then between the neighbours of
+    the best one, and must keep the accuracy; if none is better, nothing is clipped. With a
+    temperature, which the authors fit afterwards, each value is judged at its own best one.
 
     Parameters
     ----------
     objective : {"nll", "ece"}
-        What clipping is to lower: the negative log-likelihood, or the ECE with 15 bins.
+        The negative log-likelihood, or the ECE with 15 bins.
     max_accuracy_loss : float
         Part of the accuracy of the fit that clipping may cost.
     temperature : bool
@@ -83,11 +82,15 @@ class FeatureClipping(Calibrator):
     True
     """
 
+    name = "fc"
+    aliases = ("feature_clipping",)
+    summary = "clips the features before the last layer, then one temperature"
     needs_features = True
     needs_head = True
 
     clip_: Tensor
     weight_: Tensor
+    learned_shapes = "weight_ classes width"
     temperature_: Tensor
 
     def __init__(
@@ -104,19 +107,19 @@ class FeatureClipping(Calibrator):
         self.objective = objective
         self.max_accuracy_loss = max_accuracy_loss
         self.temperature = temperature
-        self._learned(clip_=BEYOND, weight_=torch.zeros(0, 0), temperature_=1.0)
+        self._store(clip_=BEYOND, weight_=torch.zeros(0, 0), temperature_=1.0)
 
     def size(self, classes: int) -> int:
         """The clipping value and the temperature."""
         return 1 + self.temperature
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
-        features = self._labelled_features(given, context)
-        parts = [block.logits for block in blocks(given, 0, given.labels.size)]
+    def _fit(self, examples: Examples, context: Context) -> None:
+        records = tabulate(examples)
+        features = self._labelled_features(examples, context)
+        parts = [chunk.logits for chunk in labelled_chunks(examples, 0, examples.labels.size)]
         logits = torch.cat(parts).float()
         features = features.to(logits.device)
-        weight, bias = _last_layer(context.head, given, self._width)
+        weight, bias = _last_layer(context.head, examples, self._width)
         weight, bias = weight.to(logits.device), bias.to(logits.device)
         check_head(logits, linear(features, weight, bias))
         some = np.arange(0, len(records), -(-len(records) // SEARCHED))
@@ -124,11 +127,11 @@ class FeatureClipping(Calibrator):
         log_sharpness = best.log_sharpness
         if self.temperature:
             clipped = _clipped(logits, features, weight, best.clip)
-            found = best_sharpness(_retabulated(clipped, records))
-            log_sharpness = float(found.x[0])
-            if not found.converged:
+            result = best_sharpness(_retabulated(clipped, records))
+            log_sharpness = float(result.x[0])
+            if not result.converged:
                 warn_of_bound(math.exp(-log_sharpness), len(records))
-        self._learned(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
+        self._store(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
 
     def _search(self, logits: Tensor, features: Tensor, weight: Tensor, records: Records) -> _Tried:
         """The best clipping value among a coarse grid, then among a fine one around it."""
@@ -148,15 +151,15 @@ class FeatureClipping(Calibrator):
 
         least = (1 - self.max_accuracy_loss) * none.accuracy
 
-        def best_of(found: list[_Tried]) -> _Tried:
+        def best_of(result: list[_Tried]) -> _Tried:
             # the first of equals, so that nothing is clipped without need
-            return min((x for x in found if x.accuracy >= least), key=lambda x: x.value)
+            return min((x for x in result if x.accuracy >= least), key=lambda x: x.value)
 
-        found = [none, *(tried(float(c)) for c in (*coarse[::-1], *below[::-1]) if c < largest)]
-        best = best_of(found)
+        result = [none, *(tried(float(c)) for c in (*coarse[::-1], *below[::-1]) if c < largest)]
+        best = best_of(result)
         if best is none:
             return none
-        grid = [*sorted(x.clip for x in found[1:]), largest]
+        grid = [*sorted(x.clip for x in result[1:]), largest]
         at = grid.index(best.clip)
         ends = [(grid[max(at - 1, 0)], best.clip), (best.clip, grid[at + 1])]
         fine = np.concatenate([np.linspace(a, b, REFINED + 2)[1:-1] for a, b in ends if a < b])
@@ -180,11 +183,11 @@ def _clipped(logits: Tensor, features: Tensor, weight: Tensor, clip: Any) -> Ten
 
 
 def _retabulated(logits: Tensor, records: Records) -> Records:
-    """Records of the same samples with other logits."""
+    """Records of the same examples with other logits."""
     return tabulate(Examples(logits, records.labels, records.weight, "top_label"))
 
 
-def _last_layer(head: Any, given: Examples, width: int) -> tuple[Tensor, Tensor]:
+def _last_layer(head: Any, examples: Examples, width: int) -> tuple[Tensor, Tensor]:
     """Weight and bias of the last layer in float32, with a row for each class."""
     if not isinstance(head, (tuple, list)) or len(head) != 2:
         raise TypeError(f"head must be (weight, bias), got {type(head).__name__}")
@@ -192,10 +195,10 @@ def _last_layer(head: Any, given: Examples, width: int) -> tuple[Tensor, Tensor]
         torch.as_tensor(x.detach() if isinstance(x, Tensor) else np.asarray(x)).float()
         for x in (head[0], np.zeros(len(head[0])) if head[1] is None else head[1])
     )
-    if given.one_logit and weight.ndim == 2 and len(weight) == 1 and bias.shape == (1,):
+    if examples.one_logit and weight.ndim == 2 and len(weight) == 1 and bias.shape == (1,):
         # one logit z stands for (0, z)
         weight, bias = (torch.cat([torch.zeros_like(x), x]) for x in (weight, bias))
-    classes = given.classes
+    classes = examples.classes
     if weight.shape != (classes, width) or bias.shape != (classes,):
         raise ValueError(
             f"head must be (weight, bias) of shapes ({classes}, {width}) and ({classes},), for "

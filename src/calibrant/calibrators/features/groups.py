@@ -1,4 +1,4 @@
-"""Temperatures for groups of samples that are learned from the features."""
+"""Temperatures for groups of examples that are learned from the features."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ class GroupCalibration(Calibrator):
     .. math:: -\frac1n \sum_i \log \sum_g \mathrm{softmax}(W f_i)_g
               \; \mathrm{softmax}(z_i / \tau_g)_{y_i} + \lambda \, \overline{W^2} ,
 
-    then each of its groups gets the temperature that is best for it, and the probabilities under
-    all partitions are averaged.
+    then each group gets its best temperature, and the probabilities under all partitions are
+    averaged.
 
-    Temperatures must be fitted on other samples than the partition, which has learned by heart
-    which of its own are right. The authors use a second hold-out. Here the samples are cut into
-    halves: one half of the partitions is learned on the first and gets its temperatures from the
-    second, the other half the other way round. A temperature also counts all samples of its half
-    with the weight of 50, so that those of small groups end near the best single one, and those
-    of empty groups there.
+    Temperatures must be fitted on other examples than the partition, which over-fits its own. The
+    authors use a second hold-out; here half of the partitions are learned on one half of the
+    examples and get their temperatures from the other, and vice versa. A temperature also counts
+    all examples of its half with the weight of 50, so that those of small groups end near the
+    best single one.
 
     Parameters
     ----------
     group_count : int
-        Groups of a partition. (``groups`` of ``fit`` are samples that stay in one half.)
+        Groups of a partition. (``groups`` of ``fit`` are examples that stay in one half.)
     partitions : int
     regularisation : float
         :math:`\lambda`.
@@ -71,6 +70,9 @@ class GroupCalibration(Calibrator):
             [1., 3.]])
     """
 
+    name = "gc"
+    aliases = ("group_calibration",)
+    summary = "learned groups of the features, a temperature for each"
     keeps_argmax = True
     monotone = True
     needs_features = True
@@ -80,6 +82,7 @@ class GroupCalibration(Calibrator):
     centre_: Tensor
     weight_: Tensor
     temperature_: Tensor
+    learned_shapes = "centre_ width; weight_ = = width"
 
     def __init__(
         self,
@@ -98,19 +101,19 @@ class GroupCalibration(Calibrator):
         self.partitions = partitions
         self.regularisation = regularisation
         self.seed = seed
-        self._learned(
+        self._store(
             centre_=torch.zeros(0),
             weight_=torch.zeros(partitions, group_count, 0),
             temperature_=torch.ones(partitions, group_count),
         )
 
     def size(self, classes: int) -> int:
-        """The temperatures; the layers that make groups see other samples, and do not count."""
+        """The temperatures; the layers that make groups see other examples, and do not count."""
         return self.partitions * self.group_count
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
-        features = self._labelled_features(given, context).cpu()
+    def _fit(self, examples: Examples, context: Context) -> None:
+        records = tabulate(examples)
+        features = self._labelled_features(examples, context).cpu()
         warn_of_constant(type(self).__name__, features)
         single = best_sharpness(records)
         if not single.converged:
@@ -118,7 +121,7 @@ class GroupCalibration(Calibrator):
         centre, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, 1 / scale, 0)
         features = (features - centre) * scale
-        groups = None if context.groups is None else context.groups[given.labels != IGNORED]
+        groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
         rng = np.random.default_rng(self.seed)
         weights, temperatures = [], []
         for (learn, fit), count in self._halves(records.labels, groups):
@@ -136,7 +139,7 @@ class GroupCalibration(Calibrator):
             temperatures.append(
                 group_temperatures(records.take(fit), group.argmax(-1).numpy(), self.group_count)
             )
-        self._learned(
+        self._store(
             centre_=centre,
             weight_=torch.cat(weights) * scale,
             temperature_=np.concatenate(temperatures),
@@ -145,13 +148,13 @@ class GroupCalibration(Calibrator):
     def _halves(
         self, labels: IntArray, groups: Any
     ) -> Iterator[tuple[tuple[IntArray, IntArray], int]]:
-        """Samples to learn partitions on, samples for their temperatures, and how many."""
+        """Examples to learn partitions on, examples for their temperatures, and how many."""
         halves = folds(labels, 2, groups=groups, seed=self.seed)
         if len(halves) < 2:
             if len(labels) > 1:
                 warn(
-                    "all samples are of one group, which cannot be cut into halves: partitions "
-                    "and temperatures are fitted on the same samples"
+                    "all examples are of one group, which cannot be cut into halves: partitions "
+                    "and temperatures are fitted on the same examples"
                 )
             halves = [halves[0], halves[0]]
         counts = (self.partitions - self.partitions // 2, self.partitions // 2)
@@ -230,14 +233,14 @@ def learned_partitions(
     v = bound * np.arctanh(around / bound)
     objective = mixture_objective(records, features, shape, regularisation)
     solution = minimise(objective, np.concatenate([start, np.tile(v, count)]), steps=steps)
-    found = solution.x[: -count * groups].reshape(*shape, width)
-    return torch.from_numpy(found).to(features.dtype), solution
+    result = solution.x[: -count * groups].reshape(*shape, width)
+    return torch.from_numpy(result).to(features.dtype), solution
 
 
 def group_temperatures(records: Records, group: IntArray, groups: int) -> FloatArray:
     """The best temperature of each group of each partition; ``group`` is ``(n, partitions)``."""
-    found = np.empty((group.shape[1], groups))
-    for i, g in np.ndindex(*found.shape):
+    result = np.empty((group.shape[1], groups))
+    for i, g in np.ndindex(*result.shape):
         weight = with_prior(records.weight, group[:, i] == g)
-        found[i, g] = np.exp(-best_sharpness(replace(records, weight=weight)).x[0])
-    return found
+        result[i, g] = np.exp(-best_sharpness(replace(records, weight=weight)).x[0])
+    return result

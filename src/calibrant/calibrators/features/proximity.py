@@ -1,4 +1,4 @@
-"""Confidence by how close the features of a sample are to those of others."""
+"""Confidence by how close the features of an example are to those of others."""
 
 from __future__ import annotations
 
@@ -28,42 +28,40 @@ from calibrant.calibrators.top_label import (
 ProximityMethod = Literal["bin_mean_shift", "density_ratio"]
 
 REFERENCE = 5000
-"""Samples at most that neighbours are looked for among, and that an artifact thus holds."""
+"""Examples at most that neighbours are looked for among, and that an artifact thus holds."""
 DISTANCES = 1 << 22
 """Distances that are computed at a time."""
 CELLS = 128
 """Cells of the grid of densities, along each side."""
 AS_BEFORE = 10.0
-"""Samples at the confidence as it was that every place of the plane of densities holds."""
+"""Examples at the confidence as it was that every place of the plane of densities holds."""
 LEAST_DOUBT = 1e-4
 """Their confidence is taken to be no nearer to 0 or 1 than this."""
 
 
 class ProCal(Calibrator):
-    r"""Confidence by how close a sample is to others (proximity calibration, Xiong et al. 2023).
+    r"""Confidence by proximity to other examples (proximity calibration, Xiong et al. 2023).
 
-    A sample far from all others tends to be over-confident. Its proximity is
-    :math:`\exp(-\bar d / s)`, where :math:`\bar d` is its mean distance to the nearest samples of
-    the fit, itself left out, and :math:`s` the mean of :math:`\bar d` over them: without that unit,
-    proximities of wide features are all 0. Logits are divided by the best single temperature
-    first; then the top class gets a new confidence, and the others keep their proportions.
+    An example far from all others tends to be over-confident. Its proximity is :math:`\exp(-\bar d
+    / s)`, where :math:`\bar d` is its mean distance to the nearest other examples of the fit and
+    :math:`s` the mean of :math:`\bar d` (without that unit, proximities of wide features are all
+    0). Logits are divided by the best single temperature, then the top class gets a new confidence
+    and the others keep their proportions.
 
-    ``density_ratio`` has a density :math:`f_1` of (confidence, proximity) for samples that are
-    right and :math:`f_0` for those that are wrong, each by Gaussian kernels with the widths
-    :math:`1.06\,\sigma n^{-1/6}` of the normal reference rule:
+    ``bin_mean_shift`` cuts the examples into bins of equal size by proximity and maps the log-odds
+    of the top class in each by a rising line of its own; each bin also counts all examples with the
+    weight of 50. ``density_ratio`` estimates densities :math:`f_1`, :math:`f_0` of (confidence,
+    proximity) for right and wrong examples, by Gaussian kernels of width
+    :math:`1.06\,\sigma n^{-1/6}`:
 
     .. math:: c' = \frac{n_1 f_1}{n_1 f_1 + n_0 f_0}
 
-    Everywhere ten more samples with the confidence as it was are added, in units of what one
-    sample adds where it lies: where there are no others, the confidence stays. Densities are
-    tabulated on a grid of 128 x 128 cells over the samples and interpolated.
-    ``bin_mean_shift`` cuts the samples into bins of equally many by proximity and maps the log-odds
-    of the top class in each by a rising line of its own; each bin also counts all samples with
-    the weight of 50.
+    Everywhere ten more examples with the confidence as it was are added, so that it stays where
+    there are no others. Densities are tabulated on a grid of 128 x 128 cells.
 
-    Neighbours are exact among up to 5000 samples of the fit; of more, a random 5000 are kept, and
-    distances of the fit are to these too. They are part of the artifact: 10 MB for 512 features.
-    Applied to the samples of its own fit, it finds each of them as a neighbour of itself.
+    Neighbours are exact among up to 5000 examples of the fit; of more, a random 5000 are kept. They
+    are part of the artifact: 10 MB for 512 features. Applied to the examples of its own fit, it
+    finds each of them as a neighbour of itself.
 
     Parameters
     ----------
@@ -73,23 +71,21 @@ class ProCal(Calibrator):
     bins : int
         Of ``bin_mean_shift``.
     seed : int
-        Of the choice among more than 5000 samples.
+        Of the choice among more than 5000 examples.
     keep_argmax : bool
         Hold other classes below the top one, where its new confidence is lower than theirs.
 
     Attributes
     ----------
-    temperature_ : scalar Tensor
-    centre_ : (width,) Tensor
-    reference_ : (samples, width) Tensor
-        Features, minus ``centre_``, that neighbours are looked for among.
-    unit_ : scalar Tensor
-        The mean distance :math:`s`.
+    temperature_, unit_ : scalar Tensor
+        The temperature, and the mean distance :math:`s`.
+    centre_, reference_ : (width,) and (n, width) Tensor
+        Features, minus ``centre_``, among which neighbours are searched.
     learned_ : scalar Tensor
-        0 where all samples of the fit were right, or all wrong: nothing is changed then.
+        0 where all examples of the fit were right, or all wrong: nothing is changed then.
     masses_, corner_, span_ : Tensors
-        Samples that are right and that are wrong around each point ``(2, 129, 129)`` of a grid of
-        (confidence, proximity), where it begins and how far it goes; of ``density_ratio``.
+        Right and wrong examples around each point ``(2, 129, 129)`` of the grid, its corner and
+        its size; of ``density_ratio``.
     edges_, lines_ : Tensors
         Mean distances between the bins, slopes and offsets ``(bins, 2)``; of ``bin_mean_shift``.
 
@@ -99,13 +95,16 @@ class ProCal(Calibrator):
     >>> truth, far = 2 * rng.normal(size=(4000, 5)), rng.random(4000) < 0.3
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
     >>> features = rng.normal(size=(4000, 3)) * np.where(far, 9, 1)[:, None]
-    >>> logits = truth * np.where(far, 3, 1)[:, None]  # too sure where samples are rare
+    >>> logits = truth * np.where(far, 3, 1)[:, None]  # too sure where examples are rare
     >>> fitted = ProCal().fit(logits, labels, features=features)
     >>> near, away = fitted.predict_proba([[2.0, 0, 0, 0, 0]] * 2, [[0.0] * 3, [20.0] * 3])
     >>> bool(near[0] > away[0] + 0.1)
     True
     """
 
+    name = "procal"
+    aliases = ("proximity_calibration",)
+    summary = "looks at confidence and at how near the known features are"
     keeps_argmax = True
     monotone = True
     needs_features = True
@@ -122,6 +121,7 @@ class ProCal(Calibrator):
     span_: Tensor
     edges_: Tensor
     lines_: Tensor
+    learned_shapes = "centre_ width; reference_ neighbours width; masses_ = rows columns"
 
     def __init__(
         self,
@@ -146,27 +146,27 @@ class ProCal(Calibrator):
 
     def _forget(self) -> None:
         """Leave every confidence as it is."""
-        self._learned(temperature_=1.0, unit_=1.0, learned_=torch.tensor(0))
-        self._learned(centre_=torch.zeros(0), reference_=torch.zeros(0, 0))
+        self._store(temperature_=1.0, unit_=1.0, learned_=torch.tensor(0))
+        self._store(centre_=torch.zeros(0), reference_=torch.zeros(0, 0))
         if self.method == "density_ratio":
             corner, span = torch.zeros(2), torch.ones(2)
-            self._learned(masses_=torch.zeros(2, 1, 1), corner_=corner, span_=span)
+            self._store(masses_=torch.zeros(2, 1, 1), corner_=corner, span_=span)
         else:
             lines = torch.tensor([1.0, 0.0]).repeat(self.bins, 1)
-            self._learned(edges_=torch.zeros(self.bins - 1), lines_=lines)
+            self._store(edges_=torch.zeros(self.bins - 1), lines_=lines)
 
     def size(self, classes: int) -> int:
         """Widths of the kernels, or lines; and the temperature."""
         return 5 if self.method == "density_ratio" else 2 * self.bins + 1
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        records = tabulate(given)
-        features = self._labelled_features(given, context)
+    def _fit(self, examples: Examples, context: Context) -> None:
+        records = tabulate(examples)
+        features = self._labelled_features(examples, context)
         self._forget()
         distance = self._distances(features)
         if records.correct.all() or not records.correct.any():
             warn(
-                f"{type(self).__name__}: all {len(records):,} samples are "
+                f"{type(self).__name__}: all {len(records):,} examples are "
                 f"{'right' if records.correct[0] else 'wrong'}, so their confidences are left as "
                 "they are: some of both are needed"
             )
@@ -177,7 +177,7 @@ class ProCal(Calibrator):
         if not single.converged:
             warn_of_bound(1 / sharpness, len(records))
         unit = float(records.weight @ distance / records.weight.sum()) or 1.0
-        self._learned(temperature_=1 / sharpness, unit_=unit, learned_=torch.tensor(1))
+        self._store(temperature_=1 / sharpness, unit_=unit, learned_=torch.tensor(1))
         odds = record_odds(records, sharpness)
         if self.method == "density_ratio":
             self._fit_densities(expit(odds), np.exp(-distance / unit), records)
@@ -185,26 +185,26 @@ class ProCal(Calibrator):
             self._fit_lines(odds, distance, records)
 
     def _distances(self, features: Tensor) -> FloatArray:
-        """Mean distances of the samples to their neighbours ``(n,)``; learns the reference."""
+        """Mean distances of the examples to their neighbours ``(n,)``; learns the reference."""
         centre, count = features.mean(0), len(features)
         features, chosen = features - centre, np.arange(count)
         if count > REFERENCE:
             rng = np.random.default_rng(self.seed)
             chosen = np.sort(rng.choice(count, REFERENCE, replace=False))
-        self._learned(centre_=centre, reference_=features[chosen])
+        self._store(centre_=centre, reference_=features[chosen])
         if count == 1:
             return np.zeros(1)
         own = torch.full((count,), -1)
         own[chosen] = torch.arange(len(chosen))
-        found = mean_distances(features, features[chosen], self.neighbours, own)
-        return np.asarray(found.double().cpu().numpy())
+        result = mean_distances(features, features[chosen], self.neighbours, own)
+        return np.asarray(result.double().cpu().numpy())
 
     def _fit_densities(
         self, confidence: FloatArray, proximity: FloatArray, records: Records
     ) -> None:
         axes = _axis(confidence), _axis(proximity)
         points = confidence, proximity
-        self._learned(
+        self._store(
             masses_=density_masses(points, records.correct, records.weight, axes),
             corner_=np.array([axis[0] for axis in axes]),
             span_=np.array([axis[-1] - axis[0] for axis in axes]),
@@ -214,7 +214,7 @@ class ProCal(Calibrator):
         order = np.argsort(distance, kind="stable")
         mass = np.cumsum(records.weight[order])
         cuts = mass[-1] * np.arange(1, self.bins) / self.bins
-        last = np.searchsorted(mass, cuts * (1 - 1e-12))  # last sample of each bin
+        last = np.searchsorted(mass, cuts * (1 - 1e-12))  # last example of each bin
         edges = torch.from_numpy(distance[order][last]).float()
         bins = place(torch.from_numpy(distance).float(), edges).numpy()
         inputs, lines = np.stack([odds, np.ones_like(odds)], axis=1), []
@@ -224,7 +224,7 @@ class ProCal(Calibrator):
             bounds = [(0.0, self.LIMIT), (-self.LIMIT, self.LIMIT)]
             self.solution_ = minimise_within(objective, np.array([1.0, 0.0]), bounds)
             lines.append(self.solution_.x)
-        self._learned(edges_=edges, lines_=np.stack(lines))
+        self._store(edges_=edges, lines_=np.stack(lines))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         assert features is not None
@@ -253,16 +253,8 @@ def mean_distances(
     """Mean Euclidean distance of each row ``(n, width)`` to its nearest references, ``(n,)``.
 
     Distances come from products, with an error of about 1e-3 of the length of a row where two
-    rows are equal and far less where they are not; so lengths should be small: rows are centred.
-
-    Parameters
-    ----------
-    rows : (n, width)
-    reference : (m, width)
-    count : int
-        Of neighbours; fewer where there are not as many.
-    own : (n,) integers, optional
-        Which reference a row is itself, and is no neighbour of; -1 for none.
+    rows are equal and far less elsewhere; rows are centred, to keep lengths small. ``own`` is the
+    reference that a row is itself and no neighbour of; -1 for none.
 
     Examples
     --------
@@ -273,7 +265,7 @@ def mean_distances(
     kept = min(count, max(len(reference) - (own is not None), 1))
     # an exported graph has no loop: its blocks are those of the caller
     whole = torch.compiler.is_compiling()
-    found, step = [], max(1, DISTANCES // len(reference))
+    result, step = [], max(1, DISTANCES // len(reference))
     for i, part in enumerate((rows,) if whole else rows.split(step)):
         gaps = torch.addmm(squares, part, reference.T, alpha=-2)
         if own is not None:
@@ -282,8 +274,8 @@ def mean_distances(
             gaps[known, here[known]] = torch.inf
         nearest = gaps.topk(kept, largest=False, sorted=False).values
         square = nearest + part.square().sum(-1, keepdim=True)
-        found.append(square.clamp(min=0).sqrt().mean(-1))
-    return torch.cat(found)
+        result.append(square.clamp(min=0).sqrt().mean(-1))
+    return torch.cat(result)
 
 
 def density_masses(
@@ -292,27 +284,14 @@ def density_masses(
     weight: FloatArray,
     axes: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
-    r"""How many samples are right, and how many wrong, around each point of a grid.
+    """Numbers of right and of wrong examples around each point of a grid, ``(2, a, b)``.
 
-    These are :math:`n_1 f_1` and :math:`n_0 f_0`, times an area that makes one sample count one
-    at its place (were the kernels of both densities equally wide). A kernel is a product of one
-    for each axis, so that a density on the whole grid is a product of two matrices. None is
-    narrower than a step of the grid.
-
-    Parameters
-    ----------
-    points : ((n,), (n,))
-        Confidence and proximity.
-    correct : (n,) bool
-    weight : (n,)
-    axes : ((a,), (b,))
-
-    Returns
-    -------
-    (2, a, b)
+    These are :math:`n_1 f_1` and :math:`n_0 f_0`, times an area that makes one example count one
+    at its place. A kernel is a product of one for each axis, so that a density on the whole grid is
+    a product of two matrices. None is narrower than a step of the grid.
     """
     scaled = weight / weight.mean()
-    found, areas = [], []
+    result, areas = [], []
     for which in (correct, ~correct):
         widths = [
             max(reference_width(values[which], scaled[which]), axis[1] - axis[0])
@@ -323,12 +302,12 @@ def density_masses(
             for values, axis, width in zip(points, axes, widths, strict=True)
         )
         areas.append(math.prod(widths))
-        found.append((first * scaled[which]) @ second.T / areas[-1])
-    return np.stack(found) * math.sqrt(math.prod(areas))
+        result.append((first * scaled[which]) @ second.T / areas[-1])
+    return np.stack(result) * math.sqrt(math.prod(areas))
 
 
 def mixed_odds(right: Tensor, wrong: Tensor, before: Tensor) -> Tensor:
-    """Log-odds of being right among samples around a place and some at the odds as they were.
+    """Log-odds of being right among examples around a place and some at the odds as they were.
 
     >>> mixed_odds(torch.tensor(0.0), torch.tensor(0.0), torch.tensor(2.0))
     tensor(2.0000)
@@ -357,13 +336,7 @@ def _axis(values: FloatArray) -> FloatArray:
 
 
 def on_grid(table: Tensor, at: Tensor) -> Tensor:
-    """Bilinear interpolation in a square table; beyond its sides the values there.
-
-    Parameters
-    ----------
-    table : (m, m)
-    at : (..., 2)
-        From 0 to 1 along each side.
+    """Bilinear interpolation in a square table at ``(..., 2)``, from 0 to 1 along each side.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Answers and their confidence."""
+"""Answers: asking for them, their confidence, and the chance that they are right."""

@@ -1,19 +1,14 @@
-"""From the confidence of an answer to its probability of being correct."""
+"""Learn the probability that an answer is correct from its confidence."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from scipy.special import expit
 
-from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import (
     BoolArray,
     FloatArray,
@@ -27,44 +22,35 @@ from calibrant.calibrators.confidence_maps import fit_beta
 from calibrant.calibrators.isotonic import counted, nothing, pooled, steps, tally
 from calibrant.calibrators.platt import fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 from calibrant.llm.answers.confidence import (
     SMALLEST,
     Aggregator,
     Answers,
-    _log_confidence,
-    _one_array,
+    log_confidence,
+    one_array,
 )
 
-FORMAT = 1
-"""Version of the dict that a calibrator is written to."""
-AGAIN = "fit and save it again"
-"""Remedy for a file that cannot be used."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SAME = 1e-6
-"""Chances that differ by less do not tell answers apart."""
+"""Smallest range of predictions that counts as different."""
 SUREST = 1e-9
-"""Distance from 1 within which confidences are not told apart."""
-
-
-# ---------------------------------------------------------------------------- the second stage
+"""Distance from 1 at which confidences are clipped."""
 
 
 class Stage(NamedTuple):
-    """A map of log-odds: how it is learned, and how it is applied to log-odds ``(n,)``."""
+    """A map from log-odds ``(n,)`` to probabilities."""
 
+    # returns learned values by name, and True if an optimum was found
     fit: Callable[[FloatArray, BoolArray], tuple[dict[str, FloatArray], bool]]
-    """Learned values by name, and whether an optimum was found."""
-    apply: Callable[..., FloatArray]
-    """New probabilities, from log-odds and the learned values in the order of ``sizes``."""
-    sizes: Mapping[str, int | None]
-    """Number of learned values by name, in the order of ``apply``; None: one for each step."""
+    apply: Callable[..., FloatArray]  # of log-odds and the learned values
+    sizes: Mapping[str, int | None]  # number of learned values; None: one for each step
 
 
 def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
-    found = fit_platt(odds, correct, np.ones_like(odds))
-    return {"line": found.x}, found.converged
+    solution = fit_platt(odds, correct, np.ones_like(odds))
+    return {"line": solution.x}, solution.converged
 
 
 def _sigmoid(odds: FloatArray, line: FloatArray) -> FloatArray:
@@ -72,10 +58,10 @@ def _sigmoid(odds: FloatArray, line: FloatArray) -> FloatArray:
 
 
 def _fit_beta(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
-    found = fit_beta(odds, correct, np.ones_like(odds))
-    # a few answers of one kind may end before a bound, where nothing is left to be gained
+    solution = fit_beta(odds, correct, np.ones_like(odds))
+    # with a few answers of one kind the solver may stop before a bound
     both = bool(correct.any() and not correct.all())
-    return {"line": found.x}, found.converged and both
+    return {"line": solution.x}, solution.converged and both
 
 
 def _beta(odds: FloatArray, line: FloatArray) -> FloatArray:
@@ -92,16 +78,15 @@ def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, Float
     misses = nothing(marks)
     tally(marks, single[~correct], None, misses)
     curve = pooled(marks, hits, misses)
-    # a step without a mistake is no proof that none will be made: half an answer is kept back
+    # a step without errors does not prove that none will occur: half an answer is kept back
     least = 0.5 / len(odds)
     return {"odds": as_float64(curve.odds), "prob": np.clip(curve.prob, least, 1 - least)}, True
 
 
 def _isotonic(odds: FloatArray, knots: FloatArray, prob: FloatArray) -> FloatArray:
-    # in single precision, as they were fitted: otherwise a sample may leave its own step
+    # in single precision, as in the fit: otherwise an answer may leave its own step
     x = torch.from_numpy(knots.astype(np.float32))
-    found = steps(torch.from_numpy(odds.astype(np.float32)), x, torch.from_numpy(prob))
-    return as_float64(found)
+    return as_float64(steps(torch.from_numpy(odds.astype(np.float32)), x, torch.from_numpy(prob)))
 
 
 Map = Literal["sigmoid", "beta", "isotonic"]
@@ -113,41 +98,37 @@ STAGES: dict[str, Stage] = {
 
 
 class AnswerCalibrator:
-    r"""The chance that an answer is right, learned from graded answers.
+    r"""Predict the chance that an answer is right, from graded answers.
 
-    The tokens' probabilities are reduced to one confidence c (:func:`answer_confidence`), and a
-    rising map of its log-odds :math:`s = \log c - \log(1 - c)` makes a probability of it:
+    Token probabilities are aggregated to one confidence c (:func:`answer_confidence`), and an
+    increasing map of its log-odds :math:`s = \log c - \log(1 - c)` turns it into a probability:
 
     - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for some hundred graded answers;
     - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017);
-    - ``isotonic``: rising steps (Zadrozny and Elkan 2002), for a thousand and more.
+    - ``isotonic``: increasing steps (Zadrozny and Elkan 2002), for a thousand and more.
 
-    The map is one of log-odds below zero and above alike. (The calibrators for classes work on
-    the confidence of the likelier of two classes, under which an answer with 30 % and one with
-    70 % would be two sides of the same thing.)
-
-    A confidence of exactly 0 or 1, as judges and models that are asked for a number give it, has
-    no log-odds. Without ``how``, sigmoid and beta take those, and all others beyond, for values
-    halfway between 0 or 1 and the nearest other confidence of :meth:`fit`; of 1/2, if there is
-    none. Isotonic steps need no such values: they know only the order.
+    Confidences of exactly 0 or 1, as judges give them, have no log-odds. With ``aggregate=None``,
+    sigmoid and beta replace them, and all others beyond, by values halfway between 0 or 1 and the
+    nearest other confidence of :meth:`fit`, or 1/2. Isotonic steps depend only on the order.
 
     Parameters
     ----------
-    how : str or None
-        Rule of :func:`answer_confidence`. None: the confidences come from elsewhere (P(True),
-        choices, a judge), ``(answers,)`` in [0, 1], and are calibrated as they are.
+    aggregate : str or None
+        As for :func:`answer_confidence`. None: answers are given as confidences ``(answers,)`` in
+        [0, 1] from elsewhere (P(True), choices, a judge).
     stage : {"sigmoid", "beta", "isotonic"}
 
     Attributes
     ----------
     learned_ : dict of arrays
     limits_ : (float, float) or None
-        What confidences of 0 and 1 are taken for; None: no values are limited.
+        Replacements of confidences of 0 and 1.
     threshold_ : Threshold or None
         Set by :meth:`control`.
 
     Examples
     --------
+    >>> from calibrant.llm import answer_confidence
     >>> rng = np.random.default_rng(0)
     >>> answers = [rng.beta(4, 1, size=rng.integers(1, 9)) for _ in range(2000)]
     >>> sure = answer_confidence(answers)
@@ -155,56 +136,58 @@ class AnswerCalibrator:
     >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
     >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
     True
-    >>> found = fitted.control(answers[1000:], right[1000:], max_error=0.3)
+    >>> threshold = fitted.control(answers[1000:], right[1000:], max_error=0.3)
     >>> fitted.abstains([0.1, 0.95])
     array([ True, False])
     """
 
-    def __init__(self, how: Aggregator | None = "geometric", *, stage: Map = "sigmoid") -> None:
-        if how is not None:
-            check_choice("how", how, get_args(Aggregator))
+    def __init__(
+        self, aggregate: Aggregator | None = "geometric", *, stage: Map = "sigmoid"
+    ) -> None:
+        if aggregate is not None:
+            check_choice("aggregate", aggregate, get_args(Aggregator))
         check_choice("stage", stage, get_args(Map))
-        self.how = how
+        self.aggregate = aggregate
         self.stage = stage
         self.learned_: dict[str, FloatArray] | None = None
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
 
     def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
-        """Learn from answers and whether each was right; an earlier fit is forgotten.
+        """Fit to graded answers.
 
         Parameters
         ----------
-        answers : as token_probs of answer_confidence; (answers,) confidences without ``how``
+        answers : as token_probs of answer_confidence, or (answers,) with ``aggregate=None``
         correct : (answers,) 0 or 1
         **layout
             ``mask`` or ``documents`` of :func:`answer_confidence`.
         """
         limits = None
-        if self.how is None and self.stage != "isotonic":
+        if self.aggregate is None and self.stage != "isotonic":
             limits = _halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
-        _, happened, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
-        learned, converged = STAGES[self.stage].fit(odds, happened == 1)
+        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
+        learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         if not converged:
             warn(
-                f"AnswerCalibrator found no optimum for these {len(odds):,} answers and stopped at "
-                "its bounds; are all of them right, or all wrong, or nearly? Grade more answers"
+                f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
+                "nearly all, are right or wrong; grade more answers"
             )
-        elif np.ptp(happened) and np.ptp(odds) and np.ptp(self._chances(odds)) < SAME:
+        elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < SAME:
             warn(
-                f"surer answers are not right more often among these {len(odds):,}: every answer "
-                f"gets the same chance, {100 * happened.mean():.0f} %; take another rule for the "
-                "confidence, or grade more answers"
+                f"confident answers are not right more often among these {len(odds):,}: every "
+                f"answer gets the same chance, {100 * outcome.mean():.0f} %; grade more, or use "
+                "another confidence"
             )
         return self
 
     def predict(self, answers: Answers, **layout: Any) -> FloatArray:
-        """Chance of each answer to be right, ``(answers,)``."""
+        """Return the chance of each answer to be right, ``(answers,)``."""
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
-        return self._chances(self._odds(answers, layout, self.limits_))
+        return self._probs(self._odds(answers, layout, self.limits_))
 
     def control(
         self,
@@ -215,95 +198,67 @@ class AnswerCalibrator:
         level: float = 0.95,
         **layout: Any,
     ) -> Threshold:
-        """Find from which confidence on answers are given, so that few of them are wrong.
+        """Find the confidence threshold that limits the error of the answers above it.
 
         The guarantee is that of :func:`calibrant.decide.threshold`: with probability ``level``
-        over the draw of these graded answers, at most ``max_error`` of all answers that will be
-        given are wrong. The answers must not be those of :meth:`fit`.
+        over the draw of these graded answers, at most ``max_error`` of the answers above the
+        threshold are wrong. The answers must not be those of :meth:`fit`.
 
         Returns
         -------
         Threshold
-            Also kept as ``threshold_``, for :meth:`abstains`.
+            Also stored as ``threshold_``, for :meth:`abstains`.
         """
         confidence = self.predict(answers, **layout)
-        happened = _outcomes(correct, len(confidence))
-        self.threshold_ = threshold(confidence, happened, max_error=max_error, level=level)
+        outcome = _outcomes(correct, len(confidence))
+        self.threshold_ = threshold(
+            confidence=confidence, outcome=outcome, max_error=max_error, level=level
+        )
         return self.threshold_
 
     def abstains(self, confidence: Values) -> BoolArray:
-        """Whether to withhold answers of these calibrated confidences, those of :meth:`predict`."""
+        """Return True for confidences of :meth:`predict` that are below the threshold."""
         if self.threshold_ is None:
-            raise RuntimeError(
-                "there is no threshold yet: call control(answers, correct, max_error=...) with "
-                "graded answers that fit has not seen"
-            )
-        sure = as_float64(confidence)
-        if not ((sure >= 0) & (sure <= 1)).all():
-            raise ValueError(
-                "confidence must be in [0, 1]: NaN, negative or larger values were found; pass "
-                "what predict returned"
-            )
-        return np.asarray(sure < self.threshold_.threshold)
+            raise RuntimeError("there is no threshold yet: call control(answers, correct, ...)")
+        values = as_float64(confidence)
+        if not ((values >= 0) & (values <= 1)).all():
+            raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
+        return np.asarray(values < self.threshold_.threshold)
 
-    def config(self) -> dict[str, Any]:
-        """Everything that was chosen and learned, as plain numbers, strings and lists."""
+    def describe(self) -> str:
+        """Describe the map in a sentence."""
+        of = "confidences"
+        if self.aggregate is not None:
+            of = f"the {self.aggregate} of token probabilities"
+        return f"{self.stage} map from {of} to the probability of a correct answer"
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that was chosen and learned, for JSON."""
         if self.learned_ is None:
             raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
-        found = None if self.threshold_ is None else self.threshold_._asdict()
         return {
-            "format": FORMAT,
-            "how": self.how,
+            "how": self.aggregate,
             "stage": self.stage,
             "learned": {name: values.tolist() for name, values in self.learned_.items()},
             "limits": self.limits_ and list(self.limits_),
-            # JSON has no infinity and no NaN
-            "threshold": found and {k: v if math.isfinite(v) else None for k, v in found.items()},
+            "threshold": self.threshold_ and self.threshold_.state(),
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> AnswerCalibrator:
-        """The calibrator that :meth:`config` described."""
-        keys = {"format", "how", "stage", "learned", "limits", "threshold"}
-        if not isinstance(config, Mapping):
-            raise ValueError(
-                f"an answer calibrator is an object with the keys {sorted(keys)}, got a "
-                f"{type(config).__name__}; {AGAIN}"
-            )
-        config = {"limits": None, **config}  # there were none in the first files
-        if set(config) != keys or config["format"] != FORMAT:
-            raise ValueError(
-                f"this is no answer calibrator of format {FORMAT}: keys {sorted(keys)} are wanted, "
-                f"got {sorted(map(str, config))}, format {config.get('format')!r}; {AGAIN}"
-            )
-        made = cls(config["how"], stage=config["stage"])
-        made.learned_ = _learned(made.stage, config["learned"])
-        if config["limits"] is not None:
-            made.limits_ = _limits(config["limits"])
-        if config["threshold"] is not None:
-            made.threshold_ = _threshold(config["threshold"])
+    def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
+        """Make a calibrator of what :meth:`state` returned."""
+        keys = {"how", "stage", "learned", "limits", "threshold"}
+        if not isinstance(state, Mapping) or {*state, "limits"} != keys:  # old ones have no limits
+            raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
+        made = cls(state["how"], stage=state["stage"])
+        made.learned_ = _learned(made.stage, state["learned"])
+        if state.get("limits") is not None:
+            made.limits_ = _limits(state["limits"])
+        if state["threshold"] is not None:
+            made.threshold_ = Threshold.from_state(state["threshold"])
         return made
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`config` to a JSON file, which :meth:`load` reads."""
-        text = json.dumps(self.config(), indent=2, allow_nan=False)
-        with replacing(Path(path)) as temporary:
-            temporary.write_text(f"{text}\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> AnswerCalibrator:
-        """Read what :meth:`save` wrote."""
-        file = Path(path)
-        try:
-            config = json.loads(file.read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is not JSON ({error}); {AGAIN}") from error
-        try:
-            return cls.from_config(config)
-        except ValueError as error:
-            raise ValueError(f"{file} cannot be loaded: {error}") from error
-
-    def _chances(self, odds: FloatArray) -> FloatArray:
+    def _probs(self, odds: FloatArray) -> FloatArray:
         assert self.learned_ is not None
         stage = STAGES[self.stage]
         return stage.apply(odds, *(self.learned_[name] for name in stage.sizes))
@@ -311,41 +266,40 @@ class AnswerCalibrator:
     def _odds(
         self, answers: Answers, layout: Mapping[str, Any], limits: tuple[float, float] | None
     ) -> FloatArray:
-        """Log-odds of the confidences, finite: exact also where a product underflows."""
-        if self.how is not None:
-            layout = {"mask": None, "documents": None, **layout}
-            return log_odds(_log_confidence(answers, self.how, **layout))
-        given = _confidences(answers, layout)
-        return log_odds(np.log(np.maximum(np.clip(given, *(limits or (0, 1))), SMALLEST)))
+        """Log-odds of the confidences, finite and exact also where a product underflows."""
+        if self.aggregate is not None:
+            return log_odds(log_confidence(answers, self.aggregate, **layout))
+        confidence = np.clip(_confidences(answers, layout), *(limits or (0, 1)))
+        return log_odds(np.log(np.maximum(confidence, SMALLEST)))
 
 
 def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
     wanted = (
-        "without how, answers are confidences (answers,) in [0, 1], got {}: pass how='geometric' "
-        "for probabilities of tokens"
+        "with aggregate=None, answers must be confidences (answers,) in [0, 1], got {}: for token "
+        "probabilities pass aggregate='geometric'"
     )
     try:
-        given = as_float64(_one_array(answers))
+        confidence = as_float64(one_array(answers))
     except (TypeError, ValueError) as error:
-        raise ValueError(wanted.format(f"what is none ({error})")) from error
-    if given.ndim != 1 or layout or not ((given >= 0) & (given <= 1)).all():
-        raise ValueError(wanted.format(f"shape {given.shape} or values beyond"))
-    return given
+        raise ValueError(wanted.format(f"no numbers ({error})")) from error
+    if confidence.ndim != 1 or layout or not ((confidence >= 0) & (confidence <= 1)).all():
+        raise ValueError(wanted.format(f"shape {confidence.shape} or values outside"))
+    return confidence
 
 
-def _halfway(given: FloatArray) -> tuple[float, float]:
-    """What confidences of 0 and 1 are taken for, so that they do not outweigh all others.
+def _halfway(confidence: FloatArray) -> tuple[float, float]:
+    """Replacements of confidences of 0 and 1, so that they do not outweigh all others.
 
     >>> _halfway(np.array([0.0, 0.2, 0.9, 1.0]))
     (0.1, 0.95)
     """
-    between = given[(given > SMALLEST) & (given < 1 - SUREST)]
+    between = confidence[(confidence > SMALLEST) & (confidence < 1 - SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
     return float(low / 2), float((1 + high) / 2)
 
 
 def log_odds(log_confidence: FloatArray) -> FloatArray:
-    """Log-odds of confidences given by their logarithms, ``(n,)``; finite for 1 too.
+    """Log-odds of confidences, from their logarithms ``(n,)``; finite for 1 too.
 
     >>> log_odds(np.log([0.5, 0.9])).round(3)
     array([0.   , 2.197])
@@ -357,52 +311,31 @@ def _learned(stage: str, given: Any) -> dict[str, FloatArray]:
     wanted = STAGES[stage].sizes
     if not isinstance(given, Mapping) or set(given) != set(wanted):
         got = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
-        raise ValueError(
-            f"{stage} has the learned values {', '.join(wanted)}, got {got or 'none'}; {AGAIN}"
-        )
+        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {got or 'none'}")
     try:
         found = {name: as_float64(given[name]) for name in wanted}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"learned values of {stage} are no numbers ({error}); {AGAIN}") from error
+        raise ValueError(f"learned values of {stage} are no numbers ({error})") from error
     steps = max(1, next(iter(found.values())).size)
     for name, size in wanted.items():
         if found[name].shape != (size or steps,) or not np.isfinite(found[name]).all():
             raise ValueError(
-                f"{name} of {stage} must be {size or steps} finite numbers, got "
-                f"{given[name]!r:.60}; {AGAIN}"
+                f"{name} of {stage} must be {size or steps} finite numbers, got {given[name]!r:.60}"
             )
     return found
 
 
 def _limits(given: Any) -> tuple[float, float]:
-    pair = isinstance(given, (list, tuple)) and len(given) == 2 and all(map(_is_number, given))
-    if not pair or not 0 < given[0] < given[1] < 1:
-        raise ValueError(
-            f"limits must be two rising numbers between 0 and 1, got {given!r:.60}; {AGAIN}"
-        )
+    pair = isinstance(given, (list, tuple)) and len(given) == 2
+    if not pair or not all(isinstance(x, float) for x in given) or not 0 < given[0] < given[1] < 1:
+        raise ValueError(f"limits must be two rising numbers between 0 and 1, got {given!r:.60}")
     return float(given[0]), float(given[1])
 
 
-def _threshold(given: Any) -> Threshold:
-    absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
-    named = isinstance(given, Mapping) and set(given) == set(Threshold._fields)
-    if not named or not all(_is_number(v) or (v is None and k in absent) for k, v in given.items()):
-        raise ValueError(
-            f"a threshold has the numbers {', '.join(Threshold._fields)}, got {given!r:.200}; "
-            f"{AGAIN}"
-        )
-    numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in given.items()}
-    return Threshold(**numbers)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
 def _outcomes(correct: Values, answers: int) -> FloatArray:
-    happened = as_float64(correct)
-    if happened.shape != (answers,):
+    outcome = as_float64(correct)
+    if outcome.shape != (answers,):
         raise ValueError(
-            f"correct must have one value for each of {answers} answers, got {happened.shape}"
+            f"correct must have one value for each of {answers} answers, got {outcome.shape}"
         )
-    return happened
+    return outcome

@@ -1,8 +1,7 @@
-"""Questions with given choices: probabilities of the choices, sets of them, and P(True).
+"""Multiple choice: probabilities of the choices, prediction sets of them, and P(True).
 
-The model's probability of a choice is divided by that of all choices together: what it would
-rather have written than any of them does not count. What comes out are logits of the choices,
-for every calibrator and metric that takes logits.
+The model's probability of a choice is divided by that of all choices together. The results are
+logits of the choices, for every calibrator and metric that takes logits.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.llm.answers.topk import TopLogprobs, by_token
 
 LETTERS = ("A", "B", "C", "D")
-NAMED = 5
-"""Names in an error message."""
 
 
 def choice_tokens(
     tokenizer: Any, choices: Sequence[str] = LETTERS, *, prefix: str | None = None
 ) -> list[int]:
-    """Numbers of the tokens by which a model names its choice.
+    """Return the token ids by which a model names its choice, all different.
 
     Parameters
     ----------
@@ -35,15 +32,9 @@ def choice_tokens(
         Anything with ``encode(text, add_special_tokens=False)`` and ``decode``.
     choices : sequence of str
     prefix : str, optional
-        What stands between the prompt and the choice: a blank after ``Answer:``, nothing after a
-        line break or a chat template. None: a blank; or nothing, where the choices after a blank
-        are no single tokens. So it is with tokenizers that put a blank before every text
-        themselves, as that of Llama 2: a second one would be a token of its own.
-
-    Returns
-    -------
-    list of int
-        One for each choice, all different.
+        Text between the prompt and the choice: a space after ``Answer:``, nothing after a line
+        break or a chat template. By default a space; or nothing, if the choices after a space are
+        not single tokens, as with tokenizers that put a space before every text (Llama 2).
     """
     wrong = []
     for between in (" ", "") if prefix is None else (prefix,):
@@ -56,16 +47,16 @@ def choice_tokens(
             return [int(tokens[0]) for tokens in coded]
         wrong.append(f"with the prefix {between!r} {fault}")
     raise ValueError(
-        f"{', and '.join(wrong)}: use letters, other names or another prefix, or sum the "
-        "log-likelihoods of whole answers and pass them to choice_logits_from_likelihoods"
+        f"{', and '.join(wrong)}: use other names or another prefix, or pass likelihoods of whole "
+        "answers to choice_logits_from_likelihoods"
     )
 
 
 def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> str | None:
-    """Why a choice cannot be told by one token; None where each can."""
+    """Say why the choices are not one token each; None if they are."""
     for choice, tokens in zip(choices, coded, strict=True):
         if len(tokens) != 1:
-            parts = [tokenizer.decode([token]) for token in tokens[:NAMED]]
+            parts = [tokenizer.decode([token]) for token in tokens[:5]]
             return f"choice {choice!r} is {len(tokens)} tokens, {parts}"
     doubled = [c for c, tokens in zip(choices, coded, strict=True) if coded.count(tokens) > 1]
     if doubled or [getattr(tokenizer, "unk_token_id", None)] in coded:
@@ -75,29 +66,18 @@ def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> st
 
 
 def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
-    """Log-probabilities of the choices from the logits of a model.
+    """Compute the log-probabilities ``(..., choices)`` of the choices from the logits of a model.
 
-    Parameters
-    ----------
-    logits : (..., vocabulary)
-        At the position where the choice is named.
-    tokens : (choices,)
-        As :func:`choice_tokens` gives them.
+    ``logits`` ``(..., vocabulary)`` are those at the position of the choice, ``tokens`` from
+    :func:`choice_tokens`.
 
-    Returns
-    -------
-    (..., choices)
-        Normalised over the choices.
-
-    Examples
-    --------
     >>> np.exp(choice_logits([[9.0, 1.0, 1.0, 0.0]], [1, 2])).round(2)
     array([[0.5, 0.5]])
     """
     scores = as_scores(logits)
     wanted = as_labels(tokens, "tokens")
     if wanted.ndim != 1 or wanted.size < 2:
-        raise ValueError(f"tokens must be numbers of two choices or more, got {wanted.tolist()}")
+        raise ValueError(f"tokens must be ids of two choices or more, got {wanted.tolist()}")
     chosen = _columns(scores, wanted, "tokens")
     if np.isnan(chosen).any() or (chosen.max(-1) == -np.inf).any():
         raise ValueError("logits have NaN, or every choice masked by -inf, at some position")
@@ -107,20 +87,14 @@ def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
 def choice_logits_from_likelihoods(
     log_likelihoods: Values, lengths: Values | None = None
 ) -> FloatArray:
-    """Log-probabilities of choices that are whole texts.
+    """Compute the log-probabilities of choices that are whole texts.
 
     Parameters
     ----------
     log_likelihoods : (..., choices)
-        Sum of the log-probabilities of the tokens of each choice, given the question.
+        Sum of the log-probabilities of the tokens of each choice, after the question.
     lengths : (..., choices) or (choices,), optional
-        Tokens (or bytes) of each choice: the likelihoods are divided by them, so that long
-        choices are not at a disadvantage.
-
-    Returns
-    -------
-    (..., choices)
-        Normalised over the choices.
+        Tokens (or bytes) of each choice, to divide the likelihoods by.
 
     Examples
     --------
@@ -133,53 +107,38 @@ def choice_logits_from_likelihoods(
             f"log_likelihoods must be (..., choices) of two choices or more, got {scores.shape}"
         )
     if not np.isfinite(scores).all() or (scores > 1e-6).any():
-        raise ValueError(
-            "log_likelihoods must be finite and at most 0: sums of log-probabilities are wanted"
-        )
+        raise ValueError("log_likelihoods must be finite and at most 0")
     if lengths is not None:
         count = as_float64(lengths)
         if not (count > 0).all():
-            raise ValueError("lengths must be above 0: a choice without tokens has no likelihood")
+            raise ValueError("lengths must be above 0")
         scores = scores / count
     return np.asarray(log_softmax(scores, axis=-1))
 
 
 def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -> FloatArray:
-    """Log-probabilities of the choices from the likeliest tokens that a service shows.
+    """Compute the log-probabilities of the choices from the top tokens that a service returns.
 
-    Exact where all choices are shown; a blank before the letter makes no difference, and both
-    writings count together.
+    ``top`` has an entry for each question, as for :func:`top_confidence`. The result
+    ``(n, choices)`` is exact. A choice counts with and without a space before it.
 
-    Parameters
-    ----------
-    top : list of {token: logprob}
-        One for each question, as in :func:`calibrant.llm.answers.topk.top_confidence`.
-    choices : sequence of str
-
-    Returns
-    -------
-    (n, choices)
-
-    Examples
-    --------
     >>> shown = [{"A": -1.0, " B": -1.0, "The": -2.0}]
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
     """
-    found = np.full((len(top), len(choices)), -np.inf)
+    logs = np.full((len(top), len(choices)), -np.inf)
     for i, position in enumerate(top):
         for token, value in by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())
-                found[i, at] = np.logaddexp(found[i, at], value)
-        missing = [c for c, v in zip(choices, found[i], strict=True) if v == -np.inf]
+                logs[i, at] = np.logaddexp(logs[i, at], value)
+        missing = [c for c, v in zip(choices, logs[i], strict=True) if v == -np.inf]
         if missing:
             raise ValueError(
-                f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens shown "
-                f"for question {i}: ask the service for more (top_logprobs), or bias it to the "
-                "letters (logit_bias)"
+                f"choice {missing[0]!r} is not among the {len(by_token(position))} tokens of "
+                f"question {i}: request more (top_logprobs), or use logit_bias"
             )
-    return np.asarray(log_softmax(found, axis=-1))
+    return np.asarray(log_softmax(logs, axis=-1))
 
 
 def choice_sets(
@@ -190,14 +149,14 @@ def choice_sets(
     score: Score = "lac",
     seed: int = 0,
 ) -> ConformalSets:
-    """Sets of choices that hold the right one as often as asked, by split conformal prediction.
+    """Learn prediction sets of choices with a coverage, by split conformal prediction.
 
     Parameters
     ----------
     choice_scores : (n, choices)
-        Logits of the choices of held-out questions, best calibrated ones; from the other
-        functions here or a calibrator.
-    answers : (n,) numbers of the right choices
+        Logits of the choices of held-out questions, preferably calibrated.
+    answers : (n,)
+        The right choices.
     coverage, score, seed
         As for :func:`calibrant.decide.conformal`.
 
@@ -212,15 +171,14 @@ def choice_sets(
     >>> scores = 2 * rng.normal(size=(2000, 4))
     >>> answers = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
     >>> fitted = choice_sets(scores[:1000], answers[:1000])
-    >>> inside = fitted.sets(softmax(scores[1000:], -1))[np.arange(1000), answers[1000:]]
+    >>> inside = fitted.sets(probs=softmax(scores[1000:], -1))[np.arange(1000), answers[1000:]]
     >>> bool(0.87 < inside.mean() < 0.93)
     True
     """
     scores = as_float64(as_scores(choice_scores, "choice_scores"))
     if scores.ndim < 2 or scores.shape[-1] < 2:
         raise ValueError(
-            f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}: "
-            "one row of logits is wanted for each question"
+            f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}"
         )
     rows = scores.reshape(-1, scores.shape[-1])
     bad = np.isnan(rows).any(-1) | (np.abs(rows.max(-1, initial=-np.inf)) == np.inf)
@@ -228,31 +186,26 @@ def choice_sets(
         at = int(bad.argmax())
         raise bad_row(torch.from_numpy(rows[at]), 0, at)
     probs = softmax(scores, axis=-1)
-    return conformal(probs, answers, coverage=coverage, score=score, seed=seed)
+    return conformal(probs=probs, labels=answers, coverage=coverage, score=score, seed=seed)
 
 
 def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:
-    r"""P(True): how sure a model is of an answer that it is shown (Kadavath et al. 2022).
+    r"""P(True): confidence of a model in an answer that it is shown (Kadavath et al. 2022).
 
-    A second prompt shows question and answer and asks whether it is true. With the tokens that
-    mean yes and those that mean no,
+    A second prompt shows question and answer and asks if it is true. With the tokens that mean
+    yes and those that mean no,
 
     .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
         {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
 
-    It is a score, seldom a probability: calibrate it with
-    ``AnswerCalibrator(how=None).fit(p_true(...), correct)``.
+    Calibrate it with ``AnswerCalibrator(aggregate=None).fit(p_true(...), correct)``.
 
     Parameters
     ----------
     logits : (..., vocabulary)
         At the position of the verdict.
-    true_tokens, false_tokens : numbers of tokens
+    true_tokens, false_tokens : token ids
         For instance those of " True", "True", " Yes"; none may be in both.
-
-    Returns
-    -------
-    (...)
 
     Examples
     --------
@@ -262,10 +215,7 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
     scores = as_scores(logits)
     yes, no = as_labels(true_tokens, "true_tokens"), as_labels(false_tokens, "false_tokens")
     if not yes.size or not no.size or np.intersect1d(yes, no).size:
-        raise ValueError(
-            f"true_tokens and false_tokens must each hold a token and share none, got "
-            f"{yes.tolist()} and {no.tolist()}"
-        )
+        raise ValueError("true_tokens and false_tokens must each hold a token and share none")
     sums = [
         logsumexp(_columns(scores, which, name), axis=-1)
         for which, name in ((np.unique(yes), "true_tokens"), (np.unique(no), "false_tokens"))
@@ -274,12 +224,12 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
 
 
 def _columns(scores: Tensor | np.ndarray[Any, Any], tokens: Any, name: str) -> FloatArray:
-    """Those columns in float64; the vocabulary is not copied."""
+    """Return some columns in float64, without copying the others."""
     vocabulary = scores.shape[-1] if scores.ndim else 0
     if tokens.min() < 0 or tokens.max() >= vocabulary:
         raise ValueError(
-            f"{name} {tokens.tolist()} are not all in [0, {vocabulary}): the logits have "
-            f"{vocabulary} tokens; was another model's tokenizer used?"
+            f"{name} must be in [0, {vocabulary}), got {tokens.tolist()}: pass those of this "
+            "model's tokenizer"
         )
     if isinstance(scores, Tensor):
         return as_float64(scores[..., torch.from_numpy(tokens).to(scores.device)])

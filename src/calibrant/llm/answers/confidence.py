@@ -1,9 +1,9 @@
-"""Confidence of a generated answer from its token probabilities."""
+"""Confidence of a generated answer, from its token probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +19,15 @@ from calibrant._core.checks import (
     check_choice,
 )
 
-if TYPE_CHECKING:
-    pass
-
 SMALLEST = float(np.finfo(np.float32).tiny)
-"""What a stored probability of zero is taken for: it was too small for its digits."""
+"""Replaces a stored probability of zero."""
 
 Answers: TypeAlias = Sequence[Values] | Values
-"""Answers as a list with an array for each, or all in one array; see answer_confidence."""
-
-# ------------------------------------------------------------------------ tokens to an answer
+"""A list with an array for each answer, or all tokens in one array; see answer_confidence."""
 
 
 class Tokens(NamedTuple):
-    """Tokens of all answers in a row, ``(tokens,)``, and where each begins, ``(answers,)``."""
+    """Tokens of all answers, ``(tokens,)``, and the first of each answer, ``(answers,)``."""
 
     probs: FloatArray
     starts: IntArray
@@ -77,17 +72,17 @@ AGGREGATORS: dict[str, Callable[[Tokens], FloatArray]] = {
     "first": _first,
     "minimum": _minimum,
 }
-"""Logarithm of the confidence of each answer, by the name of the rule."""
+"""Functions that return the log-confidence of each answer, by name."""
 
 
 def answer_confidence(
     token_probs: Answers,
-    how: Aggregator = "geometric",
+    aggregate: Aggregator = "geometric",
     *,
     mask: Values | None = None,
     documents: Values | None = None,
 ) -> FloatArray:
-    r"""One confidence for each answer, from the probabilities of its tokens.
+    r"""Aggregate the token probabilities of each answer to one confidence.
 
     With the probabilities :math:`p_1, \ldots, p_m` that the model gave to the tokens of an
     answer when it wrote them,
@@ -104,11 +99,11 @@ def answer_confidence(
     ----------
     token_probs : list of (m_i,), or (answers, tokens) with mask, or (tokens,) with documents
         Probabilities, not logarithms.
-    how : str
+    aggregate : str
     mask : (answers, tokens) of bool, optional
-        Which tokens belong to the answer; the others are padding.
+        True for tokens of the answer, False for padding.
     documents : (tokens,) integers, optional
-        Number of the answer of each token. Answers come back in the order of their numbers.
+        Number of the answer of each token. Answers are returned in the order of their numbers.
 
     Returns
     -------
@@ -121,99 +116,88 @@ def answer_confidence(
     >>> answer_confidence([0.9, 0.4, 0.5], "minimum", documents=[0, 0, 1])
     array([0.4, 0.5])
     """
-    return np.exp(_log_confidence(token_probs, how, mask, documents))
+    return np.exp(log_confidence(token_probs, aggregate, mask=mask, documents=documents))
 
 
-def _log_confidence(
-    token_probs: Answers, how: str, mask: Values | None, documents: Values | None
+def log_confidence(
+    token_probs: Answers,
+    aggregate: str,
+    *,
+    mask: Values | None = None,
+    documents: Values | None = None,
 ) -> FloatArray:
-    check_choice("how", how, get_args(Aggregator))
-    return np.minimum(AGGREGATORS[how](_as_tokens(token_probs, mask, documents)), 0.0)
+    """Logarithm of :func:`answer_confidence`, also where a product underflows."""
+    check_choice("aggregate", aggregate, get_args(Aggregator))
+    return np.minimum(AGGREGATORS[aggregate](_as_tokens(token_probs, mask, documents)), 0.0)
+
+
+def one_array(values: Answers) -> Values:
+    """Return values as one tensor or array."""
+    return values if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _as_tokens(token_probs: Answers, mask: Values | None, documents: Values | None) -> Tokens:
     if mask is not None and documents is not None:
         raise ValueError("pass mask with a padded array or documents with a flat one, not both")
     if documents is not None:
-        found = _from_flat(as_float64(_one_array(token_probs)), as_labels(documents, "documents"))
+        tokens = _from_flat(as_float64(one_array(token_probs)), as_labels(documents, "documents"))
     elif mask is not None:
-        found = _from_padded(as_float64(_one_array(token_probs)), as_labels(mask, "mask") != 0)
+        tokens = _from_padded(as_float64(one_array(token_probs)), as_labels(mask, "mask") != 0)
     else:
-        found = _from_list(token_probs)
-    if not ((found.probs >= 0) & (found.probs <= 1 + 1e-6)).all():
+        tokens = _from_list(token_probs)
+    if not ((tokens.probs >= 0) & (tokens.probs <= 1 + 1e-6)).all():
         raise ValueError(
-            "token_probs must be in [0, 1]: NaN, negative or larger values were found; of "
-            "log-probabilities take np.exp first"
+            "token_probs must be in [0, 1] and not NaN; for log-probabilities pass np.exp of them"
         )
-    return found
-
-
-def _one_array(token_probs: Answers) -> Values:
-    return token_probs if isinstance(token_probs, Tensor) else np.asarray(token_probs)
+    return tokens
 
 
 def _from_list(token_probs: Answers) -> Tokens:
     if isinstance(token_probs, (Tensor, np.ndarray)) and token_probs.dtype != object:
         raise ValueError(
-            f"token_probs is one array of shape {tuple(token_probs.shape)}: say which tokens "
-            "belong to which answer by mask (answers, tokens) or documents (tokens,), or pass a "
-            "list with an array for each answer"
+            f"token_probs is one array of shape {tuple(token_probs.shape)}: pass mask (answers, "
+            "tokens) or documents (tokens,) with it, or a list with an array for each answer"
         )
     try:
         answers = [as_float64(one) for one in token_probs]  # type: ignore[union-attr]
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"token_probs must have the probabilities of its tokens for each answer ({error}); of "
-            "what ask returned, pass [answer.probs for answer in answers]"
+            f"token_probs must have an array of probabilities for each answer ({error}); from ask, "
+            "pass [answer.probs for answer in answers]"
         ) from error
-    odd = [i for i, one in enumerate(answers) if one.ndim != 1]
-    if odd:
-        raise ValueError(
-            f"token_probs must have one array (tokens,) for each answer, got shape "
-            f"{answers[odd[0]].shape} for answer {odd[0]}"
-        )
-    return _joined(answers)
+    for number, one in enumerate(answers):
+        if one.ndim != 1:
+            raise ValueError(
+                f"answers must be (tokens,), got shape {one.shape} for answer {number}"
+            )
+    lengths = np.array([len(one) for one in answers], dtype=np.int64)
+    starts = _starts(lengths)
+    return Tokens(np.concatenate(answers), starts)
 
 
 def _from_padded(probs: FloatArray, mask: BoolArray) -> Tokens:
     if probs.ndim != 2 or probs.shape != mask.shape:
-        raise ValueError(
-            f"token_probs and mask must both be (answers, tokens), got {probs.shape} and "
-            f"{mask.shape}"
-        )
-    _check_lengths(mask.sum(1))
+        raise ValueError(f"token_probs and mask must be alike, got {probs.shape} and {mask.shape}")
     return Tokens(probs[mask], _starts(mask.sum(1)))
 
 
 def _from_flat(probs: FloatArray, documents: IntArray) -> Tokens:
     if probs.ndim != 1 or probs.shape != documents.shape:
-        raise ValueError(
-            f"token_probs and documents must both be (tokens,), got {probs.shape} and "
-            f"{documents.shape}"
-        )
+        got = f"{probs.shape} and {documents.shape}"
+        raise ValueError(f"token_probs and documents must both be (tokens,), got {got}")
     order = np.argsort(documents, kind="stable")
     _, lengths = np.unique(documents, return_counts=True)
-    _check_lengths(lengths)
     return Tokens(probs[order], _starts(lengths))
 
 
-def _joined(answers: list[FloatArray]) -> Tokens:
-    lengths = np.array([len(one) for one in answers], dtype=np.int64)
-    _check_lengths(lengths)
-    return Tokens(np.concatenate(answers), _starts(lengths))
-
-
 def _starts(lengths: NDArray[Any]) -> IntArray:
-    return np.asarray(np.cumsum(lengths, dtype=np.int64) - lengths)
-
-
-def _check_lengths(lengths: NDArray[Any]) -> None:
+    """Return the number of the first token of each answer; every answer must have one."""
     if not lengths.size:
-        raise ValueError("token_probs holds no answer: at least one is wanted")
+        raise ValueError("token_probs holds no answer: at least one is needed")
     if not lengths.all():
-        at = np.flatnonzero(lengths == 0)
+        empty = np.flatnonzero(lengths == 0)
         raise ValueError(
-            f"answer {at[0]} has no tokens ({at.size} of {lengths.size} have none): an empty text "
-            "has no confidence; leave such answers out and count them as wrong, or keep the end "
-            "token as part of every answer"
+            f"answer {empty[0]} has no tokens ({empty.size} of {lengths.size} have none): drop "
+            "such answers and count them as wrong, or keep the end token of every answer"
         )
+    return np.asarray(np.cumsum(lengths, dtype=np.int64) - lengths)

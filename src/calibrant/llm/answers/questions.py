@@ -1,40 +1,39 @@
-"""Question sets in files, prompts for them, and whether an answer is right.
+"""Question sets: reading them, prompts for them, and grading of answers.
 
-Correctness of an open answer is exact match after the normalisation of SQuAD. It is stricter
-than a reader would be: a right answer in other words counts as wrong.
+Open answers are graded by exact match after the normalisation of SQuAD, which is strict: a right
+answer in other words counts as wrong.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant.llm.answers.choices import LETTERS
-from calibrant.llm.tokens.reading import text_of
+from calibrant.llm.tokens.reading import parse_lines, read_text
 
 ROUNDED = 1e-6
-"""Last digit of the probabilities in files of answers; a zero there stands for less than half."""
+"""Last digit of the probabilities in files of answers."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with what counts as right.
+    """A question with its right answers.
 
     Attributes
     ----------
     text : str
     references : tuple of str
-        Right answers; any of them will do. Of multiple choice, the text of the right one.
+        Right answers, any of which is accepted; of multiple choice, the text of the right one.
     choices : tuple of str
         Empty for open questions.
     answer : int
@@ -49,19 +48,10 @@ class Question:
     subject: str = ""
 
 
-# ------------------------------------------------------------------------------------- readers
-
-
 def read_mmlu(folder: str | os.PathLike[str], split: str = "test") -> list[Question]:
-    """Questions of MMLU from files ``SUBJECT_SPLIT.csv``.
+    """Read questions of MMLU from files ``SUBJECT_SPLIT.csv``; ``dev`` has solved examples.
 
     Each has the columns question, choice0 to choice3 and answer, a number from 0 to 3.
-
-    Parameters
-    ----------
-    folder : path
-    split : str
-        ``dev`` for the examples of prompts, ``test`` for what is measured.
     """
     files = sorted(Path(folder).glob(f"*_{split}.csv"))
     if not files:
@@ -70,9 +60,8 @@ def read_mmlu(folder: str | os.PathLike[str], split: str = "test") -> list[Quest
 
 
 def _read_subject(file: Path, subject: str) -> Iterator[Question]:
-    for number, row in _rows(
-        file, {"question", "choice0", "choice1", "choice2", "choice3", "answer"}
-    ):
+    columns = {"question", "choice0", "choice1", "choice2", "choice3", "answer"}
+    for number, row in _csv_rows(file, columns):
         if row["answer"] not in ("0", "1", "2", "3"):
             raise ValueError(f"{file}: row {number} has the answer {row['answer']!r}, not 0 to 3")
         choices, answer = tuple(row[f"choice{i}"] for i in range(4)), int(row["answer"])
@@ -80,8 +69,8 @@ def _read_subject(file: Path, subject: str) -> Iterator[Question]:
 
 
 def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:
-    """Questions of TruthfulQA.csv with all correct answers, which stand there with semicolons."""
-    rows = _rows(Path(file), {"Question", "Best Answer", "Correct Answers", "Category"})
+    """Read questions of TruthfulQA.csv with all correct answers, separated by semicolons."""
+    rows = _csv_rows(Path(file), {"Question", "Best Answer", "Correct Answers", "Category"})
     return [
         Question(
             row["Question"],
@@ -93,56 +82,48 @@ def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:
 
 
 def read_questions(file: str | os.PathLike[str], *, separator: str | None = None) -> list[Question]:
-    """Open questions from a text file: question, answer, empty line.
+    """Read open questions from a text file: question, answer, empty line.
 
     Answers to the same question become references of one question, in the order of the file.
-
-    Parameters
-    ----------
-    file : path
-    separator : str, optional
-        What stands between several right answers on one line, as ``"; "`` in TruthfulQA.
+    ``separator`` separates right answers on one line, as ``"; "`` in TruthfulQA.
     """
-    path, found = Path(file), dict[str, list[str]]()
-    for number, lines in _blocks(path):
+    path, references = Path(file), dict[str, list[str]]()
+    for number, lines in _paragraphs(path):
         if len(lines) != 2:
             raise ValueError(
-                f"{path}: line {number} begins a block of {len(lines)} lines; a question, an "
-                "answer and an empty line are wanted"
+                f"{path}: line {number} begins {len(lines)} lines without a break; a question, an "
+                "answer and an empty line are needed"
             )
         answers = _parts(lines[1], separator) if separator else [lines[1]]
-        found.setdefault(lines[0], []).extend(answers)
-    if not found:
-        raise ValueError(
-            f"{path} has no question: a question, an answer and an empty line are wanted"
-        )
-    return [Question(text, tuple(dict.fromkeys(right))) for text, right in found.items()]
+        references.setdefault(lines[0], []).extend(answers)
+    if not references:
+        raise ValueError(f"{path} has no question: it needs a question, an answer, an empty line")
+    return [Question(text, tuple(dict.fromkeys(right))) for text, right in references.items()]
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Runs of lines that are not empty, with the number of their first."""
-    held: list[str] = []
-    lines = text_of(path).split("\n")
+def _paragraphs(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Consecutive lines that are not empty, with the number of their first."""
+    paragraph: list[str] = []
+    lines = read_text(path).split("\n")
     for number, line in enumerate([*lines, ""], start=1):
         if line.strip():
-            held.append(line.strip())
-        elif held:
-            yield number - len(held), held
-            held = []
+            paragraph.append(line.strip())
+        elif paragraph:
+            yield number - len(paragraph), paragraph
+            paragraph = []
 
 
 def _parts(text: str, separator: str = ";") -> list[str]:
     return [part.strip() for part in text.split(separator.strip()) if part.strip()]
 
 
-def _rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]:
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream)
         missing = columns - set(reader.fieldnames or ())
         if missing:
             raise ValueError(
-                f"{file} has no column {', '.join(sorted(missing))}: its first line is "
-                f"{reader.fieldnames}"
+                f"{file} has no column {', '.join(sorted(missing))}; it has {reader.fieldnames}"
             )
         for number, row in enumerate(reader, start=1):
             if any(row[name] is None for name in columns):
@@ -151,20 +132,20 @@ def _rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, str]]]
 
 
 def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
-    """The first questions of every subject.
+    """Return the first questions of every subject.
 
     >>> asked = [Question(text, ("",), subject=text[0]) for text in ("a1", "b1", "a2", "a3")]
     >>> [one.text for one in first_of_each(asked, 2)]
     ['a1', 'a2', 'b1']
     """
-    found: dict[str, list[Question]] = {}
+    by_subject: dict[str, list[Question]] = {}
     for one in questions:
-        found.setdefault(one.subject, []).append(one)
-    return [one for part in found.values() for one in part[:count]]
+        by_subject.setdefault(one.subject, []).append(one)
+    return [one for group in by_subject.values() for one in group[:count]]
 
 
 def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Question]:
-    """``n`` questions drawn without replacement, in the order of the file; all if there are fewer.
+    """Draw ``n`` questions without replacement, in the order of the file; or all of fewer.
 
     >>> [one.text for one in subset([Question(str(i), ()) for i in range(9)], 3, seed=1)]
     ['3', '4', '6']
@@ -180,16 +161,10 @@ def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Ques
 
 
 def choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
-    """A prompt of the usual form for MMLU, which ends where the letter follows after a blank.
+    """Make a prompt of the usual form for MMLU, after which a space and the letter follow.
 
-    Parameters
-    ----------
-    question : Question
-    shots : sequence of Question
-        Solved examples, usually the first five of ``dev`` with the same subject.
+    ``shots`` are solved examples, usually the first five of ``dev`` with the same subject.
 
-    Examples
-    --------
     >>> print(choice_prompt(Question("2 + 2?", ("4",), ("3", "4"), 1)))
     Question: 2 + 2?
     A. 3
@@ -207,8 +182,8 @@ def choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
 def _lettered(question: Question) -> str:
     if not 2 <= len(question.choices) <= len(LETTERS):
         raise ValueError(
-            f"question {question.text[:40]!r} has {len(question.choices)} choices, 2 to "
-            f"{len(LETTERS)} are wanted: use short_prompt for open questions"
+            f"question {question.text[:40]!r} must have 2 to {len(LETTERS)} choices, got "
+            f"{len(question.choices)}: use short_prompt for open questions"
         )
     named = zip(LETTERS, question.choices, strict=False)
     lines = [f"{letter}. {choice.strip()}" for letter, choice in named]
@@ -216,7 +191,7 @@ def _lettered(question: Question) -> str:
 
 
 def short_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
-    """A prompt for a short open answer, in the form that :func:`first_line` cuts.
+    """Make a prompt for a short open answer.
 
     >>> print(short_prompt(Question("Capital of Peru?", ("Lima",)), [Question("1 + 1?", ("2",))]))
     Question: 1 + 1?
@@ -230,7 +205,7 @@ def short_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
 
 
 def verdict_prompt(question: Question, answer: str) -> str:
-    """The second prompt of :func:`calibrant.llm.answers.choices.p_true` (after Kadavath et al. 2022).
+    """Make the second prompt of :func:`p_true` (after Kadavath et al. 2022).
 
     >>> print(verdict_prompt(Question("Capital of Peru?", ()), "Lima"))
     Question: Capital of Peru?
@@ -248,9 +223,7 @@ def verdict_prompt(question: Question, answer: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """What a model wrote up to the first line break, without blanks around it.
-
-    A break before the first word does not count.
+    """Return the first line of a text that is not blank, stripped.
 
     >>> first_line(" Lima" + chr(10) + "Question: and of Chile?")
     'Lima'
@@ -259,7 +232,7 @@ def first_line(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Text as SQuAD compares it: small letters, no punctuation, no articles, single blanks.
+    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces.
 
     >>> normalised("The  Beatles!")
     'beatles'
@@ -269,71 +242,47 @@ def normalised(text: str) -> str:
 
 
 def exact_match(answer: str, references: Iterable[str]) -> bool:
-    """Whether the first line of an answer equals any reference after normalisation.
+    """Return True if the first line of an answer equals any reference after normalisation.
 
     >>> exact_match("the Beatles." + chr(10) + "Q: ...", ["Beatles", "The Fab Four"])
     True
     """
     if isinstance(references, str):
         raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    said = normalised(first_line(answer))
-    return bool(said) and any(said == normalised(one) for one in references)
+    text = normalised(first_line(answer))
+    return bool(text) and any(text == normalised(one) for one in references)
 
 
 # -------------------------------------------------------------------------------- graded answers
 
 
 class GradedAnswers(NamedTuple):
-    """Answers of one model to one set of questions.
-
-    Attributes
-    ----------
-    questions, answers : list of str
-    token_probs : list of (tokens,)
-    correct : (n,) of bool
-    """
+    """Answers of one model to one set of questions."""
 
     questions: list[str]
     answers: list[str]
-    token_probs: list[FloatArray]
-    correct: BoolArray
+    token_probs: list[FloatArray]  # (tokens,) each
+    correct: BoolArray  # (n,)
 
 
 def read_answers(file: str | os.PathLike[str]) -> GradedAnswers:
-    """Graded answers from a JSON-lines file: question, answer, token_probs and correct in each.
+    """Read graded answers from JSON lines with question, answer, token_probs and correct.
 
     The probabilities of such files are rounded to six digits: a zero is read as a quarter of
     the last one.
     """
     path = Path(file)
-    rows: list[dict[str, Any]] = []
-    # only "\n" ends a line: strings of JSON may hold the other breaks of splitlines
-    for number, line in enumerate(text_of(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        row = _parsed(line, f"{path}: line {number}")
+    rows = parse_lines(read_text(path), str(path))
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{place} must be an object, got a {type(row).__name__}")
         missing = {"question", "answer", "token_probs", "correct"} - row.keys()
         if missing or not row["token_probs"]:
             what = f"no {', '.join(sorted(missing))}" if missing else "an answer without tokens"
-            raise ValueError(f"{path}: line {number} has {what}")
-        rows.append(row)
+            raise ValueError(f"{place} has {what}")
     return GradedAnswers(
-        [row["question"] for row in rows],
-        [row["answer"] for row in rows],
-        [_floored(row["token_probs"]) for row in rows],
-        np.array([row["correct"] for row in rows], dtype=bool),
+        [row["question"] for _, row in rows],
+        [row["answer"] for _, row in rows],
+        [np.maximum(np.array(row["token_probs"], np.float64), ROUNDED / 4) for _, row in rows],
+        np.array([row["correct"] for _, row in rows], dtype=bool),
     )
-
-
-def _floored(probs: list[float]) -> FloatArray:
-    return np.maximum(np.asarray(probs, dtype=np.float64), ROUNDED / 4)
-
-
-def _parsed(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where} must be an object, got a {type(row).__name__}")
-    return row

@@ -1,18 +1,18 @@
-r"""What the largest probabilities of a token tell, where a service shows no others.
+r"""Bounds on calibrated confidences from the top probabilities that a service returns.
 
 A temperature needs the sum :math:`\sum_j p_j^\beta` over the whole vocabulary, with
-:math:`\beta = 1 / T`. Of the tokens that are not shown only the number n, the sum r of their
-probabilities and a bound q of each (the smallest that is shown) are known. Among all
-distributions that agree with this, the sum over them is extreme where they are all equal,
-:math:`n^{1 - \beta} r^\beta`, and where as few of them as possible hold all,
-:math:`m q^\beta + (r - m q)^\beta` with :math:`m = \lfloor r / q \rfloor`: the power is concave for
-:math:`\beta < 1` and convex above, so the first is the largest for one and the smallest for the
-other. Both bounds are reached, so nothing better can be said without assumptions.
+:math:`\beta = 1 / T`. Of the hidden tokens only the number n, the sum r of their probabilities and
+a bound q of each (the smallest that is shown) are known. Among all distributions that agree with
+this, the sum over them is extreme if they are all equal, :math:`n^{1 - \beta} r^\beta`, and if as
+few of them as possible hold all, :math:`m q^\beta + (r - m q)^\beta` with
+:math:`m = \lfloor r / q \rfloor`: the power is concave for :math:`\beta < 1` and convex above, so
+the first is the largest for one and the smallest for the other. Both bounds are reached, so they
+cannot be improved without assumptions.
 
-To renormalise the tokens shown, as if the others were impossible, is too sure: it lies outside the
-bounds, and far outside for temperatures above 1. Maps of the first probability alone
-(:class:`~calibrant.llm.answers.AnswerCalibrator`) and choices among tokens that are shown
-(:func:`~calibrant.llm.answers.choices.choice_logits_from_top`) are exact.
+Renormalising the shown tokens, as if the others were impossible, is overconfident: it lies outside
+the bounds. Maps of the first probability alone (:class:`~calibrant.llm.AnswerCalibrator`) and
+choices among shown tokens (:func:`~calibrant.llm.answers.choices.choice_logits_from_top`) are
+exact.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64
 
 TopLogprobs: TypeAlias = Sequence[Mapping[str, Any]]
-"""For each position ``{token: logprob}``, or what the OpenAI API has: an entry of
-``logprobs.content`` with its list ``top_logprobs`` of ``{"token": ..., "logprob": ...}``."""
+"""For each position ``{token: logprob}``, or an entry of ``logprobs.content`` of the OpenAI API,
+with its list ``top_logprobs`` of ``{"token": ..., "logprob": ...}``."""
 
 ROUNDING = 1e-6
-"""How far log-probabilities are off that were computed in single precision."""
+"""Error of log-probabilities that were computed in single precision."""
 SLACK = 1e-3
-"""By how much more than everything the tokens shown may hold, besides their rounding."""
+"""Allowed excess of the sum of the shown probabilities over 1, besides rounding."""
 
 
 class Bounds(NamedTuple):
-    """Between what a number lies; ``middle`` is off by at most half the width. All ``(n,)``."""
+    """Bounds of a number and their midpoint, each ``(n,)``."""
 
     low: FloatArray
     middle: FloatArray
@@ -50,24 +50,23 @@ def top_confidence(
     k: int | None = None,
     rounding: float = ROUNDING,
 ) -> Bounds:
-    """Probability of the likeliest token under a temperature, as far as it can be known.
+    """Bound the probability of the likeliest token under a temperature.
 
     Parameters
     ----------
     top : list of {token: logprob}, or (n, k) log-probabilities
-        The most likely tokens of each position, in any order; -inf fills up rows of an array.
+        The likeliest tokens of each position, in any order; -inf pads rows of an array.
     temperature : float or (n,)
-        Above 0; by which a calibrator divides the logits.
+        Divisor of the logits, above 0.
     vocabulary : int
         Number of tokens of the model.
     k : int, optional
-        How many of the tokens are surely the likeliest ones. Some services add the token that
-        was drawn, however unlikely it was: then say how many were asked for.
+        Number of tokens that are certainly the likeliest. Some services add the token that was
+        drawn, however unlikely: then pass the number that was requested.
     rounding : float
-        By how much each log-probability may be off, either way: 0.005 for those with two digits
-        after the point. It matters where the tokens shown hold nearly everything (a rest of a
-        millionth, spread over a vocabulary, is much at temperature 2), and at temperatures
-        close to 0, which blow up differences.
+        Largest error of each log-probability: 0.005 for two digits after the point. It matters if
+        the shown tokens hold nearly everything (a rest of a millionth, spread over a vocabulary,
+        is much at temperature 2), and at temperatures close to 0.
 
     Returns
     -------
@@ -77,17 +76,17 @@ def top_confidence(
 
     Examples
     --------
-    >>> found = top_confidence([{"Paris": -0.2, "Lyon": -2.5, "the": -4.0}], 1.5, vocabulary=50_000)
-    >>> [round(float(x[0]), 2) for x in found]
+    >>> top = [{"Paris": -0.2, "Lyon": -2.5, "the": -4.0}]
+    >>> [round(float(x[0]), 2) for x in top_confidence(top, 1.5, vocabulary=50_000)]
     [0.11, 0.36, 0.6]
     """
     logs = top_logprobs(top, rounding=rounding)
     sharpness = _sharpness(temperature, len(logs))
     low, high = log_partition_bounds(logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding)
     less, more = (np.exp(sharpness * (logs[:, 0] + off)) for off in (-rounding, rounding))
-    # the sums count the token itself as off the other way, but it is as likely here as there
+    # the sums take the token itself as rounded the other way, but it has one probability
     least, most = _share(less, np.exp(high) - more), _share(more, np.exp(low) - less)
-    most = np.maximum(least, most)  # where nothing is open they may differ by a last digit
+    most = np.maximum(least, most)  # if nothing is hidden they may differ by a last digit
     return Bounds(least, (least + most) / 2, most)
 
 
@@ -99,15 +98,15 @@ def log_partition_bounds(
     k: int | None = None,
     rounding: float = ROUNDING,
 ) -> tuple[FloatArray, FloatArray]:
-    r"""Least and largest :math:`\log \sum_j p_j^\beta` over the vocabulary, each ``(n,)``.
+    r"""Bound :math:`\log \sum_j p_j^\beta` over the vocabulary: lower and upper, each ``(n,)``.
 
-    The calibrated log-probability of any shown token is :math:`\beta \log p` less this. The
-    bounds allow for ``rounding``; where :math:`\log p` is rounded too, that comes on top.
+    The calibrated log-probability of any shown token is :math:`\beta \log p` minus this. The
+    bounds allow for ``rounding`` of the sum, not of :math:`\log p` itself.
 
     Parameters
     ----------
     logprobs : (n, k)
-        Sorted from the largest, as :func:`top_logprobs` gives them.
+        Sorted from the largest, as from :func:`top_logprobs`.
     sharpness : float or (n,)
         :math:`\beta`, one over the temperature.
     vocabulary, k, rounding : as for top_confidence
@@ -124,8 +123,7 @@ def log_partition_bounds(
     # the larger the limit, the fewer tokens hold the rest: the packed tail is then more extreme
     limit = probs[np.arange(len(probs)), surely - 1] * np.exp(rounding)
     hidden = vocabulary - shown
-    # what is shown holds more or less than it says; hidden tokens hold no less than nothing, and
-    # no more than each its limit
+    # the rest within rounding; hidden tokens hold at least nothing and at most their limit each
     least, most = (
         np.clip(1 - probs.sum(1) * np.exp(off), 0.0, hidden * limit)
         for off in (rounding, -rounding)
@@ -141,21 +139,21 @@ def _share(own: FloatArray, others: FloatArray) -> FloatArray:
 
 
 def _equal_tail(rest: FloatArray, hidden: IntArray, beta: FloatArray) -> FloatArray:
-    """Sum of the powers where all hidden tokens are as likely."""
+    """Sum of the powers if all hidden tokens are equally likely."""
     many = np.maximum(hidden, 1)
     return np.asarray(many * (rest / many) ** beta)
 
 
 def _packed_tail(rest: FloatArray, limit: FloatArray, beta: FloatArray) -> FloatArray:
-    """Sum of the powers where as few tokens as possible hold the rest."""
+    """Sum of the powers if as few tokens as possible hold the rest."""
     full = np.floor(rest / limit)
     return np.asarray(full * limit**beta + np.maximum(rest - full * limit, 0.0) ** beta)
 
 
 def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> FloatArray:
-    """Log-probabilities ``(n, k)`` of each position, the largest first, -inf where there are fewer.
+    """Sort the log-probabilities of each position, ``(n, k)``, largest first, padded with -inf.
 
-    Those whose probabilities sum to more than ``rounding`` explains are refused.
+    Raises if the probabilities sum to more than ``rounding`` explains.
 
     >>> top_logprobs([{"b": -2.0, "a": -0.5}, {"c": -0.1}])
     array([[-0.5, -2. ],
@@ -168,10 +166,7 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     else:
         logs = as_float64(top)  # type: ignore[arg-type]
     if logs.ndim != 2 or not logs.size:
-        raise ValueError(
-            f"top must be (n, k) log-probabilities or a list of {{token: logprob}}, got shape "
-            f"{logs.shape}"
-        )
+        raise ValueError(f"top must be (n, k), or a list of {{token: logprob}}, got {logs.shape}")
     # some services write -9999 for a token that is not there
     logs = -np.sort(-np.where(np.exp(logs) == 0, -np.inf, logs), axis=1)
     total = np.exp(logs).sum(1)
@@ -179,28 +174,28 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     if bad.any():
         at = int(bad.nonzero()[0][0])
         raise ValueError(
-            f"position {at} of top has probabilities that sum to {total[at]:.4g}: natural "
-            "logarithms of probabilities are wanted, at least one per position, not logits; if "
-            f"they are rounded by more than {rounding:g}, say so by rounding"
+            f"position {at} of top must have natural logarithms of probabilities, not logits, got "
+            f"probabilities that sum to {total[at]:.4g}; if they are rounded by more than "
+            f"{rounding:g}, pass rounding"
         )
     return np.asarray(logs)
 
 
 def by_token(position: Mapping[str, Any]) -> dict[str, float]:
-    """``{token: logprob}`` of one position in either form of :data:`TopLogprobs`.
+    """Return ``{token: logprob}`` of one position in either form of :data:`TopLogprobs`.
 
-    Tokens that are written alike, as broken pieces of a character are, count together.
+    Tokens with the same text, such as parts of a character, are added.
     """
-    found: dict[str, float] = {}
+    total: dict[str, float] = {}
     for token, value in _shown(position):
-        found[token] = float(np.logaddexp(found.get(token, -np.inf), value))
-    return found
+        total[token] = float(np.logaddexp(total.get(token, -np.inf), value))
+    return total
 
 
 def _shown(position: Mapping[str, Any]) -> list[tuple[str, float]]:
-    listed = position.get("top_logprobs")
-    if isinstance(listed, (list, tuple)):
-        return [(one["token"], float(one["logprob"])) for one in listed]
+    entries = position.get("top_logprobs")
+    if isinstance(entries, (list, tuple)):
+        return [(one["token"], float(one["logprob"])) for one in entries]
     return [(token, float(value)) for token, value in position.items()]
 
 
@@ -209,10 +204,10 @@ def _is_list_of_mappings(top: object) -> bool:
 
 
 def _sharpness(temperature: float | Values, positions: int) -> FloatArray:
-    given = as_float64(temperature)
-    if given.shape not in ((), (positions,)) or not ((given > 0) & np.isfinite(given)).all():
+    values = as_float64(temperature)
+    if values.shape not in ((), (positions,)) or not ((values > 0) & np.isfinite(values)).all():
         raise ValueError(
             f"temperature must be one number above 0 or one for each of {positions} positions, "
-            f"got shape {given.shape} with the least {given.min() if given.size else None}"
+            f"got {temperature!r:.60}"
         )
-    return np.broadcast_to(1 / given, (positions,))
+    return np.broadcast_to(1 / values, (positions,))

@@ -1,1 +1,1 @@
-"""Heads that set the temperature of each token."""
+"""Temperature heads: fitting them from token tables, and attaching them to models."""

@@ -1,8 +1,8 @@
-r"""A global temperature without labels, from a base model that is calibrated already (DACA).
+r"""A global temperature without labels, from a calibrated base model (DACA, Luo et al. 2025).
 
 Alignment makes a model over-confident, its base model mostly is not. Where both prefer the same
-token, the chat model can be brought to the confidence of the base model; where they differ that
-would only make it under-confident, so those tokens are left out (Luo et al. 2025).
+token, the chat model is matched to the confidence of the base model; other tokens are left out,
+because matching there would make the chat model under-confident.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from calibrant._core.solve import Solution, minimise_scalar
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.llm.heads.modules import LIMIT
 
-HELD = 1 << 22
-"""Numbers of a distribution that are in memory in double precision at once: 32 MB."""
+MAX_ELEMENTS = 1 << 22
+"""Probabilities in memory at a time: 32 MB in double precision."""
 
 
 class Agreement(NamedTuple):
-    """A temperature for the chat model, and how many of the tokens it comes from."""
+    """A temperature for the chat model, and the number of tokens that it is based on."""
 
     temperature: float
     agreed: int
@@ -37,7 +37,7 @@ class Agreement(NamedTuple):
 
 
 def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
-    r"""The temperature that brings a chat model's distribution to that of its base model.
+    r"""Find the temperature that matches a chat model's distribution to that of its base model.
 
     .. math::
         \min_T \sum_{i:\, \arg\max z^b_i = \arg\max z^c_i}
@@ -55,7 +55,7 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
     Returns
     -------
     Agreement
-        For use with a model: ``FittedHead.of_temperature(found.temperature, mark_of(chat_model))``.
+        For ``FittedHead.from_temperature(agreement.temperature, fingerprint_of(chat_model))``.
 
     Examples
     --------
@@ -76,15 +76,15 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
     _check_agreement(agree.cpu().numpy())
     ours, theirs = ours[agree], theirs[agree]
     records = tabulate(examples(theirs, theirs.argmax(-1)))
-    found = best_sharpness(replace(records, own_gap=_expected_gaps(ours, theirs)))
-    return _told(found, int(agree.sum()), len(agree))
+    solution = best_sharpness(replace(records, own_gap=_expected_gaps(ours, theirs)))
+    return _agreement(solution, int(agree.sum()), len(agree))
 
 
 def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement:
-    r"""The same from token tables, which know the confidences but not whole distributions.
+    r"""Find the temperature from records, which have the confidences but not all probabilities.
 
     The cross-entropy is that of two events, the top token or any other:
-    :math:`-p^b \log p^c(T) - (1 - p^b) \log(1 - p^c(T))`. It has the same optimum where the
+    :math:`-p^b \log p^c(T) - (1 - p^b) \log(1 - p^c(T))`. It has the same optimum if the
     models differ by a temperature alone.
 
     Parameters
@@ -92,9 +92,8 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
     base, chat : Records
         Of the same ``n`` tokens.
     agree : (n,) bool
-        Whether both models prefer the same token. ``base.correct & chat.correct`` is that for
-        tokens that one of them has right; where both are wrong the records do not tell, and the
-        tokens are better left out than guessed.
+        True where both models prefer the same token. ``base.correct & chat.correct`` is known to
+        agree; where both are wrong the records do not tell, so leave those tokens out.
 
     Examples
     --------
@@ -105,10 +104,8 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
     """
     agree = np.asarray(agree, dtype=bool)
     if not len(base) == len(chat) == len(agree):
-        raise ValueError(
-            "base, chat and agree must be of the same tokens, got "
-            f"{len(base)}, {len(chat)} and {len(agree)}"
-        )
+        sizes = f"{len(base)}, {len(chat)} and {len(agree)}"
+        raise ValueError(f"base, chat and agree must be of the same tokens, got {sizes}")
     _check_agreement(agree)
     ours, theirs = base.take(agree), chat.take(agree)
     trust = expit(-ours.log_rest(1.0).value)
@@ -117,22 +114,22 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
         rest = theirs.log_rest(math.exp(u)).value
         return float(np.mean(trust * np.logaddexp(0, rest) + (1 - trust) * np.logaddexp(0, -rest)))
 
-    found = minimise_scalar(cross_entropy, -LIMIT, LIMIT)
-    return _told(found, int(agree.sum()), len(agree))
+    solution = minimise_scalar(cross_entropy, -LIMIT, LIMIT)
+    return _agreement(solution, int(agree.sum()), len(agree))
 
 
 def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
     """Gaps of the chat model under the distribution of the base model, ``(n,)``."""
-    found, rows = [], max(1, HELD // base.shape[-1])
+    parts, rows = [], max(1, MAX_ELEMENTS // base.shape[-1])
     for ours, theirs in zip(base.split(rows), chat.split(rows), strict=True):
         probs = ours.double().softmax(-1)
         gaps = theirs.double().amax(-1, keepdim=True) - theirs.double()
-        # a token that both rule out adds nothing
-        found.append(torch.where(probs > 0, probs * gaps, 0).sum(-1))
-    gaps = torch.cat(found)
+        # a token that both mask adds nothing
+        parts.append(torch.where(probs > 0, probs * gaps, 0).sum(-1))
+    gaps = torch.cat(parts)
     if not torch.isfinite(gaps).all():
         raise ValueError(
-            "the chat model rules out a token that its base model does not: mask both alike"
+            "the chat model masks a token that its base model does not: mask both alike"
         )
     return np.asarray(gaps.cpu().numpy())
 
@@ -141,21 +138,21 @@ def _check_numbers(name: str, logits: Tensor) -> None:
     bad = logits.amax(-1).isnan()  # a NaN anywhere is the largest
     if bad.any():
         raise ValueError(
-            f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: leave "
-            "those out, or run the model in higher precision"
+            f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: drop them, "
+            "or run the model in higher precision"
         )
 
 
 def _check_agreement(agree: BoolArray) -> None:
     if not agree.any():
         raise ValueError(
-            f"base and chat prefer the same token for none of {len(agree)} tokens: are they logits "
-            "of the same tokens, with the same vocabulary?"
+            f"base and chat prefer the same token for none of {len(agree)} tokens: pass logits of "
+            "the same tokens, with the same vocabulary"
         )
 
 
-def _told(found: Solution, agreed: int, tokens: int) -> Agreement:
-    if not found.converged:
-        warn("no temperature between 0.05 and 20 brings the chat model to its base model")
-    u = float(np.clip(found.x[0], -LIMIT, LIMIT))
+def _agreement(solution: Solution, agreed: int, tokens: int) -> Agreement:
+    if not solution.converged:
+        warn("no temperature between 0.05 and 20 matches the chat model to its base model")
+    u = float(np.clip(solution.x[0], -LIMIT, LIMIT))
     return Agreement(math.exp(-u), agreed, tokens)

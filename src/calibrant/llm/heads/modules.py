@@ -1,8 +1,8 @@
-r"""Modules that say how sharp the distribution of the next token ought to be.
+r"""Temperature heads: modules that predict the temperature of each token.
 
 A head gives the log-sharpness :math:`u = \log b = -\log T` of each token; the calibrated logits are
-:math:`e^u z`. Every head starts as one temperature for all: its last layer is zero, and its bias is
-the best global log-sharpness. What a head looks at stands in its attribute ``wants``.
+:math:`e^u z`. Every head starts as one temperature for all tokens: its last layer is zero, and its
+bias is the best global log-sharpness. The attribute ``wants`` declares its input.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from calibrant._core.checks import check_choice
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Records
 
 LIMIT = 3.0
-"""Log-sharpness is cut at plus and minus this: temperatures from 0.05 to 20."""
+"""Log-sharpness is clipped to plus and minus this: temperatures from 0.05 to 20."""
 
 Wants: TypeAlias = Literal["nothing", "hidden", "shape", "sequence"]
 
 
 class Head(nn.Module):
-    """What all heads have in common.
+    """Base class of temperature heads.
 
     Attributes
     ----------
     kind : str
         Name in :data:`HEADS`.
     wants : str
-        ``"hidden"`` states ``(..., width)``, each for itself; a ``"sequence"`` of them
-        ``(batch, tokens, width)``, from the first token on; :func:`shape_features` ``(..., 12)``;
-        or ``"nothing"``: any tensor ``(..., k)``, of which only the shape counts.
+        ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them ``(batch, tokens, width)``,
+        from the first token on; :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any
+        tensor ``(..., k)``, of which only the shape is used.
     """
 
     kind: ClassVar[str]
     wants: ClassVar[Wants]
 
     def config(self) -> dict[str, Any]:
-        """Arguments that make a head of the same form, without the learned values."""
+        """Return the arguments that make a head of the same form, without learned values."""
         return {}
 
 
 class GlobalHead(Head):
-    """One number for all tokens: temperature scaling.
+    """One temperature for all tokens.
 
     >>> GlobalHead(start=0.5)(torch.zeros(2, 3, 8)).shape
     torch.Size([2, 3])
@@ -61,15 +61,15 @@ class GlobalHead(Head):
         super().__init__()
         self.bias = nn.Parameter(torch.tensor(float(start)))
 
-    def forward(self, given: Tensor) -> Tensor:
-        """The same log-sharpness for each ``(...)`` of ``(..., k)``."""
-        return self.bias.expand(given.shape[:-1])
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the same log-sharpness for each ``(...)`` of ``(..., k)``."""
+        return self.bias.expand(inputs.shape[:-1])
 
 
 class LinearHead(Head):
     r"""A linear function of the hidden state: :math:`u = w \cdot \mathrm{norm}(h) + c`.
 
-    The state is brought to mean 0 and variance 1 first (a layer norm without weights).
+    The state is normalised to mean 0 and variance 1 first (a layer norm without weights).
 
     >>> LinearHead(width=8, start=0.5)(torch.randn(2, 8)).tolist()
     [0.5, 0.5]
@@ -84,7 +84,7 @@ class LinearHead(Head):
         self.last = _last(width, start)
 
     def config(self) -> dict[str, Any]:
-        """Arguments that make a head of the same form."""
+        """Return the arguments that make a head of the same form."""
         return {"width": self.width}
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -93,20 +93,8 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """A small network on the hidden state.
+    """A network with one inner layer of ``units`` on the hidden state.
 
-    Parameters
-    ----------
-    width : int
-        Of the hidden states.
-    units : int
-        Of the inner layer.
-    activation : {"swiglu", "relu"}
-    start : float
-        The log-sharpness that it gives before training.
-
-    Examples
-    --------
     >>> MLPHead(width=8, units=4, start=0.5)(torch.randn(2, 8)).tolist()
     [0.5, 0.5]
     """
@@ -129,7 +117,7 @@ class MLPHead(Head):
         self.last = _last(units, start)
 
     def config(self) -> dict[str, Any]:
-        """Arguments that make a head of the same form."""
+        """Return the arguments that make a head of the same form."""
         return {"width": self.width, "units": self.units, "activation": self.activation}
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -143,12 +131,12 @@ class MLPHead(Head):
         return cast(Tensor, self.last(inner))[..., 0]
 
 
-# ---------------------------------------------------------------------------- shape of the logits
+# --------------------------------------------------------------------------- shape of the logits
 
 OCTAVES_SEEN = 7
-"""Sharpness 0.05, 0.1, ... 3.2, where the log-odds of the top token are looked at."""
+"""Sharpness 0.05, 0.1, ... 3.2, at which the log-odds of the top token are features."""
 LEAST_ODDS = -12.0
-"""Log-odds beyond this are cut: the top token is as good as certain."""
+"""Log-odds are clipped here: the top token is practically certain."""
 GAPS_SEEN = 4
 LARGEST_SEEN = 20.0
 SHAPE_FEATURES = OCTAVES_SEEN + 1 + GAPS_SEEN
@@ -174,7 +162,7 @@ class ShapeHead(Head):
         self.last = _last(SHAPE_FEATURES, start)
 
     def standardise(self, features: Tensor) -> None:
-        """Bring features like these ``(n, 12)`` to mean 0 and variance 1 before they are used."""
+        """Learn to normalise features ``(n, 12)`` to mean 0 and variance 1."""
         self.centre.copy_(features.mean(0))
         self.spread.copy_(features.std(0, correction=0).clamp(min=1e-3))
 
@@ -184,10 +172,10 @@ class ShapeHead(Head):
 
 
 def shape_features(records: Records) -> Tensor:
-    """Features of the shape of the logits, from the table ``(n, 12)``.
+    """Features ``(n, 12)`` of the shape of the logits, from records.
 
-    The log-odds against the top token at seven sharpnesses, the mean gap, and the gaps of the four
-    tokens after the top one; the gaps as ``log(1 + gap)``.
+    The log-odds against the top token at seven sharpnesses, the mean gap, and the gaps of the next
+    four tokens; gaps as ``log(1 + gap)``.
     """
     rest = records.table[:, : OCTAVES_SEEN * records.density : records.density, 0]
     gaps = records.gaps[:, 1 : GAPS_SEEN + 1]
@@ -197,7 +185,7 @@ def shape_features(records: Records) -> Tensor:
 
 
 def shape_features_of_logits(logits: Tensor) -> Tensor:
-    """The same features from the logits ``(..., vocabulary)`` themselves, as ``(..., 12)``.
+    """The same features ``(..., 12)`` from logits ``(..., vocabulary)``.
 
     >>> from calibrant._core.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
@@ -223,7 +211,7 @@ def shape_features_of_logits(logits: Tensor) -> Tensor:
 
 
 def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
-    """Bounded, so that no single token with a strange distribution decides a fit."""
+    """Clip the features, so that no single unusual token dominates a fit."""
     gaps = torch.cat([mean_gap[..., None], leading], -1).clamp(max=LARGEST_SEEN)
     return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
 
@@ -233,7 +221,7 @@ def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
 
 @dataclass
 class Memory:
-    """Keys and values ``(batch, heads, tokens, size)`` of the tokens that a decoder head saw."""
+    """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by a decoder head."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -242,7 +230,7 @@ class Memory:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add tokens, and give the keys and values of all."""
+        """Add tokens, and return the keys and values of all."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], 2)
             values = torch.cat([self.values, values], 2)
@@ -250,7 +238,7 @@ class Memory:
         return keys, values
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order: what a beam search does at each step."""
+        """Keep these rows of the batch, in this order, as each step of a beam search does."""
         if self.keys is not None and self.values is not None:
             rows = rows.to(self.keys.device)
             self.keys, self.values = self.keys[rows], self.values[rows]
@@ -264,9 +252,9 @@ class Memory:
 class DecoderHead(Head):
     """One decoder layer like those of Llama, then a linear layer: ATS (Xie et al. 2024).
 
-    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. The size of
-    the paper's head for Llama-2-7B (width 4096, 32 attention heads, inner 11008) is 202 million.
-    It sees all tokens before its own, so it must be trained on whole texts, prompts included.
+    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. The paper's
+    head for Llama-2-7B (width 4096, 32 attention heads, inner 11008) has 202 million parameters.
+    It attends to all earlier tokens, so it must be trained on whole texts, prompts included.
 
     Parameters
     ----------
@@ -279,9 +267,9 @@ class DecoderHead(Head):
     eps, theta : float
         Of the RMS norms and of the rotary positions.
     cap : float
-        The largest sharpness.
+        Largest sharpness.
     start : float
-        The log-sharpness that it gives before training.
+        Log-sharpness before training.
 
     Examples
     --------
@@ -326,7 +314,7 @@ class DecoderHead(Head):
         self.last = _last(width, start)
 
     def config(self) -> dict[str, Any]:
-        """Arguments that make a head of the same form."""
+        """Return the arguments that make a head of the same form."""
         names = ("width", "attention_heads", "inner", "eps", "theta", "cap")
         return {name: getattr(self, name) for name in names}
 
@@ -340,16 +328,15 @@ class DecoderHead(Head):
         hidden : (batch, tokens, width)
             States of the tokens that follow those in the memory.
         present : (batch, tokens so far) bool, optional
-            False for padding, wherever it is: the others see and count the text without it. All
-            tokens count by default.
+            False for padding, anywhere in the text; it takes up no position.
         memory : Memory, optional
-            What is known of earlier tokens; these ones are added to it.
+            Keys and values of earlier tokens; these ones are added to it.
         """
-        found = hidden + self._attended(self.input_layernorm(hidden), present, memory)
-        normed = self.post_attention_layernorm(found)
+        x = hidden + self._attended(self.input_layernorm(hidden), present, memory)
+        normed = self.post_attention_layernorm(x)
         gate, up, down = (self.mlp[f"{name}_proj"] for name in ("gate", "up", "down"))
-        found = found + down(F.silu(gate(normed)) * up(normed))
-        return cast(Tensor, self.last(found))[..., 0].clamp(max=math.log(self.cap))
+        x = x + down(F.silu(gate(normed)) * up(normed))
+        return cast(Tensor, self.last(x))[..., 0].clamp(max=math.log(self.cap))
 
     def _attended(self, x: Tensor, present: Tensor | None, memory: Memory | None) -> Tensor:
         batch, tokens, _ = x.shape
@@ -366,17 +353,17 @@ class DecoderHead(Head):
         allowed = everything <= own[:, None]
         if present is not None:
             present = present.bool()
-            # a padded token still sees itself, since a softmax over nothing is no number
+            # a padded token still sees itself, since a softmax over nothing is NaN
             allowed = (allowed & present[:, None, None, :]) | (everything == own[:, None])
             position = present.cumsum(1)[:, None, past:] - 1  # padding takes up no position
-        keys, values = memory.extend(self._turned(key, position), value)
-        found = F.scaled_dot_product_attention(
-            self._turned(query, position), keys, values, attn_mask=allowed
+        keys, values = memory.extend(self._rotated(key, position), value)
+        mixed = F.scaled_dot_product_attention(
+            self._rotated(query, position), keys, values, attn_mask=allowed
         )
-        return cast(Tensor, self.self_attn["o_proj"](found.transpose(1, 2).flatten(2)))
+        return cast(Tensor, self.self_attn["o_proj"](mixed.transpose(1, 2).flatten(2)))
 
-    def _turned(self, x: Tensor, position: Tensor) -> Tensor:
-        """Rotary positions: pairs (i, i + size/2) are turned by an angle (Su et al. 2021)."""
+    def _rotated(self, x: Tensor, position: Tensor) -> Tensor:
+        """Rotary positions: pairs (i, i + size/2) are rotated (Su et al. 2021)."""
         half = x.shape[-1] // 2
         speed = self.theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angle = position[..., None].to(torch.float32) * speed
@@ -388,11 +375,11 @@ class DecoderHead(Head):
 HEADS: dict[str, type[Head]] = {
     head.kind: head for head in (GlobalHead, LinearHead, MLPHead, ShapeHead, DecoderHead)
 }
-"""Every head by its name."""
+"""Temperature heads by name."""
 
 
 def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
-    """A new head of a kind for states of a width.
+    """Make a new head for hidden states of a width.
 
     >>> make_head("mlp", width=8, units=4).config()
     {'width': 8, 'units': 4, 'activation': 'swiglu'}
@@ -410,7 +397,7 @@ def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> H
 
 
 def bounded(u: Tensor) -> Tensor:
-    """Log-sharpness within the limits that every use of a head keeps to."""
+    """Clip log-sharpness to its limits."""
     return u.float().clamp(-LIMIT, LIMIT)
 
 

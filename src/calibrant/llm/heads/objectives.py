@@ -1,8 +1,8 @@
-r"""What a head may minimise, from the records of tokens, with the derivative by each token's ``u``.
+r"""Training objectives of temperature heads, from the records of tokens.
 
-The form is that of :mod:`calibrant.calibrators.objectives`: an objective takes records and the
-log-sharpness ``(n,)``, and returns its mean with the gradient ``(n,)``. :func:`loss` makes it a
-node of torch's graph, so that any head can be trained without a look at the vocabulary.
+As in :mod:`calibrant.calibrators.objectives`, an objective takes records and the log-sharpness
+``(n,)``, and returns its mean with the gradient ``(n,)``. :func:`loss` makes it a node of torch's
+graph, so that any head can be trained without the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def selective(
     weighting: Weighting = "paper",
     ignored: float = 0,
 ) -> Measured:
-    r"""Selective smoothing (Xie et al. 2024): likelihood where the model is right, flatness else.
+    r"""Selective smoothing (Xie et al. 2024): likelihood if the model is right, else smoothing.
 
     .. math::
         \ell = \begin{cases}
@@ -40,9 +40,9 @@ def selective(
             \alpha \, [b \bar d + A(b)] & \text{wrong}
         \end{cases}
 
-    The second line is the cross-entropy of a uniform distribution over the vocabulary. It is not
-    a proper loss: where the top token is right with probability p, no single alpha makes p the
-    confidence at the minimum. With alpha = 0.5, the paper's, real models end far under-confident.
+    The second line is the cross-entropy of a uniform distribution over the vocabulary. The loss is
+    not proper: if the top token is right with probability p, no single alpha makes p the
+    confidence at the minimum. With the paper's alpha = 0.5, real models end far under-confident.
 
     Parameters
     ----------
@@ -52,21 +52,20 @@ def selective(
     alpha : float
         Between 0 and 1.
     over : "vocabulary" or int
-        Tokens that the uniform distribution covers: all, or the first so many, at most 10.
+        Tokens that the uniform distribution covers: all, or this many of the likeliest, up to 10.
     weighting : {"paper", "official"}
-        ``official`` is what the authors' code does: means over the right and the wrong tokens of a
+        ``official`` is that of the authors' code: means over the right and the wrong tokens of a
         batch, weighted by the count of the *other* group,
 
         .. math::
             \frac{(1-\alpha) n_- \overline{\ell_+} + \alpha n_+ \overline{\ell_-}}
                  {(1-\alpha) n_- + \alpha n_+},
 
-        so that the meaning of alpha changes with the accuracy of the batch. It is 0 where one
-        group is empty.
+        so that the meaning of alpha changes with the accuracy of the batch. It is 0 if one group
+        is empty.
     ignored : float
-        Number of masked positions in the batch, which that code takes for wrong ones whose loss
-        is 0 (with the whole vocabulary; over a few tokens it counts their loss too, which is not
-        done here). For ``official`` only.
+        For ``official``: masked positions in the batch, which that code counts as wrong ones with
+        a loss of 0 (over a few tokens it counts their loss too, which is not done here).
 
     Returns
     -------
@@ -86,7 +85,7 @@ def selective(
 
 def _check_selective(alpha: float, over: Any, weighting: str) -> None:
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
     if over != "vocabulary" and not (isinstance(over, int) and 1 <= over <= TOP):
         raise ValueError(
             f"over must be 'vocabulary' or a number of tokens from 1 to {TOP}, got {over!r}"
@@ -115,7 +114,7 @@ def _official(records: Records, alpha: float, ignored: float) -> FloatArray:
 
 
 def bce(records: Records, u: LogSharpness) -> Measured:
-    r"""Log-loss of the confidence p as a claim that the top token is right.
+    r"""Log-loss of the confidence p that the top token is right.
 
     With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
     """
@@ -143,7 +142,7 @@ OBJECTIVES: dict[str, Callable[..., Measured]] = {
     "brier": brier_correct,
     "smart": smart,
 }
-"""Every objective by its name; the Brier score is that of the confidence."""
+"""Objectives by name; the Brier score is that of the confidence."""
 
 
 def loss(objective: Objective, records: Records, u: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Heads that the authors of ATS published, as decoder heads of this library."""
+"""Temperature heads that the authors of ATS published, as decoder heads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from calibrant._core.messages import listed
-from calibrant.llm.fingerprint import mark_of
-from calibrant.llm.heads.fit import FittedHead
+from calibrant._core.messages import comma_separated
+from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead
 
 WEIGHTS = "calibration_head.safetensors"
 CONFIG = "config.json"
 CAP = 10.0
-"""Their code cuts the sharpness here."""
+"""Largest sharpness in their code."""
 KNOWN = {"feature_key": "hidden_states", "normalize_logits": False, "hidden_act": "silu"}
-"""Settings of their code that are read here; it has others, of which no head was published."""
+"""Supported settings of their code; no head with others was published."""
 DERIVED = "rotary_emb.inv_freq"
 """Angles that some versions of transformers saved, though they follow from theta."""
 
@@ -34,39 +34,39 @@ def read_official(
     eps: float = 1e-6,
     theta: float = 10000.0,
 ) -> FittedHead:
-    """Read a head that the official code of ATS (Xie et al. 2024) saved.
+    """Read a head that was saved by the official code of ATS (Xie et al. 2024).
 
     Parameters
     ----------
     folder : path
         With ``calibration_head.safetensors``, of the kind ``transformer``.
     model : PreTrainedModel
-        The model that it was trained for. The files do not tell which that is beyond its width, so
-        this is taken on trust.
+        The model that it was trained for. The files name only its width, so this is taken on
+        trust.
     attention_heads : int, optional
-        By default ``num_attention_heads`` of the ``config.json`` in the folder, or else that of the
-        model's configuration: the weights do not tell.
+        By default ``num_attention_heads`` of the ``config.json`` in the folder, or else that of
+        the model's configuration.
     eps, theta : float
         Of the RMS norms and of the rotary positions; the defaults are those of the official code.
 
     Returns
     -------
     FittedHead
-        With a :class:`DecoderHead` whose sharpness is cut at 10, as there.
+        With a :class:`DecoderHead` whose sharpness is at most 10, as there.
     """
     place = Path(folder)
-    state, told = _state(place), _attention_heads(place, model)
-    mark = mark_of(model)
+    state, configured = _state(place), _attention_heads(place, model)
+    fingerprint = fingerprint_of(model)
     width = state["last.weight"].shape[1] if "last.weight" in state else None
-    if width != mark.hidden_size:
+    if width != fingerprint.hidden_size:
         raise ValueError(
-            f"{place} must hold a head for states of width {mark.hidden_size}, as {mark.name} has "
-            f"them, got {width}: load the model that it was trained for"
+            f"{place} must hold a head for states of width {fingerprint.hidden_size}, got {width}: "
+            "load the model that it was trained for"
         )
     inner = state.get("mlp.gate_proj.weight")
     head = DecoderHead(
-        width=mark.hidden_size,
-        attention_heads=attention_heads or told,
+        width=fingerprint.hidden_size,
+        attention_heads=attention_heads or configured,
         inner=None if inner is None else len(inner),
         eps=eps,
         theta=theta,
@@ -76,20 +76,20 @@ def read_official(
     missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
     if missing or unknown:
         raise ValueError(
-            f"{place / WEIGHTS} is no head of the kind transformer: missing {listed(missing)}, "
-            f"unknown {listed(unknown)}; its linear and mlp heads are not read"
+            f"{place / WEIGHTS} is not a head of the kind transformer: missing {comma_separated(missing)}, "
+            f"unknown {comma_separated(unknown)}"
         )
     try:
         head.load_state_dict({name: value.float() for name, value in state.items()})
     except RuntimeError as error:
         raise ValueError(f"{place / WEIGHTS} does not fit ({error})") from error
-    return FittedHead(head, mark, "selective", reasons=f"read from {place.name}")
+    return FittedHead(head, fingerprint, "selective", reasons=f"read from {place.name}")
 
 
 def _state(folder: Path) -> dict[str, Tensor]:
-    """The tensors under the names of :class:`DecoderHead`."""
+    """Read the tensors, under the names of :class:`DecoderHead`."""
     try:
-        found = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"there is no {WEIGHTS} in {folder}: download the whole repository of the head"
@@ -98,31 +98,29 @@ def _state(folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"{folder / WEIGHTS} is damaged ({error}); download it again") from error
     return {
         name.removeprefix("transformer.").replace("linear_head.", "last."): value
-        for name, value in found.items()
+        for name, value in tensors.items()
         if not name.endswith(DERIVED)
     }
 
 
 def _attention_heads(folder: Path, model: Any) -> int:
-    """As the configuration says, which must ask for nothing that is not known here."""
+    """Read the number of attention heads from a configuration, which is checked."""
     file = folder / CONFIG
-    given = _object(file) if file.is_file() else {}
+    config = _object(file) if file.is_file() else {}
     for name, known in KNOWN.items():
-        if given.get(name, known) != known:
-            raise ValueError(
-                f"{file} has {name}={given[name]!r}, and only heads with {known!r} are read"
-            )
-    found = given.get("num_attention_heads", model.config.num_attention_heads)
-    if not isinstance(found, int) or found < 1:
-        raise ValueError(f"num_attention_heads in {file} must be 1 or more, got {found!r}")
-    return found
+        if config.get(name, known) != known:
+            raise ValueError(f"{file} must have {name}={known!r}, got {config[name]!r}")
+    count = config.get("num_attention_heads", model.config.num_attention_heads)
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"num_attention_heads in {file} must be 1 or more, got {count!r}")
+    return count
 
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        config = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); download it again") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} must hold an object, got a {type(found).__name__}")
-    return found
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must hold an object, got a {type(config).__name__}")
+    return config

@@ -1,1 +1,1 @@
-"""Token tables."""
+"""Tokens: documents, token tables, and the calibration of tokens."""

@@ -1,4 +1,4 @@
-"""Documents from files: chats, questions with answers, and plain texts."""
+"""Read documents from files: chats, prompts with answers, and plain texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FORMS = (
     '{"messages": [{"role", "content"}, ...]}, {"conversations": [...]} of texts in turn or of '
     '{"from", "value"}, {"instruction", "output"}, {"prompt", "answer"} or {"text"}'
 )
-SPEAKERS = {
+ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model"), "assistant"),
     "system": "system",
 }
-"""Roles in chats, by who speaks in conversations of ShareGPT."""
+"""Roles in chats, by the speakers of ShareGPT conversations."""
 
 
 def read_documents(path: str | os.PathLike[str]) -> list[Any]:
@@ -27,12 +27,11 @@ def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     Parameters
     ----------
     path : path
-        ``.jsonl``, or ``.json`` with a list. A row is a chat (``messages`` as dictionaries with
-        role and content, ``conversations`` as strings in turn, or those of ShareGPT as
-        dictionaries with from and value, where human or user, gpt, assistant, chatgpt or model,
-        and system speak), ``instruction`` with ``output`` and perhaps ``input`` (a chat of two
-        turns), ``prompt`` with ``answer``, or ``text``; what they hold must be strings. Or
-        ``.txt``, with an empty line between documents.
+        ``.jsonl``, or ``.json`` with a list. Each row is a chat (``messages`` with role and
+        content; ``conversations`` of strings in turn, or of ShareGPT's from and value),
+        ``instruction`` with ``output`` and optionally ``input`` (a chat of two turns),
+        ``prompt`` with ``answer``, or ``text``; all values must be strings. Or ``.txt``, with an
+        empty line between documents.
 
     Returns
     -------
@@ -49,36 +48,40 @@ def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     [('2 + 2 =', ' 4')]
     """
     file = Path(path)
-    content = text_of(file)
+    content = read_text(file)
     if file.suffix == ".txt":
-        found: list[Any] = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
-    elif file.suffix in (".json", ".jsonl"):
-        rows = _rows(file, content)
-        found = [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
+        documents: list[Any] = [
+            text.strip() for text in re.split(r"\n\s*\n", content) if text.strip()
+        ]
+    elif file.suffix == ".jsonl":
+        rows = [row for _, row in parse_lines(content, str(file))]
+        documents = [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
+    elif file.suffix == ".json":
+        rows = _parsed(content, str(file))
+        if not isinstance(rows, list):
+            raise ValueError(f"{file} must hold a list of documents, got a {type(rows).__name__}")
+        documents = [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
     else:
         raise ValueError(f"{file} must be .jsonl, .json or .txt, got the suffix {file.suffix!r}")
-    if not found:
-        raise ValueError(f"{file} must have a document at least, got none")
-    return found
+    if not documents:
+        raise ValueError(f"{file} must have at least one document, got none")
+    return documents
 
 
-def text_of(file: Path) -> str:
-    """A file of UTF-8, with or without the mark that some editors put first."""
+def read_text(file: Path) -> str:
+    """Read a UTF-8 file, with or without a byte order mark."""
     try:
         return file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8 ({error}): save it as such") from error
+        raise ValueError(f"{file} is not UTF-8 text ({error})") from error
 
 
-def _rows(file: Path, content: str) -> list[Any]:
-    if file.suffix == ".jsonl":
-        # only "\n" ends a line: strings of JSON may hold the other breaks of splitlines
-        lines = enumerate(content.split("\n"), start=1)
-        return [_parsed(line, f"line {n} of {file}") for n, line in lines if line.strip()]
-    rows = _parsed(content, str(file))
-    if not isinstance(rows, list):
-        raise ValueError(f"{file} must hold a list of documents, got a {type(rows).__name__}")
-    return rows
+def parse_lines(content: str, name: str) -> list[tuple[str, Any]]:
+    """Parse JSON lines; each comes with its place, for errors."""
+    # only "\n" ends a line: strings of JSON may hold the other breaks of splitlines
+    lines = enumerate(content.split("\n"), start=1)
+    placed = [(f"line {number} of {name}", line) for number, line in lines if line.strip()]
+    return [(place, _parsed(line, place)) for place, line in placed]
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -98,14 +101,14 @@ def _document(row: Any, where: str) -> Any:
             return _conversation(row["conversations"], where)
         if "instruction" in row and "output" in row:
             more = "" if row.get("input") is None else _text(row, "input", where)
-            asked = "\n\n".join(part for part in (_text(row, "instruction", where), more) if part)
-            return _chat(asked, _text(row, "output", where))
+            question = [text for text in (_text(row, "instruction", where), more) if text]
+            return _chat("\n\n".join(question), _text(row, "output", where))
         if "prompt" in row and "answer" in row:
             return _text(row, "prompt", where), _text(row, "answer", where)
         if "text" in row:
             return _text(row, "text", where)
-    told = f"the keys {', '.join(row)}" if isinstance(row, Mapping) else type(row).__name__
-    raise ValueError(f"{where} must be one of {FORMS}, got {told}")
+    got = f"the keys {', '.join(row)}" if isinstance(row, Mapping) else type(row).__name__
+    raise ValueError(f"{where} must be one of {FORMS}, got {got}")
 
 
 def _messages(turns: Any, where: str) -> list[Any]:
@@ -132,22 +135,16 @@ def _placed(turns: Any, where: str) -> list[tuple[str, Any]]:
 
 
 def _role(speaker: str, where: str) -> str:
-    if speaker not in SPEAKERS:
-        raise ValueError(
-            f"{where} must be from one of {', '.join(SPEAKERS)}, got {speaker!r}: leave such "
-            "conversations out, or write them as messages"
-        )
-    return SPEAKERS[speaker]
+    if speaker not in ROLES:
+        raise ValueError(f"{where} must be from one of {', '.join(ROLES)}, got {speaker!r}")
+    return ROLES[speaker]
 
 
-def _text(part: Any, name: str, where: str) -> str:
-    # a template would write any other value as Python shows it
-    value = part.get(name) if isinstance(part, Mapping) else None
+def _text(row: Any, name: str, where: str) -> str:
+    # a template would render any other value as Python shows it
+    value = row.get(name) if isinstance(row, Mapping) else None
     if not isinstance(value, str):
-        raise ValueError(
-            f"{where} must have a string as its {name!r}, got {part!r:.60}: write it as text, or "
-            "leave the document out"
-        )
+        raise ValueError(f"{where} must have a string as its {name!r}, got {row!r:.60}")
     return value
 
 

@@ -1,0 +1,157 @@
+"""Artifacts: everything that calibrant saves, in one format.
+
+An artifact is one safetensors file: its tensors are the learned values, and its metadata (see
+:class:`Artifact`) say what they are. Nothing in it is executed: ``kind`` names a class, whose
+constructor gets ``config``. A class can be saved if it has ``config()``, ``state_dict()`` and
+``load_state_dict()``, as modules do, or ``state()`` and ``from_state()``, whose JSON becomes the
+only tensor, and if :data:`KINDS` or ``CALIBRATORS`` name it. Shapes are checked on a skeleton
+without memory, so that loading takes no more of it than the file holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from calibrant._core.atomic_files import remove_leftovers, replacing
+from calibrant.artifacts import format_1
+from calibrant.artifacts.container import FORMAT, Artifact, packed, unpacked
+from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
+
+__all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "save"]
+
+FILE = "calibrant.safetensors"
+"""Name of the artifact in a folder."""
+FILE_SUFFIXES = (".safetensors", ".json")
+"""Suffixes of paths that name the file itself, not a folder for it."""
+
+T = TypeVar("T")
+
+
+def save(obj: Any, path: str | os.PathLike[str]) -> None:
+    """Write a fitted object to an artifact, which :func:`load` reads.
+
+    An earlier artifact is replaced in one step: a kill at any moment leaves the old one or the new
+    one. Other files in the folder are left alone. Temporary files of killed writers are removed
+    when they are an hour old.
+
+    Parameters
+    ----------
+    obj : object
+        A fitted calibrator of ``calibrant.CALIBRATORS``, a ``PriorCorrection`` or ``MaCCal``, a
+        ``FittedHead`` or ``AnswerCalibrator`` of :mod:`calibrant.llm`, a ``Threshold``,
+        ``ConformalSets``, or a ``Monitor``.
+    path : path
+        A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
+        suffix .safetensors or .json, the file itself. The parent must exist.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> fitted = TemperatureScaling().fit([2.0, 1.0, -1.0, -0.5, -1.5], [1, 0, 0, 1, 0])
+    >>> with tempfile.TemporaryDirectory() as home:
+    ...     save(fitted, f"{home}/ts")
+    ...     again = load(f"{home}/ts")
+    >>> bool(again.temperature_ == fitted.temperature_)
+    True
+    """
+    content = packed(artifact_of(obj))
+    try:
+        restored(unpacked(content))
+    except ValueError as error:
+        raise ValueError(f"this {type(obj).__name__} could not be loaded again: {error}") from error
+    place = Path(path).resolve()  # a link still points to the artifact afterwards
+    target = _target(place)
+    remove_leftovers(target)
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if target != place:
+        format_1.remove_files(place)
+
+
+@overload
+def load(path: str | os.PathLike[str]) -> Any: ...
+@overload
+def load(path: str | os.PathLike[str], wanted: type[T]) -> T: ...
+def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
+    """Read an artifact that :func:`save` wrote, onto the CPU.
+
+    The outputs are bit by bit those of the saved object. Whatever does not fit (an unknown key, a
+    missing tensor, another dtype or shape, NaN or infinity, a damaged file) is refused.
+
+    Parameters
+    ----------
+    path : path
+        The folder, or the file itself. Earlier formats are read too.
+    wanted : type, optional
+        Refuse objects of other classes.
+
+    Examples
+    --------
+    >>> load("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: there is no artifact no/such/folder: calibrant.save(obj, path) ...
+    """
+    artifact = read(path)
+    with _naming(path):
+        obj = restored(artifact)
+    if not isinstance(obj, wanted):
+        raise ValueError(f"{path} holds a {type(obj).__name__}, a {wanted.__name__} is wanted")
+    return obj
+
+
+def read(path: str | os.PathLike[str]) -> Artifact:
+    """Read the content of an artifact without making the object of it."""
+    place = Path(path)
+    file = place / FILE if place.is_dir() else place
+    with _naming(path):
+        if place.is_dir() and not file.exists():
+            try:
+                return format_1.read_folder(place)
+            except (OSError, ValueError) as error:
+                if not file.exists():  # else it has been replaced in the meantime
+                    raise _absent(path) if isinstance(error, OSError) else error from None
+        if not file.is_file():
+            raise _absent(path)
+        content = file.read_bytes()
+        # safetensors begin with a length of eight bytes, the last ones 0
+        return unpacked(content) if 0 in content[:8] else format_1.read_file(content)
+
+
+def _absent(path: str | os.PathLike[str]) -> FileNotFoundError:
+    remedy = "calibrant.save(obj, path) or calibrant fit -o makes one"
+    return FileNotFoundError(f"there is no artifact {path}: {remedy}")
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the artifact in whatever its content makes checks and constructors raise."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        remedy = "save it again, or upgrade calibrant if a newer release wrote it"
+        raise ValueError(f"{path} cannot be loaded: {error}; {remedy}") from error
+
+
+def _target(place: Path) -> Path:
+    """Return the file to write for a path; other files are not replaced."""
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"folder {place.parent} does not exist; create it first")
+    if place.is_dir() or not (place.exists() or place.suffix in FILE_SUFFIXES):
+        place.mkdir(exist_ok=True)
+        return place / FILE
+    if place.exists():
+        try:
+            read(place)
+        except ValueError as error:
+            raise ValueError(f"{place} is no artifact and is not replaced: name another") from error
+    return place

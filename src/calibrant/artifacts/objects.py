@@ -1,0 +1,218 @@
+"""Objects to artifacts and back; everything that is read is checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from calibrant._core.messages import comma_separated, unknown_name
+from calibrant.artifacts.container import (
+    FORMAT,
+    Artifact,
+    check_names,
+    parsed,
+    text_tensor,
+    to_json,
+)
+from calibrant.artifacts.format_1 import renamed
+from calibrant.calibrators.registry import CALIBRATORS
+
+KINDS = {
+    "prior": "calibrant.decide:PriorCorrection",
+    "threshold": "calibrant.decide:Threshold",
+    "sets": "calibrant.decide:ConformalSets",
+    "maccal": "calibrant.retrain:MaCCal",
+    "head": "calibrant.llm:FittedHead",
+    "answers": "calibrant.llm:AnswerCalibrator",
+    "monitor": "calibrant.monitor:Monitor",
+}
+"""Package and class of every kind besides those in ``CALIBRATORS``; imported when needed."""
+
+
+def kind_of(obj: Any) -> str:
+    """Return the name of the kind that an object is saved as."""
+    # a subclass would come back as its parent: the type must be the very one
+    for kind, where in KINDS.items():
+        package, _, name = where.partition(":")
+        if type(obj).__name__ == name and type(obj).__module__.startswith(package):
+            return kind
+    for kind, calibrator in CALIBRATORS.items():
+        if type(obj) is calibrator:
+            return kind
+    known = comma_separated([*CALIBRATORS, *KINDS])
+    raise TypeError(f"a {type(obj).__name__} cannot be saved: choose an object of kind {known}")
+
+
+def _class_of(kind: Any) -> Any:
+    if not isinstance(kind, str) or kind not in {*CALIBRATORS, *KINDS}:
+        raise unknown_name("kind", kind, [*CALIBRATORS, *KINDS])
+    if kind in CALIBRATORS:
+        return CALIBRATORS[kind]
+    package, _, name = KINDS[kind].partition(":")
+    return getattr(import_module(package), name)
+
+
+# --------------------------------------------------------------------------------------- writing
+
+
+def artifact_of(obj: Any) -> Artifact:
+    """Return the artifact of a fitted object."""
+    from calibrant import __version__
+
+    kind = kind_of(obj)
+    if not getattr(obj, "classes", 1):
+        raise ValueError(f"this {type(obj).__name__} is not fitted: call fit first")
+    config: Any = {}
+    if hasattr(obj, "from_state"):
+        state = {"state": text_tensor(to_json(obj.state()))}
+    else:
+        config, state = _plain(obj.config()), obj.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    extra = {name: value for name, value in state.items() if name not in tensors}
+    # clones, since safetensors refuse tensors that share memory
+    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    description = obj.describe() if hasattr(obj, "describe") else " ".join(str(obj).split())
+    return Artifact(FORMAT, kind, description, __version__, config, extra, tensors)
+
+
+def _plain(value: Any) -> Any:
+    """Replace the modules in a config by their kinds and configs."""
+    if isinstance(value, nn.Module):
+        return {"kind": kind_of(value), "config": _plain(value.config())}  # type: ignore[operator]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def restored(artifact: Artifact) -> Any:
+    """Make the object that an artifact describes, or raise ValueError."""
+    cls = _class_of(artifact.kind)
+    if hasattr(cls, "from_state"):
+        return _from_text(cls, artifact)
+    if not isinstance(artifact.extra, dict):
+        raise ValueError(f"extra must be an object, got {artifact.extra!r:.60}")
+    with torch.device("meta"):  # where tensors have shapes, of any size, but no memory
+        skeleton = _built(artifact.kind, artifact.config)
+        for name, value in artifact.extra.items():
+            _set_extra_state(skeleton, name, value)
+    wanted, tensors = skeleton.state_dict(), artifact.tensors
+    if artifact.format == 1:
+        tensors = renamed(tensors, wanted)
+    check_names([*tensors, *artifact.extra], wanted, "tensors")
+    _check_values(tensors, wanted)
+    _check_shapes(skeleton, tensors, wanted)
+    obj = _built(artifact.kind, artifact.config)
+    obj.load_state_dict({**tensors, **artifact.extra})
+    if getattr(obj, "classes", 1) < 1:
+        raise ValueError(f"its number of classes is {obj.classes}")
+    return obj
+
+
+def _from_text(cls: Any, artifact: Artifact) -> Any:
+    check_names([*artifact.config, *artifact.extra], (), "config")
+    check_names(artifact.tensors, ("state",), "tensors")
+    text = artifact.tensors["state"]
+    if text.dtype != torch.uint8:
+        raise ValueError(f"state must be uint8, the bytes of a text, got {text.dtype}")
+    state = parsed(text.numpy().tobytes(), "state")
+    try:
+        return cls.from_state(state)
+    except Exception as error:
+        raise ValueError(f"it is not the state of a {cls.__name__} ({error})") from error
+
+
+def _built(kind: Any, config: Any) -> Any:
+    """Make an object without learned values."""
+    cls = _class_of(kind)
+    build = getattr(cls, "from_config", cls)
+    if not isinstance(config, dict):
+        raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")
+    retired = getattr(cls, "retired_options", {})
+    config = {k: v for k, v in config.items() if k not in retired or v != retired[k]}
+    check_names(config, inspect.signature(build).parameters, f"arguments of {kind}")
+    try:
+        return build(**{name: _argument(value) for name, value in config.items()})
+    except (ArithmeticError, AttributeError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{kind} does not take the arguments {config!r:.200} ({error})") from error
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_argument(item) for item in value]
+    if isinstance(value, dict) and set(value) == {"kind", "config"}:
+        return _built(value["kind"], value["config"])
+    if isinstance(value, dict):
+        return {key: _argument(item) for key, item in value.items()}
+    return value
+
+
+def _set_extra_state(skeleton: Any, name: str, value: Any) -> None:
+    owner, _, last = name.rpartition(".")
+    if last != "_extra_state":
+        raise ValueError(f"{name} must be a tensor")
+    skeleton.get_submodule(owner).set_extra_state(value)
+
+
+def _check_values(tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> None:
+    for name, value in tensors.items():
+        dtype = getattr(wanted[name], "dtype", None)
+        if value.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {value.dtype}: call .float() first")
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{name} holds NaN or infinity")
+
+
+def _check_shapes(skeleton: Any, tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> None:
+    """Raise unless tensors have the shapes of the skeleton, or such as a fit may give them.
+
+    A module's ``learned_shapes`` are explained in :class:`calibrant.calibrators.base.Calibrator`.
+    """
+    learned: dict[str, tuple[str, dict[str, int]]] = {}
+    for prefix, module in skeleton.named_modules() if isinstance(skeleton, nn.Module) else ():
+        start = f"{prefix}." if prefix else ""
+        sizes = _sizes(start, tensors)
+        for shape in filter(None, getattr(module, "learned_shapes", "").split("; ")):
+            name, _, dimensions = shape.partition(" ")
+            learned[start + name] = dimensions, sizes
+    for name, value in tensors.items():
+        came, usual = tuple(value.shape), tuple(wanted[name].shape)
+        dimensions, sizes = learned.get(name, (" ".join("=" * len(usual)), {}))
+        if not any(_fits(came, usual, form.split(), sizes) for form in dimensions.split("|")):
+            expected = f"({dimensions}) for {sizes}" if name in learned else usual
+            raise ValueError(f"{name} must have the shape {expected}, got {came}")
+
+
+def _sizes(start: str, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Sizes that a module has learned; one logit stands for two classes."""
+    values = {name: tensors.get(f"{start}{name}_") for name in ("classes", "width")}
+    sizes = {name: int(v) for name, v in values.items() if v is not None and v.ndim == 0}
+    return {name: 2 if (name, size) == ("classes", 1) else size for name, size in sizes.items()}
+
+
+def _fits(
+    shape: tuple[int, ...], usual: tuple[int, ...], names: list[str], sizes: dict[str, int]
+) -> bool:
+    """Compare a shape with named dimensions, and note the sizes of names that are new.
+
+    >>> sizes = {"classes": 3}
+    >>> _fits((3, 5), (0, 0), ["classes", "cuts"], sizes), sizes["cuts"]
+    (True, 5)
+    >>> _fits((6,), (0,), ["cuts+1"], sizes), _fits((5,), (4,), ["="], sizes)
+    (True, False)
+    """
+    if len(shape) != len(names):
+        return False
+    for axis, (size, name) in enumerate(zip(shape, names, strict=True)):
+        base, _, more = name.partition("+")
+        rest = size - int(more or 0)
+        if rest != (usual[axis] if name == "=" else sizes.setdefault(base, rest)):
+            return False
+    return True

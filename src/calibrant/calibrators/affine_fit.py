@@ -1,0 +1,331 @@
+r"""Penalised fit of affine maps of the logits.
+
+All affine calibrators minimise one convex function of the parameters :math:`\theta`,
+
+.. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i(\theta)}{\sum_i s_i}
+          + \sum_j c_j (\theta_j - \theta^0_j)^2 .
+
+:math:`s_i` are weights of examples, :math:`\theta^0` is temperature scaling as an affine map, with
+:math:`1/T` on the diagonal and 0 elsewhere, and :math:`c_j > 0` are penalties. Each of them is at
+least :data:`RIDGE`, so there always is one optimum and it is bounded: where the data are
+separable, or a class has no example, :math:`|\theta - \theta^0|^2` is at most the mean loss of
+temperature scaling divided by :data:`RIDGE`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear
+
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
+from calibrant._core.chunks import (
+    CHUNK_SIZE,
+    Chunk,
+    Examples,
+    explained,
+    labelled_chunks,
+    on_threads,
+)
+from calibrant._core.logpartition import tabulate
+from calibrant._core.solve import Objective, Solution, check_time, minimise
+from calibrant.calibrators.data_checks import masked_row
+from calibrant.calibrators.folds import folds
+from calibrant.calibrators.scaling import best_sharpness
+
+RIDGE = 1e-6
+"""Smallest penalty of a parameter. It moves an optimum that the data define by less than the
+noise of a million examples, and is enough to hold one that they do not define."""
+FOLDS = 5
+PATIENCE, RISE = 6, 0.01
+"""Penalties in a row that may be worse than the best before cross-validation stops, and how much
+worse the last may be, as a fraction of the loss. Strong penalties are fast and may differ by
+chance, weak ones are slow and over-fit quickly."""
+CHUNK_OF_INPUTS = 1 << 17
+"""Elements of inputs that are processed at a time: a megabyte, with room for copies of it."""
+
+Inputs: TypeAlias = Callable[[Tensor], Tensor]
+Ranges: TypeAlias = Sequence[tuple[int, int]]
+T = TypeVar("T")
+
+
+class Penalties(NamedTuple):
+    """What is added to the loss, in sums over entries of each kind."""
+
+    off_diagonal: float
+    intercept: float
+    diagonal: float
+
+
+# --------------------------------------------------------------------------------- the parameters
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits ``(..., classes)`` less the mean of their row."""
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def applied(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The affine map of ``(..., classes)``, by a diagonal ``(classes,)`` or a matrix."""
+    return inputs * weight + bias if weight.ndim == 1 else linear(inputs, weight, bias)
+
+
+def unpacked(x: FloatArray, classes: int, device: Any = None) -> tuple[Tensor, Tensor]:
+    """Weight ``(classes,)`` or ``(classes, classes)`` and bias ``(classes,)``."""
+    weight, bias = torch.from_numpy(x).to(device).split([x.size - classes, classes])
+    return (weight if len(weight) == classes else weight.view(classes, classes)), bias
+
+
+def tempered(classes: int, sharpness: float, size: int) -> FloatArray:
+    """The ``size`` parameters, flat, of temperature scaling.
+
+    >>> tempered(2, 0.5, 4), tempered(2, 0.5, 6)
+    (array([0.5, 0.5, 0. , 0. ]), array([0.5, 0. , 0. , 0.5, 0. , 0. ]))
+    """
+    x = np.zeros(size)
+    x[_diagonal(classes, size)] = sharpness
+    return x
+
+
+def penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
+    """Penalty of each parameter, flat: those of a kind have equal shares, and all the ridge.
+
+    An infinite penalty off the diagonal leaves only the diagonal.
+
+    >>> penalty_vector(2, Penalties(6.0, 4.0, 2.0))
+    array([1., 3., 3., 1., 2., 2.])
+    >>> penalty_vector(2, Penalties(math.inf, 4.0, 2.0))
+    array([1., 1., 2., 2.])
+    """
+    off_diagonal, intercept, diagonal = penalties
+    size = classes * (2 if math.isinf(off_diagonal) else classes + 1)
+    result = np.full(size, off_diagonal / (classes * (classes - 1)))
+    result[_diagonal(classes, size)] = diagonal / classes
+    result[-classes:] = intercept / classes
+    return np.asarray(np.maximum(result, RIDGE))
+
+
+def _diagonal(classes: int, size: int) -> slice:
+    """Where the diagonal stands among the parameters."""
+    return slice(0, size - classes, 1 if size == 2 * classes else classes + 1)
+
+
+# ----------------------------------------------------------------------------------- the examples
+
+
+class FitData(NamedTuple):
+    """What a search reads again and again: the labelled rows, one fold after the other."""
+
+    inputs: Tensor  # (n, classes), in single precision unless double came in
+    labels: Tensor  # (n,)
+    weight: Tensor  # (n,) float64
+    cuts: list[int]  # where the folds begin, and the end
+    sharpness: float  # 1 / T of temperature scaling
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.inputs.shape[-1])
+
+    def ranges(self, *, without: int | None = None) -> list[tuple[int, int]]:
+        """First and last row of each fold, or of each but one."""
+        every = list(pairwise(self.cuts))
+        return every if without is None else every[:without] + every[without + 1 :]
+
+
+def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> FitData:
+    """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits."""
+    which = np.flatnonzero(examples.labels != IGNORED)
+    check_some(which.size)
+    fold = np.zeros(which.size, dtype=np.int64) if fold is None else fold
+    order = np.argsort(fold, kind="stable")
+    place = torch.from_numpy(np.argsort(order, kind="stable"))
+    values, done = torch.empty(0), 0
+    for chunk in labelled_chunks(examples, 0, examples.labels.size):
+        check_time()
+        _check_finite(chunk, examples)
+        if done == 0:
+            values = chunk.logits.new_empty(which.size, examples.classes)
+        after = done + len(chunk.labels)
+        rows = inputs(chunk.logits.double()).to(values.dtype)
+        values[place[done:after].to(values.device)] = rows
+        done = after
+    weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
+    labels, weights = (torch.from_numpy(x[which[order]]) for x in (examples.labels, weight))
+    cuts = [0, *np.cumsum(np.bincount(fold)).tolist()]
+    sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
+    return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
+
+
+def _check_finite(chunk: Chunk, examples: Examples) -> None:
+    bad = ~torch.isfinite(chunk.logits).all(-1)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        number, row = int(chunk.number[at]), chunk.logits[at]
+        known = torch.isnan(row).any() or torch.isposinf(row).any()
+        raise explained(examples, number) if known else masked_row(number)
+
+
+def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
+    """Fold of each labelled example, ``(n,)``: every class spread evenly, or groups together."""
+    kept = examples.labels != IGNORED
+    together = None if groups is None else groups[kept]
+    fold = np.empty(int(kept.sum()), dtype=np.int64)
+    for number, part in enumerate(folds(examples.labels[kept], FOLDS, groups=together, seed=seed)):
+        fold[part] = number
+    return fold
+
+
+# ------------------------------------------------------------------------------------- the search
+
+
+def solve(
+    data: FitData,
+    penalty: FloatArray,
+    *,
+    without: int | None = None,
+    start: FloatArray | None = None,
+    curvature: FloatArray | None = None,
+    steps: int = 500,
+    tolerance: float = 1e-6,
+) -> Solution:
+    """Minimise the penalised loss of all folds, or of all but one.
+
+    L-BFGS runs on parameters that are scaled by the curvature at temperature scaling, since
+    penalties may be a million times apart. There a gradient of 1e-6 means that a step along its
+    parameter could lower the loss by about 1e-12.
+    """
+    centre = tempered(data.classes, data.sharpness, penalty.size)
+    start = centre if start is None else start
+    curved = diagonal_curvature(data, penalty.size) if curvature is None else curvature
+    scale = 1 / np.sqrt(curved + 2 * penalty)
+    loss = mean_nll(data, data.ranges(without=without))
+
+    def scaled(u: FloatArray) -> tuple[float, FloatArray]:
+        x = start + scale * u
+        value, gradient = loss(x)
+        away = penalty * (x - centre)
+        return value + float(np.sum(away * (x - centre))), scale * (gradient + 2 * away)
+
+    result = minimise(scaled, np.zeros_like(start), steps=steps, tolerance=tolerance)
+    return result._replace(x=start + scale * result.x)
+
+
+def solve_all(data: FitData, penalty: FloatArray) -> Solution:
+    """Minimise the penalised loss of all rows."""
+    task = partial(solve, data, penalty)
+    return task() if cores(data, penalty.size) > 1 else apart([task])[0]
+
+
+def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
+    """Number of the penalty with the lowest held-out loss; they come from strong to weak.
+
+    Each search starts where the one before it ended, and the walk stops when the loss rises.
+    """
+    count = len(data.cuts) - 1
+    if len(penalties) == 1 or count == 1:
+        return 0
+    curvature = diagonal_curvature(data, penalties[0].size)
+    at: list[FloatArray | None] = [None] * count
+    losses: list[float] = []
+    parts = np.array_split(np.arange(count), min(cores(data, penalties[0].size), count))
+
+    def some(penalty: FloatArray, part: IntArray) -> float:
+        return sum(_held_out(data, penalty, fold, at, curvature) for fold in part.tolist())
+
+    for penalty in penalties:
+        losses.append(sum(apart([partial(some, penalty, part) for part in parts])))
+        if len(losses) - np.argmin(losses) > PATIENCE or losses[-1] > (1 + RISE) * min(losses):
+            break
+    return int(np.argmin(losses))
+
+
+def _held_out(
+    data: FitData,
+    penalty: FloatArray,
+    fold: int,
+    at: list[FloatArray | None],
+    curvature: FloatArray,
+) -> float:
+    """Sum of the loss over a fold that the search did not see; ``at`` takes where it ended."""
+    # Gradients of this size could lower the loss by 2e-4 at most, all parameters together.
+    tolerance = 0.02 / math.sqrt(penalty.size)
+    x = solve(
+        data,
+        penalty,
+        without=fold,
+        start=at[fold],
+        curvature=curvature,
+        steps=100,
+        tolerance=tolerance,
+    ).x
+    at[fold], run = x, data.ranges()[fold]
+    return mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
+
+
+def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Run tasks on threads of their own, with one core and the caller's time limit for each."""
+    contexts = [contextvars.copy_context() for _ in tasks]
+    return on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
+
+
+def cores(data: FitData, size: int) -> int:
+    """How many cores a search over ``size`` parameters is worth; small steps share none well."""
+    on_cpu = data.inputs.device.type == "cpu"
+    return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
+
+
+def mean_nll(data: FitData, ranges: Ranges) -> Objective:
+    """Weighted mean of the loss over ranges of rows, with its gradient ``G^T Z``."""
+    total = float(sum(data.weight[a:b].sum() for a, b in ranges))
+
+    def loss(x: FloatArray) -> tuple[float, FloatArray]:
+        weight, bias = unpacked(x, data.classes, data.inputs.device)
+        value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
+        for inputs, labels, share in float64_chunks(data, ranges):
+            logs = applied(inputs, weight, bias).log_softmax(-1)
+            value -= share @ logs.gather(-1, labels)[:, 0]
+            error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
+            error *= share[:, None]
+            by_weight += summed(error, inputs, weight.ndim)
+            by_bias += error.sum(0)
+        gradient = torch.cat([by_weight.reshape(-1), by_bias]) / total
+        return float(value) / total, gradient.cpu().numpy()
+
+    return loss
+
+
+def diagonal_curvature(data: FitData, size: int) -> FloatArray:
+    """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
+    diagonal = size == 2 * data.classes
+    result = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
+    for inputs, _, share in float64_chunks(data, data.ranges()):
+        probs = (data.sharpness * inputs).softmax(-1)
+        spread = probs * (1 - probs) * share[:, None]
+        by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
+        result += torch.cat([by_weight.reshape(-1), spread.sum(0)])
+    return np.asarray(result.cpu().numpy() / float(data.weight.sum()))
+
+
+def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
+    """Sum over rows of the products of columns: all pairs ``(classes, classes)``, or equal ones."""
+    return (left * right).sum(0) if dimensions == 1 else left.T @ right
+
+
+def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
+    on_cpu = data.inputs.device.type == "cpu"
+    step = max(1, (CHUNK_OF_INPUTS if on_cpu else CHUNK_SIZE["cuda"]) // data.classes)
+    for first, last in ranges:
+        for a in range(first, last, step):
+            rows = slice(a, min(a + step, last))
+            yield data.inputs[rows].double(), data.labels[rows, None], data.weight[rows]

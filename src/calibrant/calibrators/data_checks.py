@@ -1,0 +1,108 @@
+"""Checks of the data of a fit, and warnings where it is likely to go wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrant._core.checks import (
+    FEW,
+    IGNORED,
+    LOOKED_AT,
+    FloatArray,
+    IntArray,
+    Logits,
+    Values,
+    as_float64,
+    spread,
+    warn,
+)
+from calibrant._core.chunks import Examples
+
+ENOUGH = 5
+"""Examples per parameter below which a fit warns."""
+
+
+def first_rows(logits: Logits) -> FloatArray:
+    """Some of the first rows of logits ``(..., classes)``, or log-odds ``(n,)``."""
+    if logits.ndim == 1:
+        return as_float64(logits[:LOOKED_AT])[:, None]
+    rows = max(FEW, min(LOOKED_AT, (1 << 17) // logits.shape[-1]))
+    each = max(1, math.prod(logits.shape[1:-1]))  # tokens or pixels of one example
+    return as_float64(logits[: -(-rows // each)]).reshape(-1, logits.shape[-1])[:rows]
+
+
+def distinct_rows(rows: FloatArray) -> int | None:
+    """Number of distinct rows; None where most of them are."""
+    distinct = len(np.unique(rows, axis=0))
+    return distinct if len(rows) >= FEW and distinct < len(rows) / 2 else None
+
+
+def warn_of_few_examples(kind: str, size: int, count: int, distinct: int | None) -> None:
+    """Warn where a method has ``size`` parameters for few examples, or few distinct ones."""
+    # one parameter is not led astray by copies
+    effective = count if distinct is None or size == 1 else distinct
+    if effective < ENOUGH * size:
+        remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
+        same = f" ({effective:,} of the first are not alike)" if effective < count else ""
+        warn(
+            f"{kind} has {size:,} parameter{'s' * (size > 1)} for {count:,} examples{same}: it may "
+            f"fit their noise{remedy}"
+        )
+
+
+def warn_of_one_label(labels: NDArray[Any]) -> None:
+    """Warn where all labels are the same."""
+    if len(labels) >= FEW and (labels == labels[0]).all():
+        warn(
+            f"all {len(labels):,} labels are {labels[0]}: what is learned of one class may be "
+            "wrong for the others"
+        )
+
+
+def check_finite_features(features: Tensor, numbers: IntArray | None = None) -> None:
+    """Raise unless features ``(n, width)`` are finite; ``numbers`` are the rows' numbers."""
+    bad = ~torch.isfinite(features).all(-1)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        raise ValueError(
+            f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
+            "infinity: find the layer or the example that overflowed"
+        )
+
+
+def masked_row(at: int) -> ValueError:
+    """Error for a masked class in a row of logits, where none may be."""
+    return ValueError(
+        f"logits must be finite here, row {at} has -inf: this method adds up the logits of a "
+        "row; a temperature method (ts) takes masked classes"
+    )
+
+
+def missing_classes(examples: Examples, consequence: str) -> list[str]:
+    """Note about classes without an example, if there are any, and what becomes of them."""
+    count = np.bincount(examples.labels[examples.labels != IGNORED], minlength=examples.classes)
+    absent = np.flatnonzero(count == 0)
+    if absent.size == 0:
+        return []
+    named = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
+    return [
+        f"{absent.size:,} of {examples.classes:,} classes have no example ({named}): {consequence}"
+    ]
+
+
+def warn_together(calibrator: object, notes: list[str]) -> None:
+    """Issue all notes about a calibrator in one warning."""
+    if notes:
+        warn(f"{type(calibrator).__name__}: {'; '.join(notes)}")
+
+
+def flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Groups as a flat array; one value per row of labels serves all of the row."""
+    values = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    return spread(values, shape, "groups").reshape(-1)

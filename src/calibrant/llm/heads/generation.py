@@ -1,0 +1,145 @@
+"""Calibrated confidences of a text that was generated without a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.llm.heads.attach import log_sharpness_of_tokens, matching_model, on_device
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.modules import DecoderHead, Head, bounded
+from calibrant.llm.huggingface import SCALES, end_tokens, has_head
+
+
+class CalibratedGeneration(NamedTuple):
+    """Calibrated probabilities of generated texts, each ``(n, tokens)``."""
+
+    tokens: Tensor
+    log_probs: Tensor  # of these tokens
+    confidence: Tensor  # probability of the likeliest token at each position
+    sharpness: Tensor  # factor of the logits
+    written: Tensor  # False after the end of a text
+
+
+def calibrate_generation(
+    model: Any,
+    fitted: FittedHead,
+    output: Any,
+    *,
+    attention_mask: Tensor | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+) -> CalibratedGeneration:
+    """Compute the calibrated confidences of an output of ``generate``; the text does not change.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model that generated, without the head attached. Text that was generated with a head
+        is refused (except that of an assistant model, which leaves no trace).
+    fitted : FittedHead
+    output : GenerateOutput
+        Of ``model.generate(..., return_dict_in_generate=True, output_logits=True,
+        output_hidden_states=True)``, greedy, sampled or by beams.
+    attention_mask : (batch, prompt), optional
+        Of the prompts, if they have padding. Only the decoder head needs it.
+    eos_token_id : int or sequence of int, optional
+        If ``generate`` got another one than that of the generation config.
+
+    Returns
+    -------
+    CalibratedGeneration
+    """
+    inner = matching_model(model, fitted)
+    check_plain_output(inner, output)
+    ends = list(end_tokens(inner)) if eos_token_id is None else eos_token_id
+    return calibrated_output(fitted.head, output, attention_mask, ends)
+
+
+def check_plain_output(inner: Any, output: Any) -> None:
+    """Raise unless an output of ``generate`` has what is needed and no head was attached."""
+    states = getattr(output, "hidden_states", None)
+    if has_head(inner) or (states is not None and hasattr(states[0][-1], SCALES)):
+        raise ValueError(
+            "this text was generated with a head attached: read the calibrated logits of the "
+            "output itself, or generate outside of attached"
+        )
+    for name in ("logits", "hidden_states"):
+        if getattr(output, name, None) is None:
+            raise ValueError(
+                f"the output of generate has no {name}: call it with return_dict_in_generate=True, "
+                "output_logits=True, output_hidden_states=True"
+            )
+
+
+@torch.no_grad()
+def calibrated_output(
+    head: Head, output: Any, mask: Tensor | None, ends: int | Sequence[int]
+) -> CalibratedGeneration:
+    """Compute the calibrated confidences of an output that was checked."""
+    beams = getattr(output, "beam_indices", None)
+    # a beam search may run for longer than the texts that win
+    steps = len(output.logits) if beams is None else beams.shape[1]
+    tokens = output.sequences[:, -steps:]
+    if beams is None:
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
+        written = _written(tokens, ends)
+    else:
+        rows, written = beams.clamp(min=0), beams >= 0
+    pairs = zip(output.logits[:steps], rows.T, strict=True)
+    logits = torch.stack([step[row] for step, row in pairs], 1)
+    states = [
+        step[-1].to(logits.device)[row]
+        for step, row in zip(output.hidden_states[:steps], rows.T, strict=True)
+    ]
+    head = on_device(head, logits.device)
+    if isinstance(head, DecoderHead):
+        prompt = output.sequences.shape[1] - steps
+        if not prompt and mask is not None:  # it was passed as inputs_embeds
+            prompt = mask.shape[1]
+        _check_prompt(states[0], mask, prompt)
+        u = _of_text(head, states, _repeated(mask, len(output.logits[0]), rows))
+    else:
+        hidden = torch.stack([state[:, -1] for state in states], 1)
+        u = log_sharpness_of_tokens(head, hidden, logits)
+    sharpness = bounded(u).exp()
+    log_probs = (logits.float() * sharpness[..., None]).log_softmax(-1)
+    chosen = log_probs.gather(-1, tokens.to(logits.device)[..., None])[..., 0]
+    return CalibratedGeneration(tokens, chosen, log_probs.amax(-1).exp(), sharpness, written)
+
+
+def _written(tokens: Tensor, ends: int | Sequence[int]) -> Tensor:
+    """Mask of the tokens up to the one that ends their text."""
+    stop = torch.as_tensor(ends, dtype=torch.long, device=tokens.device)
+    ended = torch.isin(tokens, stop).int()
+    return (ended.cumsum(1) - ended) == 0
+
+
+def _repeated(mask: Tensor | None, batch: int, rows: Tensor) -> Tensor | None:
+    """Mask of the prompt of each text; the rows of one prompt are next to each other."""
+    if mask is None:
+        return None
+    return mask.repeat_interleave(batch // len(mask), 0)[rows[:, 0].to(mask.device)]
+
+
+def _check_prompt(states: Tensor, mask: Tensor | None, prompt: int) -> None:
+    """Raise unless the first step of ``generate`` has the states of the whole prompt."""
+    masked = prompt if mask is None else mask.shape[1]
+    if not states.shape[1] == masked == prompt:
+        raise ValueError(
+            f"the decoder head needs the states and the mask of all {prompt} tokens of the prompt, "
+            f"got {states.shape[1]} and {masked}: generate without past_key_values and "
+            "prefill_chunk_size; with inputs_embeds, pass attention_mask"
+        )
+
+
+def _of_text(head: DecoderHead, states: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Log-sharpness by the decoder head, from the states of the prompts and of all steps."""
+    # without a cache each step has the states of the whole text
+    hidden = torch.cat([states[0], *(step[:, -1:] for step in states[1:])], 1).float()
+    present = None
+    if mask is not None:
+        present = nn.functional.pad(mask.to(hidden.device), (0, len(states) - 1), value=1)
+    return head(hidden, present=present)[:, -len(states) :]  # type: ignore[no-any-return]

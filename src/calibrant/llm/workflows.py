@@ -1,0 +1,223 @@
+"""The steps behind ``calibrant llm evaluate`` and ``calibrant llm ask``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from calibrant._core.checks import FloatArray
+from calibrant._core.chunks import Progress
+from calibrant.llm.answers.asking import (
+    Answer,
+    ask,
+    ask_choices_each,
+    ask_each,
+    ask_true,
+    chat_prompt,
+)
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant.llm.answers.evaluate import evaluate_answers
+from calibrant.llm.answers.questions import (
+    Question,
+    exact_match,
+    first_of_each,
+    read_mmlu,
+    read_questions,
+    read_truthfulqa,
+    short_prompt,
+    subset,
+    verdict_prompt,
+)
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.predict import token_predictions
+from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
+from calibrant.llm.tokens.tables import TokenTable
+
+Confidence: TypeAlias = Aggregator | Literal["p_true"]
+"""An aggregation of token probabilities, or the model's own verdict in a second prompt."""
+Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
+"""Evaluations ``before`` and, with a head, ``after``."""
+
+
+def evaluate_table(
+    table: TokenTable, fitted: FittedHead | None = None, *, level: float | None = 0.9
+) -> Evaluations:
+    """Measure the calibration of the tokens of a table, before and after a head."""
+    evaluations = {}
+    for name, head in _before_and_after(fitted).items():
+        tokens = token_predictions(table, head)
+        evaluations[name] = evaluate_tokens(
+            tokens.confidence, tokens.correct, table.documents, nll=tokens.nll, level=level
+        )
+    return evaluations
+
+
+class QuestionSet(NamedTuple):
+    """Questions to ask, and solved ones to show before them."""
+
+    questions: list[Question]
+    shots: list[Question]
+
+    @property
+    def choices(self) -> bool:
+        """True for multiple choice."""
+        return bool(self.questions[0].choices)
+
+
+def read_question_set(
+    path: str | os.PathLike[str], *, limit: int | None = None, shots: int = 5, seed: int = 0
+) -> QuestionSet:
+    """Read and draw questions.
+
+    Parameters
+    ----------
+    path : path
+        A folder of MMLU, ``TruthfulQA.csv``, or a text file of questions and answers.
+    limit : int, optional
+        Number of questions to draw; all by default.
+    shots : int
+        Number of solved examples: for MMLU the first of each subject, else the first drawn.
+    seed : int
+    """
+    if Path(path).is_dir():
+        solved = first_of_each(read_mmlu(path, "dev"), shots)
+        whole = read_mmlu(path, "test")
+        return QuestionSet(subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved)
+    whole = (read_truthfulqa if str(path).endswith(".csv") else read_questions)(path)
+    if len(whole) <= shots:
+        raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
+    drawn = subset(whole, min((limit or len(whole)) + shots, len(whole)), seed=seed)
+    return QuestionSet(drawn[shots:], drawn[:shots])
+
+
+def evaluate_questions(
+    model: Any,
+    tokenizer: Any,
+    asked: QuestionSet,
+    *,
+    fitted: FittedHead | None = None,
+    confidence: Confidence | None = None,
+    level: float | None = 0.9,
+    progress: Progress | None = None,
+) -> Evaluations:
+    """Let a model answer questions, and measure its calibration before and after a head.
+
+    ``confidence`` is that of a written answer, by default ``geometric``.
+    """
+    heads, evaluations = _before_and_after(fitted), {}
+    if asked.choices:
+        logits, labels = ask_choices_each(
+            model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
+        )
+        for name, each in logits.items():
+            probs, right = np.exp(each.max(-1)), each.argmax(-1) == labels
+            evaluations[name] = evaluate_answers(probs, right, level=level)
+        return evaluations
+    prompts = [short_prompt(question, asked.shots) for question in asked.questions]
+    by_head = ask_each(model, tokenizer, prompts, heads, progress=progress)
+    for name, answers in by_head.items():
+        pairs = zip(answers, asked.questions, strict=True)
+        right = np.array([exact_match(a.text, q.references) for a, q in pairs])
+        probs = _confidences(
+            model, tokenizer, asked.questions, answers, heads[name], confidence or "geometric"
+        )
+        evaluations[name] = evaluate_answers(probs, right, level=level)
+    return evaluations
+
+
+class Reply(NamedTuple):
+    """An answer, its confidence, and the confidence that was required."""
+
+    answer: Answer
+    confidence: float
+    required: float
+
+    @property
+    def abstains(self) -> bool:
+        """True if the confidence is below the required one."""
+        return self.confidence < self.required
+
+
+def answer_question(
+    model: Any,
+    tokenizer: Any,
+    question: str,
+    *,
+    fitted: FittedHead | None = None,
+    calibrator: AnswerCalibrator | None = None,
+    confidence: Confidence | None = None,
+    min_confidence: float = 0.0,
+    max_new_tokens: int = 64,
+    chat: bool = True,
+) -> Reply:
+    """Answer a question with a calibrated confidence, or abstain.
+
+    Parameters
+    ----------
+    calibrator : AnswerCalibrator, optional
+        Turns the confidence into the chance that the answer is right; its threshold applies.
+    confidence : str, optional
+        By default that of the calibrator, or ``geometric``.
+    min_confidence : float
+        Abstain below this confidence.
+    chat : bool
+        Render the question with the chat template of the tokenizer.
+    model, tokenizer, question, fitted, max_new_tokens
+        As for :func:`ask`.
+    """
+    check_confidence(calibrator, confidence)
+
+    def form(text: str) -> str:
+        return chat_prompt(tokenizer, text) if chat else text
+
+    (answer,) = ask(
+        model, tokenizer, [form(question)], fitted=fitted, max_new_tokens=max_new_tokens
+    )
+    rule: Confidence = confidence or "geometric"
+    asked = [Question(question, ())]
+    (value,) = _confidences(model, tokenizer, asked, [answer], fitted, rule, form)
+    required = min_confidence
+    if calibrator is not None:
+        (value,) = calibrator.predict([answer.probs] if calibrator.aggregate else [value])
+        if calibrator.threshold_ is not None:
+            required = max(required, calibrator.threshold_.threshold)
+    return Reply(answer, float(value), required)
+
+
+def check_confidence(calibrator: AnswerCalibrator | None, confidence: str | None) -> None:
+    """Raise unless an answer calibrator gets the confidence that it was fitted on."""
+    if calibrator is None:
+        return
+    if calibrator.aggregate is None and confidence is None:
+        raise ValueError("the answer calibrator was fitted on other confidences: pass confidence")
+    if calibrator.aggregate is not None and confidence not in (None, calibrator.aggregate):
+        raise ValueError(
+            f"the answer calibrator was fitted on {calibrator.aggregate} confidences, got "
+            f"confidence={confidence}: leave it out"
+        )
+
+
+def _before_and_after(fitted: FittedHead | None) -> dict[str, FittedHead | None]:
+    return {"before": None} if fitted is None else {"before": None, "after": fitted}
+
+
+def _confidences(
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    fitted: FittedHead | None,
+    confidence: Confidence,
+    form: Callable[[str], str] = str,
+) -> FloatArray:
+    """Confidence of each answer; ``form`` makes a prompt of a question."""
+    if confidence != "p_true":
+        return answer_confidence([answer.probs for answer in answers], confidence)
+    pairs = zip(questions, answers, strict=True)
+    prompts = [form(verdict_prompt(question, answer.text)) for question, answer in pairs]
+    return ask_true(model, tokenizer, prompts, fitted=fitted)

@@ -1,0 +1,119 @@
+r"""Gaps between confidence and outcome per bin, and calibration errors as functions of them.
+
+With :math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\bar{p_b}` and mean
+outcome :math:`\bar{y_b}`, the gap of a bin is :math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import erf
+from scipy.stats import chi2
+
+from calibrant._core.binning import Bins, bin_index
+from calibrant._core.checks import BoolArray, FloatArray
+
+BANDWIDTH = 0.1
+"""Width, in confidence, of the smoothing of the gaps."""
+
+Functional = Callable[[FloatArray], FloatArray]
+"""Maps gaps ``(..., bins)`` to errors ``(...)``."""
+
+GapCurve = Callable[[FloatArray], FloatArray]
+"""Mean of (confidence - outcome) as a function of confidence."""
+
+
+def total(gap: FloatArray) -> FloatArray:
+    """Sum of absolute gaps."""
+    return np.asarray(np.abs(gap).sum(-1))
+
+
+def over(gap: FloatArray) -> FloatArray:
+    """Sum of positive gaps: the over-confident part."""
+    return np.asarray(np.maximum(gap, 0).sum(-1))
+
+
+def under(gap: FloatArray) -> FloatArray:
+    """Sum of negative gaps, without their sign: the under-confident part."""
+    return over(-gap)
+
+
+def running(gap: FloatArray) -> FloatArray:
+    """Largest absolute running sum."""
+    return np.asarray(np.abs(np.cumsum(gap, axis=-1)).max(-1))
+
+
+def worst(filled: Bins) -> Functional:
+    """Largest difference of confidence and accuracy among the bins with enough examples."""
+    held = enough(filled)
+    share = filled.weight[held] / filled.total
+    return lambda gap: np.asarray(np.abs(gap[..., held] / share).max(-1))
+
+
+def enough(filled: Bins, min_count: int | None = None) -> BoolArray:
+    """Mask of the bins with ``min_count`` examples or more (by default 1 %, at least 10)."""
+    least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
+    return np.asarray(filled.count >= max(least, 1))
+
+
+def largest(filled: Bins, min_count: int | None = None) -> float:
+    """Largest difference of confidence and accuracy; NaN where no bin has enough examples."""
+    off = np.abs(filled.confidence - filled.accuracy)[enough(filled, min_count)]
+    return float(off.max()) if off.size else math.nan
+
+
+def debiased(filled: Bins) -> float:
+    """Solve the equation of :func:`calibrant.debiased_ece`."""
+    deviation, observed = gap_deviation(filled), float(total(filled.gap))
+    claimed = np.where(filled.weight > 0, filled.confidence, 0.0)
+    curve = filled.weight / filled.total * gap_curve(filled)(claimed)
+
+    def excess(scale: float) -> float:
+        return float(folded_mean(scale * curve, deviation).sum()) - observed
+
+    if excess(0.0) >= 0 or not curve.any():
+        return 0.0
+    limit = 1.0
+    while excess(limit) < 0:
+        limit *= 2
+    return min(float(brentq(excess, 0.0, limit)) * float(total(curve)), observed)
+
+
+def gap_curve(filled: Bins) -> GapCurve:
+    """Observed gap as a function of confidence: a smooth curve where that explains the gaps."""
+    held = filled.weight > 0
+    share, gap, claimed = (x[held] for x in (filled.weight, filled.gap, filled.confidence))
+    share = share / filled.total
+
+    def smooth(confidence: FloatArray) -> FloatArray:
+        kernel = np.exp(-(((confidence[:, None] - claimed) / BANDWIDTH) ** 2) / 2) + 1e-12
+        return np.asarray((kernel @ gap) / (kernel @ share))
+
+    def stepped(confidence: FloatArray) -> FloatArray:
+        steps = np.zeros_like(filled.gap)
+        steps[held] = gap / share
+        return steps[bin_index(confidence, filled.edges)]
+
+    size, accuracy = filled.effective[held], filled.accuracy[held]
+    likely = (accuracy * size + 0.5) / (size + 1)  # a bin without errors has noise all the same
+    off = (gap / share - smooth(claimed)) / np.sqrt(likely * (1 - likely) / size)
+    return smooth if (off**2).sum() <= chi2.ppf(0.99, off.size) else stepped
+
+
+def gap_deviation(filled: Bins) -> FloatArray:
+    """Standard deviation of each gap over samples of this size, ``(bins,)``."""
+    variance = np.maximum(filled.spread - filled.gap**2 * filled.squares.sum(), 0)
+    return np.asarray(np.sqrt(variance) / filled.total)
+
+
+def folded_mean(mean: FloatArray, deviation: FloatArray) -> FloatArray:
+    """Mean of the absolute value of a normal variable."""
+    size = np.abs(mean)
+    # beyond forty deviations the fold is invisible, and the ratio may not be finite
+    ratio = np.divide(size, deviation, out=np.full_like(size, 40.0), where=size < 40 * deviation)
+    bell = deviation * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
+    return np.asarray(bell + size * erf(ratio / math.sqrt(2)))

@@ -1,0 +1,201 @@
+"""Results of a comparison of methods, and how they are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.registry import METRICS
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One method of a comparison.
+
+    Attributes
+    ----------
+    method : str
+    evaluation : Evaluation or None
+        Metrics on the test examples; None where the method failed.
+    fit_seconds : float
+        Time of the fit. The time to make the log-partition table, which methods share, is in the
+        figure of each of them.
+    argmax_changed : int or None
+        Number of test examples whose predicted class changed.
+    error : str or None
+        The message, if the method failed or ran out of time.
+    notes : list of str
+        Warnings of the fit.
+    calibrator : Calibrator or None
+        Fitted; None where the method failed.
+    """
+
+    method: str
+    evaluation: Evaluation | None
+    fit_seconds: float
+    argmax_changed: int | None
+    error: str | None
+    notes: list[str] = field(default_factory=list)
+    calibrator: Calibrator | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; undefined values are None."""
+        undefined = {name: dict.fromkeys(("value", "low", "high")) for name in METRICS}
+        return {
+            "method": self.method,
+            "metrics": self.evaluation.to_dict()["metrics"] if self.evaluation else undefined,
+            "fit_seconds": self.fit_seconds,
+            "argmax_changed": self.argmax_changed,
+            "error": self.error,
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods side by side, as a table when printed.
+
+    Attributes
+    ----------
+    rows : list of Row
+        One for each method, in the order asked for.
+    n_fit, n_test : int
+        Labelled examples that the methods were fitted on and measured on.
+    classes : int
+    fitted_on, measured_on : str
+        Description of these examples.
+    level : float or None
+        Coverage of the intervals.
+    """
+
+    rows: list[Row]
+    n_fit: int
+    n_test: int
+    classes: int
+    fitted_on: str
+    measured_on: str
+    level: float | None
+
+    def __getitem__(self, method: str) -> Row:
+        for row in self.rows:
+            if row.method == method:
+                return row
+        raise KeyError(method)
+
+    @property
+    def measured(self) -> dict[str, Evaluation]:
+        """Evaluations of the methods that did not fail."""
+        return {row.method: row.evaluation for row in self.rows if row.evaluation is not None}
+
+    def best(self, metric: str = "ece") -> list[str]:
+        """Return the methods within the noise of the best one, from good to bad.
+
+        Within its interval, or half the width of that away: noise lifts an ECE, so that its
+        interval may lie below it. Methods that are left out may still be as good.
+        """
+        sign = -1 if METRICS[metric].higher_is_better else 1
+        known = {m: e[metric] for m, e in self.measured.items() if not math.isnan(e[metric].value)}
+        order = sorted(known, key=lambda method: sign * known[method].value)
+        if not order:
+            return []
+        value, low, high = known[order[0]]
+        ends = [sign * value, sign * value + (high - low) / 2, sign * (high if sign > 0 else low)]
+        limit = max(end for end in ends if not math.isnan(end))
+        return [method for method in order if sign * known[method].value <= limit]
+
+    def choice(self) -> str | None:
+        """Return the method with the least NLL + ECE among those that keep the predictions.
+
+        A low ECE alone may come from giving up information; NLL does not allow that. Methods
+        whose fit warned, or that change predictions, are chosen if there are no others.
+        """
+        sums = self._sums()
+        safe = {row.method for row in self.rows if not row.argmax_changed and not row.notes}
+        return min([m for m in sums if m in safe] or sums, key=lambda m: sums[m], default=None)
+
+    def _sums(self) -> dict[str, float]:
+        """Return NLL + ECE, by which ``auto`` chooses as well."""
+        both = {m: e for m, e in self.measured.items() if {"nll", "ece"} <= set(e)}
+        return {m: e["nll"].value + e["ece"].value for m, e in both.items()}
+
+    def advice(self) -> str:
+        """Return a recommendation."""
+        choice = self.choice()
+        if choice is None:
+            return "No method could be fitted and measured."
+        if choice == "none" or all("none" in self.best(metric) for metric in ("ece", "nll")):
+            return "No method is clearly better than none here: leave the logits as they are."
+        sums = self._sums()
+        lowest = min(sums, key=lambda method: sums[method])
+        start = f"Use {choice}: the least NLL + ECE"
+        if lowest == choice:
+            return f"{start} of all."
+        changed = self[lowest].argmax_changed
+        why = f"but changes {changed:,} predictions" if changed else "but its fit warned"
+        return f"{start} of those that keep the predictions; {lowest} has less, {why}."
+
+    def describe(self) -> str:
+        """Return a line about the examples."""
+        return (
+            f"{self.classes} classes; fitted on {self.n_fit:,} examples ({self.fitted_on}), "
+            f"measured on {self.n_test:,} ({self.measured_on})"
+        )
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return headings, then the cells of each row, as text.
+
+        A star marks the best ECE and NLL, and those within its noise (see :meth:`best`).
+        """
+        interval = "" if self.level is None else f"{100 * self.level:g} % interval"
+        headings = ("method", "ECE %", interval, "NLL", "Brier", "acc. %", "changed", "fit")
+        marked = {name: self.best(name) for name in ("ece", "nll")}
+        return [headings, *(_cells(row, marked) for row in self.rows)]
+
+    def remarks(self) -> list[str]:
+        """Return errors, and the warnings of the fits."""
+        failed = [f"{row.method} failed: {row.error}" for row in self.rows if row.error]
+        return failed + [f"{row.method}: {note}" for row in self.rows for note in row.notes]
+
+    def __str__(self) -> str:
+        rows = self.table()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [_line(row, widths) for row in rows]
+        return "\n".join([self.describe(), *lines, *self.remarks(), self.advice()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: errors as fractions, undefined values as None."""
+        return {
+            "n_fit": self.n_fit,
+            "n_test": self.n_test,
+            "classes": self.classes,
+            "fitted_on": self.fitted_on,
+            "measured_on": self.measured_on,
+            "level": self.level,
+            "choice": self.choice(),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+
+def _cells(row: Row, marked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    seconds = f"{row.fit_seconds:.2f} s" if row.fit_seconds < 10 else f"{row.fit_seconds:.0f} s"
+    if row.evaluation is None:
+        return (row.method, "failed", "", "", "", "", "", seconds)
+    shown = dict(zip(row.evaluation, row.evaluation.table(), strict=True))
+    ece, nll, brier, accuracy = (
+        ("*" if row.method in marked.get(name, ()) else "") + shown[name][1].removesuffix(" %")
+        for name in ("ece", "nll", "brier", "accuracy")
+    )
+    changed = f"{row.argmax_changed:,}"
+    return (row.method, ece, shown["ece"][2], nll, brier, accuracy, changed, seconds)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (
+        f"{cell:{'>' if i else '<'}{width}}"
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *rest]).rstrip()

@@ -1,0 +1,180 @@
+"""The verbs compare and demo."""
+
+import json
+import re
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.cli.compare import STEPS
+from calibrant.data import sample_path
+from calibrant.workflows.compare import compare
+from tests.support.command_line import figures, in_shell
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+class Failing(TemperatureScaling):
+    """Cannot be fitted."""
+
+    def _fit_records(self, records):
+        raise ValueError("no such luck")
+
+
+def test_compare_prints_a_table(run, monkeypatch):
+    made = []
+
+    def kept(*given, **options):
+        made.append(compare(*given, **options))
+        return made[0]
+
+    monkeypatch.setattr("calibrant.workflows.compare.compare", kept)
+    code, out, err = run("compare", "p.npz", "--methods", "none,ts", "--bins", "10")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "p.npz"
+    assert "fitted on 564 examples (val split), measured on 470 (test split)" in lines[1]
+    assert max(map(len, lines[2:])) <= 80
+    assert re.search(r"^method +ECE % +90 % interval +NLL +Brier +acc. % +changed +fit", out, re.M)
+    for method, row in zip(("none", "ts"), made[0].table()[1:], strict=True):
+        shown = next(line for line in lines if line.startswith(f"{method} "))
+        assert shown.split() == " ".join(row).split()
+    assert "* best, or as good within the noise of the best" in lines
+    assert lines[-1].startswith(("Use ts: the least NLL", "No method is clearly better"))
+
+
+def test_compare_in_json(run):
+    arguments = ("compare", "p.npz", "--methods", "ts, none", "--json", "--level", "0")
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["n_fit"], found["n_test"], found["classes"]) == (564, 470, 5)
+    assert [row["method"] for row in found["rows"]] == ["ts", "none"]
+    for row in found["rows"]:
+        assert row["metrics"]["ece"].keys() == {"value", "low", "high"}
+        assert row["metrics"]["ece"]["low"] is None
+        assert row["argmax_changed"] == 0
+        assert row["error"] is None
+        assert row["fit_seconds"] >= 0
+
+
+def test_options_reach_the_comparison(run, monkeypatch):
+    asked: dict[str, Any] = {}
+
+    def spy(pred, methods, **options):
+        asked.update(options, pred=pred, methods=methods)
+        return compare("p.npz", "none", level=None)
+
+    monkeypatch.setattr("calibrant.workflows.compare.compare", spy)
+    run(
+        *("compare", "p.npz", "--time-limit", "5", "--fit-split", "test", "--test-split", "val"),
+        *("--sample-weight", "w", "--groups", "g", "--bins", "7", "--level", "0.5", "--seed", "3"),
+    )
+    asked.pop("progress")
+    assert asked == {
+        **{"pred": "p.npz", "methods": None, "time_limit": 5},
+        **{"fit_split": "test", "test_split": "val"},
+        **{"sample_weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
+    }
+    run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
+    assert (asked["time_limit"], asked["level"]) == (None, None)
+    assert asked["methods"] == ["ts", "none"]  # any case will do
+
+
+def test_failed_methods_are_told_and_only_all_failed_exits_2(run, monkeypatch):
+    monkeypatch.setitem(CALIBRATORS, "failing", Failing)
+    options = ("--level", "0")
+    code, out, err = run("compare", "p.npz", "--methods", "failing,none", *options)
+    assert (code, err) == (0, "")
+    assert re.search(r"^failing +failed +[\d.]+ s", out, re.M)
+    assert "failing failed: no such luck" in out
+    code, out, _ = run("compare", "p.npz", "--methods", "failing", *options)
+    assert code == 2
+    assert "No method could be fitted and measured." in out
+
+
+def test_half_of_plain_arrays(run):
+    code, out, _ = run("compare", "plain.npz", "--methods", "none", "--level", "0", "--seed", "7")
+    assert code == 0
+    assert "282 examples (a random half of the plain arrays, seed 7), measured on 282 (the" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["p.npz", "--methods", "smrt,ts"], "error: unknown method 'smrt'"),
+        (["gone.npz"], r"error: gone\.npz does not exist"),
+        (
+            ["p.npz", "--fit-split", "dev"],
+            r"error: p\.npz has no split 'dev': name one of 'val', 'test' with --fit-split$",
+        ),
+        (
+            ["test.npz", "--test-split", "val"],
+            r"error: test\.npz has no split 'val': name one of 'test' with --test-split$",
+        ),
+        (
+            ["plain.npz", "--fit-split", "val"],
+            r"error: plain\.npz has no split 'val': it has plain arrays only, leave out --fit-s",
+        ),
+        (["p.npz", "--time-limit", "-1"], "Error: .*--time-limit.*-1"),
+    ],
+)
+def test_failed_comparison(run, arguments, message):
+    code, out, err = run("compare", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(f"^{message}", err, re.M)
+
+
+def test_bar_counts_methods(run, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(pred, methods, *, progress, **_):
+        for done in (0, 1, 2):
+            now[0] += 2
+            progress(done, 2)
+        return compare("p.npz", "none", level=None)
+
+    monkeypatch.setattr("calibrant.workflows.compare.compare", slow)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    _, _, err = run("compare", "p.npz")
+    assert re.search("2/2.* methods", err)
+
+
+def test_demo_measures_and_calibrates_the_sample(run):
+    code, out, err = run("demo")
+    assert (code, err) == (0, "")
+    assert "CIFAR-10" in out
+    assert figures(out)["accuracy"][0] == 93.37
+    assert str(sample_path()) in out
+    assert re.search(r"93 to 100 % +9,143 +97\.1 % +■+│", out)
+    rows = re.findall(
+        r"^(none|ts|smart|auto) +\*?([\d.]+) +\[.*\] +\*?[\d.]+ .* +93\.37 +0 ", out, re.M
+    )
+    assert [method for method, _ in rows] == ["none", "ts", "smart", "auto"]
+    assert float(rows[0][1]) == 4.24
+    assert max(float(ece) for _, ece in rows[1:]) < 1.5
+    assert "Use " in out
+    described = ("estimand", "fitted on", str(sample_path()))  # lines that are not wrapped
+    lines = [line for line in out.splitlines() if not any(text in line for text in described)]
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_commands_that_the_demo_names_exist(run):
+    named = re.findall(r"^  calibrant (\w+) (.*)$", STEPS, re.M)
+    assert [verb for verb, _ in named] == ["evaluate", "compare", "fit", "apply"]
+    for verb, rest in named:
+        code, _, err = run(verb, *rest.split())
+        assert code == 2
+        assert "does not exist" in err or "there is no folder" in err
+
+
+def test_demo_in_ascii():
+    done = in_shell("demo", env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"97\.1 % +#+\|", done.stdout)

@@ -1,0 +1,136 @@
+"""The command as a whole: exit codes, pipes, progress and help."""
+
+import importlib.metadata
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calibrant
+from calibrant import deploy
+from calibrant.workflows import evaluate as workflow
+from tests.support.command_line import ROWS, in_shell
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "shown"),
+    [
+        (RuntimeError("the impossible"), 2, "Traceback"),
+        (KeyError("x"), 2, "this is a bug in calibrant"),
+        (AssertionError(), 2, "this is a bug in calibrant"),
+        (MemoryError("no room"), 2, "error: no room"),
+        (PermissionError(13, "Permission denied", "p.npz"), 2, "Permission denied: 'p.npz'"),
+        (KeyboardInterrupt(), 2, "stopped"),
+    ],
+)
+def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, shown):
+    def fails(*_, **__):
+        raise problem
+
+    monkeypatch.setattr(workflow, "evaluate", fails)
+    found, out, err = run("evaluate", path, "--max-ece", "0.5")
+    assert (found, out) == (code, "")
+    assert shown in err
+
+
+def test_exit_codes_of_a_process(path):
+    options = ("--metrics", "ece", "--level", "0")
+    passed = in_shell("evaluate", path, *options, "--max-ece", "0.9")
+    assert (passed.returncode, passed.stderr) == (0, "")
+    failed = in_shell("evaluate", "gone.npz")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [([], 0), (["--json"], 0), (["--max-ece", "0.01"], 1), (["--json", "--max-ece", "0.01"], 1)],
+)
+def test_reader_that_leaves_early(path, options, code):
+    """As in ``calibrant evaluate p.npz | head -1``: no complaint, and the limit still counts."""
+    read, write = os.pipe()
+    os.close(read)
+    done = in_shell("evaluate", path, "--metrics", "ece", *options, stdout=write)
+    os.close(write)
+    assert done.returncode == code
+    assert re.fullmatch(r"ECE .* exceeds the limit of 0\.01\n" if code else "", done.stderr)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_full_disk_exits_2(path, options):
+    with open("/dev/full", "w") as full:
+        done = in_shell("evaluate", path, "--metrics", "ece", *options, stdout=full)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def evaluated(monkeypatch, seconds):
+    """Let the measurement take this long, by the clock that the bar looks at."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(pred, *, progress, metrics, **_):
+        for done in (ROWS // 2, ROWS):
+            now[0] += seconds / 2
+            progress(done, ROWS)
+        return calibrant.evaluate(np.zeros((ROWS, 2)), [0] * ROWS, metrics=metrics, level=None)
+
+    monkeypatch.setattr(workflow, "evaluate", slow)
+
+
+@pytest.mark.parametrize(("seconds", "terminal"), [(10, True), (10, False), (0.5, True)])
+def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, seconds, terminal):
+    evaluated(monkeypatch, seconds)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
+    code, out, err = run("evaluate", path, "--metrics", "ece")
+    assert code == 0
+    assert "ECE" in out
+    assert ("200/400" in err) == (seconds > 1 and terminal)
+    assert bool(err) == (seconds > 1 and terminal)
+
+
+def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, arrays):
+    def written(calibrator, out, **options):
+        Path(out).write_text("a graph")
+        return 1e-8
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(deploy.EXPORTS, ".onnx", written)
+    fitted = calibrant.TemperatureScaling().fit(arrays["logits"], arrays["labels"])
+    calibrant.save(fitted, "saved")
+    for start in ("wrote", "replaced"):
+        _, _, err = run("export", "saved", "-o", "out.onnx")
+        assert err.startswith(f"{start} out.onnx; its probabilities differ")
+
+
+def test_a_missing_split_of_a_reference_lists_the_others(run, split_file):
+    code, _, err = run("monitor", split_file, "--reference", split_file, "--reference-split", "x")
+    assert code == 2
+    assert err.endswith("unknown split 'x': choose from test, val\n")
+
+
+def test_version(run, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: f"1.2.3 of {package}")
+    code, out, _ = run("--version")
+    assert code == 0
+    assert "1.2.3 of calibrant" in out
+
+
+def test_help_lists_the_verbs(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert {"demo", "evaluate"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
+
+
+def test_no_verb_shows_help_and_exits_2(run):
+    code, out, err = run()
+    assert code == 2
+    assert "evaluate" in out + err

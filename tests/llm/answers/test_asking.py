@@ -1,0 +1,290 @@
+"""Questions put to tiny models."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.llm.answers.asking import (
+    _length,
+    _spellings,
+    _token_texts,
+    ask,
+    ask_choices,
+    ask_true,
+)
+from calibrant.llm.answers.confidence import answer_confidence
+from calibrant.llm.answers.questions import (
+    Question,
+    choice_prompt,
+)
+from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
+from tests.support.language_models import (
+    PROMPTS,
+    QUIZ_WORDS,
+    quiz_model,
+    quiz_tokenizer,
+    tokenizers,
+    transformers,
+    true_by_hand,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return quiz_model()
+
+
+def by_hand(model, tokenizer, prompt, max_new_tokens, temperature=1.0):
+    """Greedy tokens one by one, without a cache or padding, and their probabilities."""
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    tokens, probs = [], []
+    for _ in range(max_new_tokens):
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, -1].double() / temperature
+        token = int(logits.argmax())
+        tokens.append(token)
+        probs.append(float(logits.softmax(-1)[token]))
+        if token < 4:  # the special ones
+            break
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    if tokens[-1] < 4 and len(tokens) > 1:
+        tokens, probs = tokens[:-1], probs[:-1]
+    return tokens, np.array(probs)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_answers_are_those_of_a_loop_without_cache_and_padding(model, tokenizer, temperature):
+    fitted = FittedHead.from_temperature(temperature, fingerprint_of(model))
+    done = []
+    found = ask(
+        model,
+        tokenizer,
+        PROMPTS,
+        fitted=fitted,
+        max_new_tokens=6,
+        batch=2,
+        progress=lambda *t: done.append(t),
+    )
+    assert done == [(2, 3), (3, 3)]
+    for prompt, answer in zip(PROMPTS, found, strict=True):
+        tokens, probs = by_hand(model, tokenizer, prompt, 6, temperature)
+        assert len(answer.token_texts) == len(tokens)
+        assert "".join(answer.token_texts) == tokenizer.decode(tokens)
+        np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
+        assert answer.confidence == pytest.approx(float(answer_confidence([probs])[0]), abs=1e-5)
+        assert answer.text == tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+
+def test_without_a_head_the_probabilities_are_those_of_the_model(model, tokenizer):
+    one = FittedHead.from_temperature(1.0, fingerprint_of(model))
+    plain, same = (
+        ask(model, tokenizer, PROMPTS[:1], fitted=f, max_new_tokens=3)[0] for f in (None, one)
+    )
+    np.testing.assert_allclose(plain.probs, same.probs)
+    assert tokenizer.padding_side == "right"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "error", "message"),
+    [
+        ([], {}, ValueError, "at least one prompt"),
+        ("what is it", {}, TypeError, "got one text: put it into a list"),
+        (["what is it", 5], {}, TypeError, "got 5 for prompt 1"),
+        (["what is it", ""], {}, ValueError, "prompt 1 is empty"),
+        (["what is it"], {"fitted": "head"}, TypeError, "got 'head': calibrant.load"),
+    ],
+)
+def test_invalid_prompts_and_heads(model, tokenizer, prompts, options, error, message):
+    with pytest.raises(error, match=message):
+        ask(model, tokenizer, prompts, **options)
+
+
+def test_texts_of_tokens():
+    made = tokenizers
+    letters = sorted(made.pre_tokenizers.ByteLevel.alphabet())
+    inner = made.Tokenizer(made.models.BPE({one: i for i, one in enumerate(letters)}, []))
+    inner.pre_tokenizer = made.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = made.decoders.ByteLevel()
+    byte_wise = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+    text = "a\N{CJK UNIFIED IDEOGRAPH-4F60}b \N{GRINNING FACE}"
+    ids = byte_wise(text)["input_ids"]
+    assert len(ids) == 1 + 3 + 1 + 1 + 4
+    found = _token_texts(byte_wise, ids)
+    assert found == [text[0], "", "", text[1], text[2], text[3], "", "", "", text[4]]
+    cut = _token_texts(byte_wise, ids[:-1])
+    assert "".join(cut) == byte_wise.decode(ids[:-1])  # the broken end is shown
+
+    words = {"<unk>": 0, "\u2581Lima": 1, "\u2581is": 2, "\u2581it": 3}
+    inner = made.Tokenizer(made.models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = made.pre_tokenizers.Metaspace()
+    inner.decoder = made.decoders.Metaspace()
+    word_wise = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    assert word_wise.decode([2]) == "is"  # alone it has no blank
+    assert _token_texts(word_wise, [1, 2, 3]) == ["Lima", " is", " it"]
+
+
+def test_truncated_answers(model, tokenizer):
+    whole = ask(model, tokenizer, PROMPTS, max_new_tokens=64)
+    prompt, answer = next(
+        pair for pair in zip(PROMPTS, whole, strict=True) if pair[1].probs.size > 1
+    )
+    assert not answer.truncated
+    (short,) = ask(model, tokenizer, [prompt], max_new_tokens=answer.probs.size - 1)
+    assert short.truncated
+    assert short.token_texts == answer.token_texts[:-1]
+
+
+def test_ended_answers_are_not_truncated(model, tokenizer, monkeypatch):
+    (plain,) = ask(model, tokenizer, PROMPTS[:1], max_new_tokens=1)
+    token = tokenizer.convert_tokens_to_ids(plain.token_texts[0].strip())
+    assert plain.truncated == (token not in tokenizer.all_special_ids)
+    # a token that ends texts, though the tokenizer does not count it among the special ones
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [2, token])
+    for max_new_tokens in (1, 8):
+        (ended,) = ask(model, tokenizer, PROMPTS[:1], max_new_tokens=max_new_tokens)
+        assert not ended.truncated
+        assert ended.token_texts == plain.token_texts  # one at least, so that there is a claim
+
+
+def test_answers_of_a_model_with_an_adapter(model, tokenizer):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    options = {"r": 2, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "up_proj"], **options)
+    adapted = peft.get_peft_model(copy.deepcopy(model), config).eval()
+    fitted = FittedHead.from_temperature(2.0, fingerprint_of(adapted))
+    found = ask(adapted, tokenizer, PROMPTS, fitted=fitted, max_new_tokens=6, batch=2)
+    merged = copy.deepcopy(adapted).merge_and_unload()
+    for prompt, answer in zip(PROMPTS, found, strict=True):
+        tokens, probs = by_hand(merged, tokenizer, prompt, 6, temperature=2.0)
+        assert len(answer.token_texts) == len(tokens)
+        assert "".join(answer.token_texts) == tokenizer.decode(tokens)
+        np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
+    plain = ask(model, tokenizer, PROMPTS, fitted=fitted, max_new_tokens=6)
+    assert [one.token_texts for one in plain] != [one.token_texts for one in found]
+
+
+def test_a_rendered_chat_begins_once(model, tokenizer):
+    adding = copy.deepcopy(tokenizer)  # as those of Llama and Gemma, whose templates write it too
+    adding.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    texts = [f"<s> {PROMPTS[0]}", PROMPTS[0], PROMPTS[2]]  # one batch, both kinds, other lengths
+    assert adding(texts[0])["input_ids"][:2] == [1, 1]
+    found = ask(model, adding, texts, max_new_tokens=6)
+    for prompt, answer in zip((PROMPTS[0], PROMPTS[0], PROMPTS[2]), found, strict=True):
+        tokens, probs = by_hand(model, tokenizer, f"<s> {prompt}", 6)
+        assert len(answer.token_texts) == len(tokens)
+        assert "".join(answer.token_texts) == tokenizer.decode(tokens)
+        np.testing.assert_allclose(answer.probs, probs, atol=1e-5)
+    _, twice = by_hand(model, tokenizer, f"<s> <s> {PROMPTS[0]}", 1)
+    assert abs(found[0].probs[0] - twice[0]) > 1e-3
+
+
+def test_an_answer_ends_before_a_line_break(tokenizer, model, monkeypatch):
+    monkeypatch.setattr(
+        tokenizer.__class__,
+        "decode",
+        lambda self, ids, **_: " ".join("\n" if i == 18 else QUIZ_WORDS[i] for i in ids),
+    )
+    assert _length(tokenizer, [14, 15, 18, 16], {0, 2}) == 2
+    assert (
+        _length(tokenizer, [18, 14, 15], {0, 2}) == 3
+    )  # a break before the first word does not count
+    assert _length(tokenizer, [14, 2, 0], {0, 2}) == 1
+    assert _length(tokenizer, [2], {0, 2}) == 1
+
+
+QUESTIONS = [
+    Question("what is it", ("two",), ("one", "two", "three", "four"), 1, "numbers"),
+    Question("is it", ("red",), ("red", "blue", "yes", "no"), 0, "colours"),
+    Question("it", ("no",), ("red", "blue", "yes", "no"), 3, "colours"),
+]
+
+
+@pytest.mark.parametrize("temperature", [None, 3.0])
+def test_choices_are_the_logits_of_their_letters(model, tokenizer, temperature):
+    fitted = temperature and FittedHead.from_temperature(temperature, fingerprint_of(model))
+    shots = [Question("two", ("one",), ("one", "two", "three", "four"), 0, "numbers")]
+    found, labels = ask_choices(
+        model, tokenizer, QUESTIONS, shots=shots, fitted=fitted or None, prefix="", batch=2
+    )
+    assert labels.tolist() == [1, 0, 3]
+    letters = [QUIZ_WORDS.index(letter) for letter in "ABCD"]
+    for question, row in zip(QUESTIONS, found, strict=True):
+        prompt = choice_prompt(question, shots)
+        with torch.no_grad():
+            logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1].double()
+        wanted = (logits / (temperature or 1.0))[letters].log_softmax(-1)
+        np.testing.assert_allclose(row - np.logaddexp.reduce(row), wanted, atol=1e-5)
+
+
+def test_letters_of_a_tokenizer_that_adds_spaces(model, tokenizer):
+    llama = copy.deepcopy(tokenizer)  # "<unk>" stands for the blank of its own in front of " A"
+    blank = tokenizers.normalizers.Replace(tokenizers.Regex("^ "), "<unk> ")
+    llama.backend_tokenizer.normalizer = blank
+    assert len(llama.encode(" A", add_special_tokens=False)) == 2
+    wanted, _ = ask_choices(model, tokenizer, QUESTIONS, prefix="")
+    np.testing.assert_array_equal(ask_choices(model, llama, QUESTIONS)[0], wanted)
+    with pytest.raises(ValueError, match="with the prefix ' ' choice 'A' is 2 tokens"):
+        ask_choices(model, llama, QUESTIONS, prefix=" ")
+
+
+def test_questions_with_different_choices_are_refused(model, tokenizer):
+    fewer = Question("it", ("no",), ("yes", "no"), 1)
+    with pytest.raises(ValueError, match=r"equally many choices, got \[2, 4\]"):
+        ask_choices(model, tokenizer, [*QUESTIONS, fewer])
+
+
+@pytest.mark.parametrize("temperature", [None, 2.0])
+def test_verdict_is_the_next_word(model, tokenizer, temperature):
+    fitted = (
+        FittedHead.from_temperature(temperature, fingerprint_of(model)) if temperature else None
+    )
+    done = []
+    found = ask_true(
+        model, tokenizer, PROMPTS, fitted=fitted, batch=2, progress=lambda *t: done.append(t)
+    )
+    wanted = [true_by_hand(model, tokenizer, prompt, temperature or 1.0) for prompt in PROMPTS]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert np.ptp(wanted) > 0.05
+    assert done == [(2, 3), (3, 3)]
+
+
+def test_every_spelling_of_a_verdict_counts(tokenizer):
+    class Coded:
+        unk_token_id = 0
+
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            return {" True": [4], "True": [5], " true": [4], "true": [6, 7]}.get(text, [0])
+
+    assert _spellings(Coded(), "True") == [4, 5]
+    assert _spellings(tokenizer, "False") == [QUIZ_WORDS.index("False")]
+    with pytest.raises(ValueError, match="no token of its own for 'False'"):
+        _spellings(Coded(), "False")
+
+
+def test_too_long_prompts_are_refused(model, tokenizer):
+    positions = model.config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"more than the {positions} positions"):
+        ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=positions)
+    with pytest.raises(ValueError, match="batch must be 1 or more"):
+        ask(model, tokenizer, [PROMPTS[0]], batch=0)
+
+
+def test_generation_config_is_ignored(model, tokenizer, monkeypatch):
+    (plain,) = ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=8)
+    monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
+    monkeypatch.setattr(model.generation_config, "no_repeat_ngram_size", 1)
+    (again,) = ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=8)
+    assert again.text == plain.text
+    np.testing.assert_array_equal(again.probs, plain.probs)

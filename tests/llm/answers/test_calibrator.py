@@ -1,0 +1,400 @@
+"""Answer calibrators: other implementations, guarantees, files."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, logit
+from scipy.stats import binom
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+import calibrant as cal
+from calibrant import threshold
+from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator, log_odds
+from calibrant.llm.answers.confidence import answer_confidence
+
+
+@pytest.fixture
+def answers(rng):
+    return [rng.uniform(0.01, 1, size=rng.integers(1, 12)) for _ in range(50)]
+
+
+def most(times, chance):
+    """Number of events of a chance that is exceeded once in ten thousand runs."""
+    return int(binom.ppf(0.9999, times, chance))
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="geometric, product"):
+        answer_confidence([[0.5]], "median")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="geometric, product"):
+        AnswerCalibrator("median")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sigmoid, beta, isotonic"):
+        AnswerCalibrator(stage="spline")  # type: ignore[arg-type]
+
+
+def drawn_answers(rng, n, truth):
+    """Confidences over all of (0, 1), and outcomes drawn from a curve of their log-odds."""
+    sure = rng.beta(1.2, 1.2, n)
+    return sure, rng.random(n) < truth(logit(sure))
+
+
+def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
+    sure, right = drawn_answers(rng, 3000, lambda s: expit(0.6 * s - 1.2))
+    fitted = AnswerCalibrator(None).fit(sure, right)
+    other = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(sure)[:, None], right)
+    wanted = other.predict_proba(logit(sure)[:, None])[:, 1]
+    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
+    np.testing.assert_allclose(fitted.state()["learned"]["line"], [0.6, -1.2], atol=0.15)
+
+
+def test_beta_is_a_logistic_regression_on_two_logarithms(rng):
+    sure, right = drawn_answers(rng, 5000, lambda s: expit(s - 0.5) ** 1.5)
+    fitted = AnswerCalibrator(None, stage="beta").fit(sure, right)
+    inputs = np.stack([np.log(sure), -np.log1p(-sure)], 1)
+    other = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, right)
+    assert (other.coef_ > 0).all()  # the constraints do not bind
+    np.testing.assert_allclose(fitted.predict(sure), other.predict_proba(inputs)[:, 1], atol=1e-3)
+
+
+def test_isotonic_is_that_of_sklearn(rng):
+    sure, right = drawn_answers(rng, 800, lambda s: expit(s - 0.5))
+    sure = sure.round(2).clip(0.01, 0.99)  # ties
+    fitted = AnswerCalibrator(None, stage="isotonic").fit(sure, right)
+    other = IsotonicRegression(out_of_bounds="clip").fit(sure, right)
+    least = 0.5 / 800
+    wanted = np.clip(other.predict(sure), least, 1 - least)
+    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-6)
+    between = rng.random(200)
+    wanted = np.clip(other.predict(between), least, 1 - least)
+    np.testing.assert_allclose(fitted.predict(between), wanted, atol=0.01)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_calibrated_confidences_rise_and_are_right_on_average(stage, rng):
+    tokens = [rng.beta(3, 1, size=rng.integers(1, 9)) for _ in range(4000)]
+    truth = answer_confidence(tokens) ** 2
+    right = rng.random(4000) < truth
+    fitted = AnswerCalibrator(stage=stage).fit(tokens[:2000], right[:2000])
+    found = fitted.predict(tokens[2000:])
+    order = np.argsort(truth[2000:])
+    assert (np.diff(found[order]) >= -1e-9).all()
+    assert np.abs(found - truth[2000:]).mean() < 0.03
+    # nothing is certain, so that the likelihood of new answers is finite
+    assert 0 < found.min() < found.max() < 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_layouts_of_tokens_are_passed_on(stage, rng, answers):
+    right = rng.random(50) < 0.5
+    flat = np.concatenate(answers)
+    documents = np.repeat(np.arange(50), [len(p) for p in answers])
+    one = AnswerCalibrator(stage=stage).fit(answers, right)
+    two = AnswerCalibrator(stage=stage).fit(flat, right, documents=documents)
+    np.testing.assert_array_equal(one.predict(answers), two.predict(flat, documents=documents))
+
+
+def test_underflowing_products_keep_their_order():
+    tokens = [np.full(m, 0.1) for m in range(100, 900, 10)]
+    assert answer_confidence(tokens, "product")[-1] == 0
+    right = np.arange(80) % 7 < 3 - np.arange(80) // 30
+    found = AnswerCalibrator("product").fit(tokens, right).predict(tokens)
+    assert (np.diff(found) < 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:confident answers are not right")
+def test_certain_tokens_have_finite_odds():
+    odds = log_odds(np.log(np.array([1.0, 1 - 1e-12, 0.5, 1e-300])))
+    assert np.isfinite(odds).all()
+    assert odds[0] == pytest.approx(odds[1], abs=1e-6)
+    assert odds[2] == 0
+    right = np.array([True, True, False, False, True])
+    fitted = AnswerCalibrator().fit([[1.0, 1.0], [0.0], [0.5], [0.4], [1.0]], right)
+    assert np.isfinite(fitted.predict([[1.0], [0.0]])).all()
+
+
+SAID = np.array([0, 0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 1])
+
+
+HOW_OFTEN = np.array([0.02, 0.05, 0.1, 0.1, 0.15, 0.25, 0.2, 0.15]) / 1.02
+
+
+WORTH = np.array([0.15, 0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85])
+
+
+def said_answers(rng, n):
+    """Confidences as models say them, 0 and 1 among them, and outcomes of a known chance."""
+    at = rng.choice(8, n, p=HOW_OFTEN)
+    return SAID[at], rng.random(n) < WORTH[at]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_zeros_and_ones_do_not_distort_the_map(stage, zeros, rng):
+    off = []
+    for _ in range(20):
+        sure, right = said_answers(rng, 1000)
+        seen = (sure > 0) | zeros
+        found = AnswerCalibrator(None, stage=stage).fit(sure[seen], right[seen]).predict(SAID)
+        assert (np.diff(found) >= 0).all()
+        off.append(HOW_OFTEN @ np.abs(found - WORTH))
+    assert np.mean(off) < (0.04 if stage == "isotonic" else 0.03)  # steps are noisier
+
+
+def test_zero_and_one_are_replaced_by_halfway_values(rng):
+    sure, right = said_answers(rng, 1000)
+    fitted = AnswerCalibrator(None).fit(sure, right)
+    assert fitted.limits_ == pytest.approx((0.1, 0.975))
+    moved = logit(np.clip(sure, 0.1, 0.975))
+    other = LogisticRegression(C=np.inf, tol=1e-10).fit(moved[:, None], right)
+    wanted = other.predict_proba(moved[:, None])[:, 1]
+    np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
+    # values between, which fit has not seen, never fall below their lower neighbours
+    assert (np.diff(fitted.predict(np.linspace(0, 1, 2001))) >= 0).all()
+    # 0 and 1 that fit has not seen are no more certain than any other
+    inner = (sure > 0) & (sure < 1)
+    assert AnswerCalibrator(None).fit(sure[inner], right[inner]).limits_ == fitted.limits_
+    # others know no limits
+    assert AnswerCalibrator(None, stage="isotonic").fit(sure, right).limits_ is None
+    assert AnswerCalibrator("first").fit(list(sure[:, None]), right).limits_ is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_zeros_and_ones_alone_are_worth_their_shares(stage, rng):
+    sure = (np.arange(300) % 3 > 0).astype(float)
+    right = np.where(sure == 1, rng.random(300) < 0.8, rng.random(300) < 0.3)
+    fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
+    low, middle, high = fitted.predict([0, 0.5, 1])
+    shares = [right[sure == 0].mean(), right[sure == 1].mean()]
+    assert [low, high] == pytest.approx(shares, abs=1e-4)
+    assert low < middle < high
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("value", [0, 0.7, 1])
+def test_one_confidence_alone_is_worth_its_share(stage, value):
+    right = np.arange(200) < 120
+    fitted = AnswerCalibrator(None, stage=stage).fit(np.full(200, value), right)
+    found = fitted.predict([0, value, 1])
+    assert found[1] == pytest.approx(0.6, abs=1e-4)
+    assert 0.1 < found[0] <= found[1] <= found[2] < 0.95
+
+
+def test_a_failed_fit_changes_nothing(rng):
+    sure, right = said_answers(rng, 300)
+    fitted = AnswerCalibrator(None).fit(sure, right)
+    before = fitted.state()
+    with pytest.raises(ValueError, match="0 or 1"):
+        fitted.fit(np.full(300, 0.5), np.full(300, 2))
+    assert fitted.state() == before
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("number", [1, 5, 50])
+def test_all_right_or_all_wrong_warns(stage, right, number, answers):
+    some = answers[:number]
+    with pytest.warns(UserWarning, match="nearly all, are right or wrong"):
+        fitted = AnswerCalibrator(stage=stage).fit(some, np.full(number, right))
+    found = fitted.predict(some)
+    assert ((found >= 0.75) if right else (found <= 0.25)).all()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_few_all_right_confidences_warn(stage):
+    with pytest.warns(UserWarning, match="nearly all, are right or wrong"):
+        AnswerCalibrator(None, stage=stage).fit(np.linspace(0.6, 0.9, 5), np.ones(5))
+
+
+@pytest.mark.filterwarnings("ignore:confident answers are not right")
+def test_bad_fits_are_refused(answers):
+    with pytest.raises(ValueError, match="each of 50 answers"):
+        AnswerCalibrator().fit(answers, np.ones(49))
+    with pytest.raises(ValueError, match="0 or 1"):
+        AnswerCalibrator().fit(answers, np.full(50, 0.5))
+    with pytest.raises(ValueError, match="confidences"):
+        AnswerCalibrator(None).fit(answers[0][None] + np.zeros((2, 1)), [1, 0])
+    with pytest.raises(ValueError, match="confidences"):
+        AnswerCalibrator(None).fit([0.5, 1.5], [1, 0])
+    with pytest.raises(RuntimeError, match="call fit"):
+        AnswerCalibrator().predict(answers)
+    with pytest.raises(RuntimeError, match="call fit"):
+        AnswerCalibrator().state()
+    with pytest.raises(RuntimeError, match="call control"):
+        AnswerCalibrator().fit(answers, np.arange(50) % 2).abstains([0.5])
+
+
+def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
+    sure, right = drawn_answers(rng, 2000, lambda s: expit(s - 0.5))
+    fitted = AnswerCalibrator(None).fit(sure[:500], right[:500])
+    found = fitted.control(sure[500:], right[500:], max_error=0.25, level=0.9)
+    after = fitted.predict(sure[500:])
+    assert found == threshold(after, right[500:], max_error=0.25, level=0.9)
+    np.testing.assert_array_equal(fitted.abstains(after), after < found.threshold)
+    assert fitted.abstains([found.threshold]).tolist() == [False]
+    assert fitted.abstains(torch.tensor([0.0])).tolist() == [True]
+    for wrong in (math.nan, -0.1, 1.1):  # NaN is above no threshold, nor below
+        with pytest.raises(ValueError, match=r"in \[0, 1\] and not NaN"):
+            fitted.abstains([0.5, wrong])
+    # another fit is another scale
+    with pytest.raises(RuntimeError, match="call control"):
+        fitted.fit(sure, right).abstains(after)
+
+
+def test_error_guarantee_holds(rng):
+    target, delta, times = 0.25, 0.1, 300
+    population = rng.beta(1.2, 1.2, 20_000)
+    chance = expit(1.2 * logit(population) - 0.4)
+    failed = given = 0
+    for _ in range(times):
+        sure, right = drawn_answers(rng, 600, lambda s: expit(1.2 * s - 0.4))
+        fitted = AnswerCalibrator(None).fit(sure[:150], right[:150])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where none is safe, none is given
+            fitted.control(sure[150:], right[150:], max_error=target, level=1 - delta)
+        kept = ~fitted.abstains(fitted.predict(population))
+        given += bool(kept.any())
+        failed += bool(kept.any() and 1 - chance[kept].mean() > target)
+    assert failed <= most(times, delta)
+    assert given > 0.9 * times
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_zeros_and_ones_keep_the_guarantee(stage, rng):
+    target, delta, times = 0.25, 0.1, 100
+    failed, given = 0, []
+    for _ in range(times):
+        sure, right = said_answers(rng, 4000)
+        fitted = AnswerCalibrator(None, stage=stage).fit(sure[:500], right[:500])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where none is safe, none is given
+            fitted.control(sure[500:], right[500:], max_error=target, level=1 - delta)
+        kept = ~fitted.abstains(fitted.predict(SAID))
+        assert (np.diff(kept.astype(int)) >= 0).all()  # what is surer is answered first
+        failed += bool(kept.any() and HOW_OFTEN[kept] @ (WORTH[kept] - 1 + target) < 0)
+        given.append(HOW_OFTEN[kept].sum())
+    assert failed <= most(times, delta)
+    assert np.mean(given) > 0.3  # 1 and 0.95, with 20.7 % wrong; 0.9 would make it 28 %
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_limits_are_saved_and_files_without_them_still_load(stage, rng, tmp_path):
+    sure, right = said_answers(rng, 500)
+    fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
+    cal.save(fitted, tmp_path / "new.json")
+    again = cal.load(tmp_path / "new.json")
+    assert again.limits_ == fitted.limits_
+    np.testing.assert_array_equal(again.predict(SAID), fitted.predict(SAID))
+    # the map of an older file was fitted to confidences as they are
+    line = {"sigmoid": [0.1, 0.2], "beta": [0.1, 0.3, 0.2]}.get(stage)
+    old = {**fitted.state(), "learned": {"line": line}} if line else fitted.state()
+    del old["limits"]
+    (tmp_path / "old.json").write_text(json.dumps({"format": 1, **old}))
+    found = cal.load(tmp_path / "old.json").predict([0, 0.5, 1])
+    if stage == "sigmoid":
+        ends = [log_odds(np.log([np.finfo(np.float32).tiny]))[0], 0, log_odds(np.zeros(1))[0]]
+        np.testing.assert_allclose(found, expit(0.1 * np.array(ends) + 0.2), rtol=1e-6)
+    assert found[0] < found[1] < found[2]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("max_error", [None, 0.45, 0.001])
+def test_saved_calibrators_come_back(stage, max_error, rng, tmp_path):
+    tokens = [rng.beta(3, 1, size=rng.integers(1, 9)) for _ in range(600)]
+    right = rng.random(600) < answer_confidence(tokens)
+    fitted = AnswerCalibrator("minimum", stage=stage).fit(tokens[:300], right[:300])
+    if max_error == 0.001:
+        with pytest.warns(UserWarning, match="no threshold"):
+            fitted.control(tokens[300:], right[300:], max_error=max_error)
+    elif max_error:
+        fitted.control(tokens[300:], right[300:], max_error=max_error)
+    cal.save(fitted, tmp_path / "answers.json")
+    again = cal.load(tmp_path / "answers.json")
+    np.testing.assert_array_equal(again.predict(tokens), fitted.predict(tokens))
+    assert str(again.threshold_) == str(fitted.threshold_)  # NaN equals itself here
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
+
+
+@pytest.mark.filterwarnings("ignore:surer answers are not right")
+def test_other_states_are_refused(answers):
+    state = AnswerCalibrator().fit(answers, np.arange(50) % 2).state()
+    json.dumps(state, allow_nan=False)
+    for broken in ({**state, "more": 1}, {}, [1, 2]):
+        with pytest.raises(ValueError, match="an answer calibrator has"):
+            AnswerCalibrator.from_state(broken)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sigmoid has the learned values line, got slope"):
+        AnswerCalibrator.from_state({**state, "learned": {"slope": [1.0]}})
+
+
+THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
+
+
+@pytest.mark.parametrize(
+    ("stage", "changed", "message"),
+    [
+        ("sigmoid", {"learned": None}, "sigmoid has the learned values line, got None"),
+        ("sigmoid", {"learned": {}}, "line, got none"),
+        ("sigmoid", {"learned": {"line": [1.0]}}, "line of sigmoid must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": [1.0, 0.0, 0.0]}}, "must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": [1.0, None]}}, "must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": 1.0}}, "must be 2 finite numbers"),
+        ("sigmoid", {"learned": {"line": ["a", 1]}}, "are no numbers"),
+        ("sigmoid", {"learned": {"line": {"a": 1}}}, "are no numbers"),
+        ("beta", {"learned": {"line": [1.0, 0.0]}}, "line of beta must be 3 finite numbers"),
+        ("isotonic", {"learned": {"odds": [], "prob": []}}, "odds of isotonic must be 1 finite"),
+        ("isotonic", {"learned": {"odds": [0, 1], "prob": [0.5]}}, "prob of isotonic must be 2"),
+        ("sigmoid", {"limits": 0.5}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": [0.5]}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": [0.9, 0.1]}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": [0.0, 0.5]}, "limits must be two rising numbers between 0 and 1"),
+        ("sigmoid", {"limits": [0.1, math.nan]}, "limits must be two rising numbers"),
+        ("sigmoid", {"limits": ["a", 0.5]}, "limits must be two rising numbers"),
+        ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
+        ("sigmoid", {"threshold": {"threshold": 0.5}}, "a threshold has the numbers"),
+        ("sigmoid", {"threshold": {**THRESHOLD, "n": None}}, "a threshold has the numbers"),
+        ("sigmoid", {"threshold": {**THRESHOLD, "threshold": math.nan}}, "has the numbers"),
+        ("sigmoid", {"threshold": {**THRESHOLD, "threshold": "0.5"}}, "has the numbers"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:surer answers are not right")
+def test_damaged_states_are_refused(stage, changed, message, answers):
+    state = AnswerCalibrator(stage=stage).fit(answers, np.arange(50) % 2).state()
+    whole = AnswerCalibrator.from_state({**state, "threshold": THRESHOLD})
+    assert whole.threshold_ == tuple(THRESHOLD.values())
+    with pytest.raises(ValueError, match=message):
+        AnswerCalibrator.from_state({**state, **changed})
+
+
+def test_constant_predictions_warn():
+    rng = np.random.default_rng(0)
+    sure = rng.uniform(0.1, 0.9, 400)
+    right = rng.random(400) < 0.6 - 0.4 * sure  # the surer, the more often wrong
+    for stage in ("sigmoid", "beta"):
+        with pytest.warns(UserWarning, match=r"not right more often .* same chance, 3\d %"):
+            AnswerCalibrator(None, stage=stage).fit(sure, right)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AnswerCalibrator(None).fit(sure, rng.random(400) < sure)
+        AnswerCalibrator(None).fit(np.full(400, 0.5), right)  # nothing to tell apart
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "answers", "message"),
+    [
+        (None, [[0.5, 0.6], [0.7]], "must be confidences .* no numbers"),
+        (None, ["yes", "no"], "must be confidences .* no numbers"),
+        ("geometric", ["yes", "no"], r"pass \[answer\.probs for answer in answers\]"),
+        (
+            "geometric",
+            [("text", ["a"], [0.5], 0.5)],
+            r"pass \[answer\.probs for answer in answers\]",
+        ),
+    ],
+)
+def test_answers_must_be_numbers(aggregate, answers, message):
+    with pytest.raises(ValueError, match=message):
+        AnswerCalibrator(aggregate).fit(answers, np.ones(len(answers)))

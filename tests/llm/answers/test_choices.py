@@ -1,0 +1,180 @@
+"""Multiple choice."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+
+from calibrant.llm.answers.choices import (
+    choice_logits,
+    choice_logits_from_likelihoods,
+    choice_logits_from_top,
+    choice_sets,
+    choice_tokens,
+    p_true,
+)
+
+
+class Words:
+    """A tokenizer of a few words; everything else is letters of three each."""
+
+    unk_token_id = 0
+    known = ("?", " A", " B", " C", " D", "A", "B", " True", " False")
+
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        if text in self.known:
+            return [self.known.index(text)]
+        return [100 + i for i in range(-(-len(text) // 3))]
+
+    def decode(self, tokens):
+        return "|".join(map(str, tokens))
+
+
+def test_tokens_of_choices():
+    assert choice_tokens(Words()) == [1, 2, 3, 4]
+    assert choice_tokens(Words(), ("A", "B"), prefix="") == [5, 6]
+    with pytest.raises(ValueError, match="with the prefix ' ' choice 'Lima' is 2 tokens"):
+        choice_tokens(Words(), ("A", "Lima"), prefix=" ")
+    with pytest.raises(ValueError, match=r"prefix ' ' choice 'Lima' .*prefix '' choice 'Lima' is"):
+        choice_tokens(Words(), ("A", "Lima"))
+    with pytest.raises(ValueError, match="no token of its own for 'x', 'y'"):
+        choice_tokens(Words(), ("x", "y"))
+    with pytest.raises(ValueError, match="no token of its own"):
+        choice_tokens(Words(), ("?", "A"), prefix="")
+
+
+def sentencepiece(*, doubled):
+    """A tokenizer of letters with or without a blank before them.
+
+    With ``doubled`` it puts a blank before every text, as that of Llama 2, even before a blank.
+    """
+    made = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = ["<unk>", "\u2581", *"ABCD", *(f"\u2581{letter}" for letter in "ABCD")]
+    merges = [("\u2581", letter) for letter in "ABCD"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    plain = made.Tokenizer(made.models.BPE(vocabulary, merges, unk_token="<unk>"))
+    plain.pre_tokenizer = made.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    if doubled:
+        plain.normalizer = made.normalizers.Prepend("\u2581")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+
+
+def test_letters_of_a_tokenizer_that_adds_spaces():
+    llama = sentencepiece(doubled=True)
+    assert choice_tokens(llama) == choice_tokens(llama, prefix="") == [6, 7, 8, 9]
+    # what follows a prompt is the same token
+    assert llama.encode("D: A", add_special_tokens=False)[-1] == 6
+    with pytest.raises(ValueError, match=r"with the prefix ' ' choice 'A' is 2 tokens"):
+        choice_tokens(llama, prefix=" ")
+    with pytest.raises(ValueError, match=r"prefix ' ' choice 'AB' .*, and with the prefix '' "):
+        choice_tokens(llama, ("AB", "C"))
+
+
+def test_letters_with_and_without_a_space():
+    plain = sentencepiece(doubled=False)
+    assert choice_tokens(plain) == choice_tokens(plain, prefix=" ") == [6, 7, 8, 9]
+    assert choice_tokens(plain, prefix="") == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_choices_are_a_softmax_over_their_tokens(kind, rng):
+    logits = 3 * rng.normal(size=(6, 20))
+    found = choice_logits(kind(logits), [7, 3, 11])
+    for row, got in zip(logits, found, strict=True):
+        total = sum(math.exp(row[t]) for t in (7, 3, 11))
+        np.testing.assert_allclose(np.exp(got), [math.exp(row[t]) / total for t in (7, 3, 11)])
+
+
+def test_whole_choices_by_likelihood():
+    sums, lengths = np.array([[-3.0, -8.0, -2.0]]), np.array([3, 4, 1])
+    plain = np.exp(choice_logits_from_likelihoods(sums))[0]
+    np.testing.assert_allclose(plain, np.exp(sums[0]) / np.exp(sums[0]).sum())
+    scaled = np.exp(choice_logits_from_likelihoods(sums, lengths))[0]
+    wanted = np.array([math.exp(-1), math.exp(-2), math.exp(-2)])
+    np.testing.assert_allclose(scaled, wanted / wanted.sum())
+
+
+def test_choices_of_a_service_are_renormalised():
+    shown = [
+        {"A": -1.0, " A": -2.0, "B": -3.0, "The": -0.9},
+        {"A": -4.0, "B": -0.1},
+    ]
+    found = np.exp(choice_logits_from_top(shown, ("A", "B")))
+    first = math.exp(-1) + math.exp(-2)
+    np.testing.assert_allclose(found[0, 0], first / (first + math.exp(-3)))
+    np.testing.assert_allclose(found[1, 0], math.exp(-4) / (math.exp(-4) + math.exp(-0.1)))
+    with pytest.raises(ValueError, match="choice 'C' is not among the 4 tokens of question"):
+        choice_logits_from_top(shown, ("A", "C"))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_p_true_is_a_share_of_two_sets(kind, rng):
+    logits = 3 * rng.normal(size=(5, 12))
+    yes, no = np.exp(logits[:, [1, 4]]).sum(1), np.exp(logits[:, [2, 3, 9]]).sum(1)
+    np.testing.assert_allclose(p_true(kind(logits), [1, 4], [2, 3, 9]), yes / (yes + no))
+
+
+def test_bad_choices_are_refused():
+    logits = np.zeros((2, 5))
+    with pytest.raises(ValueError, match="this model's tokenizer"):
+        choice_logits(logits, [1, 5])
+    with pytest.raises(ValueError, match="two choices or more"):
+        choice_logits(logits, [1])
+    with pytest.raises(ValueError, match="masked"):
+        choice_logits(np.full((1, 3), -np.inf), [0, 1])
+    with pytest.raises(ValueError, match="this model's tokenizer"):
+        p_true(logits, [1], [-1])
+    with pytest.raises(ValueError, match="share none"):
+        p_true(logits, [1, 2], [2])
+    with pytest.raises(ValueError, match="share none"):
+        p_true(logits, [1], np.zeros(0, dtype=int))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at most 0"):
+        choice_logits_from_likelihoods([[1.0, -2.0]])
+    with pytest.raises(ValueError, match="two choices or more"):
+        choice_logits_from_likelihoods([[-1.0]])
+    with pytest.raises(ValueError, match="lengths must be above 0"):
+        choice_logits_from_likelihoods([[-1.0, -2.0]], [1, 0])
+
+
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_choice_sets_hold_the_right_choice_as_often_as_asked(score, rng):
+    inside = 0.0
+    for _ in range(60):
+        scores = 2 * rng.normal(size=(700, 4))
+        labels = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
+        fitted = choice_sets(1.7 * scores[:200], labels[:200], coverage=0.85, score=score)
+        sets = fitted.sets(softmax(1.7 * scores[200:], -1))
+        inside += sets[np.arange(500), labels[200:]].mean() / 60
+    # between 0.85 and 0.85 + 1/201, and the noise of 30,000 questions and 60 limits
+    assert 0.84 < inside < 0.865
+
+
+@pytest.mark.parametrize("gap", [5, 40, 80])
+def test_choice_sets_of_whole_texts_are_those_of_their_log_probabilities(gap, rng):
+    """Log-likelihoods of texts are tens of nats apart: 1e-40 and 1e-30 are not the same."""
+    likelihoods, answers = -300 + gap * rng.normal(size=(1200, 4)), rng.integers(4, size=1200)
+    likelihoods[np.arange(1200), answers] += 0.9 * gap
+    logits = choice_logits_from_likelihoods(np.minimum(likelihoods, -0.1))
+    sets = choice_sets(logits[:600], answers[:600]).sets(softmax(logits[600:], -1))
+    limit = np.sort(-logits[np.arange(600), answers[:600]])[math.ceil(601 * 0.9) - 1]
+    assert np.array_equal(sets, -logits[600:] <= limit + 1e-5)
+    assert sets.sum(-1).mean() < 3.2
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([0.1, 0.2, 0.3], r"choice_scores must be \(n, choices\) .*, got \(3,\)"),
+        ([[0.1], [0.2], [0.3]], r"two choices or more, got \(3, 1\)"),
+        ([[0.0, 1.0], [np.nan, 1.0], [0.0, 1.0]], "logits must be finite.*row 1 has NaN"),
+        ([[0.0, 1.0], [0.0, 1.0], [-np.inf, -np.inf]], "row 2 has -inf in every class"),
+        ([[0.0, np.inf], [0.0, 1.0], [0.0, 1.0]], r"row 0 has \+inf"),
+    ],
+)
+def test_choice_sets_refuse_what_are_no_logits(scores, message):
+    with pytest.raises(ValueError, match=message):
+        choice_sets(scores, [0, 1, 0], coverage=0.5)

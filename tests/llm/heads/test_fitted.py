@@ -1,0 +1,61 @@
+"""Saved temperature heads."""
+
+import math
+
+import pytest
+import torch
+
+import calibrant as cal
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.modules import (
+    HEADS,
+    make_head,
+)
+from tests.support.language_models import (
+    TINY,
+    random_head,
+)
+
+
+def inputs_of(head, generator=0):
+    torch.manual_seed(generator)
+    width = {"shape": 12}.get(head.wants, 16)
+    return torch.randn(2, 5, width)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_round_trip(tmp_path, kind):
+    head = random_head(kind)
+    figures = {"before": {"nll": 1.5, "auroc": math.nan}}
+    fitted = FittedHead(head, TINY, "bce", False, "why", figures, {"seed": 3})
+    cal.save(fitted, tmp_path / "head")
+    again = cal.load(tmp_path / "head")
+    given = inputs_of(head)
+    assert torch.equal(again.head(given), head(given))
+    assert type(again.head) is type(head)
+    assert (again.fingerprint, again.objective, again.kept, again.reasons) == (
+        TINY,
+        "bce",
+        False,
+        "why",
+    )
+    assert again.settings == {"seed": 3}
+    assert again.figures["before"]["nll"] == 1.5
+    assert math.isnan(again.figures["before"]["auroc"])
+
+
+def test_an_unfinished_head_is_not_written(tmp_path):
+    head = make_head("linear", width=16)
+    head.last.bias.data.fill_(math.nan)  # type: ignore[union-attr, operator]
+    with pytest.raises(ValueError, match=r"last\.bias holds NaN or infinity"):
+        cal.save(FittedHead(head, TINY, "bce"), tmp_path / "head")
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_head_beside_the_files_of_its_model(tmp_path):
+    (tmp_path / "config.json").write_text("of the model")
+    for temperature in (2.0, 3.0):
+        fitted = FittedHead.from_temperature(temperature, TINY)
+        cal.save(fitted, tmp_path)
+        assert cal.load(tmp_path).head.bias == fitted.head.bias
+    assert (tmp_path / "config.json").read_text() == "of the model"

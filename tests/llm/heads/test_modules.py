@@ -1,0 +1,172 @@
+"""Modules of temperature heads."""
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant._core.chunks import examples
+from calibrant._core.logpartition import tabulate
+from calibrant.llm.heads.modules import (
+    HEADS,
+    Memory,
+    ShapeHead,
+    bounded,
+    make_head,
+    shape_features,
+    shape_features_of_logits,
+)
+from tests.support.language_models import (
+    random_head,
+)
+
+
+def inputs_of(head, generator=0):
+    torch.manual_seed(generator)
+    width = {"shape": 12}.get(head.wants, 16)
+    return torch.randn(2, 5, width)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_start_is_one_temperature(kind):
+    head = make_head(kind, width=16, start=-0.7)
+    assert torch.equal(head(inputs_of(head)), torch.full((2, 5), -0.7))
+
+
+@pytest.mark.parametrize(("kind", "options"), [*((k, {}) for k in HEADS), ("mlp", {"units": 5})])
+def test_config_makes_the_same_form(kind, options):
+    head = random_head(kind, **options)
+    again = type(head)(**head.config())
+    again.load_state_dict(head.state_dict())
+    given = inputs_of(head)
+    assert torch.equal(again(given), head(given))
+
+
+def test_unknown_heads_and_options():
+    with pytest.raises(ValueError, match="head must be one of"):
+        make_head("lstm", width=16)
+    with pytest.raises(ValueError, match="activation must be one of"):
+        make_head("mlp", width=16, activation="tanh")
+    with pytest.raises(ValueError, match="attention_heads"):
+        make_head("decoder", width=16, attention_heads=3)
+
+
+def test_linear_and_mlp_by_hand():
+    hidden = torch.randn(7, 16, dtype=torch.float64)
+    centred = hidden - hidden.mean(-1, keepdim=True)
+    normed = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    linear = random_head("linear").double()
+    wanted = normed @ linear.last.weight[0] + linear.last.bias
+    torch.testing.assert_close(linear(hidden), wanted)
+    for activation in ("swiglu", "relu"):
+        mlp = random_head("mlp", units=6, activation=activation).double()
+        first = normed @ mlp.first.weight.T + mlp.first.bias
+        if activation == "swiglu":
+            inner = first[:, :6] * torch.sigmoid(first[:, :6]) * first[:, 6:]
+        else:
+            inner = torch.where(first > 0, first, 0)
+        wanted = inner @ mlp.last.weight[0] + mlp.last.bias
+        torch.testing.assert_close(mlp(hidden), wanted)
+
+
+def test_bounds():
+    assert bounded(torch.tensor([-9.0, 0.5, 9.0])).tolist() == [-3.0, 0.5, 3.0]
+    assert bounded(torch.zeros(1, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("classes", [3, 40, 2000])
+def test_shape_features_agree(classes):
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(50, classes)) * rng.uniform(0.2, 8, (50, 1))).astype(np.float32)
+    logits[:5, 0] = -np.inf
+    logits[5] = np.where(np.arange(classes) == 1, 90, 0)  # no doubt at all
+    labels = logits.argmax(-1)
+    wanted = shape_features_of_logits(torch.from_numpy(logits))
+    got = shape_features(tabulate(examples(logits, labels)))
+    assert wanted.shape == (50, 12)
+    assert torch.isfinite(wanted).all()
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
+    # and both with the definition, one row at a time
+    row = np.sort(logits[20].astype(np.float64))[::-1]
+    gaps = row[0] - row
+    rest = [np.log(np.exp(-0.05 * 2**k * gaps[1:]).sum()) for k in range(7)]
+    leading = np.append(gaps[1:5], [20] * 4)[:4]
+    by_hand = [*np.maximum(rest, -12), *np.log1p(np.minimum([gaps.mean(), *leading], 20))]
+    np.testing.assert_allclose(wanted[20], by_hand, rtol=1e-4, atol=1e-4)
+
+
+def test_shape_head_standardises():
+    torch.manual_seed(0)
+    features = torch.randn(100, 12) * 5 + 3
+    features[:, 2] = 4.0  # a feature that never changes must not divide by zero
+    head = ShapeHead()
+    head.standardise(features)
+    torch.nn.init.ones_(head.last.weight)
+    found = head(features).detach()
+    assert abs(float(found.mean())) < 1e-4
+    assert torch.isfinite(found).all()
+
+
+def test_decoder_is_a_layer_of_llama():
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama import modeling_llama as llama
+
+    head = random_head("decoder", attention_heads=4, inner=24)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        rms_norm_eps=1e-6,
+        attn_implementation="eager",
+    )
+    layer = llama.LlamaDecoderLayer(config, 0)
+    names = {name: value for name, value in head.state_dict().items() if "last" not in name}
+    layer.load_state_dict(names)
+    hidden = inputs_of(head)
+    position = torch.arange(5)[None]
+    turned = llama.LlamaRotaryEmbedding(config)(hidden, position)
+    mask = torch.full((5, 5), -torch.inf).triu(1)[None, None]
+    found = layer(hidden, attention_mask=mask, position_embeddings=turned)
+    wanted = (found @ head.last.weight[0] + head.last.bias).clamp(max=3)
+    torch.testing.assert_close(head(hidden), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_decoder_memory_equals_one_pass():
+    head = random_head("decoder")
+    hidden = inputs_of(head)
+    whole, memory = head(hidden), Memory()
+    pieces = [head(hidden[:, a:b], memory=memory) for a, b in ((0, 2), (2, 3), (3, 5))]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    assert len(memory) == 5
+    memory.crop(3)
+    torch.testing.assert_close(head(hidden[:, 3:], memory=memory), whole[:, 3:])
+    swapped = Memory()
+    head(hidden[:, :4], memory=swapped)
+    swapped.select(torch.tensor([1, 0]))
+    torch.testing.assert_close(head(hidden.flip(0)[:, 4:], memory=swapped), whole.flip(0)[:, 4:])
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_decoder_does_not_see_padding(left):
+    head = random_head("decoder")
+    hidden = inputs_of(head)
+    noise = torch.full((2, 3, 16), 7.0)
+    padded = torch.cat([noise, hidden] if left else [hidden, noise], 1)
+    present = torch.ones(2, 8, dtype=torch.bool)
+    present[:, :3] = not left
+    present[:, 5:] = left
+    at = slice(3, None) if left else slice(5)
+    found = head(padded, present=present)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found[:, at], head(hidden))
+
+
+def test_decoder_is_causal_and_capped():
+    head = random_head("decoder", cap=1.5)
+    hidden = inputs_of(head)
+    changed = hidden.clone()
+    changed[:, 3:] += 1
+    assert torch.equal(head(changed)[:, :3], head(hidden)[:, :3])
+    assert not torch.equal(head(changed)[:, 4], head(hidden)[:, 4])
+    torch.nn.init.constant_(head.last.bias, 50)
+    torch.testing.assert_close(head(hidden).exp(), torch.full((2, 5), 1.5))

@@ -1,0 +1,159 @@
+"""Objectives of temperature heads against autograd over full logits."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from calibrant._core.chunks import examples
+from calibrant._core.logpartition import tabulate
+from calibrant.llm.heads.objectives import OBJECTIVES, loss, selective
+from tests.support.language_models import (
+    random_head,
+)
+
+
+def tokens(n=60, classes=12, seed=0):
+    rng = np.random.default_rng(seed)
+    logits = 2.5 * rng.normal(size=(n, classes)).astype(np.float32)
+    labels = (logits + 2 * rng.gumbel(size=logits.shape)).argmax(-1)
+    weight = rng.uniform(0.5, 2, n)
+    u = rng.uniform(-1.5, 1.0, n)
+    return logits, labels, weight, u
+
+
+def by_logits(name, logits, labels, weight, u, *, alpha=0.5, over=None, weighting="paper", m=0):
+    """Objectives by their definitions, from all logits, for autograd."""
+    scaled = logits * u.exp()[:, None]
+    logs, share = scaled.log_softmax(-1), weight / weight.sum()
+    right = logits.argmax(-1) == labels
+    own = F.nll_loss(logs, labels, reduction="none")
+    p = logs.amax(-1).exp()
+    if name == "nll":
+        return (share * own).sum()
+    if name == "bce":
+        return (share * F.binary_cross_entropy(p, right.to(p), reduction="none")).sum()
+    if name == "brier":
+        return (share * (p - right.to(p)) ** 2).sum()
+    if name == "smart":
+        centres = (torch.arange(15, dtype=p.dtype) + 0.5) / 15
+        part = (-((p[:, None] - centres) ** 2) / (2 * 0.05**2)).softmax(-1)
+        mass = (share[:, None] * part).sum(0)
+        gap = (share[:, None] * part * (p - right.to(p))[:, None]).sum(0) / mass
+        return (mass * ((gap**2 + 1e-6).sqrt() - 1e-3)).sum()
+    first = logs if over is None else logs.gather(-1, logits.topk(over).indices)
+    flat = -first.mean(-1)
+    if weighting == "paper":
+        return (share * torch.where(right, (1 - alpha) * own, alpha * flat)).sum()
+    good, bad = weight[right], weight[~right]
+    n_good, n_bad = good.sum(), bad.sum() + m
+    hard = (good * own[right]).sum() / n_good
+    smooth = (bad * flat[~right]).sum() / n_bad
+    total = (1 - alpha) * n_bad * hard + alpha * n_good * smooth
+    return total / ((1 - alpha) * n_bad + alpha * n_good)
+
+
+CASES = [
+    ("nll", {}, {}),
+    ("bce", {}, {}),
+    ("brier", {}, {}),
+    ("smart", {}, {}),
+    ("selective", {"alpha": 0.3}, {"alpha": 0.3}),
+    ("selective", {"alpha": 0.3, "over": 5}, {"alpha": 0.3, "over": 5}),
+    (
+        "selective",
+        {"alpha": 0.3, "weighting": "official"},
+        {"alpha": 0.3, "weighting": "official"},
+    ),
+    (
+        "selective",
+        {"alpha": 0.7, "weighting": "official", "ignored": 25},
+        {"alpha": 0.7, "weighting": "official", "m": 25},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "slow"), CASES)
+def test_objective_against_autograd(name, options, slow):
+    logits, labels, weight, u = tokens()
+    records = tabulate(examples(logits, labels, weight))
+    leaf = torch.tensor(u, requires_grad=True)
+    given = torch.from_numpy(logits).double(), torch.from_numpy(labels), torch.from_numpy(weight)
+    wanted = by_logits(name, *given, leaf, **slow)
+    wanted.backward()
+    ours = torch.tensor(u, requires_grad=True)
+    found = loss(partial(OBJECTIVES[name], **options), records, ours)
+    (3 * found).backward()
+    assert found.dtype == torch.float64
+    assert abs(float(found.detach() - wanted.detach())) < 1e-5
+    assert leaf.grad is not None
+    assert ours.grad is not None
+    assert float(leaf.grad.abs().max()) > 1e-4
+    torch.testing.assert_close(ours.grad / 3, leaf.grad, rtol=1e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "options", "slow"), CASES)
+def test_objective_against_differences(name, options, slow):
+    logits, labels, weight, u = tokens(8)
+    records = tabulate(examples(logits, labels, weight))
+    measure = partial(OBJECTIVES[name], **options)
+    gradient = measure(records, u).gradient
+    for i in range(8):
+        step = 1e-3 * (np.arange(8) == i)
+        slope = (measure(records, u + step).value - measure(records, u - step).value) / 2e-3
+        assert abs(slope - gradient[i]) < 2e-5 + 2e-3 * abs(gradient[i])
+
+
+def test_gradient_reaches_any_head():
+    logits, labels, weight, _ = tokens(40, 40)
+    records = tabulate(examples(logits, labels, weight))
+    head = random_head("mlp").double()
+    hidden = torch.randn(40, 16, dtype=torch.float64)
+    loss(OBJECTIVES["nll"], records, head(hidden)).backward()
+    got = [p.grad.clone() for p in head.parameters()]
+    head.zero_grad()
+    u = head(hidden)
+    z, y, w = (torch.from_numpy(a) for a in (logits.astype(float), labels, weight))
+    by_logits("nll", z, y, w, u).backward()
+    for ours, theirs in zip(got, head.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_selective_with_one_group_only():
+    logits, _, _, u = tokens()
+    records = tabulate(examples(logits, logits.argmax(-1)))
+    value, gradient = selective(records, u, weighting="official")
+    assert value == 0
+    assert not gradient.any()
+    assert selective(records, u, alpha=0.0).value == pytest.approx(OBJECTIVES["nll"](records, u)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 1.5}, "alpha must be between 0 and 1, got 1.5"),
+        ({"over": 11}, "from 1 to 10, got 11"),
+        ({"over": "top"}, "'vocabulary' or a number"),
+        ({"weighting": "batch"}, "weighting must be one of"),
+    ],
+)
+def test_selective_refuses(options, message):
+    logits, labels, _, u = tokens()
+    with pytest.raises(ValueError, match=message):
+        selective(tabulate(examples(logits, labels)), u, **options)
+
+
+def test_alpha_half_does_not_calibrate():
+    """The paper's loss is not proper: at the truth it still pulls towards less confidence."""
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.normal(size=(20000, 12)).astype(np.float32)
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)  # calibrated
+    records = tabulate(examples(logits, labels))
+    pulls = {
+        name: OBJECTIVES[name](records, 0.0).gradient.sum()
+        for name in ("nll", "bce", "brier", "selective")
+    }
+    assert all(abs(pulls[name]) < 0.02 for name in ("nll", "bce", "brier"))
+    assert pulls["selective"] > 0.1

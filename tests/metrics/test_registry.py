@@ -1,0 +1,83 @@
+"""The table of metrics: names, order, documentation, and what each line declares."""
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant.metrics import metric_name
+from tests.support.simulate import drawn
+
+every = pytest.mark.parametrize("name", cal.METRICS)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return drawn(np.random.default_rng(1), 600, 5, 1.5)
+
+
+def test_the_names_come_in_the_order_of_the_contract():
+    names = "accuracy ece debiased_ece ada_ece classwise_ece mce over_ece under_ece ks smooth_ece"
+    assert list(cal.METRICS) == [*names.split(), "smce", "nll", "brier", "auroc", "aurc"]
+
+
+@every
+def test_a_metric_is_a_public_function_with_a_summary(name):
+    metric = cal.METRICS[name]
+    assert metric.compute is getattr(cal, name)
+    assert len(metric.summary) > 15
+    assert metric.summary.endswith((".", "nats."))
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("ECE", "ece"), ("Brier score", "brier"), ("log-loss", "nll"), ("AdaECE", "ada_ece")],
+)
+def test_names_are_understood_in_any_case_and_by_alias(typed, name):
+    assert metric_name(typed) == name
+    assert list(cal.Accumulator(metrics=[typed], pairs=True).metrics) == [name]
+
+
+def test_an_alias_belongs_to_one_metric_and_is_no_name():
+    aliases = [alias for metric in cal.METRICS.values() for alias in metric.aliases]
+    assert len(aliases) == len(set(aliases))
+    assert not set(aliases) & set(cal.METRICS)
+
+
+def test_a_near_miss_is_hinted_at():
+    with pytest.raises(
+        ValueError,
+        match=r"unknown metric 'smoth_ece': did you mean smooth_ece\? choose from accuracy",
+    ):
+        cal.Accumulator(metrics=["smoth_ece"])
+
+
+@every
+def test_the_figure_of_the_table_is_that_of_an_evaluation(data, name):
+    alone = cal.METRICS[name].compute(*data)
+    assert alone == pytest.approx(cal.evaluate(*data, level=None)[name].value, abs=1e-12)
+    assert cal.evaluate(*data, metrics=[name])[name].value == pytest.approx(alone, abs=1e-12)
+
+
+@every
+def test_the_figure_is_a_python_float(data, name):
+    assert type(cal.METRICS[name].compute(*data)) is float
+    assert [type(x) for x in cal.evaluate(*data, metrics=[name])[name]] == [float] * 3
+
+
+@every
+def test_the_direction_of_a_metric_is_as_declared(rng, name):
+    """Honest logits are better than the same ones with four rows in ten shuffled."""
+    logits, labels = drawn(rng, 4000, 5)
+    worse = logits.copy()
+    worse[:1600] = 3 * rng.permuted(logits[:1600], axis=-1)
+    metric = cal.METRICS[name]
+    better = metric.compute(logits, labels) - metric.compute(worse, labels)
+    if name == "under_ece":  # what is over-confident is not under-confident
+        assert better >= 0
+    else:
+        assert better > 0 if metric.higher_is_better else better < 0
+
+
+def test_metrics_that_need_no_pairs_are_those_of_a_stream(data):
+    stream = cal.Accumulator(level=None).update(*data).compute()
+    assert set(stream) == {name for name, m in cal.METRICS.items() if not m.needs_pairs}

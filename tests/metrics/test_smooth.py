@@ -1,0 +1,87 @@
+"""Errors without bins against their definitions: a loop, a linear program, an integral."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+import calibrant as cal
+from tests.support.named_predictions import (
+    TIGHT,
+    integrated_ece,
+    pairs_of,
+    predictions,
+    weights_and_ties,
+    weights_of,
+)
+
+
+@weights_and_ties
+def test_ks_equals_a_loop_over_thresholds(rng, name, weigh, digits):
+    confidence, outcome = (part[:1000] for part in pairs_of(*predictions(name), digits))
+    weight = weights_of(rng, outcome.size, weigh)
+    mass = np.ones(outcome.size) if weight is None else weight
+    residual = mass * (confidence - outcome) / mass.sum()
+    expected = max(abs(residual[confidence <= t].sum()) for t in confidence)
+    assert cal.ks(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
+        expected, abs=TIGHT
+    )
+
+
+def lipschitz_program(confidence, outcome, weight=None):
+    """Maximise the mean of phi(p) (p - y) over 1-Lipschitz phi into [-1, 1], with HiGHS."""
+    weight = np.ones(len(confidence)) if weight is None else weight
+    position, group = np.unique(confidence, return_inverse=True)
+    residual = np.bincount(group, weight * (confidence - outcome)) / weight.sum()
+    step = np.diff(np.eye(position.size), axis=0)
+    found = optimize.linprog(
+        -residual,
+        A_ub=np.concatenate([step, -step]),
+        b_ub=np.concatenate([np.diff(position)] * 2),
+        bounds=(-1, 1),
+        method="highs",
+    )
+    assert found.fun is not None, found.message
+    return -found.fun
+
+
+@weights_and_ties
+def test_smce_is_the_optimum_of_its_linear_program(rng, name, weigh, digits):
+    confidence, outcome = (part[:800] for part in pairs_of(*predictions(name), digits))
+    weight = weights_of(rng, outcome.size, weigh)
+    expected = lipschitz_program(confidence, outcome, weight)
+    found = cal.smce(confidence=confidence, outcome=outcome, sample_weight=weight)
+    assert found == pytest.approx(expected, abs=1e-9)  # HiGHS stops at 1e-7 of its own scale
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 12])
+def test_smce_of_few_points_is_the_optimum_of_its_linear_program(rng, size):
+    for _ in range(20):
+        confidence = rng.choice([0.0, 1.0, *rng.random(4)], size)
+        outcome = rng.random(size) < 0.5
+        expected = lipschitz_program(confidence, outcome)
+        assert cal.smce(confidence=confidence, outcome=outcome) == pytest.approx(expected, abs=1e-9)
+
+
+def test_smce_needs_the_bound_on_the_witness():
+    """All wrong by 1 at both ends: a 1-Lipschitz witness of [-1, 1] reaches 0 in between."""
+    confidence, outcome = np.array([0.0, 1.0]), np.array([1, 0])
+    assert lipschitz_program(confidence, outcome) == pytest.approx(0.5)
+    assert cal.smce(confidence=confidence, outcome=outcome) == pytest.approx(0.5, abs=TIGHT)
+
+
+@weights_and_ties
+def test_smooth_ece_is_the_integral_at_a_bandwidth_equal_to_itself(rng, name, weigh, digits):
+    """It is computed on 4096 cells, so each confidence moves by at most 1.2e-4 of the unit."""
+    confidence, outcome = (part[:2000] for part in pairs_of(*predictions(name), digits))
+    weight = weights_of(rng, outcome.size, weigh)
+    found = cal.smooth_ece(confidence=confidence, outcome=outcome, sample_weight=weight)
+    expected = integrated_ece(confidence, outcome, found, weight)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0.5, 0.5), (2.0, 2.0), (1.0, 3.0)])
+def test_smooth_ece_of_any_distribution_is_the_integral(rng, shape):
+    confidence = rng.beta(*shape, 500)
+    outcome = rng.random(500) < confidence**1.5
+    found = cal.smooth_ece(confidence=confidence, outcome=outcome)
+    assert found == pytest.approx(integrated_ece(confidence, outcome, found), abs=1e-4)

@@ -1,0 +1,27 @@
+"""The command line as a process, and what it prints."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import calibrant
+
+ROWS = 400
+"""Examples of the file that the tests of the verbs share."""
+
+
+def in_shell(*arguments, **options):
+    """Run the command as a process of its own."""
+    command = [sys.executable, "-m", "calibrant", *map(str, arguments)]
+    options.setdefault("stdout", subprocess.PIPE)
+    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
+    env |= options.pop("env", {})
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, env=env, **options)
+
+
+def figures(out):
+    """Rows of a printed table: first words, then the value, then the interval."""
+    pattern = re.compile(r"^(\S.*?) {2,}([\d.]+)( %)?(?: +\[([\d.]+), ([\d.]+)\])?\s*$", re.M)
+    return {m[1]: (float(m[2]), bool(m[3]), m[4] and float(m[4])) for m in pattern.finditer(out)}

@@ -1,0 +1,21 @@
+import pytest
+
+from calibrant.data import Split, dataset
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Read a few rows at a time, so that small files too are walked in many chunks."""
+    monkeypatch.setattr(dataset, "CHUNK", 256)
+
+
+@pytest.fixture
+def no_whole_logits(monkeypatch):
+    """Let nobody read all logits at once."""
+    read = Split.read
+
+    def refusing(self, column):
+        assert column != "logits"
+        return read(self, column)
+
+    monkeypatch.setattr(Split, "read", refusing)

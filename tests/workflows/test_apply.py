@@ -1,0 +1,263 @@
+"""Calibrated files: what is written is what the module gives for the arrays."""
+
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import calibrant
+from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.data import open_dataset, save_predictions
+from calibrant.workflows.apply import apply
+from calibrant.workflows.fit import fit
+from tests.support.calibrators import Featured
+from tests.support.predictions import (
+    FORMS,
+    as_npz,
+    as_npz_folder,
+    cut,
+    needs_pyarrow,
+    out_of,
+    predictions,
+    splits,
+)
+
+
+def fitted_on(arrays, kind=TemperatureScaling):
+    return kind().fit(arrays["logits"], arrays["labels"])
+
+
+@pytest.fixture
+def halved():
+    """A calibrator that makes the distances of five logits half as large."""
+    found = TemperatureScaling()
+    found._store(temperature_=2.0)
+    found._set_classes(5)
+    return found
+
+
+def stored(path):
+    return dict(np.load(path))
+
+
+@pytest.mark.usefixtures("small_chunks", "no_whole_logits")
+def test_every_split_is_calibrated_and_the_rest_kept(tmp_path, halved, rng):
+    val, test = predictions(rows=90, seed=1), predictions(rows=70, seed=2)
+    arrays: dict[str, Any] = {
+        **splits(val=val),
+        **splits(test=test),
+        "train_features": rng.normal(size=(5, 2)),
+        "names": np.array(["a", "b", "c", "d", "e"]),
+        "weight": np.ones((5, 2), np.float16),
+        "bias": np.ones(5),
+        "epoch": np.array(7),
+    }
+    arrays["val_labels"] = arrays["val_labels"].astype(np.int16)
+    arrays["test_logits"] = test["logits"].astype(np.float64)
+    path, out = as_npz(tmp_path, arrays), tmp_path / "out.npz"
+    steps: list[tuple[int, int]] = []
+    apply(halved, path, out, progress=lambda *step: steps.append(step))
+    found = stored(out)
+    assert list(found) == [key for key in arrays if key != "epoch"]
+    for key, values in found.items():
+        if key.endswith("_logits"):
+            before = arrays[key].astype(float)
+            expected = (before - before.max(1, keepdims=True)) / 2
+            np.testing.assert_allclose(values, expected, rtol=1e-6)
+            assert values.dtype == np.float32
+        else:
+            np.testing.assert_array_equal(values, arrays[key])
+            assert values.dtype == arrays[key].dtype
+    assert steps[-1] == (160, 160)
+    assert [step[0] for step in steps] == sorted({step[0] for step in steps})
+    assert sorted(os.listdir(tmp_path)) == ["out.npz", "p.npz"]
+
+
+@pytest.mark.parametrize("write", FORMS)
+@pytest.mark.usefixtures("small_chunks")
+def test_shards_of_any_format_become_one_file(tmp_path, write, halved):
+    arrays = {key: predictions()[key] for key in ("logits", "labels", "importance")}
+    out = tmp_path / "out.safetensors"
+    apply(halved, write(tmp_path, arrays), out)
+    found = open_dataset(out).split()
+    np.testing.assert_allclose(found.read("logits"), out_of(halved, arrays["logits"]), rtol=1e-6)
+    for key in ("labels", "importance"):
+        np.testing.assert_array_equal(found.read(key), arrays[key])
+
+
+@needs_pyarrow
+def test_parquet_out(tmp_path, halved):
+    arrays = predictions()
+    apply(halved, as_npz(tmp_path, arrays), tmp_path / "out.parquet")
+    found = open_dataset(tmp_path / "out.parquet").split()
+    np.testing.assert_allclose(found.read("logits"), out_of(halved, arrays["logits"]), rtol=1e-6)
+    np.testing.assert_array_equal(found.read("region"), arrays["region"])
+
+
+def test_predicted_class_survives_rounding(tmp_path, rng):
+    """Logits that float32 cannot tell apart keep their order in the file."""
+    logits = np.zeros((500, 3)) + 1e-13 * rng.permuted(np.tile(np.arange(3), (500, 1)), axis=1)
+    np.savez(tmp_path / "p.npz", logits=logits + 5)
+    hot = TemperatureScaling()
+    hot._store(temperature_=20.0)
+    hot._set_classes(3)
+    apply(hot, tmp_path / "p.npz", tmp_path / "out.npz")
+    after = stored(tmp_path / "out.npz")["logits"]
+    np.testing.assert_array_equal(after.argmax(1), (logits + 5).argmax(1))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
+def test_probabilities_stay_probabilities(tmp_path, halved, dtype, wanted):
+    exact = np.exp(predictions()["logits"].astype(float))
+    probs = (exact / exact.sum(1, keepdims=True)).astype(dtype)
+    np.savez(tmp_path / "p.npz", test_probs=probs, test_labels=predictions()["labels"])
+    apply(halved, tmp_path / "p.npz", tmp_path / "out.npz")
+    found = stored(tmp_path / "out.npz")
+    root = np.sqrt(probs.astype(float))  # half the logits
+    np.testing.assert_allclose(
+        found["test_probs"], root / root.sum(1, keepdims=True), rtol=1e-6, atol=1e-12
+    )
+    assert list(found) == ["test_probs", "test_labels"]
+    assert found["test_probs"].dtype == wanted
+
+
+def test_one_column_of_probabilities(tmp_path):
+    halved = TemperatureScaling()
+    halved._store(temperature_=2.0)
+    halved._set_classes(1)
+    np.savez(tmp_path / "p.npz", probs=[0.9, 0.2], labels=[1, 0])
+    apply(halved, tmp_path / "p.npz", tmp_path / "out.npz")
+    found = stored(tmp_path / "out.npz")["probs"]
+    np.testing.assert_allclose(found, [3 / 4, 1 / 3])  # the odds 9 and 1/4 become 3 and 1/2
+    np.savez(tmp_path / "p.npz", logits=[3.0, -1.0])
+    apply(halved, tmp_path / "p.npz", tmp_path / "out.npz")
+    np.testing.assert_allclose(stored(tmp_path / "out.npz")["logits"], [1.5, -0.5])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_apply_with_features(tmp_path, rng):
+    arrays = predictions() | {"features": rng.normal(size=(600, 3)).astype(np.float32)}
+    path = as_npz_folder(tmp_path, arrays)
+    fitted = fit(path, Featured())
+    apply(fitted, path, tmp_path / "out.npz")
+    found = stored(tmp_path / "out.npz")
+    expected = out_of(fitted, arrays["logits"], arrays["features"])
+    np.testing.assert_allclose(found["logits"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found["features"], arrays["features"])
+    np.savez(tmp_path / "p.npz", logits=arrays["logits"])
+    with pytest.raises(ValueError, match=r"Featured needs features: .* has no features"):
+        apply(fitted, tmp_path / "p.npz", tmp_path / "new.npz")
+
+
+def test_what_cannot_be_copied_is_named(tmp_path, halved):
+    first, second = cut(predictions(rows=20), 8)
+    del second["region"]
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    np.savez(folder / "0.npz", **first, notes=np.array([{}] * 8))
+    np.savez(folder / "1.npz", **second, notes=np.array([{}] * 12))
+    with pytest.warns(UserWarning, match="^left out: region, notes;"):
+        apply(halved, folder, tmp_path / "out.npz")
+    assert list(stored(tmp_path / "out.npz")) == ["logits", "labels", "importance", "site"]
+
+
+def test_stale_probabilities_are_not_kept(tmp_path, halved):
+    np.savez(tmp_path / "p.npz", logits=np.zeros((2, 5)), probs=np.full((2, 5), 0.2))
+    apply(halved, tmp_path / "p.npz", tmp_path / "out.npz")
+    assert list(stored(tmp_path / "out.npz")) == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("given", "out"),
+    [
+        ("p.npz", "p.npz"),
+        ("p.npz", "link.npz"),
+        ("shards", "shards/part2.npz"),
+        ("shards", "shards/new.npz"),
+        ("shards/*.npz", "shards/new.npz"),
+        ("shards/*.npz", "shards/part0.npz"),
+    ],
+)
+def test_input_is_never_overwritten(tmp_path, monkeypatch, halved, given, out):
+    monkeypatch.chdir(tmp_path)
+    as_npz(tmp_path, predictions())
+    os.symlink("p.npz", "link.npz")
+    as_npz_folder(tmp_path, predictions())
+    before = (tmp_path / "p.npz").read_bytes()
+    with pytest.raises(ValueError, match=r"is part of the input .*: write to another place"):
+        apply(halved, given, out)
+    assert (tmp_path / "p.npz").read_bytes() == before
+    assert not os.path.exists("shards/new.npz")
+
+
+def bad_input(folder, halved, name):
+    """Arguments of apply that cannot work, and the message."""
+    good = as_npz(folder, predictions())
+    wrong = {"logits": predictions()["logits"]}
+    wrong["logits"][599] = np.nan
+    np.savez(folder / "nan.npz", **wrong)
+    np.savez(folder / "wide.npz", logits=np.zeros((2, 7)))
+    np.savez(folder / "bare.npz", features=np.zeros((2, 7)))
+    single = Identity()
+    single._set_classes(1)
+    return {
+        "nan": ((halved, folder / "nan.npz", "out.npz"), r"nan\.npz, counting .* has NaN"),
+        "classes": ((halved, folder / "wide.npz", "out.npz"), r"\(\.\.\., 5\), as in fit"),
+        "one logit": (
+            (single, good, "out.npz"),
+            "has 5 scores per row, but this Identity .* one logit",
+        ),
+        "no scores": ((halved, folder / "bare.npz", "out.npz"), "no logits or probs to calibrate"),
+        "suffix": ((halved, good, "out.csv"), r"out\.csv: the suffix must be one of \.npz"),
+        "npy": ((halved, good, "out.npy"), r"out\.npy: the suffix must be one of \.npz"),
+        "folder": ((halved, good, "gone/out.npz"), "folder .*gone does not exist"),
+    }[name]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    "name", ["nan", "classes", "one logit", "no scores", "suffix", "npy", "folder"]
+)
+def test_nothing_is_written_when_apply_fails(tmp_path, halved, name):
+    (calibrator, path, out), message = bad_input(tmp_path, halved, name)
+    (tmp_path / "out.npz").write_text("old")
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        apply(calibrator, path, tmp_path / out)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert (tmp_path / "out.npz").read_text() == "old"
+
+
+def test_unfitted_calibrator_is_refused(tmp_path):
+    path = as_npz(tmp_path, predictions())
+    with pytest.raises(RuntimeError, match="not fitted"):
+        apply(TemperatureScaling(), path, tmp_path / "out.npz")
+
+
+def test_applied_file_measures_as_the_calibrated_arrays(tmp_path):
+    arrays = predictions()
+    path = as_npz(tmp_path, arrays)
+    apply(fit(path, "ts"), path, tmp_path / "out.npz")
+    found = calibrant.evaluate(tmp_path / "out.npz", level=None)
+    expected = calibrant.evaluate(
+        out_of(fitted_on(arrays), arrays["logits"]), arrays["labels"], level=None
+    )
+    for name in ("ece", "nll", "accuracy"):
+        assert found[name].value == pytest.approx(expected[name].value, abs=1e-6)
+
+
+def test_shards_named_by_split(tmp_path, halved):
+    """Files val.npz and test.npz become the splits of one file."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name in ("val", "test"):
+        save_predictions(folder / f"{name}.npz", predictions(rows=20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        apply(halved, folder, tmp_path / "out.npz")
+    assert open_dataset(tmp_path / "out.npz").splits == ["test", "val"]

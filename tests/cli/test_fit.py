@@ -437,7 +437,7 @@ def test_a_map_without_a_temperature_tells_of_none(run):
 
 
 def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monkeypatch):
-    monkeypatch.setattr("calibrant.workflows.retrain.retrain_file", None)  # never reached
+    monkeypatch.setattr("calibrant.workflows.retrain.retrain", None)  # never reached
     code, _, err = run("fit", "p.npz", "--method", "maccal", "-o", "saved")
     assert code == 2
     assert "p.npz has no val_features" in err

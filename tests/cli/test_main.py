@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import calibrant
-from calibrant.deploy import exports
+from calibrant import deploy
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import ROWS, in_shell
 
@@ -104,7 +104,7 @@ def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, a
         return 1e-8
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(exports.EXPORTS, ".onnx", written)
+    monkeypatch.setitem(deploy.EXPORTS, ".onnx", written)
     fitted = calibrant.TemperatureScaling().fit(arrays["logits"], arrays["labels"])
     calibrant.save(fitted, "saved")
     for start in ("wrote", "replaced"):

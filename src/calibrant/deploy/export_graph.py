@@ -48,11 +48,7 @@ class ExportGraph(nn.Module):
         probabilities: bool,
     ) -> None:
         super().__init__()
-        on_cpu = all(
-            value.device.type == "cpu"
-            for value in inner.state_dict().values()
-            if isinstance(value, Tensor)
-        )
+        on_cpu = all(v.device.type == "cpu" for v in (*inner.parameters(), *inner.buffers()))
         self.inner = inner if on_cpu else copy.deepcopy(inner).cpu()
         self.inputs, self.by_name = inputs, by_name
         self.varying, self.probabilities = varying, probabilities
@@ -177,10 +173,7 @@ def random_inputs(
     logits = 3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)
     if not calibrator.needs_features:
         return (logits,)
-    # a calibrator within this one may be the one that needs them
-    parts = (part for part in calibrator.modules() if isinstance(part, Calibrator))
-    width = max(part._width for part in parts)
-    return logits, torch.randn((*shape, width), generator=random)
+    return logits, torch.randn((*shape, calibrator.width), generator=random)
 
 
 def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -199,7 +192,7 @@ def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
 
     try:
         kind = kind_of(calibrator)
-    except TypeError:  # a class of the user's own
+    except TypeError:  # a class of the user
         kind = type(calibrator).__name__
     return {"kind": kind, "classes": str(calibrator.classes), "calibrant": __version__}
 

@@ -52,7 +52,7 @@ softmax is a calibrated probability.
 {about.description} (method `{about.kind}`, calibrant {about.calibrant}).
 
 ```python
-from calibrant import CalibratedModel
+from calibrant.deploy import CalibratedModel
 
 model = CalibratedModel.from_pretrained({", ".join(arguments)})
 ```

@@ -115,7 +115,7 @@ def export_onnx(
 
 
 def _check_size(graph: nn.Module) -> None:
-    size = sum(v.numel() * v.element_size() for v in graph.state_dict().values())
+    size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
     if size > LARGEST:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "

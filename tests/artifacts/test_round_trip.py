@@ -28,13 +28,14 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
-from calibrant.llm import AnswerCalibrator, FittedHead, ModelMark
+from calibrant.llm import AnswerCalibrator, FittedHead
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
 from tests.support.artifacts import FORMAT_1, examples, fitted, fitted_kind, temperature
 from tests.support.simulate import drawn
 
-MARK = ModelMark("tiny", 16, 50, "0" * 16, None)
+MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
 OPTIONS = {  # where they decide which tensors there are, or their shapes
     "smart": {"indicator": "all", "hidden": (3,)},
     "procal": {"method": "density_ratio"},
@@ -85,7 +86,7 @@ class Held(Calibrator):
 # ------------------------------------------------------------------------------------ calibrators
 
 
-@pytest.mark.parametrize(
+@pytest.fingerprint.parametrize(
     ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
 )
 def test_every_calibrator_comes_back_bit_by_bit(kind, options, tmp_path):
@@ -120,7 +121,9 @@ def test_the_same_object_makes_the_same_bytes(tmp_path):
     assert (tmp_path / "a" / io.FILE).read_bytes() == (tmp_path / "b" / io.FILE).read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["ts", "vector", "histogram_ovr", "isotonic_ovr", "dirichlet"])
+@pytest.fingerprint.parametrize(
+    "kind", ["ts", "vector", "histogram_ovr", "isotonic_ovr", "dirichlet"]
+)
 def test_one_logit_comes_back(kind, tmp_path):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=400)
@@ -134,7 +137,7 @@ def test_one_logit_comes_back(kind, tmp_path):
         assert again.predict_proba(logits).shape == (400,)
 
 
-@pytest.mark.parametrize("inside", [TemperatureScaling, Identity])
+@pytest.fingerprint.parametrize("inside", [TemperatureScaling, Identity])
 def test_a_corrected_calibrator_comes_back_with_the_one_inside(inside, tmp_path):
     module = PriorCorrection(fitted(inside())).set_priors([0.25] * 4, [0.1, 0.2, 0.3, 0.4])
     io.save(module, tmp_path / "prior")
@@ -183,7 +186,7 @@ def test_a_loaded_calibrator_can_be_fitted_again(tmp_path):
 # ------------------------------------------------------------------------------------ state_dict
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.fingerprint.parametrize("scale", [1.0, 3.0])
 def test_the_state_dict_of_auto_goes_into_a_fresh_one(scale):
     logits, labels = drawn(np.random.default_rng(1), 400, 4)
     module = cal.Auto(candidates=("none", "ts")).fit(scale * logits, labels)
@@ -193,7 +196,7 @@ def test_the_state_dict_of_auto_goes_into_a_fresh_one(scale):
     assert np.array_equal(module.predict_proba(logits), again.predict_proba(logits))
 
 
-@pytest.mark.parametrize("kind", ["ts", "auto", "vector", "odds"])
+@pytest.fingerprint.parametrize("kind", ["ts", "auto", "vector", "odds"])
 def test_the_state_dict_of_a_calibrated_model_goes_into_a_fresh_one(kind):
     torch.manual_seed(0)
     network, other = nn.Linear(5, 4), nn.Linear(5, 4)
@@ -209,7 +212,7 @@ def test_the_state_dict_of_a_calibrated_model_goes_into_a_fresh_one(kind):
 # ------------------------------------------------------------------------------------ other kinds
 
 
-@pytest.mark.parametrize("enough", [True, False])
+@pytest.fingerprint.parametrize("enough", [True, False])
 def test_thresholds_come_back(enough, tmp_path):
     rng = np.random.default_rng(0)
     sure = rng.uniform(0.5, 1, 2000 if enough else 5)
@@ -223,7 +226,7 @@ def test_thresholds_come_back(enough, tmp_path):
     assert io.read(tmp_path / "threshold").description == str(found)
 
 
-@pytest.mark.parametrize("coverage", [0.8, 0.999])
+@pytest.fingerprint.parametrize("coverage", [0.8, 0.999])
 def test_conformal_sets_come_back(coverage, tmp_path):
     logits, labels = drawn(np.random.default_rng(0), 400, 5)
     probs = torch.tensor(logits).softmax(-1).numpy()
@@ -236,7 +239,7 @@ def test_conformal_sets_come_back(coverage, tmp_path):
     assert np.array_equal(again.sets(probs), found.sets(probs))
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.fingerprint.parametrize("kind", HEADS)
 def test_temperature_heads_come_back(kind, tmp_path):
     torch.manual_seed(0)
     options = {"decoder": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
@@ -250,14 +253,19 @@ def test_temperature_heads_come_back(kind, tmp_path):
     assert type(again.head) is type(head)
     same(head, again.head)
     assert not any(value.requires_grad for value in again.head.parameters())
-    assert (again.mark, again.objective, again.kept, again.reasons) == (MARK, "bce", False, "why")
+    assert (again.fingerprint, again.objective, again.kept, again.reasons) == (
+        MARK,
+        "bce",
+        False,
+        "why",
+    )
     assert again.settings == {"seed": 3, "alpha": None}
     assert again.figures["before"]["nll"] == 1.5
     assert math.isnan(again.figures["before"]["auroc"])
 
 
-@pytest.mark.parametrize("stage", ["sigmoid", "beta", "isotonic"])
-@pytest.mark.parametrize("how", [None, "minimum"])
+@pytest.fingerprint.parametrize("stage", ["sigmoid", "beta", "isotonic"])
+@pytest.fingerprint.parametrize("how", [None, "minimum"])
 def test_answer_maps_come_back(stage, how, tmp_path):
     rng = np.random.default_rng(0)
     sure = rng.beta(4, 1, size=900)
@@ -290,7 +298,9 @@ def test_monitors_go_on_after_a_load(tmp_path):
 # --------------------------------------------------------------------------------------- format 1
 
 
-@pytest.mark.parametrize("place", sorted(FORMAT_1.glob("format1_*")), ids=lambda path: path.name)
+@pytest.fingerprint.parametrize(
+    "place", sorted(FORMAT_1.glob("format1_*")), ids=lambda path: path.name
+)
 def test_folders_of_format_1_load_and_are_replaced(place, tmp_path):
     expected = json.loads((place / "expected.json").read_text())
     inputs = np.array(expected["logits"]), expected.get("features")
@@ -342,7 +352,7 @@ def test_heads_of_format_1_load_and_are_replaced(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["of the model"]}')
     found = io.load(tmp_path, FittedHead)
     assert found.head.state_dict() == {"bias": torch.tensor(-0.5)}
-    assert found.mark == MARK
+    assert found.fingerprint == MARK
     assert math.isnan(found.figures["before"]["auroc"])
     io.save(found, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [io.FILE, "config.json"]

@@ -531,7 +531,7 @@ def test_as_a_calibrator_it_ignores_the_logits(data):
     np.testing.assert_allclose(probs, logits.softmax(-1), atol=1e-6)
     assert as_calibrator(calibrator) is calibrator
     with pytest.raises(TypeError, match="expected a calibrator or a MaCCal, got ReLU"):
-        as_calibrator(nn.ReLU())  # type: ignore[arg-type]
+        as_calibrator(nn.ReLU())
 
 
 def test_from_a_file_with_features_of_the_training_set(data, rng, tmp_path):

@@ -86,7 +86,7 @@ class Held(Calibrator):
 # ------------------------------------------------------------------------------------ calibrators
 
 
-@pytest.fingerprint.parametrize(
+@pytest.mark.parametrize(
     ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
 )
 def test_every_calibrator_comes_back_bit_by_bit(kind, options, tmp_path):
@@ -121,9 +121,7 @@ def test_the_same_object_makes_the_same_bytes(tmp_path):
     assert (tmp_path / "a" / io.FILE).read_bytes() == (tmp_path / "b" / io.FILE).read_bytes()
 
 
-@pytest.fingerprint.parametrize(
-    "kind", ["ts", "vector", "histogram_ovr", "isotonic_ovr", "dirichlet"]
-)
+@pytest.mark.parametrize("kind", ["ts", "vector", "histogram_ovr", "isotonic_ovr", "dirichlet"])
 def test_one_logit_comes_back(kind, tmp_path):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=400)
@@ -137,7 +135,7 @@ def test_one_logit_comes_back(kind, tmp_path):
         assert again.predict_proba(logits).shape == (400,)
 
 
-@pytest.fingerprint.parametrize("inside", [TemperatureScaling, Identity])
+@pytest.mark.parametrize("inside", [TemperatureScaling, Identity])
 def test_a_corrected_calibrator_comes_back_with_the_one_inside(inside, tmp_path):
     module = PriorCorrection(fitted(inside())).set_priors([0.25] * 4, [0.1, 0.2, 0.3, 0.4])
     io.save(module, tmp_path / "prior")
@@ -186,7 +184,7 @@ def test_a_loaded_calibrator_can_be_fitted_again(tmp_path):
 # ------------------------------------------------------------------------------------ state_dict
 
 
-@pytest.fingerprint.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_the_state_dict_of_auto_goes_into_a_fresh_one(scale):
     logits, labels = drawn(np.random.default_rng(1), 400, 4)
     module = cal.Auto(candidates=("none", "ts")).fit(scale * logits, labels)
@@ -196,7 +194,7 @@ def test_the_state_dict_of_auto_goes_into_a_fresh_one(scale):
     assert np.array_equal(module.predict_proba(logits), again.predict_proba(logits))
 
 
-@pytest.fingerprint.parametrize("kind", ["ts", "auto", "vector", "odds"])
+@pytest.mark.parametrize("kind", ["ts", "auto", "vector", "odds"])
 def test_the_state_dict_of_a_calibrated_model_goes_into_a_fresh_one(kind):
     torch.manual_seed(0)
     network, other = nn.Linear(5, 4), nn.Linear(5, 4)
@@ -212,7 +210,7 @@ def test_the_state_dict_of_a_calibrated_model_goes_into_a_fresh_one(kind):
 # ------------------------------------------------------------------------------------ other kinds
 
 
-@pytest.fingerprint.parametrize("enough", [True, False])
+@pytest.mark.parametrize("enough", [True, False])
 def test_thresholds_come_back(enough, tmp_path):
     rng = np.random.default_rng(0)
     sure = rng.uniform(0.5, 1, 2000 if enough else 5)
@@ -226,7 +224,7 @@ def test_thresholds_come_back(enough, tmp_path):
     assert io.read(tmp_path / "threshold").description == str(found)
 
 
-@pytest.fingerprint.parametrize("coverage", [0.8, 0.999])
+@pytest.mark.parametrize("coverage", [0.8, 0.999])
 def test_conformal_sets_come_back(coverage, tmp_path):
     logits, labels = drawn(np.random.default_rng(0), 400, 5)
     probs = torch.tensor(logits).softmax(-1).numpy()
@@ -239,7 +237,7 @@ def test_conformal_sets_come_back(coverage, tmp_path):
     assert np.array_equal(again.sets(probs), found.sets(probs))
 
 
-@pytest.fingerprint.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", HEADS)
 def test_temperature_heads_come_back(kind, tmp_path):
     torch.manual_seed(0)
     options = {"decoder": {"attention_heads": 2}, "mlp": {"units": 4}}.get(kind, {})
@@ -264,8 +262,8 @@ def test_temperature_heads_come_back(kind, tmp_path):
     assert math.isnan(again.figures["before"]["auroc"])
 
 
-@pytest.fingerprint.parametrize("stage", ["sigmoid", "beta", "isotonic"])
-@pytest.fingerprint.parametrize("how", [None, "minimum"])
+@pytest.mark.parametrize("stage", ["sigmoid", "beta", "isotonic"])
+@pytest.mark.parametrize("how", [None, "minimum"])
 def test_answer_maps_come_back(stage, how, tmp_path):
     rng = np.random.default_rng(0)
     sure = rng.beta(4, 1, size=900)
@@ -298,9 +296,7 @@ def test_monitors_go_on_after_a_load(tmp_path):
 # --------------------------------------------------------------------------------------- format 1
 
 
-@pytest.fingerprint.parametrize(
-    "place", sorted(FORMAT_1.glob("format1_*")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("place", sorted(FORMAT_1.glob("format1_*")), ids=lambda path: path.name)
 def test_folders_of_format_1_load_and_are_replaced(place, tmp_path):
     expected = json.loads((place / "expected.json").read_text())
     inputs = np.array(expected["logits"]), expected.get("features")

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import calibrant as cal
-from calibrant.deploy.attach import CalibratedModel, calibrated
+from calibrant.deploy import CalibratedModel, calibrated
 
 TOPICS, WORDS, LENGTH = 4, 100, 12
 

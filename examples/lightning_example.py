@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrant as cal
-from calibrant.deploy.attach import CalibratedModel, calibrated
-from calibrant.deploy.collect import collect
+from calibrant.deploy import CalibratedModel, calibrated, collect
 
 
 def loaders():

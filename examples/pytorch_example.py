@@ -14,9 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrant as cal
-from calibrant.deploy.attach import calibrated
-from calibrant.deploy.collect import collect
-from calibrant.deploy.torch_export import export_program
+from calibrant.deploy import calibrated, collect, export_program
 
 
 def loaders():

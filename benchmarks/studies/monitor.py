@@ -249,7 +249,7 @@ def one_beginning(name: str, drift: Callable[[Array], Array], begins: int, strea
 
 def real(folder: str, orders: int) -> Iterator[Row]:
     """Clean test images, then other images of the test set corrupted, in random order."""
-    clean, shifted = (cal.open_predictions(Path(folder) / f) for f in FILES)
+    clean, shifted = (cal.open_dataset(Path(folder) / f) for f in FILES)
     fit, test = ([clean.split(s).read(k) for k in ("logits", "labels")] for s in ("val", "test"))
     for method in ("ts", "smart", "none"):
         fitted = cal.CALIBRATORS[method]().fit(*fit)

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import json
 import pickle
 import shutil
 import struct
@@ -95,19 +94,6 @@ def png(pixels):
     return file.getvalue()
 
 
-def stacked(part):
-    return png(part.images.transpose(0, 2, 3, 1).reshape(-1, 1024, 3))
-
-
-def cifar10_png(train, test):
-    whole = together(fifths(train))
-    files = {f"data_batch_{n}.png": stacked(batch) for n, batch in enumerate(fifths(train), 1)}
-    files["train_lables.json"] = json.dumps(whole.labels.tolist()).encode()
-    files["test_lables.json"] = json.dumps(test.labels.tolist()).encode()
-    files |= {"test_batch.png": stacked(test), "package.json": b"{}"}
-    return "package", files, whole
-
-
 def idx(values):
     header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
     return header + values.astype(np.uint8).tobytes()
@@ -126,20 +112,6 @@ def packed_idx_files(train, test):
     return folder, {f"{name}.gz": gzip.compress(held) for name, held in files.items()}, train
 
 
-def packed_pickle(values):
-    return gzip.compress(pickle.dumps(values, protocol=4))
-
-
-def thousandths(part):
-    values = {"train_X": part.images.reshape(-1, 784) / 1000, "train_Y": np.eye(10)[part.labels]}
-    return packed_pickle(values)
-
-
-def deeprai(train, test):
-    files = {"fashion_mnist.pyndb.gz": thousandths(together([train, test])), "mnist.py": b""}
-    return "FashionMNIST", files, train
-
-
 UNREAD = {"meta", "batches.meta", "batches.meta.txt", "package.json"}
 COLOUR, GRAY = (3, 32, 32), (1, 28, 28)
 WRITERS = {
@@ -147,10 +119,8 @@ WRITERS = {
     cifar100_python: (COLOUR, 100),
     cifar10_binary: (COLOUR, 10),
     cifar100_binary: (COLOUR, 100),
-    cifar10_png: (COLOUR, 10),
     idx_files: (GRAY, 10),
     packed_idx_files: (GRAY, 10),
-    deeprai: (GRAY, 10),
 }
 
 
@@ -208,18 +178,11 @@ def test_archive_holds_what_was_written(case, tmp_path, mode):
     assert [*tmp_path.iterdir()] == [path]  # nothing was unpacked
 
 
-@only(cifar10_python, cifar100_python, cifar10_binary, cifar100_binary, cifar10_png)
+@only(cifar10_python, cifar100_python, cifar10_binary, cifar100_binary)
 def test_folder_above_will_do(case, tmp_path):
     folder, files, wanted = case
     written(tmp_path / folder, files)
     assert_holds(read_images(tmp_path), *wanted)
-
-
-def test_a_file_can_be_a_set_of_its_own(tmp_path, rng):
-    train, test = drawn(rng, 50, GRAY), drawn(rng, 10, GRAY)
-    path = tmp_path / "fashion_mnist.pyndb.gz"
-    path.write_bytes(thousandths(together([train, test])))
-    assert_holds(read_images(path), train, test, 10)
 
 
 def test_digest_is_that_of_images_and_labels(case, tmp_path):
@@ -437,9 +400,6 @@ def test_truncated_gz_is_refused(tmp_path, rng):
     refused(written(tmp_path / "f", files), "t10k-images-idx3-ubyte.gz is truncated", "fetch")
 
 
-@only(
-    *[writer for writer in WRITERS if writer is not deeprai]
-)  # without its one file that form is not known
 def test_missing_file_is_named(case, tmp_path):
     _, files, _ = case
     for number, name in enumerate(set(files) - UNREAD):
@@ -474,22 +434,6 @@ DAMAGES = {
         lambda held: pickle.dumps({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, 2),
         "has 4 images",
     ),
-    "png width": (
-        cifar10_png,
-        "test_batch.png",
-        lambda held: png(np.zeros((2, 1000, 3), np.uint8)),
-        "1000 pixels wide",
-    ),
-    "png cut": (cifar10_png, "data_batch_5.png", lambda held: held[:-3000], "cannot be read"),
-    "json count": (cifar10_png, "train_lables.json", lambda held: b"[1, 2]", "has 200 images"),
-    "json ragged": (
-        cifar10_png,
-        "train_lables.json",
-        lambda held: b"[[1, 2], 3]",
-        "has 200 images",
-    ),
-    "json floats": (cifar10_png, "test_lables.json", lambda held: b"[0.5]", "whole numbers"),
-    "json text": (cifar10_png, "test_lables.json", lambda held: b"[1,", "JSON list"),
     "idx magic": (
         idx_files,
         "train-labels-idx1-ubyte",
@@ -508,26 +452,6 @@ DAMAGES = {
         "t10k-labels-idx1-ubyte",
         lambda held: idx(np.arange(39)),
         "has 40 images",
-    ),
-    "scale": (
-        deeprai,
-        "fashion_mnist.pyndb.gz",
-        lambda held: packed_pickle({"train_X": np.full((6, 784), 0.5), "train_Y": np.eye(10)[:6]}),
-        "got other values",
-    ),
-    "none": (
-        deeprai,
-        "fashion_mnist.pyndb.gz",
-        lambda held: packed_pickle({"train_X": np.zeros((0, 784)), "train_Y": np.eye(10)[:0]}),
-        "got float64 of shape (0, 784)",
-    ),
-    "nan": (
-        deeprai,
-        "fashion_mnist.pyndb.gz",
-        lambda held: packed_pickle(
-            {"train_X": np.full((6, 784), np.nan), "train_Y": np.eye(10)[:6]}
-        ),
-        "got other values",
     ),
 }
 

@@ -841,27 +841,6 @@ def parsed(images, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("data", ["digits", "my images/cifar-10.tar.gz"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"augment": False},
-        {"network": "wrn16_4", "epochs": 7, "batch": 32, "rate": 0.05, "seed": 11},
-        {"half": True, "compiled": True},
-        {"loss": "ls", "loss_options": {"alpha": 0.1}},
-        {"loss": "fedlas_ls"},
-        {"loss": "fedlas_mbls", "loss_options": {"theta": 0.5, "margin": 10}},
-        {"loss": "mmce", "loss_options": {"base": "brier", "weight": 1e-7}},
-        {"loss": "fedlas_ls", "loss_options": {"alpha": True}},
-    ],
-)
-def test_command_makes_the_same_recipe(parsed, data, changes):
-    recipe = Recipe(**changes)
-    command = results.command(recipe, data, "gaussian")
-    assert parsed(command) == [(recipe, data, "gaussian")]
-
-
 def test_defaults_of_the_command_line(parsed):
     made = parsed("calibrant bench train --seed '0 4'")
     shown = ["ce", "ls", "mbls", "acls", "focal", "fedlas_ls", "fedlas_mbls"]
@@ -908,7 +887,7 @@ def test_bench_train_and_rows(run, tmp_path, monkeypatch):
     assert [row["ood"] for row in again] == ["uniform"] * 3 + ["shuffled"] * 3
     assert again[3:] == rows[3:]
     for row, before in zip(again[:3], rows[:3], strict=True):
-        same = set(row) - {"ood", "ood_auroc", "command"}
+        same = set(row) - {"ood", "ood_auroc"}
         assert {name: row[name] for name in same} == {name: before[name] for name in same}
 
     code, _, err = run("bench", "train", "--loss", "ce", *SHORT, "-o", "all", "--rate", 0.2)
@@ -1149,12 +1128,6 @@ def test_command_line_under_two_processes(tmp_path):
     assert done.stdout.count("OOD AUROC") == 1
     assert done.stderr.count("tiny-ce-0: ECE") == 1
     assert results.rows(tmp_path / "runs" / "tiny-ce-0") == rows[:3]
-
-
-def test_no_command_is_given_for_what_the_command_line_cannot_say():
-    assert results.command(Recipe(decay=0.0), "digits", "") == ""
-    together = results.command(Recipe(), "cifar", "", processes=2)
-    assert together.startswith("torchrun --nproc-per-node 2 -m calibrant bench train cifar")
 
 
 def test_a_short_run_begins_at_its_full_rate():

@@ -137,7 +137,7 @@ def test_only_the_point_value_counts_for_the_limit(run, path):
 def test_groups_come_worst_first(run, path, arrays):
     options = ("--by", "region", "--metrics", "accuracy,ece", "--level", "0")
     _, out, _ = run("evaluate", path, "--json", *options)
-    groups = json.loads(out)["groups"]
+    groups = json.loads(out)["by"]
     assert list(groups) == ["c", "a", "b"]
     for name, found in groups.items():
         rows = arrays["region"] == name

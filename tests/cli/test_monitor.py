@@ -59,7 +59,7 @@ def test_state_continues(run, days):
     for day in days:
         code, out, err = run("monitor", day, "--json", "--state", "s.json", "--tolerance", 0.02)
         assert (code, err) == (0, "")
-    assert Path("s.json").read_text() == Path("whole.json").read_text()
+    assert Path("s.json").read_bytes() == Path("whole.json").read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, again, err = run("monitor", days[-1], "--json", "--state", "s.json")
@@ -68,7 +68,7 @@ def test_state_continues(run, days):
     code, out, err = run("monitor", days[0], "--state", "s.json", "--tolerance", 0.03)
     assert code == 2
     assert "tolerance" in err
-    assert Path("s.json").read_text() == Path("whole.json").read_text()
+    assert Path("s.json").read_bytes() == Path("whole.json").read_bytes()
 
 
 def test_report_on_a_state(run, days):
@@ -128,4 +128,4 @@ def test_reference_of_a_state(run, days):
     save_predictions("probs.npz", {"probs": np.full((5, 5), 0.2), "labels": np.zeros(5, int)})
     code, _, err = run("monitor", days[1], "--reference", "probs.npz")
     assert code == 2
-    assert "a reference wants logits" in err
+    assert "a reference needs logits" in err

@@ -17,7 +17,7 @@ from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.deploy import CalibratedModel, calibrated
-from calibrant.workflows.effect import effect_file
+from calibrant.workflows.effect import effect
 from tests.support.models import CLASSES, WIDTH, Shifted, fitted, shifted
 from tests.support.simulate import drawn
 
@@ -319,15 +319,15 @@ def test_save_and_load(network, inputs, tmp_path):
 def test_card_has_the_figures(network, tmp_path):
     calibrator = fitted("ts")
     logits, labels = drawn(np.random.default_rng(5), 400, CLASSES, 2.0)
-    effect = effect_file(calibrator, {"logits": logits, "labels": labels}, metrics=["ece", "nll"])
-    calibrated(network, calibrator).save_pretrained(tmp_path, figures=effect)
+    figures = effect(calibrator, {"logits": logits, "labels": labels}, metrics=["ece", "nll"])
+    calibrated(network, calibrator).save_pretrained(tmp_path, figures=figures)
     card = (tmp_path / "README.md").read_text()
     assert "Measured on 400 examples, 4 classes" in card
     assert "|  | before | 90 % interval | after | 90 % interval |" in card
     row = next(line for line in card.splitlines() if line.startswith("| ECE"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1] == f"{100 * effect.before['ece'].value:.2f} %"
-    assert cells[3] == f"{100 * effect.after['ece'].value:.2f} %"
+    assert cells[1] == f"{100 * figures.before['ece'].value:.2f} %"
+    assert cells[3] == f"{100 * figures.after['ece'].value:.2f} %"
 
 
 def test_saved_again(network, inputs, tmp_path):

@@ -9,13 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.deploy import EXPORTS, export_program
 from tests.support.exported import CLASSES, WIDTH, fitted, run_file, shifted, simulated, softmax
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
-def test_every_method(name, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    # one of each module; the ONNX export of every method begins with the same program
+    [
+        *("ts", "vector", "dirichlet", "cts", "smart", "beta", "histogram_ovr"),
+        *("isotonic", "spline", "gc", "procal", "fc", "blend", "auto"),
+    ],
+)
+def test_methods(name, tmp_path):
     calibrator, path = fitted(name), tmp_path / "calibrator.pt2"
     assert export_program(calibrator, path) <= 1e-5
     for rows in (1, 1000):

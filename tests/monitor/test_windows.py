@@ -54,8 +54,8 @@ def test_unnamed_windows_continue_dates(rng, tmp_path):
     confidence, outcome = drawn_pairs(rng, 50)
     watch = Monitor(window=20, first=date(2026, 12, 30))
     for each in (watch, watch.like(), Monitor(window=20).merge(watch)):
-        each.save(tmp_path / "state.json")
-        again = Monitor.load(tmp_path / "state.json").observe(confidence, outcome)
+        cal.save(each, tmp_path / "state.json")
+        again = cal.load(tmp_path / "state.json").observe(confidence, outcome)
         names = [row["window"] for row in again.report().windows]
         assert names == ["2026-12-30", "2026-12-31", "2027-01-01"]
     with pytest.raises(ValueError, match="window 2026-12-29 is before the first, 2026-12-30"):

@@ -12,10 +12,12 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant.retrain import maccal
+from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.backbone import replace_head
-from calibrant.retrain.maccal import KeepRate, MaCCal
+from calibrant.retrain.keep_rate import KeepRate
+from calibrant.retrain.maccal import MaCCal
 from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
-from calibrant.workflows.retrain import retrain_file
+from calibrant.workflows.retrain import retrain
 
 WIDTH, CLASSES = 12, 4
 QUICK: dict[str, Any] = {"bottleneck": 16, "epochs": 3, "batch_size": 32, "step": 0.0}
@@ -151,14 +153,14 @@ def test_masks_are_in_the_forward_pass_and_in_the_update_of_a_fit(data, monkeypa
     start.keep_.fill_(0.5)
     masks = start.draw(torch.Generator().manual_seed(0))
     module = MaCCal(**{**QUICK, "epochs": 1, "batch_size": 1000, "keep": 0.5}).fit(*data)
-    first = module.head.first
+    first = module.classifier.first
     moved = first.weight != start.first.weight
     assert not moved[masks[0] == 0].any()
     assert moved[masks[0] == 1].float().mean() > 0.5
     # the forward pass too: Adam moves the biases by the sign of the gradient under these masks
     features, labels = map(torch.tensor, data)
     F.cross_entropy(start(features, masks), labels).backward()
-    change, slope = module.head.second.bias - start.second.bias, start.second.bias.grad
+    change, slope = module.classifier.second.bias - start.second.bias, start.second.bias.grad
     assert slope is not None
     assert torch.equal(change.sign(), -slope.sign())
     np.testing.assert_allclose(change.abs().detach(), module.rate, rtol=1e-3)
@@ -262,7 +264,7 @@ def test_history_is_what_the_control_saw(data, rng, monkeypatch):
         module = MaCCal(**options).fit(*data, held_out=val)
     history = module.history
     assert module.history_.shape == (4, 4)
-    assert float(module.head.keep_) == history[-1].keep
+    assert float(module.classifier.keep_) == history[-1].keep
     probs = module.predict_proba(val[0])
     assert history[-1].confidence == pytest.approx(probs.max(-1).mean(), abs=1e-6)
     assert history[-1].accuracy == pytest.approx((probs.argmax(-1) == val[1]).mean())
@@ -286,9 +288,9 @@ def test_little_data_is_learned_before_the_control_begins(rng):
     assert cal.ece(np.log(probs), test[1]) < 0.05
 
 
-def test_a_head_that_has_not_learned_is_told(rng):
+def test_warns_of_a_classifier_that_has_hardly_learned(rng):
     train = clouds(rng, 200, 0.0)
-    with pytest.warns(UserWarning, match="has hardly learned: it is right for"):
+    with pytest.warns(UserWarning, match="has hardly learned: accuracy"):
         MaCCal(**{**QUICK, "step": 1.0}).fit(*train, held_out=clouds(rng, 200, 0.0))
 
 
@@ -355,13 +357,13 @@ def test_weight_two_is_an_example_twice(data):
 
 def test_a_slice_is_stratified_and_not_learned_from(data, monkeypatch):
     seen, module = [], MaCCal(**QUICK)
-    loss = MaCCal._loss
+    learn = MaCCal._learn
 
-    def spy(self, head, batch, masks, random):
+    def spy(self, run, batch, random):
         seen.append(batch.features.numpy())
-        return loss(self, head, batch, masks, random)
+        return learn(self, run, batch, random)
 
-    monkeypatch.setattr(MaCCal, "_loss", spy)
+    monkeypatch.setattr(MaCCal, "_learn", spy)
     module.fit(*data, held_out=0.2)
     learned = np.unique(np.concatenate(seen), axis=0)
     assert abs(len(learned) - 240) < CLASSES  # each class is rounded
@@ -419,7 +421,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(data, rng, tmp_path, mo
         ),
         ({"features": np.zeros(300, np.float32)}, "one row of features"),
         ({"features": np.zeros((300, 0), np.float32)}, "one row of features"),
-        ({"labels": np.zeros(300, int)}, "two classes at least, got only 0"),
+        ({"labels": np.zeros(300, int)}, "at least two classes, got only 0"),
         ({"labels": np.full(300, -100)}, "are empty"),
         ({"features": np.zeros((0, 4), np.float32), "labels": np.zeros(0, int)}, "are empty"),
         ({"classes": 3}, r"labels must be in \[0, 3\)"),
@@ -510,7 +512,7 @@ def test_saved_and_loaded_to_the_bit(data, tmp_path, samples):
     assert again.config() == module.config()
     assert again.history == module.history
     assert np.array_equal(again.predict_proba(data[0]), module.predict_proba(data[0]))
-    assert module.size(CLASSES) == WIDTH * 16 + 16 + 16 * CLASSES + CLASSES
+    assert module.size == WIDTH * 16 + 16 + 16 * CLASSES + CLASSES
 
 
 @pytest.mark.parametrize("samples", [0, 3])
@@ -519,14 +521,17 @@ def test_exported_to_onnx(data, tmp_path, samples):
     assert cal.export_onnx(module, tmp_path / "head.onnx") <= 1e-5
 
 
-def test_called_as_calibrators_are_the_logits_have_no_say(data):
+def test_as_a_calibrator_it_ignores_the_logits(data):
     module = MaCCal(**QUICK).fit(*data)
-    features = torch.tensor(data[0])
-    found = module(torch.randn(300, CLASSES), features)
-    assert torch.equal(found, module(features))
-    assert torch.equal(found.amax(-1), torch.zeros(300))
-    probs = module.predict_proba(np.zeros((300, CLASSES)), data[0])
-    np.testing.assert_allclose(probs, found.softmax(-1), atol=1e-6)
+    features, calibrator = torch.tensor(data[0]), as_calibrator(module)
+    logits = calibrator(torch.randn(300, CLASSES), features)
+    assert torch.equal(logits, module(features))
+    assert torch.equal(logits.amax(-1), torch.zeros(300))
+    probs = calibrator.predict_proba(np.zeros((300, CLASSES)), data[0])
+    np.testing.assert_allclose(probs, logits.softmax(-1), atol=1e-6)
+    assert as_calibrator(calibrator) is calibrator
+    with pytest.raises(TypeError, match="expected a calibrator or a MaCCal, got ReLU"):
+        as_calibrator(nn.ReLU())
 
 
 def test_from_a_file_with_features_of_the_training_set(data, rng, tmp_path):
@@ -538,13 +543,13 @@ def test_from_a_file_with_features_of_the_training_set(data, rng, tmp_path):
     cal.save_predictions(tmp_path / "train.npz", arrays)
     cal.save_predictions(tmp_path / "val.npz", {**other, **weight})
     expected = MaCCal(**QUICK).fit(*data, held_out=val, classes=CLASSES + 2)
-    found = retrain_file(tmp_path / "one.npz", options=QUICK)
-    apart = retrain_file(tmp_path / "val.npz", train=tmp_path / "train.npz", options=QUICK)
-    alone = retrain_file(tmp_path / "train.npz", options=QUICK)
+    found = retrain(tmp_path / "one.npz", options=QUICK)
+    apart = retrain(tmp_path / "val.npz", train=tmp_path / "train.npz", options=QUICK)
+    alone = retrain(tmp_path / "train.npz", options=QUICK)
     assert found.history == apart.history == expected.history
     assert alone.history == MaCCal(**QUICK).fit(*data).history != expected.history
     with pytest.raises(ValueError, match=r"has no train_features, only the splits 'val'"):
-        retrain_file(tmp_path / "val.npz")
+        retrain(tmp_path / "val.npz")
 
 
 # -------------------------------------------------------------------------------------- networks
@@ -612,7 +617,7 @@ def test_frozen_network_is_the_same_to_the_bit_and_its_features_are_learned_from
             optimiser.zero_grad()
             F.cross_entropy(head(features, masks), labels).backward()
             masked_step(optimiser, head, masks)
-    torch.testing.assert_close(module.head.first.weight, head.first.weight.detach())
+    torch.testing.assert_close(module.classifier.first.weight, head.first.weight.detach())
 
 
 def test_network_with_a_held_out_loader(images):
@@ -622,9 +627,9 @@ def test_network_with_a_held_out_loader(images):
     features = cal.collect(network, images[:2], last_layer="fc")[2]
     claimed = module.predict_proba(features).amax(-1).mean()
     assert module.history[-1].confidence == pytest.approx(float(claimed), abs=1e-6)
-    with pytest.raises(ValueError, match="a batch at least"):
+    with pytest.raises(ValueError, match="at least one batch"):
         MaCCal(**options).fit_model(network, [])
-    with pytest.raises(ValueError, match="held_out must have a batch"):
+    with pytest.raises(ValueError, match="held_out must have at least one batch"):
         MaCCal(**options).fit_model(network, images, held_out=[])
     wrong = [(images[0][0], images[0][1] + CLASSES)]
     with pytest.raises(ValueError, match=r"in \[0, 4\)"):
@@ -649,7 +654,7 @@ def test_replaced_head(data, network, example, layer):
     assert type(other) is type(network)
     assert isinstance(network.get_submodule(layer), nn.Linear)
     assert isinstance(other.get_submodule(layer), MaskedClassifier)
-    assert other.get_submodule(layer) is not module.head
+    assert other.get_submodule(layer) is not module.classifier
     assert network.state_dict().keys() == before.keys()
     shared = {id(p) for p in other.parameters()} & {id(p) for p in network.parameters()}
     assert len(shared) == len(list(network.parameters())) - 2
@@ -769,7 +774,7 @@ def test_which_layer_is_the_last():
     assert isinstance(chosen.heads["head"], nn.Linear)
     with pytest.raises(ValueError, match=r"has none: fc \(12 to 4\)"):
         replace_head(Residual(), MaskedClassifier(WIDTH, CLASSES + 1))
-    with pytest.raises(ValueError, match=r"no linear layer 'conv'.*fc \(12 to 4\)"):
+    with pytest.raises(ValueError, match=r"no linear layer 'conv'; its last are fc \(12 to 4\)"):
         replace_head(Residual(), head, name="conv")
     with pytest.raises(ValueError, match="maps 9 features to 4 classes, the layer 'fc' maps 12"):
         replace_head(Residual(), MaskedClassifier(9, CLASSES))

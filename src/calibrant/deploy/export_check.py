@@ -91,14 +91,15 @@ def _rounding_range(
 
     At a step of a method rounding decides which side is taken, and either side is right.
     """
-    random = torch.Generator().manual_seed(0)
     size = torch.where(logits.isfinite(), logits, 0).abs()
     if graph.calibrator.classes > 1:
         size = size.amax(-1, keepdim=True)
     step = ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
+    random = torch.Generator().manual_seed(0)
+    noise = (2 * torch.rand(logits.shape, generator=random) - 1 for _ in range(NUDGES))
     low = high = _probs(graph, graph.calibrate(logits, features))
-    for _ in range(NUDGES):
-        moved = logits + step * (2 * torch.rand(logits.shape, generator=random) - 1)
+    # near ties become ties, then logits move at random
+    for moved in ((logits / step).round() * step, *(logits + step * each for each in noise)):
         probs = _probs(graph, graph.calibrate(moved.to(logits.dtype), features))
         low, high = torch.minimum(low, probs), torch.maximum(high, probs)
     return low, high

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from calibrant._core.torch_models import logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.attach import CalibratedModel, check_calibrator
+from calibrant.deploy.attach import CalibratedModel, fitted_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 
 class ExportGraph(nn.Module):
@@ -47,11 +48,7 @@ class ExportGraph(nn.Module):
         probabilities: bool,
     ) -> None:
         super().__init__()
-        on_cpu = all(
-            value.device.type == "cpu"
-            for value in inner.state_dict().values()
-            if isinstance(value, Tensor)
-        )
+        on_cpu = all(v.device.type == "cpu" for v in (*inner.parameters(), *inner.buffers()))
         self.inner = inner if on_cpu else copy.deepcopy(inner).cpu()
         self.inputs, self.by_name = inputs, by_name
         self.varying, self.probabilities = varying, probabilities
@@ -123,7 +120,7 @@ class ExportGraph(nn.Module):
 
 
 def export_graph(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     model: nn.Module | None,
     example: Any,
     last_layer: nn.Module | str | None,
@@ -131,7 +128,7 @@ def export_graph(
     probabilities: bool,
 ) -> ExportGraph:
     """Build the graph for the arguments of an export."""
-    check_calibrator(calibrator, fitted=True)
+    calibrator = fitted_calibrator(calibrator)
     if (model is None) != (example is None):
         raise ValueError("model and example belong together: pass both or neither")
     varying = 2 if tokens else 1
@@ -176,10 +173,7 @@ def random_inputs(
     logits = 3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)
     if not calibrator.needs_features:
         return (logits,)
-    # a calibrator within this one may be the one that needs them
-    parts = (part for part in calibrator.modules() if isinstance(part, Calibrator))
-    width = max(part._width for part in parts)
-    return logits, torch.randn((*shape, width), generator=random)
+    return logits, torch.randn((*shape, calibrator.width), generator=random)
 
 
 def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -192,13 +186,13 @@ def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
     return target
 
 
-def metadata(calibrator: Calibrator) -> dict[str, str]:
+def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
     """Method, number of classes and version, to be stored in the file."""
     from calibrant import __version__
 
     try:
         kind = kind_of(calibrator)
-    except TypeError:  # a class of the user's own
+    except TypeError:  # a class of the user
         kind = type(calibrator).__name__
     return {"kind": kind, "classes": str(calibrator.classes), "calibrant": __version__}
 

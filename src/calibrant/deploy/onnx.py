@@ -14,6 +14,7 @@ from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.export_check import TOLERANCE, check_export
 from calibrant.deploy.export_graph import export_graph, export_target, metadata, quiet
+from calibrant.retrain.maccal import MaCCal
 
 OPSET = 20
 OLDEST = 18
@@ -23,7 +24,7 @@ LARGEST = 1_900_000_000
 
 
 def export_onnx(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
@@ -114,7 +115,7 @@ def export_onnx(
 
 
 def _check_size(graph: nn.Module) -> None:
-    size = sum(v.numel() * v.element_size() for v in graph.state_dict().values())
+    size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
     if size > LARGEST:
         raise ValueError(
             f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "

@@ -30,7 +30,6 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.workflows.effect import calibrated
 
 try:
     from sklearn import get_config
@@ -312,7 +311,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """Calibrated logits ``(n, classes)``."""
         check_is_fitted(self)
         scores = _floored(_class_logits(self.estimator_, X, self.classes_), True, self.floor_)
-        logits = calibrated(self.calibrator_, _log_odds(scores) / self.scale_)
+        logits = torch.as_tensor(self.calibrator_.transform(_log_odds(scores) / self.scale_))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
 
     # ----------------------------------------------------------------------------- conventions

@@ -26,16 +26,13 @@ from calibrant.monitor.windows import Tolerated, Window
 
 def shard_sums(
     calibrator: Calibrator | None, tolerated: Tolerated, chunks: Iterator[Chunk]
-) -> tuple[Window, int]:
-    """Sums of a shard, and its number of ignored labels."""
-    total, ignored = Window.empty(tolerated.gaps.shape[1], 0, ""), 0
+) -> list[tuple[Window, int]]:
+    """Sums of each chunk of a shard, and its number of ignored labels."""
+    sums = []
     for chunk in chunks:
         pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
-        total, ignored = (
-            total + tolerated.window(pairs),
-            ignored + np.size(chunk.labels) - pairs.outcome.size,
-        )
-    return total, ignored
+        sums.append((tolerated.window(pairs), chunk.labels.size - pairs.outcome.size))
+    return sums
 
 
 def labelled_pairs(

@@ -43,6 +43,8 @@ from calibrant.monitor.predictions import (
 )
 from calibrant.monitor.report import Alarm, MonitorReport
 from calibrant.monitor.windows import Tolerated, Window, Windows, reference_gaps
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 MOST_BINS = 100
 
@@ -108,7 +110,7 @@ class Monitor:
 
     def __init__(
         self,
-        calibrator: Calibrator | None = None,
+        calibrator: Calibrator | MaCCal | None = None,
         *,
         window: int = 1000,
         false_alarms: float = 0.05,
@@ -120,8 +122,8 @@ class Monitor:
         keep: int = 1000,
     ) -> None:
         _check_settings(window, false_alarms, tolerance, bins, pending, keep)
-        self.calibrator = calibrator
-        self.fingerprint = None if calibrator is None else _fingerprint(calibrator)
+        self.calibrator = None if calibrator is None else as_calibrator(calibrator)
+        self.fingerprint = None if self.calibrator is None else _fingerprint(self.calibrator)
         self.window, self.bins = int(window), int(bins)
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
         gaps = np.zeros((2, bins))
@@ -234,11 +236,13 @@ class Monitor:
         self._check_calibrator()
         number = self._windows.next_number() if window is None else _number(window)
         total, ignored = Window.empty(self.bins, number, name), 0
-        use, columns = partial(shard_sums, self.calibrator, self.tolerated), ["labels"]
+        task, columns = partial(shard_sums, self.calibrator, self.tolerated), ["logits", "labels"]
         if self.calibrator is not None and self.calibrator.needs_features:
             columns.append("features")
-        for sums, unlabelled in chosen.walk(use, *columns, executor=executor, progress=progress):
-            total, ignored = total + sums, ignored + unlabelled
+        options: dict[str, Any] = {"executor": executor, "progress": progress}
+        for shard in chosen.walk(task, *columns, rows=chosen.chunk_rows, **options):
+            for sums, unlabelled in shard:
+                total, ignored = total + sums, ignored + unlabelled
         if self._has_file(total):
             warn(f"{name} is in the stream already and is not counted again")
             return self
@@ -332,11 +336,12 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------ state
 
-    def resume(self, calibrator: Calibrator) -> Monitor:
+    def resume(self, calibrator: Calibrator | MaCCal) -> Monitor:
         """Continue a loaded stream with logits; the calibrator must be the one of the stream.
 
         Without a calibrator a loaded monitor reports, merges and takes pairs, but no logits.
         """
+        calibrator = as_calibrator(calibrator)
         wanted, got = self.fingerprint or "no calibrator", _fingerprint(calibrator)
         if wanted != got:
             raise ValueError(
@@ -379,14 +384,17 @@ class Monitor:
         watch = cls(**state["settings"])
         gaps = np.array(state["known"], dtype=np.float64).reshape(2, watch.bins)
         watch.tolerated = Tolerated(gaps, watch.tolerance)
-        watch._dated, watch.fingerprint = bool(state["dated"]), state["calibrator"]
+        watch._dated, watch.fingerprint = bool(state.get("dated")), state["calibrator"]
         watch._classes = int(state["classes"])
         watch.alarm = None if state["alarm"] is None else Alarm(**state["alarm"])
         pending = watch._pending
         pending.counts = {key: int(state["counts"][key]) for key in pending.counts}
         pending.waiting = {key: (float(c), int(k)) for key, c, k in state["waiting"]}
-        watch._files = {str(key): [*map(float, sums)] for key, sums in state["files"].items()}
         watch._windows.restore(state)
+        files = state.get("files")
+        if files is None:  # early states had no list of files
+            files = {w.digest(): [w.claimed.sum()] for w in watch.windows.values() if w.n}
+        watch._files = {str(key): [*map(float, sums)] for key, sums in files.items()}
         return watch
 
     def _settings(self) -> dict[str, Any]:
@@ -418,9 +426,7 @@ class Monitor:
 
     def _check_calibrator(self) -> None:
         if self.calibrator is None and self.fingerprint is not None:
-            raise ValueError(
-                f"this stream is of {self.fingerprint}: pass it to Monitor.load(path, calibrator)"
-            )
+            raise ValueError(f"this stream is of {self.fingerprint}: pass it to resume(calibrator)")
 
     def _set_classes(self, classes: int) -> None:
         if self._classes and classes and classes != self._classes:

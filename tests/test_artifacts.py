@@ -62,8 +62,8 @@ def fitted_kind(kind):
 def temperature(value=2.0):
     """A fitted calibrator whose learned value is known."""
     module = TemperatureScaling()
-    module._learned(temperature_=value)
-    module._fitted(3)
+    module._store(temperature_=value)
+    module._set_classes(3)
     return module
 
 
@@ -106,7 +106,7 @@ class Held(Calibrator):
     def _fit(self, given, context):
         for inner in (self.first, *self.others, *self.by_name.values()):
             inner._fit(given, context)
-            inner._fitted(given.classes)
+            inner._set_classes(given.classes)
 
     def _transform(self, logits, top, features):
         steps = (self.first, *self.others, *self.by_name.values())

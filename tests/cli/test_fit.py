@@ -98,7 +98,7 @@ def test_range_of_temperatures_and_changed_classes_are_told(run, monkeypatch):
     monkeypatch.setitem(CALIBRATORS, "shift", Shift)
     monkeypatch.setattr(io, "save", lambda *_: None)
     each = PerRow().fit([[1.0, 0.0]], [0])
-    each._fitted(5)
+    each._set_classes(5)
     val = predictions(seed=1)
     found = each.temperature(val["logits"][val["labels"] >= 0])
     _, out, _ = run("fit", "p.npz", "--method", "per_row", "-o", "saved")

@@ -43,7 +43,7 @@ class Shift(Calibrator):
 
     def __init__(self):
         super().__init__()
-        self._learned(shift_=torch.zeros(0))
+        self._store(shift_=torch.zeros(0))
         self.context: Any = None
 
     def size(self, classes):
@@ -52,7 +52,7 @@ class Shift(Calibrator):
     def _fit(self, given, context):
         kept = given.labels[given.labels != IGNORED]
         counts = np.bincount(kept, given.labelled_weight(), minlength=given.classes)
-        self._learned(shift_=np.log(counts + 1))
+        self._store(shift_=np.log(counts + 1))
         self.context = context
 
     def _transform(self, logits, top, features):
@@ -552,8 +552,8 @@ def fitted_on(arrays, kind=TemperatureScaling):
 def halved():
     """A calibrator that makes the distances of five logits half as large."""
     found = TemperatureScaling()
-    found._learned(temperature_=2.0)
-    found._fitted(5)
+    found._store(temperature_=2.0)
+    found._set_classes(5)
     return found
 
 
@@ -621,8 +621,8 @@ def test_predicted_class_survives_rounding(tmp_path, rng):
     logits = np.zeros((500, 3)) + 1e-13 * rng.permuted(np.tile(np.arange(3), (500, 1)), axis=1)
     np.savez(tmp_path / "p.npz", logits=logits + 5)
     hot = TemperatureScaling()
-    hot._learned(temperature_=20.0)
-    hot._fitted(3)
+    hot._store(temperature_=20.0)
+    hot._set_classes(3)
     apply_file(hot, tmp_path / "p.npz", tmp_path / "out.npz")
     after = stored(tmp_path / "out.npz")["logits"]
     np.testing.assert_array_equal(after.argmax(1), (logits + 5).argmax(1))
@@ -648,8 +648,8 @@ def test_probabilities_stay_probabilities(tmp_path, halved, dtype, wanted):
 
 def test_one_column_of_probabilities(tmp_path):
     halved = TemperatureScaling()
-    halved._learned(temperature_=2.0)
-    halved._fitted(1)
+    halved._store(temperature_=2.0)
+    halved._set_classes(1)
     np.savez(tmp_path / "p.npz", probs=[0.9, 0.2], labels=[1, 0])
     apply_file(halved, tmp_path / "p.npz", tmp_path / "out.npz")
     found = stored(tmp_path / "out.npz")["probs"]
@@ -724,7 +724,7 @@ def bad_input(folder, halved, name):
     np.savez(folder / "wide.npz", logits=np.zeros((2, 7)))
     np.savez(folder / "bare.npz", features=np.zeros((2, 7)))
     single = Identity()
-    single._fitted(1)
+    single._set_classes(1)
     return {
         "nan": ((halved, folder / "nan.npz", "out.npz"), r"nan\.npz, counting .* has NaN"),
         "classes": ((halved, folder / "wide.npz", "out.npz"), r"\(\.\.\., 5\), as in fit"),

@@ -107,10 +107,10 @@ def test_the_warning_points_to_the_line_of_the_fit(rng):
 @pytest.mark.slow
 def test_calibrated_logits_are_mostly_left_alone():
     left = 0
-    for seed in range(10):
+    for seed in range(20):
         logits, labels = drawn(np.random.default_rng(seed), 300, 4)
         left += name_of(Auto(seed=seed).fit(logits, labels)) == "none"
-    assert left >= 7
+    assert left >= 14
 
 
 @pytest.mark.parametrize("temperature", [0.4, 2.5])

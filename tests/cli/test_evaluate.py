@@ -244,7 +244,7 @@ def failing(name):
         "not a number": (["nan.npz"], r"error: nan\.npz: logits must be finite.* row 2 has NaN"),
         "no labels": (["unlabelled.npz"], "error: unlabelled.npz has no labels"),
         "other suffix": (["notes.txt"], r"error: notes\.txt is not a prediction file"),
-        "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': choose"),
+        "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': did"),
         "unknown group": (["p.npz", "--by", "age"], "error: p.npz has no age .*; found logi"),
         "unknown weight": (
             ["p.npz", "--sample-weight", "age"],

@@ -48,7 +48,7 @@ def main(folder):
 
     # Learn from images that the network has not seen in training ...
     calibrator = cal.Auto().fit(*collect(network, val_loader))
-    print(calibrator.reasons)
+    print(calibrator.reasons_)
 
     # ... put what was learned behind the network, and measure on yet others.
     model = calibrated(network, calibrator).eval()

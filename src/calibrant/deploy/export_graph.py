@@ -25,17 +25,8 @@ from calibrant.retrain.maccal import MaCCal
 class ExportGraph(nn.Module):
     """A calibrator, with or without a model before it, as a graph with one output.
 
-    Parameters
-    ----------
-    inner : Calibrator or CalibratedModel
-    inputs : dict of str to Tensor
-        Example inputs.
-    by_name : bool
-        Inputs are passed by name, not by position.
-    varying : int
-        Number of leading dimensions of any size.
-    probabilities : bool
-        The output is probabilities, not logits.
+    ``inputs`` are examples, to be passed ``by_name`` or by position; the first ``varying``
+    dimensions of each may have any size.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,14 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, open_dataset
+from calibrant.data.shards import Place, located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor.drift import bins_off, find_drift
 from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.pending import Id, PendingPredictions, as_ids
 from calibrant.monitor.predictions import (
+    Id,
+    PendingPredictions,
+    as_ids,
     class_count,
     integer_labels,
     is_empty,
@@ -81,13 +85,6 @@ class Monitor:
         Predictions that may wait for their label; beyond that the oldest are dropped.
     keep : int
         Windows that are kept; older ones are summed up and cannot be added to.
-
-    Attributes
-    ----------
-    alarm : Alarm or None
-        The first alarm.
-    fingerprint : str or None
-        Identity of the calibrator, known also where the calibrator itself was not loaded.
 
     Examples
     --------
@@ -191,10 +188,8 @@ class Monitor:
         """
         keys, scores = as_ids(ids), self._scores(logits, probs)
         if scores.ndim > 2 or scores.ndim == 0 or len(scores) != len(keys):
-            raise ValueError(
-                f"one row of logits for each id is wanted, got {tuple(scores.shape)} for "
-                f"{len(keys)} ids"
-            )
+            shape = tuple(scores.shape)
+            raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
         confidences, classes = top_predictions(self.calibrator, scores, features)
         self._set_classes(class_count(scores))
         self._pending.add(keys, confidences, classes)
@@ -239,16 +234,18 @@ class Monitor:
         task, columns = partial(shard_sums, self.calibrator, self.tolerated), ["logits", "labels"]
         if self.calibrator is not None and self.calibrator.needs_features:
             columns.append("features")
-        options: dict[str, Any] = {"executor": executor, "progress": progress}
-        for shard in chosen.walk(task, *columns, rows=chosen.chunk_rows, **options):
-            for sums, unlabelled in shard:
-                total, ignored = total + sums, ignored + unlabelled
+        shards = chosen.walk(
+            task, *columns, rows=chosen.chunk_rows, executor=executor, progress=progress
+        )
+        for sums, unlabelled in chain.from_iterable(shards):
+            total, ignored = total + sums, ignored + unlabelled
         if self._has_file(total):
             warn(f"{name} is in the stream already and is not counted again")
             return self
         if total.n == 0:
             warn(f"{name} has no labelled examples: its window is empty")
-        self._set_classes(chosen.classes if chosen.rows else 0)
+        with located(Place(chosen.path)):
+            self._set_classes(chosen.classes if chosen.rows else 0)
         self._pending.counts["ignored"] += ignored
         self._files.setdefault(total.digest(), []).append(float(total.claimed.sum()))
         self._add(total)

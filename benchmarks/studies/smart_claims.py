@@ -92,7 +92,13 @@ def few_samples(path: Path):
             chosen = np.random.default_rng(repetition).permutation(len(val))[:size]
             for name in ("none", "ts", "smart", "odds", "auto"):
                 fitted = VARIANTS[name]().fit_records(val.take(np.sort(chosen)))
-                yield "samples", label(path), size, name, *figures(fitted.predict_records(test), test)
+                yield (
+                    "samples",
+                    label(path),
+                    size,
+                    name,
+                    *figures(fitted.predict_records(test), test),
+                )
 
 
 def shifted(path: Path):

@@ -33,11 +33,11 @@ def ranks() -> Ranks:
 
 @contextmanager
 def joining(device: str | None = None) -> Iterator[Ranks]:
-    """Join the processes that ``torchrun`` started, if it did.
+    """Join the processes that ``torchrun`` started, if it did and they have not joined yet.
 
     ``device`` is where they compute; by default each process has its own GPU, if there are any.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == ranks().size:
         yield ranks()
         return
     on_gpu = torch.cuda.is_available() and (device is None or device.startswith("cuda"))

@@ -63,8 +63,8 @@ def test_processes_share_every_batch(states):
 
 def test_last_batch_with_fewer_images_than_processes_is_left_out(states):
     first, second = states("ce")
-    assert [len(index) for index in first["order"]] == [7, 7] * 2
-    assert [len(index) for index in second["order"]] == [6, 6] * 2
+    assert [len(index) for index in first["order"]] == [13, 13]
+    assert [len(index) for index in second["order"]] == [13, 13]
 
 
 def test_processes_draw_their_own_shifts(states):

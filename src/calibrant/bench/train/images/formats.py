@@ -18,21 +18,6 @@ PIXELS = 3 * 32 * 32
 """Bytes of an image of CIFAR."""
 
 
-class ImageFormat(NamedTuple):
-    """A published format: file names of its splits, a parser of one file, and of all of a split."""
-
-    title: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    parse: Callable[[bytes], Any]
-    combine: Callable[[Sequence[Any]], ImageSplit]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all files."""
-        return self.train + self.test
-
-
 class _ArrayUnpickler(pickle.Unpickler):
     """Refuses everything but what a pickle of arrays needs."""
 
@@ -115,24 +100,31 @@ def _idx_split(arrays: Sequence[Pixels]) -> ImageSplit:
     return ImageSplit(images[:, None], labels.astype(np.int64))
 
 
+class ImageFormat(NamedTuple):
+    """A published format: file names of its splits, a parser of a file, and a join."""
+
+    title: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    parse: Callable[[bytes], Any]
+    combine: Callable[[Sequence[Any]], ImageSplit] = _concatenate
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all files."""
+        return self.train + self.test
+
+
 def _five(name: str) -> tuple[str, ...]:
     return tuple(name.format(number) for number in range(1, 6))
 
 
 _BINARY_10, _BINARY_100 = (partial(_binary_cifar, labels=labels) for labels in (1, 2))
 IMAGE_FORMATS = (
-    ImageFormat(
-        "CIFAR-10 (python)",
-        *(_five("data_batch_{}"), ("test_batch",)),
-        *(_pickled_cifar, _concatenate),
-    ),
-    ImageFormat("CIFAR-100 (python)", ("train",), ("test",), _pickled_cifar, _concatenate),
-    ImageFormat(
-        "CIFAR-10 (binary)",
-        *(_five("data_batch_{}.bin"), ("test_batch.bin",)),
-        *(_BINARY_10, _concatenate),
-    ),
-    ImageFormat("CIFAR-100 (binary)", ("train.bin",), ("test.bin",), _BINARY_100, _concatenate),
+    ImageFormat("CIFAR-10 (python)", _five("data_batch_{}"), ("test_batch",), _pickled_cifar),
+    ImageFormat("CIFAR-100 (python)", ("train",), ("test",), _pickled_cifar),
+    ImageFormat("CIFAR-10 (binary)", _five("data_batch_{}.bin"), ("test_batch.bin",), _BINARY_10),
+    ImageFormat("CIFAR-100 (binary)", ("train.bin",), ("test.bin",), _BINARY_100),
     ImageFormat(
         "MNIST or Fashion-MNIST (idx)",
         ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

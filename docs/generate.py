@@ -1,5 +1,7 @@
-"""Pages that are made from the code: the tables of methods and the list of public names."""
+"""Pages that are made from the code: tables of methods, metrics and losses, and the API page."""
 
+import inspect
+import re
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +21,25 @@ TITLES = {
 }
 """Sections of the API page by package, in order; other packages follow under their own name."""
 SUBMODULES = {"llm": "Language models", "plots": "Diagrams"}
-"""Modules whose names are not at the top level."""
+"""Packages and modules without names on top."""
+MORE = {
+    "calibrators": (
+        *("margin_curves.margin_change", "margin_curves.margin_temperature"),
+        "smart.margin_bounds",
+    ),
+    "workflows": (
+        *("comparison.Comparison", "comparison.Row", "cross_fit.CrossFit", "effect.Effect"),
+        *("fit.Fit", "retrain.retrain"),
+    ),
+    "monitor": ("report.Alarm", "drift.Drift"),
+    "llm": (
+        *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
+        *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
+        *("heads.daca.daca", "heads.generation.calibrate_generation"),
+        *("heads.official.read_official", "tokens.tables.TokenTable"),
+    ),
+}
+"""Names inside the modules of a package that the API page has as well, since guides use them."""
 
 SKLEARN = """## scikit-learn
 
@@ -34,16 +54,16 @@ SKLEARN = """## scikit-learn
 def write(folder: Path) -> None:
     """Write all pages under the folder of the documentation."""
     (folder / "_generated").mkdir(exist_ok=True)
-    for name, text in {"methods": methods(), "properties": properties()}.items():
-        (folder / "_generated" / f"{name}.md").write_text(text, encoding="utf-8")
+    for make in (methods, properties, metrics, losses):
+        (folder / "_generated" / f"{make.__name__}.md").write_text(make(), encoding="utf-8")
     (folder / "api.md").write_text(api(), encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------ calibrators
+# ------------------------------------------------------------------------------------------ tables
 
 
 def methods() -> str:
-    """The table of all calibrators: name, class, what it does."""
+    """Table of the calibrators: name, class and summary."""
     from calibrant.calibrators.registry import CALIBRATORS
 
     cells = ((f"`{n}`", f"`{kind.__name__}`", kind.summary) for n, kind in CALIBRATORS.items())
@@ -51,7 +71,7 @@ def methods() -> str:
 
 
 def properties() -> str:
-    """The table of what calibrators guarantee and need."""
+    """Table of the guarantees and needs of the calibrators."""
     from calibrant.calibrators.registry import CALIBRATORS
 
     headings = (
@@ -71,6 +91,49 @@ def properties() -> str:
             )
         )
     return table(headings, rows)
+
+
+def metrics() -> str:
+    """Table of the metrics: name, definition, whether a stream must keep pairs, and reference."""
+    from calibrant.metrics.registry import METRICS
+
+    rows = (
+        (f"`{name}`", markdown(m.summary), "yes" if m.needs_pairs else "", m.reference)
+        for name, m in METRICS.items()
+    )
+    return table(("name", "definition", "needs all pairs", "reference"), rows)
+
+
+def losses() -> str:
+    """Table of the losses: name, definition, options and reference."""
+    from calibrant.losses.registry import LOSSES
+
+    rows = (
+        (f"`{name}`", markdown(loss.summary), options(name, loss), loss.reference)
+        for name, loss in LOSSES.items()
+    )
+    return table(("name", "definition", "options", "reference"), rows)
+
+
+def options(name: str, loss) -> str:
+    """Options of a loss with their defaults; required ones come without."""
+    from calibrant.losses.regularisers import REGULARISERS
+
+    wanted = inspect.signature(loss.documented).parameters.values()
+    wanted = [p for p in wanted if p.name not in ("logits", "labels", "base")]
+    shown = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in wanted]
+    if name in REGULARISERS and inspect.isfunction(loss.documented):
+        shown = [f"weight={loss().weight}", "base", *shown]
+    return code(shown)
+
+
+def markdown(text: str) -> str:
+    r"""Turn formulas and literals of a docstring into Markdown.
+
+    >>> markdown(r"Cross-entropy, :math:`-\\log p_y`, of ``logits``.")
+    'Cross-entropy, $-\\\\log p_y$, of `logits`.'
+    """
+    return re.sub(r":math:`([^`]*)`", r"$\1$", text).replace("``", "`")
 
 
 def formula(size) -> str:
@@ -97,34 +160,37 @@ def table(headings, rows) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def code(names) -> str:
+    """Names as code, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
 # ---------------------------------------------------------------------------------------- API page
 
 
 def api() -> str:
-    """The page of public names, by package."""
+    """The page of public names, by package: those on top, then the others."""
     import calibrant
 
-    page = ["# Python interface\n", "The names below are those of `import calibrant`.\n"]
+    page = ["# Python interface\n", "Each section has the names of `import calibrant` first.\n"]
     tables = [name for name in calibrant.__all__ if isinstance(getattr(calibrant, name), dict)]
-    page.append(f"Tables of what there is, from name to class or function: {code(tables)}.\n")
+    page.append(f"Tables from name to class or function: {code(tables)}.\n")
     names = sorted((n for n in calibrant.__all__ if n not in tables), key=_place)
-    done = set()
     for package, group in groupby(names, key=_package):
-        listed = list(group)
-        done.update(listed)
-        page.append(section(TITLES.get(package, package), "calibrant", listed))
-        if package == "calibrators":
-            page.append(_more_calibrators(done))
+        top = [name for name in group if name != "CalibratedClassifier"]
+        page.append(section(TITLES.get(package, package), "calibrant", top))
+        page.append(_others(package, top))
     for module, title in SUBMODULES.items():
-        page.append(section(title, f"calibrant.{module}", public(f"calibrant.{module}")))
+        page += [f"## {title}\n", _others(module, [])]
     return "\n".join(part for part in [*page, SKLEARN] if part)
 
 
-def _more_calibrators(done) -> str:
-    from calibrant.calibrators.registry import CALIBRATORS
-
-    rest = [kind.__name__ for kind in CALIBRATORS.values() if kind.__name__ not in done]
-    return section("", "calibrant.calibrators", rest) if rest else ""
+def _others(package: str, top) -> str:
+    """The names of a package that are not on top."""
+    module = f"calibrant.{package}"
+    exported = [] if package == "_core" else public(module)
+    rest = [name for name in (*exported, *MORE.get(package, ())) if name not in top]
+    return f"In `{module}`:\n\n{section('', module, rest)}" if rest else ""
 
 
 def _package(name: str) -> str:
@@ -154,19 +220,16 @@ def section(title: str, module: str, names) -> str:
     )
 
 
-def public(module: str):
-    """Names that a module exports, or else defines."""
-    found = import_module(module)
-    listed = getattr(found, "__all__", None)
-    if listed is None:
-        listed = [
-            name
-            for name, value in vars(found).items()
-            if not name.startswith("_") and getattr(value, "__module__", "") == module
-        ]
-    return [name for name in listed if callable(getattr(found, name))]
+def public(name: str):
+    """Functions and classes that a module exports: those of ``__all__``, or else its own.
 
-
-def code(names) -> str:
-    """Names as code, separated by commas."""
-    return ", ".join(f"`{name}`" for name in names)
+    A package without ``__all__`` exports what it imports from calibrant.
+    """
+    module = import_module(name)
+    home = "calibrant" if hasattr(module, "__path__") else name
+    exported = getattr(module, "__all__", None) or [
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_") and getattr(value, "__module__", "").startswith(home)
+    ]
+    return [key for key in exported if callable(getattr(module, key))]

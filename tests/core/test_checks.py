@@ -298,11 +298,14 @@ OF_PAIRS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("function", OF_PAIRS)
-@pytest.mark.parametrize(("confidence", "outcome", "kind", "message"), PAIRS)
+@pytest.mark.parametrize(
+    ("function", "confidence", "outcome", "kind", "message"),
+    [(f, *PAIRS[i % len(PAIRS)]) for i, f in enumerate(OF_PAIRS)]
+    + [(cal.ece, *case) for case in PAIRS],
+)
 def test_pairs_are_refused_alike_by_every_function(function, confidence, outcome, kind, message):
     with pytest.raises(kind, match=message):
-        function(confidence, outcome)
+        function(confidence=confidence, outcome=outcome)
 
 
 def test_pairs_of_equal_size_and_different_shape_are_refused():
@@ -331,7 +334,7 @@ def test_pairs_of_equal_size_and_different_shape_are_refused():
 )
 def test_weights_are_refused_alike_by_every_function(function, weight, message):
     with pytest.raises(ValueError, match=message):
-        function([0.5, 0.7], [1, 0], weight=weight)
+        function(confidence=[0.5, 0.7], outcome=[1, 0], sample_weight=weight)
 
 
 @pytest.mark.parametrize(
@@ -339,11 +342,11 @@ def test_weights_are_refused_alike_by_every_function(function, weight, message):
 )
 def test_weights_of_logits_are_one_per_label(function):
     with pytest.raises(ValueError, match=r"weight must have one value .* got \(3,\) for \(4,\)"):
-        function(OK, YES, weight=[1, 1, 1])
+        function(OK, YES, sample_weight=[1, 1, 1])
     with pytest.raises(ValueError, match=r"weight must be 0 \(leaves out\) or in"):
-        function(OK, YES, weight=[1, 1, 1, -1])
+        function(OK, YES, sample_weight=[1, 1, 1, -1])
     with pytest.raises(ValueError, match="nothing to measure"):
-        function(OK, YES, weight=[0, 0, 0, 0])
+        function(OK, YES, sample_weight=[0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("function", [cal.metrics.ood_auroc, cal.metrics.fpr95])
@@ -400,7 +403,7 @@ def test_a_level_is_above_zero_and_at_most_99_percent(level):
 def test_the_level_of_a_curve_is_above_zero_and_at_most_99_percent(curve, level):
     message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
     with pytest.raises(ValueError, match=message):
-        curve([0.5, 0.7], [1, 0], level=level)
+        curve(confidence=[0.5, 0.7], outcome=[1, 0], level=level)
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.0, 2])
@@ -430,11 +433,11 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         {},
         "every batch must have the same classes: 3 so far, now 5",
     ),
-    "weight": (BATCH, YES, {"weight": [1, 2, 3, -1]}, "weight must be"),
+    "weight": (BATCH, YES, {"sample_weight": [1, 2, 3, -1]}, "weight must be"),
     "weights": (
         BATCH,
         YES,
-        {"weight": [1, 2]},
+        {"sample_weight": [1, 2]},
         "weight must have one value per example or per row",
     ),
 }
@@ -443,12 +446,12 @@ GROUPS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "groups": (
         BATCH,
         YES,
-        {"groups": ["a", "b"]},
-        "groups must have one value per example or per row",
+        {"by": ["a", "b"]},
+        "by must have one value per example or per row",
     ),
     "mixed groups": (
-        *(BATCH, YES, {"groups": np.array(["a", None, 1, "b"], dtype=object)}),
-        "groups must be|not supported between",
+        *(BATCH, YES, {"by": np.array(["a", None, 1, "b"], dtype=object)}),
+        "by must be|not supported between",
     ),
 }
 
@@ -475,7 +478,7 @@ def refuse(stream, case):
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refused_batch_leaves_a_stream_as_it_was(rng, pairs, case):
     first, second = drawn(rng, 50, 3), drawn(rng, 40, 3)
-    groups = {"groups": np.arange(50) % 2}
+    groups = {"by": np.arange(50) % 2}
     expected = streams(pairs).update(*first, **groups).update(*second)
     stream = streams(pairs).update(*first, **groups)
     before = bits(stream)

@@ -37,7 +37,7 @@ from calibrant.cli import main as command_line
 
 PACKAGE = Path(calibrant.__file__).resolve().parent
 PATHS = (str, bytes, os.PathLike)
-OPENER = "open_predictions"
+OPENER = "open_dataset"
 """The function that reads the headers of a prediction file."""
 
 

@@ -18,12 +18,17 @@ TITLES = {
     "_core": "Helpers",
 }
 """Sections of the API page by package, in order; other packages follow under their own name."""
-SUBMODULES = {
-    "llm": "Language models",
-    "plots": "Diagrams",
-    "deploy.sklearn": "scikit-learn",
-}
+SUBMODULES = {"llm": "Language models", "plots": "Diagrams"}
 """Modules whose names are not at the top level."""
+
+SKLEARN = """## scikit-learn
+
+```{eval-rst}
+.. autoclass:: calibrant.deploy.sklearn.CalibratedClassifier
+   :members: fit, predict, predict_proba
+```
+"""
+"""Without the methods that scikit-learn adds, whose texts refer to its own documentation."""
 
 
 def write(folder: Path) -> None:
@@ -112,7 +117,7 @@ def api() -> str:
             page.append(_more_calibrators(done))
     for module, title in SUBMODULES.items():
         page.append(section(title, f"calibrant.{module}", public(f"calibrant.{module}")))
-    return "\n".join(part for part in page if part)
+    return "\n".join(part for part in [*page, SKLEARN] if part)
 
 
 def _more_calibrators(done) -> str:

@@ -64,7 +64,8 @@ def offences(sources: Mapping[str, str]) -> list[str]:
     """List what breaks the rules in files by their path inside the package."""
     modules = {path: module_of(path) for path in sources}
     names = set(modules.values())
-    found, graph = [], {}
+    found: list[str] = []
+    graph: dict[str, set[str]] = {}
     for path, module in modules.items():
         here = "__init__" if module == "calibrant" else module.split(".")[1]
         graph[module] = set()

@@ -17,6 +17,7 @@ from matplotlib.colors import same_color  # noqa: E402
 from matplotlib.container import BarContainer, ErrorbarContainer  # noqa: E402
 
 from calibrant import plots  # noqa: E402
+from calibrant.retrain import Epoch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,11 @@ def closed():
 
 @pytest.fixture
 def pairs(rng):
-    return drawn_pairs(rng, 500, 0.1, low=0.3)
+    return named(drawn_pairs(rng, 500, 0.1, low=0.3))
+
+
+def named(pairs):
+    return dict(zip(("confidence", "outcome"), pairs, strict=True))
 
 
 def logits_and_labels():
@@ -38,32 +43,27 @@ def logits_and_labels():
 
 def data(kind):
     """Confidence and outcome of one example, of right ones only, of certain ones."""
-    return {
+    kinds: dict[str, Any] = {
         "usual": drawn_pairs(np.random.default_rng(1), 300, 0.1),
         "one right": ([0.8], [1]),
         "one wrong": ([0.8], [0]),
         "all right": ([0.55, 0.7, 0.9, 0.9], [1, 1, 1, 1]),
         "all wrong": ([0.55, 0.7, 0.9, 0.9], [0, 0, 0, 0]),
         "certain": ([1.0, 1.0, 0.0], [1, 1, 0]),
-    }[kind]
+    }
+    return named(kinds[kind])
 
 
 DRAW: dict[str, Any] = {
-    "reliability": lambda p, ax=None: plots.reliability_diagram(
-        cal.metrics.reliability(confidence=p[0], outcome=p[1]), ax
-    ),
+    "reliability": lambda p, ax=None: plots.reliability_diagram(cal.metrics.reliability(**p), ax),
     "equal mass": lambda p, ax=None: plots.reliability_diagram(
-        cal.metrics.reliability(confidence=p[0], outcome=p[1], equal_mass=True), ax
+        cal.metrics.reliability(**p, equal_mass=True), ax
     ),
-    "smooth": lambda p, ax=None: plots.smooth_diagram(
-        cal.metrics.smooth_reliability(confidence=p[0], outcome=p[1]), ax
-    ),
+    "smooth": lambda p, ax=None: plots.smooth_diagram(cal.metrics.smooth_reliability(**p), ax),
     "histogram": lambda p, ax=None: plots.confidence_histogram(
-        cal.metrics.confidence_histogram(confidence=p[0], outcome=p[1]), ax
+        cal.metrics.confidence_histogram(**p), ax
     ),
-    "risk": lambda p, ax=None: plots.risk_coverage_plot(
-        cal.metrics.risk_coverage(confidence=p[0], outcome=p[1]), ax
-    ),
+    "risk": lambda p, ax=None: plots.risk_coverage_plot(cal.metrics.risk_coverage(**p), ax),
 }
 
 
@@ -132,11 +132,25 @@ def test_drawing_changes_no_setting_of_matplotlib(pairs, name):
 # Each diagram
 
 
+def test_a_reliability_diagram_takes_pairs_an_evaluation_or_a_curve(rng):
+    logits, labels = logits_and_labels()
+    heights = []
+    for data in (
+        cal.metrics.reliability(logits, labels),
+        cal.evaluate(logits, labels, metrics=["ece"], level=None),
+        cal.top_label(logits, labels),
+    ):
+        axes: Any = plots.reliability_diagram(data)
+        heights.append(boxes(next(c for c in axes.containers if isinstance(c, BarContainer)))[:, 3])
+    np.testing.assert_allclose(heights[1], heights[0])
+    np.testing.assert_allclose(heights[2], heights[0])
+    with pytest.raises(TypeError, match="needs a Reliability, an Evaluation or Pairs, got ndarray"):
+        plots.reliability_diagram(*cal.top_label(logits, labels))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("equal_mass", [False, True])
 def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
-    curve = cal.metrics.reliability(
-        confidence=pairs[0], outcome=pairs[1], bins=10, equal_mass=equal_mass
-    )
+    curve = cal.metrics.reliability(**pairs, bins=10, equal_mass=equal_mass)
     axes: Any = plots.reliability_diagram(curve, label="model A")
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
@@ -152,7 +166,7 @@ def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
 
 
 def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
-    curve = cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1], bins=10)
+    curve = cal.metrics.reliability(**pairs, bins=10)
     axes: Any = plots.reliability_diagram(curve)
     seen = np.isfinite(curve.accuracy)
     (errors,) = (c for c in axes.containers if isinstance(c, ErrorbarContainer))
@@ -165,7 +179,7 @@ def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
 
 
 def test_the_strip_above_a_reliability_diagram_is_the_share_per_bin(pairs):
-    curve = cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1], bins=10)
+    curve = cal.metrics.reliability(**pairs, bins=10)
     axes: Any = plots.reliability_diagram(curve)
     (strip,) = axes.child_axes
     (bars,) = strip.containers
@@ -185,7 +199,7 @@ def test_the_diagonal_is_where_confidence_equals_accuracy(pairs, name):
 
 
 def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pairs):
-    curve = cal.metrics.smooth_reliability(confidence=pairs[0], outcome=pairs[1], points=128)
+    curve = cal.metrics.smooth_reliability(**pairs, points=128)
     axes: Any = plots.smooth_diagram(curve, label="model A")
     line: Any = next(c for c in axes.collections if isinstance(c, LineCollection))
     seen = curve.density > curve.density.max() / 1000
@@ -208,7 +222,7 @@ def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pair
 
 
 def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
-    shares = cal.metrics.confidence_histogram(confidence=pairs[0], outcome=pairs[1], bins=12)
+    shares = cal.metrics.confidence_histogram(**pairs, bins=12)
     axes: Any = plots.confidence_histogram(shares)
     steps = [patch.get_data() for patch in axes.patches]
     assert len(steps) == 4
@@ -220,8 +234,8 @@ def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
 
 
 def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs):
-    confidence, outcome = pairs
-    curve = cal.metrics.risk_coverage(confidence=confidence, outcome=outcome)
+    outcome = pairs["outcome"]
+    curve = cal.metrics.risk_coverage(**pairs)
     axes: Any = plots.risk_coverage_plot(curve, label="by margin")
     ours, flat, best = axes.get_lines()
     np.testing.assert_allclose(ours.get_xdata(), 100 * curve.coverage)
@@ -241,7 +255,7 @@ def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs)
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_margin_diagrams_show_a_diagram_for_each_group(count):
-    groups = cal.metrics.reliability_by_margin(*logits_and_labels(), groups=count)
+    groups = cal.metrics.reliability_by_margin(*logits_and_labels(), margin_bins=count)
     figure: Any = plots.margin_diagrams(groups)
     figure.canvas.draw()
     assert plt.get_fignums() == [figure.number]
@@ -256,9 +270,7 @@ def test_margin_diagrams_show_a_diagram_for_each_group(count):
 
 
 def test_a_diagram_can_be_saved(tmp_path, pairs):
-    figure: Any = plots.reliability_diagram(
-        cal.metrics.reliability(confidence=pairs[0], outcome=pairs[1])
-    ).figure
+    figure: Any = plots.reliability_diagram(cal.metrics.reliability(**pairs)).figure
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"diagram.{suffix}")
         assert (tmp_path / f"diagram.{suffix}").stat().st_size > 1000
@@ -280,7 +292,7 @@ def test_the_gate_is_drawn_as_shares_of_the_examples_by_epoch():
 
 
 def test_the_history_of_maccal_is_drawn_by_epoch():
-    history = [cal.heads.Epoch(0.9, 0.99, 0.94, 0.1), cal.heads.Epoch(0.8, 0.95, 0.94, 0.2)]
+    history = [Epoch(0.9, 0.99, 0.94, 0.1), Epoch(0.8, 0.95, 0.94, 0.2)]
     axes: Any = plots.keep_plot(history)
     drawn = {line.get_label(): line.get_ydata() for line in axes.lines}
     np.testing.assert_allclose(drawn["keep-rate q"], [90, 80])

@@ -1,4 +1,4 @@
-"""The tables of the documentation are those that the rows of the studies give."""
+"""Tables of the documentation are made from the results of the studies, and support its claims."""
 
 import csv
 import runpy
@@ -17,47 +17,47 @@ def tables():
     scripts = (folder / f"{name}.py" for name in names)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        found = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
-    return {name: table for part in found for name, table in part.items()}
+        made = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
+    return {name: table for each in made for name, table in each.items()}
 
 
-def test_every_table_is_up_to_date(tables):
+def test_tables_are_up_to_date(tables):
     assert {path.stem for path in DATA.glob("table_*.csv")} == set(tables)
     for name, rows in tables.items():
         with (DATA / f"{name}.csv").open(newline="") as file:
             assert [tuple(row) for row in csv.reader(file)] == [tuple(row) for row in rows]
 
 
-def test_auto_is_as_calibrated_as_smart_and_as_likely_as_temperature_scaling(tables):
+def test_auto_has_the_ece_of_smart_and_the_nll_of_temperature_scaling(tables):
     headings, *rows = tables["table_methods"]
-    found = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+    cells = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
     for splits in ("", ", five splits"):
         ece = {
             method: float(row[f"ECE %{splits}"])
-            for method, row in found.items()
+            for method, row in cells.items()
             if row[f"ECE %{splits}"] != "\N{EN DASH}"
         }
         nll = {
             method: float(row[f"NLL{splits}"])
-            for method, row in found.items()
+            for method, row in cells.items()
             if row[f"NLL{splits}"] != "\N{EN DASH}"
         }
         assert ece["auto"] <= ece["smart"] <= ece["ts"]
         assert nll["auto"] <= nll["ts"]
 
 
-def test_the_claims_of_the_page_about_maccal_are_those_of_its_tables(tables):
+def test_claims_about_maccal(tables):
     for name in ("table_maccal_rivals", "table_maccal_resnet50"):
         headings, *rows = tables[name]
-        found = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
-        ece = {head: float(row["ECE %"].split("±")[0]) for head, row in found.items()}
-        nll = {head: float(row["NLL, ts"].split("±")[0]) for head, row in found.items()}
+        cells = {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+        ece = {head: float(row["ECE %"].split("±")[0]) for head, row in cells.items()}
+        nll = {head: float(row["NLL, ts"].split("±")[0]) for head, row in cells.items()}
         assert ece["maccal, held out"] < 1 < 3 < ece["original"]
-        assert float(found["original"]["ECE %, ts"].split("±")[0]) < ece["maccal, held out"]
+        assert float(cells["original"]["ECE %, ts"].split("±")[0]) < ece["maccal, held out"]
         assert nll["original"] == min(nll.values())
 
 
-def test_the_claims_about_a_network_trained_with_mixup(tables):
+def test_claims_about_a_network_trained_with_mixup(tables):
     headings, *rows = tables["table_maccal_mixup"]
     mean = {
         row[0]: {h: float(x.split("±")[0]) for h, x in zip(headings[1:9], row[1:9], strict=True)}
@@ -71,9 +71,9 @@ def test_the_claims_about_a_network_trained_with_mixup(tables):
 
 
 @pytest.mark.parametrize("model", [0, 1])
-def test_the_claims_about_heads_of_language_models(tables, model):
+def test_claims_about_temperature_heads(tables, model):
     headings, *rows = tables[f"table_llm_tokens_{model}"]
-    found = {
+    cells = {
         (row[0], row[1].split(",")[0]): {
             name: float(cell.split("±")[0])
             for name, cell in zip(headings[3:], row[3:], strict=True)
@@ -81,25 +81,25 @@ def test_the_claims_about_heads_of_language_models(tables, model):
         }
         for row in rows
     }
-    none, one = found["none", ""], found["global", "brier"]
+    none, one = cells["none", ""], cells["global", "brier"]
     assert one["ECE %"] < none["ECE %"] / 3
     for head in ("linear", "mlp", "decoder"):
-        best = found[head, "bce"]
+        best = cells[head, "bce"]
         assert best["ECE %"] < 2
         assert best["Brier"] < one["Brier"]
         assert best["AUROC %"] > one["AUROC %"] + 2
-        assert found[head, "nll"]["NLL"] < best["NLL"]
-        assert found[head, "paper"]["ECE %"] > 20 > 14 > none["ECE %"]
-        assert found[head, "paper"]["NLL"] > none["NLL"] + 1.5
-        light = found[head, "light" if head == "decoder" else "selective"]
+        assert cells[head, "nll"]["NLL"] < best["NLL"]
+        assert cells[head, "paper"]["ECE %"] > 20 > 14 > none["ECE %"]
+        assert cells[head, "paper"]["NLL"] > none["NLL"] + 1.5
+        light = cells[head, "light" if head == "decoder" else "selective"]
         for name, better in (("ECE %", 1), ("Brier", 1), ("NLL", 1), ("AUROC %", -1)):
             if light:
                 assert better * best[name] < better * light[name], (head, name)
-    assert abs(found["mlp", "bce"]["Brier"] - found["decoder", "bce"]["Brier"]) < 0.001
+    assert abs(cells["mlp", "bce"]["Brier"] - cells["decoder", "bce"]["Brier"]) < 0.001
 
 
 @pytest.mark.parametrize("model", ["as it is", "over-confident"])
-def test_the_claims_about_questions_to_language_models(model):
+def test_claims_about_questions_to_language_models(model):
     with (DATA / "llm_questions.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
 

@@ -38,6 +38,7 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant.retrain.maccal import MaCCal
+from calibrant.retrain.masked_classifier import masked_step
 
 FIGURES = ("accuracy", "ece", "ada_ece", "nll", "brier", "auroc")
 COLUMNS = (
@@ -50,35 +51,62 @@ SWEPT = 2
 """Seeds of the sweeps."""
 
 
-class ForwardOnly(MaCCal):
+class Variant(MaCCal):
+    """MaC-Cal with parts left out, one by one."""
+
+    mask_forward = mask_update = True
+
+    def _learn(self, run, batch, random):
+        masks = run.classifier.draw(random)
+        loss, logits = self._loss(
+            run.classifier, batch, masks if self.mask_forward else None, random
+        )
+        run.optimiser.zero_grad()
+        loss.backward()
+        if self.mask_update:
+            masked_step(run.optimiser, run.classifier, masks)
+        else:
+            run.optimiser.step()
+        return loss, logits
+
+    def _loss(self, classifier, batch, masks, random):
+        full = classifier.keep_.new_ones(())
+        logits = classifier(batch.features, masks or (full, full))
+        losses = F.cross_entropy(logits, batch.labels, reduction="none")
+        return (losses * batch.weight).sum() / batch.weight.sum(), logits
+
+
+class ForwardOnly(Variant):
     """Masks in the forward pass alone: DropConnect."""
 
     mask_update = False
 
 
-class UpdateOnly(MaCCal):
+class UpdateOnly(Variant):
     mask_forward = False
 
 
-class NoMasks(MaCCal):
+class NoMasks(Variant):
     """Weights that are only multiplied by q in the end."""
 
     mask_forward = mask_update = False
 
 
 class Watching(MaCCal):
-    """The control looks at held-out predictions under one mask."""
+    """The controller uses held-out predictions under one mask."""
 
-    watch_masked = True
+    def _watched_logits(self, classifier, batch, random):
+        return classifier(batch.features, classifier.draw(random))
 
 
 class Dropout(NoMasks):
     """Half of the features and of the hidden units are dropped."""
 
-    def _loss(self, head, batch, masks, random):
+    def _loss(self, classifier, batch, masks, random):
+        first, second = classifier.first, classifier.second
         inputs = dropped(batch.features, random)
-        hidden = dropped(F.relu(F.linear(inputs, head.first.weight, head.first.bias)), random)
-        logits = F.linear(hidden, head.second.weight, head.second.bias)
+        hidden = dropped(F.relu(F.linear(inputs, first.weight, first.bias)), random)
+        logits = F.linear(hidden, second.weight, second.bias)
         return F.cross_entropy(logits, batch.labels), logits
 
 
@@ -90,12 +118,12 @@ def dropped(values: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 class Mixup(NoMasks):
     """Mixes pairs of features and their labels, with shares that are uniform in (0, 1)."""
 
-    def _loss(self, head, batch, masks, random):
+    def _loss(self, classifier, batch, masks, random):
         other = torch.randperm(len(batch.labels), generator=random, device=random.device)
         share = torch.rand((), generator=random, device=random.device)
         mixed = share * batch.features + (1 - share) * batch.features[other]
         one = torch.ones((), device=random.device)
-        logits = head(mixed, (one, one))
+        logits = classifier(mixed, (one, one))
         losses = (F.cross_entropy(logits, batch.labels[i]) for i in (slice(None), other))
         first, second = losses
         return share * first + (1 - share) * second, logits
@@ -255,12 +283,12 @@ def measured(run: Run, epochs: int) -> list[list[Any]]:
     train, val = data.parts["train"], data.parts["val"]
     held_out: Any = {"val": val, "slice": 0.1, "itself": train, "train": None}[run.control]
     module.fit(*train, held_out=held_out)
-    seconds, keep = time.perf_counter() - start, float(module.head.keep_)
+    seconds, keep = time.perf_counter() - start, float(module.classifier.keep_)
     about = (run.study, run.method, run.setting, run.seed)
     found = []
     for inference in inferences(run):
-        module.head.keep_.fill_(1.0 if inference == "unscaled" else keep)
-        module.head.samples = 16 if inference == "16 masks" else 0
+        module.classifier.keep_.fill_(1.0 if inference == "unscaled" else keep)
+        module.classifier.samples = 16 if inference == "16 masks" else 0
         logits = {name: logits_of(module, part) for name, part in data.asked.items()}
         found += rows_of((*about, inference), logits, f"{keep:.4f}", seconds)
     return found
@@ -277,7 +305,7 @@ def inferences(run: Run) -> tuple[str, ...]:
 
 @torch.no_grad()
 def logits_of(module: MaCCal, part: Part) -> torch.Tensor:
-    return torch.cat([module.head(block) for block in part.features.split(4096)])
+    return torch.cat([module.classifier(block) for block in part.features.split(4096)])
 
 
 def rows_of(

@@ -92,7 +92,13 @@ def few_samples(path: Path):
             chosen = np.random.default_rng(repetition).permutation(len(val))[:size]
             for name in ("none", "ts", "smart", "odds", "auto"):
                 fitted = VARIANTS[name]().fit_records(val.take(np.sort(chosen)))
-                yield "samples", label(path), size, name, *figures(fitted.claims(test), test)
+                yield (
+                    "samples",
+                    label(path),
+                    size,
+                    name,
+                    *figures(fitted.predict_records(test), test),
+                )
 
 
 def shifted(path: Path):
@@ -104,12 +110,12 @@ def shifted(path: Path):
         for split in file.splits:
             part = file.split(split)
             table = tabulate(examples(part.read("logits"), part.read("labels")))
-            yield "shift", label(path), split, name, *figures(fitted.claims(table), table)
+            yield "shift", label(path), split, name, *figures(fitted.predict_records(table), table)
 
 
 def measured(calibrator, path: Path):
     val, test = tables(path)
-    return figures(calibrator.fit_records(val).claims(test), test)
+    return figures(calibrator.fit_records(val).predict_records(test), test)
 
 
 def figures(claims, table):

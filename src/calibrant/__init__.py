@@ -47,7 +47,8 @@ def _homes() -> dict[str, str]:
 
 @cache
 def _packages() -> list[str]:
-    return [found.name for found in pkgutil.iter_modules(__path__) if found.name[0] != "_"]
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return [module.name for module in modules if not module.name.startswith("_")]
 
 
 def _version() -> str:

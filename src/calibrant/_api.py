@@ -14,7 +14,6 @@ from calibrant.calibrators import (
     TemperatureScaling as TemperatureScaling,
 )
 from calibrant.data import (
-    Dataset as Dataset,
     open_dataset as open_dataset,
     sample_path as sample_path,
     save_predictions as save_predictions,
@@ -53,4 +52,3 @@ from calibrant.workflows.cross_fit import cross_fit as cross_fit
 from calibrant.workflows.effect import effect as effect
 from calibrant.workflows.evaluate import evaluate as evaluate
 from calibrant.workflows.fit import fit as fit
-from calibrant.workflows.retrain import retrain_file as retrain_file

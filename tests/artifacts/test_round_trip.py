@@ -28,13 +28,14 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
-from calibrant.llm import AnswerCalibrator, FittedHead, ModelMark
+from calibrant.llm import AnswerCalibrator, FittedHead
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
 from tests.support.artifacts import FORMAT_1, examples, fitted, fitted_kind, temperature
 from tests.support.simulate import drawn
 
-MARK = ModelMark("tiny", 16, 50, "0" * 16, None)
+MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
 OPTIONS = {  # where they decide which tensors there are, or their shapes
     "smart": {"indicator": "all", "hidden": (3,)},
     "procal": {"method": "density_ratio"},
@@ -250,7 +251,12 @@ def test_temperature_heads_come_back(kind, tmp_path):
     assert type(again.head) is type(head)
     same(head, again.head)
     assert not any(value.requires_grad for value in again.head.parameters())
-    assert (again.mark, again.objective, again.kept, again.reasons) == (MARK, "bce", False, "why")
+    assert (again.fingerprint, again.objective, again.kept, again.reasons) == (
+        MARK,
+        "bce",
+        False,
+        "why",
+    )
     assert again.settings == {"seed": 3, "alpha": None}
     assert again.figures["before"]["nll"] == 1.5
     assert math.isnan(again.figures["before"]["auroc"])
@@ -342,7 +348,7 @@ def test_heads_of_format_1_load_and_are_replaced(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["of the model"]}')
     found = io.load(tmp_path, FittedHead)
     assert found.head.state_dict() == {"bias": torch.tensor(-0.5)}
-    assert found.mark == MARK
+    assert found.fingerprint == MARK
     assert math.isnan(found.figures["before"]["auroc"])
     io.save(found, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [io.FILE, "config.json"]

@@ -827,14 +827,15 @@ def judged(clip, logits, labels, features, head, weight=None):
     }
 
 
-@pytest.mark.parametrize("objective", ["nll", "ece"])
-@pytest.mark.parametrize("loss", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize(
+    ("objective", "loss"), [("nll", 0.0), ("ece", 0.02), ("nll", 0.5), ("ece", 0.5)]
+)
 def test_no_value_of_a_dense_grid_is_better_at_the_same_accuracy(objective, loss, rng):
     data = too_sure(rng)
     module = FeatureClipping(objective=objective, max_accuracy_loss=loss, temperature=False)
     fitted(module, *data)
     plain = judged(np.inf, *data)
-    dense = [judged(c, *data) for c in np.linspace(0.02, np.abs(data[2]).max(), 150)]
+    dense = [judged(c, *data) for c in np.linspace(0.02, np.abs(data[2]).max(), 80)]
     allowed = [x for x in (plain, *dense) if x["accuracy"] >= (1 - loss) * plain["accuracy"]]
     found = judged(float(module.clip_), *data)
     assert found["accuracy"] >= (1 - loss) * plain["accuracy"] - 1e-9

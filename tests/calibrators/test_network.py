@@ -545,11 +545,11 @@ def test_its_objective_is_the_one_it_is_called_and_falls(data, objective):
     fitted(pts, logits, labels, sample_weight=weight)
     share = weight / weight.sum()
     temperature = pts.temperature(logits)
-    found = value_of(objective, logits, labels, temperature, share, 0.05, 0.001, 0)
+    found = value_of(objective, logits, labels, temperature, share, 0)
     assert pts.solution_ is not None
     assert pts.solution_.value == pytest.approx(found, rel=1e-4)
     one = float(TemperatureScaling().fit(logits, labels, sample_weight=weight).temperature_)
-    start = value_of(objective, logits, labels, np.full(400, one), share, 0.05, 0.001, 0)
+    start = value_of(objective, logits, labels, np.full(400, one), share, 0)
     assert found < start - 1e-4
 
 

@@ -174,8 +174,7 @@ class Maps(nn.Module):
         return index, at_place(self.table, index), interpolate(values, self.edges, self.heights)
 
 
-@pytest.mark.parametrize("shape", [(), (10,)])
-@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize(("shape", "tokens"), [((), True), ((10,), False)])
 def test_exported(rng, tmp_path, monkeypatch, shape, tokens):
     monkeypatch.setattr(logging.getLogger("torch.onnx"), "level", logging.ERROR)
     module = Maps(rng, shape)

@@ -277,7 +277,7 @@ def test_uniform_logits_have_no_best_temperature(objective):
 
 def test_right_answers_without_any_doubt_are_left_alone(rng):
     logits = 1e6 * rng.normal(size=(300, 5))
-    with pytest.warns(UserWarning, match="no temperature"):
+    with pytest.warns(UserWarning, match="no best temperature"):
         fitted = TemperatureScaling().fit(logits, logits.argmax(-1))
     assert float(fitted.temperature_) == 1
 

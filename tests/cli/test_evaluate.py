@@ -137,7 +137,7 @@ def test_only_the_point_value_counts_for_the_limit(run, path):
 def test_groups_come_worst_first(run, path, arrays):
     options = ("--by", "region", "--metrics", "accuracy,ece", "--level", "0")
     _, out, _ = run("evaluate", path, "--json", *options)
-    groups = json.loads(out)["groups"]
+    groups = json.loads(out)["by"]
     assert list(groups) == ["c", "a", "b"]
     for name, found in groups.items():
         rows = arrays["region"] == name
@@ -244,7 +244,7 @@ def failing(name):
         "not a number": (["nan.npz"], r"error: nan\.npz: logits must be finite.* row 2 has NaN"),
         "no labels": (["unlabelled.npz"], "error: unlabelled.npz has no labels"),
         "other suffix": (["notes.txt"], r"error: notes\.txt is not a prediction file"),
-        "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': choose"),
+        "unknown metric": (["p.npz", "--metrics", "ecee"], "error: unknown metric 'ecee': did"),
         "unknown group": (["p.npz", "--by", "age"], "error: p.npz has no age .*; found logi"),
         "unknown weight": (
             ["p.npz", "--sample-weight", "age"],

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -134,3 +135,37 @@ def test_no_verb_shows_help_and_exits_2(run):
     code, out, err = run()
     assert code == 2
     assert "evaluate" in out + err
+
+
+# Run in a process of its own, since an audit hook stays for good.
+COUNT_OPENS = """
+import os, sys
+from calibrant import cli
+opened = []
+def hook(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        opened.append(os.path.realpath(arguments[0]))
+sys.addaudithook(hook)
+for command in sys.argv[1:]:
+    opened.clear()
+    sys.argv = ["calibrant", *command.split()]
+    try:
+        cli.main()
+    except SystemExit as stopped:
+        print("opens", stopped.code, opened.count(os.path.realpath("p.npz")))
+"""
+
+
+def test_every_verb_opens_its_file_once(folder):
+    commands = [
+        "evaluate p.npz --metrics ece --level 0",
+        "fit p.npz --method ts -o saved",
+        "fit p.npz --method vector --cross-fit 2 -o saved",
+        "compare p.npz --methods none,ts,vector --level 0",
+        "apply saved p.npz -o out.npz",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_OPENS, *commands], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert re.findall(r"^opens (\d) (\d+)$", done.stdout, re.M) == [("0", "1")] * len(commands)

@@ -360,7 +360,7 @@ def test_loading_needs_the_last_layer_again(network, inputs, tmp_path, monkeypat
 def test_missing_folders(network, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*gone; save_pretrained"):
         CalibratedModel.from_pretrained(tmp_path / "gone", model=network)
-    with pytest.raises(FileNotFoundError, match=r"there is no artifact .*calibrator"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*calibrator"):
         CalibratedModel.from_pretrained(tmp_path, model=network)
 
 

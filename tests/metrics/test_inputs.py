@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_reductions_take_probabilities_too(rng):
     np.testing.assert_allclose(found.confidence, probs.ravel())
 
 
-WRONG_CALLS = {
+WRONG_CALLS: dict[str, Any] = {
     "nothing": ({}, "labels are missing"),
     "no labels": ({"logits": [[1.0, 0.0]]}, "labels are missing"),
     "no logits": ({"labels": [0]}, "pass either logits or probs=, got neither"),

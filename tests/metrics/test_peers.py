@@ -341,7 +341,7 @@ def test_accuracy_equals_scikit_learn(sklearn, rng, name, weigh, digits):
 
 @weights_and_ties
 def test_auroc_equals_scikit_learn(sklearn, rng, name, weigh, digits):
-    confidence, outcome = pairs_of(*predictions(name), digits)
+    confidence, outcome = pairs_of(*predictions(name), digits=digits)
     weight = weights_of(rng, outcome.size, weigh)
     expected = sklearn.metrics.roc_auc_score(outcome, confidence, sample_weight=weight)
     assert cal.auroc(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
@@ -368,7 +368,7 @@ def test_ood_figures_follow_from_the_roc_curve_of_scikit_learn(sklearn, rng, dig
 def test_risk_coverage_and_auroc_curves_cross_the_points_of_scikit_learn(
     sklearn, rng, name, weigh, digits
 ):
-    confidence, outcome = pairs_of(*predictions(name), digits)
+    confidence, outcome = pairs_of(*predictions(name), digits=digits)
     weight = weights_of(rng, outcome.size, weigh)
     mass = np.ones(outcome.size) if weight is None else weight
     right, wrong = mass @ outcome, mass @ ~outcome

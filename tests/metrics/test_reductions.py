@@ -1,7 +1,6 @@
 """Reduction of logits to pairs against its definition, whatever the blocks and threads."""
 
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,6 @@ from scipy.special import expit, logsumexp, softmax
 
 import calibrant as cal
 from calibrant._core import chunks
-from calibrant.data import shards
 from tests.support.named_predictions import every, pairs_of, predictions
 from tests.support.simulate import drawn
 
@@ -383,29 +381,6 @@ def test_the_number_of_torch_threads_is_put_back(rng, small_blocks, threads, cou
     with pytest.raises(ValueError, match="row 70 has NaN"):
         cal.evaluate(logits, labels, level=None)
     assert counts() == (count, count)
-
-
-def test_the_number_of_torch_threads_stays_in_the_home_process(threads):
-    threads(3)
-
-    def fails(part, report):
-        assert torch.get_num_threads() == 3
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        shards._alone(fails, os.getpid(), None)  # type: ignore[arg-type]
-    assert counts() == (3, 3)
-
-
-def test_a_shard_in_a_process_of_its_own_runs_on_one_torch_thread(threads):
-    threads(3)
-    elsewhere = os.getpid() + 1
-    found = shards._alone(
-        lambda part, report: torch.get_num_threads(),
-        elsewhere,
-        None,  # type: ignore[arg-type]
-    )
-    assert found == 1
 
 
 # Bad rows

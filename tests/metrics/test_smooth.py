@@ -17,7 +17,7 @@ from tests.support.named_predictions import (
 
 @weights_and_ties
 def test_ks_equals_a_loop_over_thresholds(rng, name, weigh, digits):
-    confidence, outcome = (part[:1000] for part in pairs_of(*predictions(name), digits))
+    confidence, outcome = (part[:1000] for part in pairs_of(*predictions(name), digits=digits))
     weight = weights_of(rng, outcome.size, weigh)
     mass = np.ones(outcome.size) if weight is None else weight
     residual = mass * (confidence - outcome) / mass.sum()
@@ -46,7 +46,7 @@ def lipschitz_program(confidence, outcome, weight=None):
 
 @weights_and_ties
 def test_smce_is_the_optimum_of_its_linear_program(rng, name, weigh, digits):
-    confidence, outcome = (part[:800] for part in pairs_of(*predictions(name), digits))
+    confidence, outcome = (part[:800] for part in pairs_of(*predictions(name), digits=digits))
     weight = weights_of(rng, outcome.size, weigh)
     expected = lipschitz_program(confidence, outcome, weight)
     found = cal.smce(confidence=confidence, outcome=outcome, sample_weight=weight)
@@ -72,7 +72,7 @@ def test_smce_needs_the_bound_on_the_witness():
 @weights_and_ties
 def test_smooth_ece_is_the_integral_at_a_bandwidth_equal_to_itself(rng, name, weigh, digits):
     """It is computed on 4096 cells, so each confidence moves by at most 1.2e-4 of the unit."""
-    confidence, outcome = (part[:2000] for part in pairs_of(*predictions(name), digits))
+    confidence, outcome = (part[:2000] for part in pairs_of(*predictions(name), digits=digits))
     weight = weights_of(rng, outcome.size, weigh)
     found = cal.smooth_ece(confidence=confidence, outcome=outcome, sample_weight=weight)
     expected = integrated_ece(confidence, outcome, found, weight)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ weights_and_ties = pytest.mark.parametrize(
 """Each predictions, with or without weights, with distinct or tied confidences: pairwise."""
 
 
-def predictions(name):
+def predictions(name: str) -> tuple[Any, Any]:
     """Logits and labels; the random ones are drawn at twice the temperature."""
     if name not in RANDOM:
         with np.load(sample_path()) as arrays:

@@ -56,9 +56,9 @@ def assert_same(found, expected):
         tolerance = 0.02 if name == "classwise_ece" else 1e-9
         np.testing.assert_allclose(found[name][1:], expected[name][1:], atol=tolerance)
     assert (found.test is None) == (expected.test is None)
-    assert list(found.groups) == list(expected.groups)
-    for name, part in expected.groups.items():
-        assert_same(found.groups[name], part)
+    assert list(found.by) == list(expected.by)
+    for name, part in expected.by.items():
+        assert_same(found.by[name], part)
 
 
 # The figures are those of the arrays.
@@ -79,7 +79,7 @@ def test_a_file_has_the_figures_of_its_arrays(tmp_path, write):
         by=arrays["site"],
         **options,
     )
-    assert sorted(found.groups) == ["0", "1", "2"]
+    assert sorted(found.by) == ["0", "1", "2"]
     assert_same(found, expected)
 
 
@@ -121,8 +121,8 @@ def test_subgroups_of_text(tmp_path, write):
     arrays = predictions()
     options: dict[str, Any] = {"metrics": ["ece", "nll"], "level": None}
     found = calibrant.evaluate(write(tmp_path, arrays), by="region", **options)
-    assert sorted(found.groups) == sorted(REGIONS)
-    for name, part in found.groups.items():
+    assert sorted(found.by) == sorted(REGIONS)
+    for name, part in found.by.items():
         rows = arrays["region"] == name
         expected = calibrant.evaluate(arrays["logits"][rows], arrays["labels"][rows], **options)
         assert_same(part, expected)
@@ -134,7 +134,7 @@ def test_a_subgroup_that_only_the_last_shard_has(tmp_path):
     for number, shard in enumerate(cut(arrays, 10, 30)):
         save_predictions(tmp_path / f"{number}.npz", shard)
     found = calibrant.evaluate(tmp_path, by="site", level=None)
-    assert found.groups["1"].n == (arrays["labels"][30:] != -100).sum()
+    assert found.by["1"].n == (arrays["labels"][30:] != -100).sum()
 
 
 def test_choice_of_split(tmp_path):

@@ -358,3 +358,14 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise unless an option is a whole number."""
     if not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
+
+
+def check_finite_rows(features: Tensor, numbers: IntArray | None = None) -> None:
+    """Raise unless rows ``(n, width)`` are finite; ``numbers`` are the caller's row numbers."""
+    bad = ~torch.isfinite(features).all(-1)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        raise ValueError(
+            f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
+            "infinity: find the layer or the sample that overflowed"
+        )

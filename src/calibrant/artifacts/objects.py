@@ -27,6 +27,7 @@ KINDS = {
     "threshold": "calibrant.decide:Threshold",
     "sets": "calibrant.decide:ConformalSets",
     "maccal": "calibrant.retrain:MaCCal",
+    "retrained": "calibrant.retrain:RetrainedClassifier",
     "head": "calibrant.llm:FittedHead",
     "answers": "calibrant.llm:AnswerCalibrator",
     "monitor": "calibrant.monitor:Monitor",

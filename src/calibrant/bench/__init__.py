@@ -1,1 +1,1 @@
-"""Train by the papers' recipes and tabulate what comes out."""
+"""Training benchmarks: networks trained with different losses, and their calibration."""

@@ -238,20 +238,16 @@ class Auto(RecordsCalibrator):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The choice, for ``state_dict``: the name and config of the method, and the reasons."""
-        if self.chosen_ is None:
-            return {}
-        return {
-            "chosen": self.chosen_.name,
-            "config": self.chosen_.config(),
-            "reasons": self.reasons_,
-        }
+        chosen = self.chosen_
+        if chosen is None:
+            return {"chosen": None, "config": {}, "reasons": ""}
+        return {"chosen": chosen.name, "config": chosen.config(), "reasons": self.reasons_}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Build the chosen method, whose learned values are loaded next."""
-        if not state:
-            return self._adopt(None, "")
-        chosen = CANDIDATES[state["chosen"]](**state["config"])
-        return self._adopt(chosen.to(self.classes_.device), state["reasons"])
+        name = state["chosen"]
+        chosen = None if name is None else CANDIDATES[name](**state["config"])
+        self._adopt(chosen and chosen.to(self.classes_.device), str(state["reasons"]))
 
 
 class _WithFeatures(NamedTuple):

@@ -19,6 +19,7 @@ from calibrant._core.checks import (
     as_labels,
     as_scores,
     bad_row,
+    check_finite_rows,
     check_some,
     warn_of_probs,
     warnings_at_caller,
@@ -27,7 +28,6 @@ from calibrant._core.chunks import CHUNK_SIZE, Examples, as_tensor, examples as 
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant.calibrators.data_checks import (
-    check_finite_features,
     distinct_rows,
     first_rows,
     flat_groups,
@@ -361,7 +361,7 @@ class Calibrator(nn.Module):
         self._width = int(context.features.shape[-1])
         self._store(width_=torch.tensor(self._width))
         labelled = as_tensor(context.features.reshape(-1, self._width)[kept]).float()
-        check_finite_features(labelled, kept)
+        check_finite_rows(labelled, kept)
         return labelled
 
     def _checked(self, logits: Values) -> Tensor:
@@ -386,7 +386,7 @@ class Calibrator(nn.Module):
             return None
         inputs = self._tensor(as_scores(features, "features"), device)
         if inputs.ndim:
-            check_finite_features(inputs.reshape(-1, inputs.shape[-1]))
+            check_finite_rows(inputs.reshape(-1, inputs.shape[-1]))
         return inputs
 
     def _check_feature_rows(

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from calibrant._core.checks import (
     IGNORED,
     LOOKED_AT,
     FloatArray,
-    IntArray,
     Logits,
     Values,
     as_float64,
@@ -62,17 +60,6 @@ def warn_of_one_label(labels: NDArray[Any]) -> None:
         warn(
             f"all {len(labels):,} labels are {labels[0]}: what is learned of one class may be "
             "wrong for the others"
-        )
-
-
-def check_finite_features(features: Tensor, numbers: IntArray | None = None) -> None:
-    """Raise unless features ``(n, width)`` are finite; ``numbers`` are the rows' numbers."""
-    bad = ~torch.isfinite(features).all(-1)
-    if bad.any():
-        at = int(bad.nonzero()[0])
-        raise ValueError(
-            f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
-            "infinity: find the layer or the example that overflowed"
         )
 
 

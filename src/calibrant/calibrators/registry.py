@@ -6,9 +6,9 @@ import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from calibrant import calibrators
 from calibrant._core.messages import comma_separated, resolve_name
 from calibrant.calibrators.base import Calibrator
 
@@ -22,8 +22,8 @@ ORDER = (
 
 def _modules() -> list[str]:
     """Names of the modules of this package, in the order of their methods."""
-    prefix = f"{calibrators.__name__}."
-    result = pkgutil.walk_packages(calibrators.__path__, prefix)
+    prefix = f"{__package__}."
+    result = pkgutil.walk_packages([str(Path(__file__).parent)], prefix)
     names = [info.name.removeprefix(prefix) for info in result]
     names = [name for name in names if prefix + name != __name__]
     place = {name: i for i, name in enumerate(ORDER)} | {"auto": len(names) + len(ORDER)}
@@ -33,7 +33,7 @@ def _modules() -> list[str]:
 def _calibrators() -> Iterator[type[Calibrator]]:
     """Yield the classes that declare a ``name``, by module, then in the order of definition."""
     for name in _modules():
-        module = import_module(f"{calibrators.__name__}.{name}")
+        module = import_module(f"{__package__}.{name}")
         for kind in vars(module).values():
             if (
                 inspect.isclass(kind)

@@ -1,4 +1,4 @@
-"""The verbs bench train and bench rows."""
+"""The commands bench train and bench rows."""
 
 from __future__ import annotations
 
@@ -21,55 +21,45 @@ from calibrant.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from calibrant.bench.train.images.sets import ImageSet
-
-SHOWN = "ce ls mbls acls focal fedlas_ls fedlas_mbls"
-DIGITS = {"network": "tiny", "epochs": 30, "augment": False}
-OTHERS = {"network": "resnet18", "epochs": 350, "augment": True}
-"""What is done by default: a mirrored digit is none, and a small network is enough for them."""
-HELD_OUT = {"digits": 0.3}
-"""Shares of the training images that are held out, where it is not a tenth."""
+LOSSES = "ce ls mbls acls focal fedlas_ls fedlas_mbls"
+DIGITS: dict[str, Any] = {"network": "tiny", "epochs": 30, "augment": False, "held_out": 0.3}
+OTHERS: dict[str, Any] = {"network": "resnet18", "epochs": 350, "augment": True, "held_out": 0.1}
+"""Defaults by data. No augmentation for digits: mirroring changes their meaning."""
 
 
 @click.group()
 def bench() -> None:
-    """Train networks by the papers' recipes, and tabulate what comes out."""
+    """Train networks with different losses and compare their calibration."""
 
 
 @bench.command()
 @click.argument("data", required=False, metavar="[DATA]")
-@click.option("--loss", default=SHOWN, metavar="NAMES", help=f"Losses.  [default: {SHOWN}]")
+@click.option("--loss", default=LOSSES, metavar="NAMES", help=f"Losses.  [default: {LOSSES}]")
 @SET
-@click.option(
-    "--network", metavar="NAME", help="Of the network.  [default: tiny for digits, resnet18]"
-)
-@click.option("--epochs", type=int, help="Epochs.  [default: 30 for digits, 350]")
-@click.option("--batch", default=128, show_default=True, help="Images in a batch, of all ranks.")
-@click.option("--rate", default=0.1, show_default=True, help="Learning rate at the start.")
+@click.option("--network", metavar="NAME", help="Network.  [default: tiny for digits, resnet18]")
+@click.option("--epochs", type=int, help="Number of epochs.  [default: 30 for digits, 350]")
+@click.option("--batch", default=128, show_default=True, help="Batch size over all processes.")
+@click.option("--rate", default=0.1, show_default=True, help="Initial learning rate.")
 @click.option("--seed", default="0", show_default=True, metavar="NUMBERS", help="Seeds.")
 @click.option(
     "--augment/--no-augment",
     default=None,
-    help="Shift and mirror images.  [default: not for digits]",
+    help="Shift and mirror images.  [default: yes, except for digits]",
 )
-@click.option(
-    "--mixup", default=0.0, metavar="ALPHA", help="Mix images, with shares from Beta(ALPHA, ALPHA)."
-)
+@click.option("--mixup", default=0.0, metavar="ALPHA", help="Mix images by Beta(ALPHA, ALPHA).")
 @click.option("--half", is_flag=True, help="Compute in bfloat16.")
-@click.option("--compile", "compiled", is_flag=True, help="Compile the network first.")
+@click.option("--compile", "compiled", is_flag=True, help="Compile the network.")
 @click.option(
     "--ood",
     default="shuffled",
     show_default=True,
     metavar="KIND",
-    help="Images of no class: gaussian, uniform, shuffled, or another image set.",
+    help="Out-of-distribution images: gaussian, uniform, shuffled, or another image set.",
 )
-@click.option("--device", help="As torch names it.  [default: the GPU if there is one]")
-@click.option("--tensorboard", is_flag=True, help="Log for TensorBoard too.")
+@click.option("--device", help="Torch device.  [default: a GPU if there is one]")
+@click.option("--tensorboard", is_flag=True, help="Also log for TensorBoard.")
 @click.option(
     "-o", "--out", default="runs", show_default=True, metavar="DIR", help="Folder of the runs."
 )
@@ -87,12 +77,12 @@ def train(
     """Train a network with each loss and compare their calibration.
 
     DATA is CIFAR-10 or CIFAR-100 (an archive or a folder), Tiny-ImageNet, MNIST or Fashion-MNIST,
-    or any folder with train/CLASS/*.png and test/CLASS/*.png. Without it, scikit-learn's digits
-    are used, which takes a minute or two on any machine.
+    or a folder with train/CLASS/*.png and test/CLASS/*.png. By default scikit-learn's digits are
+    used, which takes a minute or two on any machine.
 
-    Each run has a folder of its own under --out, with predictions that the other commands read.
-    A run that was stopped goes on where it was. Rows are added to results.csv there as runs end.
-    Under torchrun each batch is shared by its processes.
+    Each run has its own folder in --out, with predictions that the other commands read. A stopped
+    run is continued. The results of each completed run are added to results.csv in --out. Under
+    torchrun the processes share each batch.
 
     \b
     Examples:
@@ -100,100 +90,73 @@ def train(
       calibrant bench train cifar-10-python.tar.gz --loss "ce fedlas_ls" --epochs 60 --half
       torchrun --nproc-per-node 2 -m calibrant bench train --loss ce
     """  # noqa: D301
-    from calibrant.bench.train.images import read_images
+    from calibrant.bench.train.images.read import read_images, read_ood_images
     from calibrant.bench.train.ranks import joining
-    from calibrant.bench.train.results import summary, train as run
-    from calibrant.bench.train.trainer import Recipe
+    from calibrant.bench.train.recipe import Recipe
+    from calibrant.bench.train.results import add_rows, summary, train as run
 
     losses = list(dict.fromkeys(names_in(loss) or []))
     seeds = list(dict.fromkeys(_whole(word) for word in names_in(seed) or []))
-    chosen = method_options(options)
+    loss_options = method_options(options)
     if not losses or not seeds:
         raise click.UsageError("name a loss with --loss, and a seed with --seed")
-    if chosen and len(losses) != 1:
+    if loss_options and len(losses) != 1:
         raise click.UsageError("--set is for one loss: name it with --loss")
-    usual = OTHERS if data else DIGITS
-    recipe = {**usual, **{name: value for name, value in recipe.items() if value is not None}}
+    settings = {**(OTHERS if data else DIGITS)}
+    settings |= {name: value for name, value in recipe.items() if value is not None}
+    held_out = settings.pop("held_out")
     recipes = [
-        Recipe(loss=one, loss_options=chosen, seed=number, **recipe)
+        Recipe(loss=name, loss_options=loss_options, seed=number, **settings)
         for number in seeds
-        for one in losses
+        for name in losses
     ]
-    images, name = read_images(data), data or "digits"
-    foreign = _foreign(images, ood)
-    found: list[Mapping[str, str]] = []
+    images = read_images(data)
+    foreign = read_ood_images(images, ood)
+    results: list[Mapping[str, str]] = []
     with joining(device) as ranks:
         for one in recipes:
-            home = Path(out) / f"{one.network}-{one.loss}-{one.seed}"
+            folder = Path(out) / f"{one.network}-{one.loss}-{one.seed}"
             with progress_bar(f"steps of {one.loss}, seed {one.seed},") as progress:
                 rows = run(
                     images,
                     one,
-                    home,
-                    name=name,
-                    held_out=HELD_OUT.get(name, 0.1),
+                    folder,
+                    name=data or "digits",
+                    held_out=held_out,
                     ood=(ood, foreign),
                     device=device,
                     tensorboard=tensorboard,
                     progress=None if ranks.rank else progress,
                 )
             if rows:
-                _add_rows(Path(out) / "results.csv", rows)
-                say(f"{home}: ECE {100 * float(rows[0]['ece']):.2f} %")
-            found += rows
-    if found:
+                add_rows(Path(out) / "results.csv", rows)
+                say(f"{folder}: ECE {100 * float(rows[0]['ece']):.2f} %")
+            results += rows
+    if results:
         with until_closed():
-            headings, *lines = summary(found)
+            headings, *lines = summary(results)
             new_console().print(text_table(headings, lines, names=2))
 
 
 @bench.command()
 @click.argument("folders", nargs=-1, required=True, metavar="DIR...")
 def rows(folders: tuple[str, ...]) -> None:
-    """Measure runs that have ended, and write their rows as csv.
+    """Measure completed runs and print their rows of results as CSV.
 
     \b
     Examples:
       calibrant bench rows runs/resnet18-ce-0 runs/resnet18-ls-0 > results.csv
     """  # noqa: D301
-    from calibrant.bench.train.results import COLUMNS, rows as measured
+    from calibrant.bench.train.results import COLUMNS, result_rows
 
     with until_closed():
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for folder in folders:
-            writer.writerows(measured(folder))
+            writer.writerows(result_rows(folder))
 
 
 def _whole(word: str) -> int:
     if not word.isdecimal():
-        raise click.UsageError(f"--seed wants whole numbers, got {word}")
+        raise click.UsageError(f"--seed must be whole numbers, got {word}")
     return int(word)
-
-
-def _foreign(images: ImageSet, kind: str) -> NDArray[Any]:
-    from calibrant.bench.train.images import read_images
-    from calibrant.bench.train.images.shifts import OOD_KINDS, ood_images
-
-    if kind in OOD_KINDS:
-        return ood_images(images.test.images, kind)
-    return ood_images(images.test.images, read_images(kind).test.images)
-
-
-def _add_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    """Add rows to a file, in place of those about the same runs."""
-    from calibrant._core.atomic_files import replacing
-    from calibrant.bench.train.results import COLUMNS
-
-    about = COLUMNS[: COLUMNS.index("after") + 1]
-    kept: dict[tuple[str, ...], Mapping[str, str]] = {}
-    before: list[dict[str, str]] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            before = list(csv.DictReader(file))
-    for row in (*before, *rows):
-        kept[tuple(row[name] for name in about)] = row
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept.values())

@@ -85,18 +85,23 @@ def fit(
     from calibrant.calibrators.registry import calibrator_name
     from calibrant.workflows.cross_fit import cross_fit
     from calibrant.workflows.fit import fit_and_measure
+    from calibrant.workflows.retrain import retrain_and_measure
 
     given: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups, "split": split}
     if folds:
         given |= {"folds": folds, "seed": seed}
-    chosen, fitted = method_options(options), None
+    chosen = method_options(options)
     if method.lower() == "maccal":
         if any(given.values()):
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
                 "--cross-fit, --split, --sample-weight and --groups"
             )
-        name, fitted = "maccal", _retrained(pred, train, chosen)
+        name = "maccal"
+        with progress_bar("epochs") as progress:
+            fitted = retrain_and_measure(
+                pred, train=train, options=chosen, metrics=METRICS, progress=progress
+            )
     elif train:
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
@@ -106,7 +111,7 @@ def fit(
                 pred, name, options=chosen, metrics=METRICS, progress=progress, **given
             )
     written = how_written(out, "saved in")
-    save(fitted.calibrator, out)
+    save(fitted.artifact, out)
     with until_closed():
         if as_json:
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
@@ -114,25 +119,6 @@ def fit(
         else:
             _print_fit(fitted, f"{name} on {pred}", folds)
     say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
-
-
-def _retrained(pred: str, train: str | None, options: dict[str, Any]) -> Fit:
-    """Train a classifier on the train split, and measure its effect on the val split."""
-    from calibrant.data import open_dataset
-    from calibrant.workflows.effect import effect
-    from calibrant.workflows.fit import Fit
-    from calibrant.workflows.retrain import retrain_file
-
-    data = open_dataset(pred)
-    val = data.split("val")
-    if not val.has_features:
-        raise ValueError(
-            f"{pred} has no {val.name}_features, the inputs of the last layer for the val split: "
-            "save them too, since maccal is controlled and measured by them"
-        )
-    with progress_bar("epochs") as progress:
-        head = retrain_file(data, train=train, options=options, progress=progress)
-    return Fit(head, effect(head, data, split=val.name, metrics=METRICS, level=None), val.name)
 
 
 @click.command()

@@ -241,6 +241,13 @@ class Dataset:
     sample_weight, by, groups : str, optional
         Names of the columns with weights, with subgroups to report on, and with groups of examples
         that stay together in folds.
+
+    Examples
+    --------
+    >>> from calibrant.data import sample_path
+    >>> data: Dataset = open_dataset(sample_path())
+    >>> data.splits, data.split("test").classes, data.has_head
+    (['val', 'test'], 10, True)
     """
 
     path: str

@@ -15,6 +15,8 @@ from calibrant._core.torch_models import layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, save
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.model_card import CALIBRATOR, CARD, model_card, write_card
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def calibrated(
-    model: nn.Module, calibrator: Calibrator, *, last_layer: nn.Module | str | None = None
+    model: nn.Module, calibrator: Calibrator | MaCCal, *, last_layer: nn.Module | str | None = None
 ) -> CalibratedModel:
     """Put a calibrator behind a model: the same model, with calibrated logits.
 
@@ -77,12 +79,16 @@ class CalibratedModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, calibrator: Calibrator, *, last_layer: nn.Module | str | None = None
+        self,
+        model: nn.Module,
+        calibrator: Calibrator | MaCCal,
+        *,
+        last_layer: nn.Module | str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        check_calibrator(calibrator)
+        calibrator = as_calibrator(calibrator)
         if calibrator.needs_features and last_layer is None:
             raise ValueError(
                 f"{type(calibrator).__name__} needs features: pass last_layer=, the layer of the "
@@ -176,13 +182,13 @@ class CalibratedModel(nn.Module):
         return cls(inner, calibrator, last_layer=last_layer)
 
 
-def check_calibrator(calibrator: object, *, fitted: bool = False) -> None:
-    """Raise unless it is a calibrator, and a fitted one where that is wanted."""
-    name = type(calibrator).__name__
-    if not isinstance(calibrator, Calibrator):
-        raise TypeError(f"calibrator must be a Calibrator, got {name}")
-    if fitted and not int(calibrator.classes_):
+def fitted_calibrator(module: nn.Module) -> Calibrator:
+    """Return a module as a calibrator; raise unless it is a fitted one."""
+    calibrator = as_calibrator(module)
+    if not calibrator.classes:
+        name = type(calibrator).__name__
         raise ValueError(f"this {name} is not fitted: call fit(logits, labels) first")
+    return calibrator
 
 
 def with_logits(output: Any, logits: Tensor) -> Any:

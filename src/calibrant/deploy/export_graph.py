@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from calibrant._core.torch_models import logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.attach import CalibratedModel, check_calibrator
+from calibrant.deploy.attach import CalibratedModel, fitted_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 
 class ExportGraph(nn.Module):
@@ -110,7 +111,7 @@ class ExportGraph(nn.Module):
 
 
 def export_graph(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     model: nn.Module | None,
     example: Any,
     last_layer: nn.Module | str | None,
@@ -118,7 +119,7 @@ def export_graph(
     probabilities: bool,
 ) -> ExportGraph:
     """Build the graph for the arguments of an export."""
-    check_calibrator(calibrator, fitted=True)
+    calibrator = fitted_calibrator(calibrator)
     if (model is None) != (example is None):
         raise ValueError("model and example belong together: pass both or neither")
     varying = 2 if tokens else 1
@@ -176,7 +177,7 @@ def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
     return target
 
 
-def metadata(calibrator: Calibrator) -> dict[str, str]:
+def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
     """Method, number of classes and version, to be stored in the file."""
     from calibrant import __version__
 
@@ -184,7 +185,7 @@ def metadata(calibrator: Calibrator) -> dict[str, str]:
         kind = kind_of(calibrator)
     except TypeError:  # a class of the user
         kind = type(calibrator).__name__
-    return {"kind": kind, "classes": str(int(calibrator.classes_)), "calibrant": __version__}
+    return {"kind": kind, "classes": str(calibrator.classes), "calibrant": __version__}
 
 
 @contextmanager

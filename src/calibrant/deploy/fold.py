@@ -11,7 +11,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy.attach import check_calibrator
+from calibrant.deploy.attach import fitted_calibrator
 
 
 def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
@@ -45,7 +45,7 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
     >>> torch.allclose(probs, fitted.predict_proba(last(inputs)), atol=1e-6)
     True
     """
-    check_calibrator(calibrator, fitted=True)
+    calibrator = fitted_calibrator(calibrator)
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
     classes = int(calibrator.classes_)

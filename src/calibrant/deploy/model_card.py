@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
 
 from calibrant._core.atomic_files import replacing
 from calibrant.artifacts import read
 
 if TYPE_CHECKING:
-    from calibrant.deploy.attach import CalibratedModel
     from calibrant.workflows.effect import Effect
 
 CALIBRATOR = "calibrator"
@@ -28,7 +29,15 @@ def write_card(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
-def model_card(model: CalibratedModel, folder: Path, figures: Effect | None) -> str:
+class Described(Protocol):
+    """The parts of a calibrated model that its card tells about."""
+
+    model: nn.Module
+    calibrator: Any
+    last_layer: str | None
+
+
+def model_card(model: Described, folder: Path, figures: Effect | None) -> str:
     """Text of the card of a model that is saved in a folder."""
     about = read(folder / CALIBRATOR)
     inside = type(model.model).__name__

@@ -14,6 +14,7 @@ from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.export_check import TOLERANCE, check_export
 from calibrant.deploy.export_graph import export_graph, export_target, metadata, quiet
+from calibrant.retrain.maccal import MaCCal
 
 OPSET = 20
 OLDEST = 18
@@ -23,7 +24,7 @@ LARGEST = 1_900_000_000
 
 
 def export_onnx(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,

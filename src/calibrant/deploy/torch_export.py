@@ -14,10 +14,11 @@ from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
 from calibrant.deploy.export_check import TOLERANCE, check_export
 from calibrant.deploy.export_graph import export_graph, export_target, metadata, quiet
+from calibrant.retrain.maccal import MaCCal
 
 
 def export_program(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     path: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -62,7 +63,8 @@ class Estimate(NamedTuple):
     high: float = math.nan
 
 
-class Cells(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Cells:
     """Bins of confidence in which outcomes can be drawn anew. Arrays are ``(cells,)``."""
 
     observed: FloatArray  # gaps as they are
@@ -73,6 +75,7 @@ class Cells(NamedTuple):
     trials: IntArray  # the same in samples of this size, (replicates, cells)
     seed: int
     scatter: FloatArray | float = 0.0  # of sums of gaps beyond that of outcomes, as trials
+    draws: dict[float, FloatArray] = field(default_factory=dict)  # metrics share those of a scale
 
     def accuracy(self, scale: float) -> FloatArray:
         """True accuracy of a candidate."""
@@ -82,20 +85,26 @@ class Cells(NamedTuple):
         """True gaps of a candidate, ``(cells,)``."""
         return self.share * (self.claimed - self.accuracy(scale))
 
-    def shifted(self, sign: int) -> Cells:
-        """Candidates whose gap is the same everywhere: one standard error of it at s = 1."""
+    @cached_property
+    def families(self) -> tuple[Cells, Cells, Cells]:
+        """Candidates along the shape, and two whose gap is the same everywhere."""
+        return self, self._shifted(1), self._shifted(-1)
+
+    def _shifted(self, sign: int) -> Cells:
+        """Candidates whose gap at s = 1 is one standard error of the accuracy everywhere."""
         count = int(self.size.sum())
         right = float(self.share @ self.claimed - self.observed.sum())
         likely = (right * count + 0.5) / (count + 1)  # unseen errors are possible all the same
-        return self._replace(
-            shape=np.full_like(self.shape, sign * math.sqrt(likely * (1 - likely) / count))
-        )
+        shape = np.full_like(self.shape, sign * math.sqrt(likely * (1 - likely) / count))
+        return replace(self, shape=shape, draws={})
 
     def drawn(self, scale: float) -> FloatArray:
         """Gaps in samples of this size, ``(replicates, cells)``."""
-        hits = np.random.default_rng(self.seed).binomial(self.trials, self.accuracy(scale))
-        each = self.share / np.maximum(self.size, 1)
-        return np.asarray(each * (self.trials * self.claimed - hits + self.scatter))
+        if scale not in self.draws:
+            hits = np.random.default_rng(self.seed).binomial(self.trials, self.accuracy(scale))
+            each = self.share / np.maximum(self.size, 1)
+            self.draws[scale] = each * (self.trials * self.claimed - hits + self.scatter)
+        return self.draws[scale]
 
 
 def cells_of(filled: Bins, shape: GapCurve, replicates: int, seed: int) -> Cells:
@@ -155,9 +164,8 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
     rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
-    families = cells, cells.shifted(1), cells.shifted(-1)
-    scales = [_last(partial(_exceeds, partial(undercut, each), rarely)) for each in families]
-    highest = [each.gaps(scale) for each, scale in zip(families, scales, strict=True)]
+    scales = [_last(partial(_exceeds, partial(undercut, each), rarely)) for each in cells.families]
+    highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]
     low_error, *high_errors = error(np.stack([cells.gaps(low), *highest])).tolist()
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
     beyond = observed - float(np.quantile(error(cells.drawn(scales[0])), rarely))

@@ -47,6 +47,8 @@ from calibrant.monitor.predictions import (
 )
 from calibrant.monitor.report import Alarm, MonitorReport
 from calibrant.monitor.windows import Tolerated, Window, Windows, reference_gaps
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 MOST_BINS = 100
 
@@ -105,7 +107,7 @@ class Monitor:
 
     def __init__(
         self,
-        calibrator: Calibrator | None = None,
+        calibrator: Calibrator | MaCCal | None = None,
         *,
         window: int = 1000,
         false_alarms: float = 0.05,
@@ -117,9 +119,8 @@ class Monitor:
         keep: int = 1000,
     ) -> None:
         _check_settings(window, false_alarms, tolerance, bins, pending, keep)
-        self.calibrator = calibrator
-        # known also where the calibrator itself was not loaded
-        self.fingerprint = None if calibrator is None else _fingerprint(calibrator)
+        self.calibrator = None if calibrator is None else as_calibrator(calibrator)
+        self.fingerprint = None if self.calibrator is None else _fingerprint(self.calibrator)
         self.window, self.bins = int(window), int(bins)
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
         gaps = np.zeros((2, bins))
@@ -332,11 +333,12 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------ state
 
-    def resume(self, calibrator: Calibrator) -> Monitor:
-        """Set the calibrator after a load, which must be the one of the stream.
+    def resume(self, calibrator: Calibrator | MaCCal) -> Monitor:
+        """Continue a loaded stream with logits; the calibrator must be the one of the stream.
 
-        Without it a loaded monitor reports, merges and takes pairs, but no logits.
+        Without a calibrator a loaded monitor reports, merges and takes pairs, but no logits.
         """
+        calibrator = as_calibrator(calibrator)
         wanted, got = self.fingerprint or "no calibrator", _fingerprint(calibrator)
         if wanted != got:
             raise ValueError(
@@ -348,7 +350,7 @@ class Monitor:
 
     def describe(self) -> str:
         """Describe the state in a sentence."""
-        return f"Monitor after {self.seen:,} labelled examples in {len(self.windows):,} windows"
+        return f"monitor after {self.seen:,} labelled examples in {len(self.windows):,} windows"
 
     def state(self) -> dict[str, Any]:
         """Return everything but the calibrator as values that JSON can hold.
@@ -513,6 +515,4 @@ def _fingerprint(calibrator: Calibrator) -> str:
     for name, value in sorted(calibrator.state_dict().items()):
         if isinstance(value, Tensor):
             digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
-        else:
-            digest.update(f"{name}{json.dumps(value)}".encode())
     return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"

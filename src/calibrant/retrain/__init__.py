@@ -1,7 +1,9 @@
-"""Classifiers that are trained anew on the features of a network that stays as it is."""
+"""Retraining of the classifier on the frozen features of a network: MaC-Cal."""
 
+from calibrant.retrain.adapter import RetrainedClassifier, as_calibrator
 from calibrant.retrain.backbone import replace_head
-from calibrant.retrain.maccal import Epoch, KeepRate, MaCCal
+from calibrant.retrain.keep_rate import Epoch, KeepRate
+from calibrant.retrain.maccal import MaCCal
 from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
 
 __all__ = [
@@ -9,6 +11,8 @@ __all__ = [
     "KeepRate",
     "MaCCal",
     "MaskedClassifier",
+    "RetrainedClassifier",
+    "as_calibrator",
     "masked_step",
     "replace_head",
 ]

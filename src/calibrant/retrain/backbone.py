@@ -1,4 +1,4 @@
-"""Networks as a source of features, and with another last layer."""
+"""Features of a frozen network, and the replacement of its last layer."""
 
 from __future__ import annotations
 
@@ -17,53 +17,47 @@ from calibrant._core.torch_models import (
     moved,
     taken_apart,
 )
-from calibrant.calibrators.base import Calibrator
 
 
 @torch.no_grad()
 def count_outputs(model: nn.Module, loader: Iterable[Any]) -> int:
-    """The number of logits that a model gives for the first batch of a loader."""
+    """Return the number of logits of a model, from the first batch of a loader."""
     for batch in loader:
         inputs, named, _ = moved(taken_apart(batch), device_of(model))
         with evaluating(model):
             return int(logits_of(model(*inputs, **named)).shape[-1])
-    raise ValueError("the loader must have a batch at least, got none")
+    raise ValueError("the loader must have at least one batch, got none")
 
 
 @torch.no_grad()
 def feature_batches(
     model: nn.Module, loader: Iterable[Any], layer: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs of a layer, and the labels, for each batch; the model learns nothing."""
-    place = device_of(model)
-    with evaluating(model), layer_inputs(model, layer) as heard:
+    """Yield the inputs of a layer and the labels of each batch."""
+    device = device_of(model)
+    with evaluating(model), layer_inputs(model, layer) as captured:
         for batch in loader:
             inputs, named, labels = taken_apart(batch)
-            model(*moved(inputs, place), **moved(named, place))
-            yield heard().detach(), torch.as_tensor(labels)
-
-
-# -------------------------------------------------------------------------------- its last layer
+            model(*moved(inputs, device), **moved(named, device))
+            yield captured().detach(), torch.as_tensor(labels)
 
 
 def last_layer(model: nn.Module, classes: int, name: str | None = None) -> str:
-    """Name of the linear layer that gives the logits of a number of classes."""
+    """Return the name of the linear layer that computes the logits."""
+    kind = type(model).__name__
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n}
     if name is not None:
         if name not in layers:
-            raise ValueError(
-                f"there is no linear layer {name!r} in this {type(model).__name__}; the last of "
-                f"its {len(layers)} are {_shown(layers)}"
-            )
+            raise ValueError(f"{kind} has no linear layer {name!r}; its last are {_shown(layers)}")
         return name
-    found = {n: m for n, m in layers.items() if m.out_features == classes}
-    if len(found) != 1:
-        which = "none" if not found else "several"
+    matching = {n: m for n, m in layers.items() if m.out_features == classes}
+    if len(matching) != 1:
+        count = "several" if matching else "none"
         raise ValueError(
-            f"one linear layer with {classes} outputs is wanted, this {type(model).__name__} has "
-            f"{which}: {_shown(found or layers)}; name the last one"
+            f"expected one linear layer with {classes} outputs, this {kind} has {count}: "
+            f"{_shown(matching or layers)}; pass the name of the last one"
         )
-    return str(*found)
+    return str(*matching)
 
 
 def _shown(layers: Mapping[str, nn.Linear]) -> str:
@@ -72,24 +66,24 @@ def _shown(layers: Mapping[str, nn.Linear]) -> str:
 
 
 def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:
-    """Return a model with another last layer; the given model keeps its own.
+    """Return a model with another last layer; the given model is not changed.
 
-    All other layers are those of the given model, not copies, so that nothing large is held
-    twice. The new model is used, compiled and exported as the old one was, and its ``state_dict``
-    saved. But ``from_pretrained`` of Hugging Face builds the old layer: save the head on its own
-    (:func:`calibrant.save`), and replace again after reading.
+    All other layers are shared with the given model, not copied. The new model is used, compiled
+    and exported like the old one, and its ``state_dict`` can be saved. ``from_pretrained`` of
+    Hugging Face builds the old layer: save the new one separately (:func:`calibrant.save`), and
+    replace again after loading.
 
     Parameters
     ----------
     model : nn.Module
         A ResNet with its ``fc``, a vision transformer with its ``head`` or ``classifier``, or any
-        other model with one linear layer that gives the logits.
+        other model with one linear layer that computes the logits.
     head : MaCCal, MaskedClassifier or nn.Module
-        Maps features ``(..., width)`` to logits ``(..., classes)``. A copy of it is put where the
-        last layer was, on the same device.
+        Maps features ``(..., width)`` to logits ``(..., classes)``. A copy of it is put in the
+        place of the last layer, on the same device.
     name : str, optional
-        The layer to replace, as ``model.named_modules()`` calls it. By default the linear layer
-        with as many outputs as the head has classes; it must be the only one.
+        The layer to replace, as in ``model.named_modules()``. By default the only linear layer
+        with as many outputs as the new one has classes.
 
     Returns
     -------
@@ -104,26 +98,25 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
     >>> other[3].width, network[3].in_features, other[1] is network[1]
     (8, 8, True)
     """
-    if isinstance(head, Calibrator) and not head.classes:
+    new: Any = head.classifier if hasattr(head, "history_") else head  # what a MaCCal trained
+    if new is not head and not head.classes:
         raise ValueError(f"this {type(head).__name__} is not fitted: call fit first")
-    inside: Any = head.head if hasattr(head, "history_") else head  # what a MaCCal trained
-    width, classes = _sizes(inside)
+    width, classes = _sizes(new)
     path = last_layer(model, classes, name)
     layer = model.get_submodule(path)
     assert isinstance(layer, nn.Linear)
     if (layer.in_features, layer.out_features) != (width, classes):
         raise ValueError(
-            f"the head maps {width} features to {classes} classes, the layer {path!r} maps "
-            f"{layer.in_features} to {layer.out_features}: fit the head on its inputs"
+            f"the new layer maps {width} features to {classes} classes, the layer {path!r} maps "
+            f"{layer.in_features} to {layer.out_features}: fit it on the inputs of {path!r}"
         )
-    others = [n for n, m in model.named_modules(remove_duplicate=False) if m is layer and n != path]
-    if others:
-        raise ValueError(
-            f"the layer {path!r} is also {others[0]!r} in this {type(model).__name__}: it would be "
-            "replaced in one place only"
-        )
-    put = copy.deepcopy(inside).to(layer.weight.device).train(layer.training)
-    return _with_layer(model, path.split("."), put)
+    aliases = [
+        n for n, m in model.named_modules(remove_duplicate=False) if m is layer and n != path
+    ]
+    if aliases:
+        raise ValueError(f"the layer {path!r} is also {aliases[0]!r}: only one would be replaced")
+    copied = copy.deepcopy(new).to(layer.weight.device).train(layer.training)
+    return _with_layer(model, path.split("."), copied)
 
 
 def _sizes(head: nn.Module) -> tuple[int, int]:
@@ -139,11 +132,11 @@ def _sizes(head: nn.Module) -> tuple[int, int]:
 
 
 def _with_layer(module: nn.Module, path: list[str], layer: nn.Module) -> nn.Module:
-    """A copy of a module, whose submodules are shared but for those on the path to the layer."""
+    """Copy a module, sharing all submodules except those on the path to the layer."""
     first, *rest = path
-    found = copy.copy(module)
-    found._modules = dict(module._modules)
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
     inner = module._modules[first]
     assert inner is not None
-    found._modules[first] = _with_layer(inner, rest, layer) if rest else layer
-    return found
+    copied._modules[first] = _with_layer(inner, rest, layer) if rest else layer
+    return copied

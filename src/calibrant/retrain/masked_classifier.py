@@ -1,4 +1,4 @@
-"""A classifier of two layers whose weights are masked at random while it is trained."""
+"""A two-layer classifier whose weights are masked at random during training."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Masks = tuple[Tensor, Tensor]
-"""What the weights of the two layers are multiplied by: ones and zeros, or one number each."""
+"""Factors of the weights of both layers: ones and zeros, or one number each."""
 
 
 class _MaskedLinear(nn.Linear):
-    """A linear layer that is told what to multiply its weights by; the bias is never masked."""
+    """A linear layer with masked weights and an unmasked bias."""
 
     def reset_parameters(self) -> None:
-        """Leave the values to :meth:`begin`, which draws them from a seed."""
+        """Leave initialisation to :meth:`initialise`, which is seeded."""
 
-    def begin(self, random: torch.Generator) -> None:
-        """Draw weights and bias evenly within one over the root of the number of inputs."""
+    def initialise(self, random: torch.Generator) -> None:
+        """Draw weights and bias uniformly within one over the root of the number of inputs."""
         bound = 1 / math.sqrt(self.in_features)
         with torch.no_grad():
             for values in (self.weight, self.bias):
                 values.uniform_(-bound, bound, generator=random)
 
-    def forward(self, inputs: Tensor, kept: Tensor) -> Tensor:  # type: ignore[override]  # wants what is kept
-        return F.linear(inputs, self.weight * kept, self.bias)
+    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return F.linear(inputs, self.weight * mask, self.bias)
 
 
 class MaskedClassifier(nn.Module):
@@ -37,8 +37,7 @@ class MaskedClassifier(nn.Module):
 
     In training :math:`q W` is :math:`M \odot W`, with a mask :math:`M` of independent ones and
     zeros, one with probability :math:`q`. Without masks the weights are multiplied by that
-    expectation, in ``train`` mode too: masks are given, never drawn behind one's back. The order
-    of magnitude of the logits depends on it, and with it the confidence.
+    expectation, in ``train`` mode too: masks are always passed explicitly.
 
     Parameters
     ----------
@@ -60,8 +59,8 @@ class MaskedClassifier(nn.Module):
 
     Examples
     --------
-    >>> head = MaskedClassifier(512, 10)
-    >>> head(torch.randn(4, 512)).shape, head.bottleneck
+    >>> classifier = MaskedClassifier(512, 10)
+    >>> classifier(torch.randn(4, 512)).shape, classifier.bottleneck
     (torch.Size([4, 10]), 128)
     """
 
@@ -83,26 +82,26 @@ class MaskedClassifier(nn.Module):
         self.first = _MaskedLinear(width, self.bottleneck)
         self.second = _MaskedLinear(self.bottleneck, classes)
         random = torch.Generator().manual_seed(seed)
-        self.first.begin(random)
-        self.second.begin(random)
+        self.first.initialise(random)
+        self.second.initialise(random)
         self.register_buffer("keep_", torch.tensor(1.0))
 
     def forward(self, features: Tensor, masks: Masks | None = None) -> Tensor:
         """Logits ``(..., classes)`` of features ``(..., width)``."""
         if features.ndim == 0 or features.shape[-1] != self.width:
             raise ValueError(
-                f"features must be (..., {self.width}), as in training, got "
-                f"{tuple(features.shape)}: pass the inputs of the layer that this head replaces"
+                f"features must be (..., {self.width}), the inputs of the layer that this "
+                f"classifier replaces, got {tuple(features.shape)}"
             )
         if masks is None and self.samples:
             return self._averaged(features)
         first, second = masks or (self.keep_, self.keep_)
         inputs = features.to(self.first.weight.dtype)
-        found: Tensor = self.second(F.relu(self.first(inputs, first)), second)
-        return found
+        logits: Tensor = self.second(F.relu(self.first(inputs, first)), second)
+        return logits
 
     def draw(self, random: torch.Generator) -> Masks:
-        """Masks of ones and zeros for both weight matrices."""
+        """Draw masks of ones and zeros for both weight matrices."""
         first, second = (
             self._kept(torch.rand(layer.weight.shape, generator=random, device=random.device))
             for layer in (self.first, self.second)
@@ -113,7 +112,7 @@ class MaskedClassifier(nn.Module):
         return (uniform.to(self.keep_.device) < self.keep_).to(self.first.weight.dtype)
 
     def _averaged(self, features: Tensor) -> Tensor:
-        # by NumPy, whose numbers are the same on every device and constants in an exported graph
+        # NumPy draws are the same on every device, and constants in an exported graph
         random = np.random.default_rng(self.seed)
         layers = self.first, self.second
         logs = []
@@ -124,23 +123,25 @@ class MaskedClassifier(nn.Module):
         return torch.stack(logs).logsumexp(0) - math.log(self.samples)
 
 
-def masked_step(optimiser: torch.optim.Optimizer, head: MaskedClassifier, masks: Masks) -> None:
-    """Take a step of an optimiser that leaves masked weights exactly where they are.
+def masked_step(
+    optimiser: torch.optim.Optimizer, classifier: MaskedClassifier, masks: Masks
+) -> None:
+    """Take a step of an optimiser that does not change masked weights.
 
-    A masked weight has no gradient, and yet an optimiser moves it: momentum and the averages of
-    Adam remember earlier gradients, and weight decay needs none. So masked weights are put back.
+    A masked weight has no gradient, but momentum, the averages of Adam and weight decay would
+    still move it. So masked weights are restored after the step.
 
     Examples
     --------
-    >>> head = MaskedClassifier(3, 2, bottleneck=2)
-    >>> optimiser = torch.optim.Adam(head.parameters())
-    >>> head(torch.ones(4, 3)).sum().backward()
-    >>> before = head.first.weight.detach().clone()
-    >>> masked_step(optimiser, head, (torch.zeros(2, 3), torch.ones(2, 2)))
-    >>> torch.equal(before, head.first.weight)
+    >>> classifier = MaskedClassifier(3, 2, bottleneck=2)
+    >>> optimiser = torch.optim.Adam(classifier.parameters())
+    >>> classifier(torch.ones(4, 3)).sum().backward()
+    >>> before = classifier.first.weight.detach().clone()
+    >>> masked_step(optimiser, classifier, (torch.zeros(2, 3), torch.ones(2, 2)))
+    >>> torch.equal(before, classifier.first.weight)
     True
     """
-    weights = head.first.weight, head.second.weight
+    weights = classifier.first.weight, classifier.second.weight
     before = [weight.detach().clone() for weight in weights]
     optimiser.step()
     with torch.no_grad():

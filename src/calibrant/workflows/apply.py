@@ -24,11 +24,13 @@ from calibrant.data.files import check_writable, save_predictions
 from calibrant.data.formats import Array
 from calibrant.data.keys import SCORES, full_key
 from calibrant.data.shards import Chunk, Place, located
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.fit import check_features
 
 
 def apply(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     data: Data,
     out: str | os.PathLike[str],
     *,
@@ -70,6 +72,7 @@ def apply(
     >>> calibrated.shape, float(calibrated.max())
     ((10000, 10), 0.0)
     """
+    calibrator = as_calibrator(calibrator)
     dataset, target = as_dataset(data), Path(out)
     _check_target(dataset, target)
     splits = [dataset.split(name) for name in dataset.splits]

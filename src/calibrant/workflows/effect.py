@@ -19,6 +19,8 @@ from calibrant.data.formats import Array
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 
 def calibrated(calibrator: Calibrator, logits: Values, features: Values | None = None) -> Tensor:
@@ -57,7 +59,7 @@ class Effect(NamedTuple):
 
 
 def effect(
-    calibrator: Calibrator,
+    calibrator: Calibrator | MaCCal,
     data: Data,
     *,
     split: str | None = None,
@@ -89,6 +91,7 @@ def effect(
     >>> [round(e["ece"].value, 4) for e in (changed.before, changed.after)]
     [0.0424, 0.0091]
     """
+    calibrator = as_calibrator(calibrator)
     examples = as_dataset(data, sample_weight=sample_weight).split(split, TEST_SPLITS)
     examples.warn_if_probs()
     stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)

@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, cast
 
+from torch import nn
+
 from calibrant._core.checks import IntArray, Values, spread
 from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records
@@ -88,6 +90,12 @@ class Fit:
     calibrator: Calibrator
     effect: Effect
     split: str
+
+    @property
+    def artifact(self) -> nn.Module:
+        """What to save: the calibrator, or the retrained classifier that it wraps."""
+        module: nn.Module = getattr(self.calibrator, "retrained", self.calibrator)
+        return module
 
     def describe(self) -> Iterator[str]:
         """Yield lines about what was learned."""

@@ -1,34 +1,39 @@
-"""MaC-Cal on prediction files that have the features of the training set."""
+"""Retrain the classifier on prediction files that hold features of the training set."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.data import Dataset, Split, as_dataset
+from calibrant.data.dataset import Data
 from calibrant.data.formats import Array
+from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
+from calibrant.workflows.effect import effect
+from calibrant.workflows.fit import Fit
 
 
-def retrain_file(
-    path: str | os.PathLike[str] | Dataset,
+def retrain(
+    data: Data,
     *,
-    train: str | os.PathLike[str] | None = None,
+    train: Data | None = None,
     options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress | None = None,
 ) -> MaCCal:
-    """Train a new head on the ``train`` split of a prediction file.
+    """Fit MaC-Cal on the ``train`` split of a dataset.
 
     Parameters
     ----------
-    path : path
-        A prediction file, a folder, or a glob. Where it has a split ``val`` with features, the
-        control of the keep-rate looks at that; otherwise at the training set.
-    train : path, optional
-        Another file with ``train_features`` and ``train_labels``; by default ``path`` itself.
+    data : path, mapping or Dataset
+        If it has a split ``val`` with features, q is controlled by that, otherwise by the
+        training set.
+    train : path, mapping or Dataset, optional
+        Another dataset with ``train_features`` and ``train_labels``; by default ``data`` itself.
     options : dict, optional
         Arguments of :class:`MaCCal`.
     checkpoint, progress
@@ -41,46 +46,64 @@ def retrain_file(
 
     Examples
     --------
-    >>> import numpy as np, pathlib, tempfile
-    >>> from calibrant.data import save_predictions
+    >>> import numpy as np
     >>> labels = np.arange(300) % 3
-    >>> features = 2 * np.eye(3)[labels]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder) / "predictions.npz"
-    ...     save_predictions(path, {"train_features": features, "train_labels": labels})
-    ...     head = retrain_file(path, options={"epochs": 3, "step": 0.0, "batch_size": 10})
-    >>> head.predict_proba(features[:5]).shape, len(head.history)
-    ((5, 3), 3)
+    >>> data = {"train_features": 2 * np.eye(3)[labels], "train_labels": labels}
+    >>> fitted = retrain(data, options={"epochs": 3, "step": 0.0, "batch_size": 10})
+    >>> fitted.predict_proba(np.eye(3)).shape, len(fitted.history)
+    ((3, 3), 3)
     """
     module = MaCCal(**(options or {}))
-    file = as_dataset(path)
-    learned = file if train is None else as_dataset(train)
-    if "train" not in learned.splits:
+    dataset = as_dataset(data)
+    training = dataset if train is None else as_dataset(train)
+    if "train" not in training.splits:
         raise ValueError(
-            f"MaC-Cal needs the features of the training set: {learned.path} has no "
-            f"train_features, only the splits {comma_separated(map(repr, learned.splits))}; save "
+            f"MaC-Cal needs the features of the training set: {training.path} has no "
+            f"train_features, only the splits {comma_separated(map(repr, training.splits))}; save "
             "the inputs of the last layer under that name, or name another file (train=, --train)"
         )
+    val = dataset.find("val")
     held_out = None
-    if "val" in file.splits and "features" in set(file.split("val").keys):
-        held_out = _arrays(file.split("val"))
+    if val is not None and dataset.split(val).has_features:
+        held_out = _arrays(dataset.split(val))
     return module.fit(
-        *_arrays(learned.split("train")),
+        *_arrays(training.split("train")),
         held_out=held_out,
-        classes=_classes(file),
+        classes=_classes(dataset),
         checkpoint=checkpoint,
         progress=progress,
     )
+
+
+def retrain_and_measure(
+    data: Data,
+    *,
+    train: Data | None = None,
+    options: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """Fit as :func:`retrain` does, and measure the val split before and after."""
+    dataset = as_dataset(data)
+    val = dataset.split("val")
+    if not val.has_features:
+        raise ValueError(
+            f"{dataset.path} has no {val.name}_features, the inputs of the last layer: save them "
+            "too, since maccal is controlled and measured by them"
+        )
+    module = retrain(dataset, train=train, options=options, progress=progress)
+    calibrator = as_calibrator(module)
+    after = effect(calibrator, dataset, split=val.name, metrics=metrics, level=None)
+    return Fit(calibrator, after, val.name)
 
 
 def _arrays(split: Split) -> tuple[Array, Array]:
     return split.read("features"), split.read("labels")
 
 
-def _classes(file: Dataset) -> int | None:
-    """Number of classes, where something besides the labels tells it."""
-    layer = file.head
-    if layer is not None:
-        return len(layer[0])
-    known = [file.split(name) for name in file.splits]
-    return next((split.classes for split in known if "logits" in split.keys), None)
+def _classes(dataset: Dataset) -> int | None:
+    """Return the number of classes if the head or the logits of a split tell it."""
+    if dataset.head is not None:
+        return len(dataset.head[0])
+    splits = map(dataset.split, dataset.splits)
+    return next((split.classes for split in splits if "logits" in split.keys), None)

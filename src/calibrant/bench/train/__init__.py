@@ -1,1 +1,1 @@
-"""Training benchmarks."""
+"""Training of image networks by the recipes of the papers."""

@@ -1,4 +1,4 @@
-"""The image networks of the papers: residual, wide residual and dense ones for small images."""
+"""Image networks of the papers, for small images: ResNet, Wide ResNet and DenseNet."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ def _conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
-class Network(nn.Module):
-    """A backbone with pooled features and one linear layer.
+def _norm_relu(channels: int) -> tuple[nn.Module, nn.Module]:
+    return nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
 
-    Attributes
-    ----------
-    backbone : Module
-        (n, channels, height, width) -> (n, width, height', width')
-    last : Linear
-    """
+
+class Network(nn.Module):
+    """A convolutional backbone, average pooling, and one linear layer."""
 
     def __init__(self, backbone: nn.Module, width: int, classes: int) -> None:
         super().__init__()
@@ -30,96 +27,73 @@ class Network(nn.Module):
         self.last = nn.Linear(width, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """Inputs of the last layer ``(n, width)``."""
-        found: Tensor = self.backbone(images).mean((-2, -1))
-        return found
+        """Return the inputs of the last layer ``(n, width)``."""
+        pooled: Tensor = self.backbone(images).mean((-2, -1))
+        return pooled
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(n, classes)``."""
-        found: Tensor = self.last(self.features(images))
-        return found
+        """Return logits ``(n, classes)``."""
+        logits: Tensor = self.last(self.features(images))
+        return logits
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+class ResidualBlock(nn.Module):
+    """Layers beside a shortcut."""
 
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, layers: Sequence[nn.Module], inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.path = nn.Sequential(
-            _conv(inputs, width, stride=stride),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            _conv(width, width),
-            nn.BatchNorm2d(width),
-        )
-        self.shortcut = _shortcut(inputs, width, stride)
+        self.path = nn.Sequential(*layers, nn.BatchNorm2d(outputs))
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            shortcut = _conv(inputs, outputs, 1, stride)
+            self.shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the path to the shortcut."""
         return F.relu(self.path(x) + self.shortcut(x), inplace=True)
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions and a shortcut."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.path = nn.Sequential(
-            _conv(inputs, width, 1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            _conv(width, width, stride=stride),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            _conv(width, 4 * width, 1),
-            nn.BatchNorm2d(4 * width),
-        )
-        self.shortcut = _shortcut(inputs, 4 * width, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the path to the shortcut."""
-        return F.relu(self.path(x) + self.shortcut(x), inplace=True)
+def basic_layers(inputs: int, width: int, stride: int) -> Sequence[nn.Module]:
+    """Return two 3x3 convolutions."""
+    return _conv(inputs, width, stride=stride), *_norm_relu(width), _conv(width, width)
 
 
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+def bottleneck_layers(inputs: int, width: int, stride: int) -> Sequence[nn.Module]:
+    """Return 1x1, 3x3 and 1x1 convolutions, the last with four times as many outputs."""
+    narrow = _conv(inputs, width, 1), *_norm_relu(width)
+    middle = _conv(width, width, stride=stride), *_norm_relu(width)
+    return *narrow, *middle, _conv(width, 4 * width, 1)
 
 
 def resnet(
-    block: type[BasicBlock | Bottleneck],
+    layers: Callable[[int, int, int], Sequence[nn.Module]],
+    expansion: int,
     depths: Sequence[int],
     classes: int,
     channels: int = 3,
     width: int = 64,
 ) -> Network:
-    """A residual network whose stem is one 3x3 convolution without pooling (He et al. 2016)."""
-    layers: list[nn.Module] = [_conv(channels, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    """Build a residual network that starts with a 3x3 convolution, no pooling (He et al. 2016)."""
+    blocks: list[nn.Module] = [_conv(channels, width), *_norm_relu(width)]
     inputs = width
     for stage, depth in enumerate(depths):
+        outputs = expansion * width << stage
         for i in range(depth):
             stride = 2 if stage and not i else 1
-            layers.append(block(inputs, width << stage, stride))
-            inputs = (width << stage) * block.expansion
-    return Network(nn.Sequential(*layers), inputs, classes)
+            inner = layers(inputs, width << stage, stride)
+            blocks.append(ResidualBlock(inner, inputs, outputs, stride))
+            inputs = outputs
+    return Network(nn.Sequential(*blocks), inputs, classes)
 
 
 class PreActivation(nn.Module):
-    """Normalise, activate, convolve, twice, and a shortcut: the block of wide networks."""
+    """Block of wide networks: twice normalisation, activation and convolution, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU(inplace=True))
+        self.first = nn.Sequential(*_norm_relu(inputs))
         self.path = nn.Sequential(
-            _conv(inputs, width, stride=stride),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            _conv(width, width),
+            _conv(inputs, width, stride=stride), *_norm_relu(width), _conv(width, width)
         )
         same = stride == 1 and inputs == width
         self.shortcut = None if same else _conv(inputs, width, 1, stride)
@@ -127,13 +101,13 @@ class PreActivation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Add the path to the shortcut, which starts after the activation where shapes differ."""
         active = self.first(x)
-        short = x if self.shortcut is None else self.shortcut(active)
-        found: Tensor = self.path(active) + short
-        return found
+        shortcut = x if self.shortcut is None else self.shortcut(active)
+        outputs: Tensor = self.path(active) + shortcut
+        return outputs
 
 
 def wide_resnet(depth: int, factor: int, classes: int, channels: int = 3) -> Network:
-    """A wide residual network (Zagoruyko and Komodakis 2016) of ``depth = 6 n + 4`` layers."""
+    """Build a wide residual network of ``6 n + 4`` layers (Zagoruyko and Komodakis 2016)."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
         raise ValueError(f"the depth of a wide network must be 6 n + 4, got {depth}")
@@ -144,22 +118,17 @@ def wide_resnet(depth: int, factor: int, classes: int, channels: int = 3) -> Net
         for i in range(blocks):
             layers.append(PreActivation(inputs, width, 2 if stage and not i else 1))
             inputs = width
-    layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
-    return Network(nn.Sequential(*layers), inputs, classes)
+    return Network(nn.Sequential(*layers, *_norm_relu(inputs)), inputs, classes)
 
 
-class Dense(nn.Module):
-    """A layer of a dense network: its output is put beside its input."""
+class DenseLayer(nn.Module):
+    """Concatenates its output to its input."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
         self.path = nn.Sequential(
-            nn.BatchNorm2d(inputs),
-            nn.ReLU(inplace=True),
-            _conv(inputs, 4 * growth, 1),
-            nn.BatchNorm2d(4 * growth),
-            nn.ReLU(inplace=True),
-            _conv(4 * growth, growth),
+            *(*_norm_relu(inputs), _conv(inputs, 4 * growth, 1)),
+            *(*_norm_relu(4 * growth), _conv(4 * growth, growth)),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,32 +137,26 @@ class Dense(nn.Module):
 
 
 def densenet(depths: Sequence[int], classes: int, channels: int = 3, growth: int = 32) -> Network:
-    """A dense network that halves channels and size between its blocks (Huang et al. 2017)."""
+    """Build a dense network that halves channels and size between blocks (Huang et al. 2017)."""
     inputs = 2 * growth
     layers: list[nn.Module] = [_conv(channels, inputs)]
     for stage, depth in enumerate(depths):
         if stage:
-            layers += [
-                nn.BatchNorm2d(inputs),
-                nn.ReLU(inplace=True),
-                _conv(inputs, inputs // 2, 1),
-                nn.AvgPool2d(2),
-            ]
+            layers += [*_norm_relu(inputs), _conv(inputs, inputs // 2, 1), nn.AvgPool2d(2)]
             inputs //= 2
         for _ in range(depth):
-            layers.append(Dense(inputs, growth))
+            layers.append(DenseLayer(inputs, growth))
             inputs += growth
-    layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
-    return Network(nn.Sequential(*layers), inputs, classes)
+    return Network(nn.Sequential(*layers, *_norm_relu(inputs)), inputs, classes)
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {
-    "resnet18": partial(resnet, BasicBlock, (2, 2, 2, 2)),
-    "resnet50": partial(resnet, Bottleneck, (3, 4, 6, 3)),
-    "resnet101": partial(resnet, Bottleneck, (3, 4, 23, 3)),
+    "resnet18": partial(resnet, basic_layers, 1, (2, 2, 2, 2)),
+    "resnet50": partial(resnet, bottleneck_layers, 4, (3, 4, 6, 3)),
+    "resnet101": partial(resnet, bottleneck_layers, 4, (3, 4, 23, 3)),
     "wrn16_4": partial(wide_resnet, 16, 4),
     "wrn28_10": partial(wide_resnet, 28, 10),
     "densenet121": partial(densenet, (6, 12, 24, 16)),
-    "tiny": partial(resnet, BasicBlock, (1, 1), width=16),
+    "tiny": partial(resnet, basic_layers, 1, (1, 1), width=16),
 }
 """Networks by name: call one with ``classes`` and ``channels``."""

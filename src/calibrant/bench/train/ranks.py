@@ -1,4 +1,4 @@
-"""Several processes that train one network, as ``torchrun`` starts them."""
+"""Training with several processes under ``torchrun``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from calibrant._core.torch_models import unusable
 from calibrant.losses.base import summed_over_ranks
 
 
 class Ranks(NamedTuple):
-    """Which process this is, and how many there are.
+    """Number of this process, and of all processes.
 
     >>> ranks()
     Ranks(rank=0, size=1)
@@ -26,24 +25,19 @@ class Ranks(NamedTuple):
 
 
 def ranks() -> Ranks:
-    """Rank and number of the processes; one where none were joined."""
-    if not joined():
+    """Return the rank of this process and the number of processes in its group."""
+    if not (distributed.is_available() and distributed.is_initialized()):
         return Ranks(0, 1)
     return Ranks(distributed.get_rank(), distributed.get_world_size())
 
 
-def joined() -> bool:
-    """Whether this process belongs to a group."""
-    return distributed.is_available() and distributed.is_initialized()
-
-
 @contextmanager
 def joining(device: str | None = None) -> Iterator[Ranks]:
-    """Join the processes that ``torchrun`` started; alone where it started none.
+    """Join the processes that ``torchrun`` started, if it did and they have not joined yet.
 
-    ``device`` is what they will compute on; by default each has a GPU, or none has.
+    ``device`` is where they compute; by default each process has its own GPU, if there are any.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == ranks().size:
         yield ranks()
         return
     on_gpu = torch.cuda.is_available() and (device is None or device.startswith("cuda"))
@@ -56,29 +50,15 @@ def joining(device: str | None = None) -> Iterator[Ranks]:
         distributed.destroy_process_group()
 
 
-def chosen_device(name: str | None = None) -> torch.device:
-    """The device of a name; by default, and for ``cuda``, the GPU of this process.
-
-    >>> chosen_device("cpu")
-    device(type='cpu')
-    """
-    if name in (None, "cuda") and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    reason = unusable(name or "cpu")
-    if reason:
-        raise ValueError(f"there is no device {name!r} here: {reason}")
-    return torch.device(name or "cpu")
-
-
 def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Give every process the mean of the gradients of all."""
+    """Replace gradients by their mean over all processes."""
     for parameter in parameters:
         if parameter.grad is not None:
             summed_over_ranks(parameter.grad).div_(ranks().size)
 
 
-def spread_buffers(module: torch.nn.Module) -> None:
-    """Give every process the buffers of the first."""
-    if joined():
+def share_buffers(module: torch.nn.Module) -> None:
+    """Copy the buffers of the first process to all others."""
+    if ranks().size > 1:
         for buffer in module.buffers():
             distributed.broadcast(buffer, 0)

@@ -92,6 +92,7 @@ class FeatureClipping(Calibrator):
     weight_: Tensor
     learned_shapes = "weight_ classes width"
     temperature_: Tensor
+    learned_shapes = "weight_ classes width"
 
     def __init__(
         self,

@@ -247,7 +247,9 @@ def _generations(
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
         if not isinstance(fitted, FittedHead):
-            raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load reads one")
+            raise TypeError(
+                f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load reads one"
+            )
         fingerprint.check(fitted.fingerprint, "the head")
     done, ends = 0, list(end_tokens(inner))
     for inputs, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):

@@ -76,8 +76,8 @@ def read_official(
     missing, unknown = sorted(set(wanted) - set(state)), sorted(set(state) - set(wanted))
     if missing or unknown:
         raise ValueError(
-            f"{place / WEIGHTS} is not a head of the kind transformer: missing {comma_separated(missing)}, "
-            f"unknown {comma_separated(unknown)}"
+            f"{place / WEIGHTS} is not a head of the kind transformer: missing "
+            f"{comma_separated(missing)}, unknown {comma_separated(unknown)}"
         )
     try:
         head.load_state_dict({name: value.float() for name, value in state.items()})

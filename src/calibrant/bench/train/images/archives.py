@@ -1,7 +1,7 @@
-"""Image sets that are a few files of many images each, in a folder or in a tar archive.
+"""Reading CIFAR and MNIST from a folder or from a tar archive.
 
-Archives are read in memory. Only members with the known names are looked at, and the path of a
-member is never used as a path.
+Archives are read in memory. Only members with known names are read, and member paths are never
+used as paths.
 """
 
 from __future__ import annotations
@@ -9,120 +9,107 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from calibrant.bench.train.images.forms import AGAIN, FORMS, NAMES, File, Form
-from calibrant.bench.train.images.sets import ImageSet, cut, image_set
+from calibrant.bench.train.images.formats import IMAGE_FORMATS, ImageFormat
+from calibrant.bench.train.images.image_set import ImageSet, make_image_set
 
-UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
+FILE_NAMES = {name for image_format in IMAGE_FORMATS for name in image_format.names}
 SUBFOLDERS = (
     *("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary"),
-    "package",
 )
-"""What the archives unpack to; the folder above may be named too."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """The files of a folder or an archive, by their base names; ``x.gz`` stands for ``x`` too."""
-
-    place: Path
-    held: Mapping[str, Path | bytes]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.held or f"{name}.gz" in self.held
-
-    def read(self, name: str) -> File:
-        """Read a file, unpacked if it is a ``.gz``."""
-        packed = name not in self.held
-        found = self.held[f"{name}.gz" if packed else name]
-        content = found.read_bytes() if isinstance(found, Path) else found
-        if packed:
-            try:
-                content = gzip.decompress(content)
-            except UNREADABLE as error:
-                raise ValueError(
-                    f"{self.place / name}.gz is truncated or no gzip file ({error}): {AGAIN}"
-                ) from error
-        return File(str(self.place / name), content)
+"""Folders that the archives unpack to; their parent folder may be named instead."""
+UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
+Files: TypeAlias = dict[str, Callable[[], bytes]]
+"""Functions that read files of a folder or an archive, by base name."""
 
 
 def read_folder(folder: Path) -> ImageSet | None:
     """Read the set in a folder or in a known folder below it; None if there is none."""
-    for homes in ([folder], [folder / name for name in SUBFOLDERS if (folder / name).is_dir()]):
-        found = [(form, files) for files in map(_in_folder, homes) if (form := _form(files))]
-        if len(found) > 1:
+    below = [folder / name for name in SUBFOLDERS if (folder / name).is_dir()]
+    for candidates in ([folder], below):
+        known = [place for place in candidates if _format(_in_folder(place))]
+        if len(known) > 1:
             raise ValueError(
-                f"{folder} holds several sets, {', '.join(files.place.name for _, files in found)}"
-                ": name one of these folders"
+                f"{folder} contains several sets, {', '.join(place.name for place in known)}: name "
+                "one of these folders"
             )
-        for form, files in found:
-            return _read(form, files)
+        if known:
+            return _read(known[0], _in_folder(known[0]))
     return None
 
 
-def read_file(path: Path) -> ImageSet | None:
-    """Read the set in a tar archive, or in a file that is a set of its own; None for no set."""
-    files = Files(path.parent, {path.name: path})
-    form = _first(files, all)
-    if form is None:
-        files = _in_archive(path)
-        form = _form(files)
-    return _read(form, files) if form else None
+def read_archive(path: Path) -> ImageSet | None:
+    """Read the set in a tar archive; None if it contains no known set."""
+    return _read(path, _in_archive(path))
 
 
 def _in_folder(folder: Path) -> Files:
-    return Files(folder, {path.name: path for path in folder.iterdir() if path.is_file()})
+    paths = (path for path in folder.iterdir() if path.is_file())
+    return _decompressing({path.name: path.read_bytes for path in paths})
 
 
 def _in_archive(path: Path) -> Files:
-    held: dict[str, Path | bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
-                if member.isreg() and name.removesuffix(".gz") in NAMES:
-                    if name in held:
-                        raise ValueError(f"{path} holds {name} twice: keep one of them")
-                    held[name] = archive.extractfile(member).read()  # type: ignore[union-attr]  # None for folders only
-            _read_on(archive.fileobj)
+                if member.isreg() and name.removesuffix(".gz") in FILE_NAMES:
+                    if name in contents:
+                        raise ValueError(f"{path} contains {name} twice: keep one of them")
+                    contents[name] = archive.extractfile(member).read()  # type: ignore[union-attr]  # None for folders only
+            while archive.fileobj.read(1 << 20):
+                pass  # gzip compares its checksum at the end
     except UNREADABLE as error:
         raise ValueError(
-            f"{path} is truncated, damaged or no tar archive ({error}): {AGAIN}, or unpack it and "
-            "name the folder"
+            f"{path} is truncated, damaged or not a tar archive ({error}): download it again, or "
+            "unpack it and name the folder"
         ) from error
-    return Files(path, held)
+    return _decompressing({name: partial(bytes, content) for name, content in contents.items()})
 
 
-def _read_on(file: Any) -> None:
-    """Go to the end of the file, where gzip compares its checksum."""
-    while file.read(1 << 20):
-        pass
+def _decompressing(files: Files) -> Files:
+    """Let ``x.gz`` stand for ``x`` where that is missing."""
+    packed = {name.removesuffix(".gz"): read for name, read in files.items() if name[-3:] == ".gz"}
+    return {**{name: partial(_decompress, read) for name, read in packed.items()}, **files}
 
 
-def _form(files: Files) -> Form | None:
-    """The form whose files are all there, or else one that has some of them."""
-    return _first(files, all) or _first(files, any)
+def _decompress(read: Callable[[], bytes]) -> bytes:
+    return gzip.decompress(read())
 
 
-def _first(files: Files, enough: Callable[[Iterable[bool]], bool]) -> Form | None:
-    found = (form for form in FORMS if enough(name in files for name in form.names))
-    return next(found, None)
+def _format(files: Files) -> ImageFormat | None:
+    """Return the format whose files are all there, or else one that has some of them."""
+    for enough in (all, any):
+        for image_format in IMAGE_FORMATS:
+            if enough(name in files for name in image_format.names):
+                return image_format
+    return None
 
 
-def _read(form: Form, files: Files) -> ImageSet:
-    missing = [name for name in form.names if name not in files]
+def _read(place: Path, files: Files) -> ImageSet | None:
+    image_format = _format(files)
+    if image_format is None:
+        return None
+    missing = [name for name in image_format.names if name not in files]
     if missing:
         raise ValueError(
-            f"{files.place} looks like {form.title}, but lacks {', '.join(missing)}: {AGAIN}, or "
-            "put all files of the set together"
+            f"{place} looks like {image_format.title}, but lacks {', '.join(missing)}: "
+            "download it again, or put all files of the set together"
         )
-    train, *test = (
-        form.read([files.read(name) for name in names])
-        for names in (form.train, form.test)
-        if names
-    )
-    return image_set(train, *test) if test else cut(train, one_in=6)
+    splits = []
+    for names in (image_format.train, image_format.test):
+        parsed = []
+        try:
+            for name in names:
+                parsed.append(image_format.parse(files[name]()))
+            splits.append(image_format.combine(parsed))
+        except (*UNREADABLE, ValueError) as error:
+            raise ValueError(
+                f"{place / name} is damaged ({error}): download it again, from a trusted site"
+            ) from error
+    return make_image_set(*splits)

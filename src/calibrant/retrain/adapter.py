@@ -1,0 +1,68 @@
+"""Retrained classifiers in the place of calibrators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.retrain.maccal import MaCCal
+
+
+class RetrainedClassifier(Calibrator):
+    """A retrained classifier as a calibrator: logits are ignored, features are classified.
+
+    It goes wherever a fitted calibrator with features goes: behind a model, onto prediction
+    files, into an export. Predicted classes are those of the new classifier.
+
+    Parameters
+    ----------
+    retrained : MaCCal
+        Fitted.
+    """
+
+    needs_features = True
+
+    def __init__(self, retrained: MaCCal) -> None:
+        super().__init__()
+        self.retrained = retrained
+        self._adopt_sizes()
+
+    def _adopt_sizes(self) -> None:
+        self._store(width_=self.retrained.width)
+        self._width = self.retrained.width
+        self._set_classes(self.retrained.classes)
+
+    def size(self, classes: int) -> int:
+        """Return the number of trained weights."""
+        return self.retrained.size
+
+    def describe(self) -> str:
+        """Describe the classifier in a sentence."""
+        return self.retrained.describe()
+
+    def learned(self) -> dict[str, Any]:
+        """Return the final keep rate."""
+        return {"keep": float(self.retrained.classifier.keep_)}
+
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        transformed: Tensor = self.retrained(features)
+        return transformed
+
+
+def as_calibrator(module: nn.Module) -> Calibrator:
+    """Return a calibrator as it is, and a retrained classifier as a calibrator.
+
+    >>> as_calibrator(MaCCal())
+    Traceback (most recent call last):
+    ...
+    ValueError: this MaCCal is not fitted: call fit(features, labels) first
+    """
+    if isinstance(module, Calibrator):
+        return module
+    if not isinstance(module, MaCCal):
+        raise TypeError(f"calibrator must be a Calibrator or a MaCCal, got {type(module).__name__}")
+    if not module.classes:
+        raise ValueError("this MaCCal is not fitted: call fit(features, labels) first")
+    return RetrainedClassifier(module)

@@ -270,7 +270,12 @@ def test_compiled(network, inputs, features):
     ("given", "options", "error", "message"),
     [
         (("x", "ts"), {}, TypeError, "model must be an nn.Module, got str"),
-        ((nn.Identity(), "none"), {}, TypeError, "calibrator must be a Calibrator or a MaCCal, got str"),
+        (
+            (nn.Identity(), "none"),
+            {},
+            TypeError,
+            "calibrator must be a Calibrator or a MaCCal, got str",
+        ),
         (
             (nn.Identity(), shifted()),
             {},

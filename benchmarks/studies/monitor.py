@@ -193,7 +193,12 @@ def every_window(streams: int) -> Row:
         hits = math.inf
         for k in range(WINDOWS):
             confidence = claims(rng, WINDOW)
-            if cal.calibration_test(confidence, right(rng, confidence)).p_value < 0.05:
+            if (
+                cal.metrics.calibration_test(
+                    confidence=confidence, outcome=right(rng, confidence)
+                ).p_value
+                < 0.05
+            ):
                 hits = (k + 1) * WINDOW
                 break
         taken.append(hits)
@@ -263,7 +268,9 @@ def real(folder: str, orders: int) -> Iterator[Row]:
         for split in shifted.splits:
             logits, labels = (shifted.split(split).read(k) for k in ("logits", "labels"))
             after = cal.top_label(calibrated(fitted, logits), labels)
-            setting = f"{title}; {split}; ECE {100 * cal.ece(*after):.1f}"
+            setting = (
+                f"{title}; {split}; ECE {100 * cal.ece(confidence=after[0], outcome=after[1]):.1f}"
+            )
             yield shift_row(name, setting, known, before, after, orders)
 
 
@@ -271,7 +278,7 @@ FILES = ("predictions.npz", "shift.npz")
 
 
 def clean_row(
-    name: str, title: str, make: Callable[[], Monitor], before: cal.Pairs, orders: int
+    name: str, title: str, make: Callable[[], Monitor], before: cal.metrics.Pairs, orders: int
 ) -> Row:
     taken = []
     for seed in range(orders):
@@ -284,9 +291,9 @@ def clean_row(
 def shift_row(
     name: str,
     setting: str,
-    known: cal.Pairs | None,
-    before: cal.Pairs,
-    after: cal.Pairs,
+    known: cal.metrics.Pairs | None,
+    before: cal.metrics.Pairs,
+    after: cal.metrics.Pairs,
     orders: int,
 ) -> Row:
     taken, half = [], before.outcome.size // 2

@@ -38,7 +38,7 @@ def test_export(run, suffix):
     ("arguments", "message"),
     [
         (["saved", "-o", "out.pt"], r"error: cannot write out\.pt: the suffix must be one of \.on"),
-        (["gone", "-o", "out.onnx"], "error: there is no folder gone"),
+        (["gone", "-o", "out.onnx"], "error: there is no artifact gone"),
         (["saved", "-o", "out.onnx", "--opset", "9"], "error: opset must be 18 or newer"),
         (["saved", "-o", "out.pt2", "--opset", "20"], r"Error: --opset is for \.onnx files"),
         (["saved"], "Error: Missing option '-o'"),

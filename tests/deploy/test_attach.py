@@ -270,7 +270,12 @@ def test_compiled(network, inputs, features):
     ("given", "options", "error", "message"),
     [
         (("x", "ts"), {}, TypeError, "model must be an nn.Module, got str"),
-        ((nn.Identity(), "none"), {}, TypeError, "calibrator must be a Calibrator, got str"),
+        (
+            (nn.Identity(), "none"),
+            {},
+            TypeError,
+            "calibrator must be a Calibrator or a MaCCal, got str",
+        ),
         (
             (nn.Identity(), shifted()),
             {},
@@ -360,7 +365,7 @@ def test_loading_needs_the_last_layer_again(network, inputs, tmp_path, monkeypat
 def test_missing_folders(network, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*gone; save_pretrained"):
         CalibratedModel.from_pretrained(tmp_path / "gone", model=network)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*calibrator"):
+    with pytest.raises(FileNotFoundError, match=r"there is no artifact .*calibrator"):
         CalibratedModel.from_pretrained(tmp_path, model=network)
 
 

@@ -264,7 +264,11 @@ def test_model_that_cannot_be_exported(model, by, tmp_path):
             r"the same number of rows, got \[2, 3\]",
         ),
         ({"calibrator": TemperatureScaling()}, ValueError, "TemperatureScaling is not fitted"),
-        ({"calibrator": nn.Identity()}, TypeError, "must be a Calibrator, got Identity"),
+        (
+            {"calibrator": nn.Identity()},
+            TypeError,
+            "must be a Calibrator or a MaCCal, got Identity",
+        ),
     ],
 )
 def test_refused(options, error, message, tmp_path, monkeypatch):

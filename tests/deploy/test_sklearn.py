@@ -536,7 +536,7 @@ def test_rare_class_and_methods_without_masks(rare):
         model.fit(X, y)
     first, second = [str(one.message) for one in said]
     assert first.startswith("100 of 500 examples were scored without")
-    assert "1 of 4 classes have no sample (3)" in second
+    assert "1 of 4 classes have no example (3)" in second
     assert model.predict_proba(X).shape == (500, 4)
 
 

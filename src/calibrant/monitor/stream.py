@@ -515,4 +515,6 @@ def _fingerprint(calibrator: Calibrator) -> str:
     for name, value in sorted(calibrator.state_dict().items()):
         if isinstance(value, Tensor):
             digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
+        else:  # the choice of Auto
+            digest.update(f"{name}{json.dumps(value)}".encode())
     return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"

@@ -90,7 +90,7 @@ class Tolerated:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the gaps are those of a reference."""
+        """True if the gaps are those of a reference."""
         return bool(self.gaps.any())
 
     def accuracy(self, confidence: float | FloatArray, index: Any) -> FloatArray:

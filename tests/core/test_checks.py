@@ -40,7 +40,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "NaN": (
         *(with_row(0, math.nan, 0), YES, ValueError),
         r"logits must be finite, or -inf for masked classes; row 2 has NaN: "
-        "find the layer or the sample that overflowed",
+        "find the layer or the example that overflowed",
     ),
     "+inf": (
         *(with_row(0, 0, INF), YES, ValueError),
@@ -382,7 +382,10 @@ def test_class_wise_bins_are_a_positive_whole_number(bins):
 
 
 def test_an_unknown_metric_is_answered_with_the_list():
-    with pytest.raises(ValueError, match="unknown metric 'eec': choose from accuracy, ece, debia"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown metric 'eec': did you mean ece\? choose from accuracy, ece, debia",
+    ):
         cal.evaluate(OK, YES, metrics=["nll", "eec"])
 
 
@@ -500,7 +503,7 @@ def test_refused_groups_leave_a_stream_as_it_was(rng, case):
     except (TypeError, ValueError):
         assert bits(stream) == before
     else:
-        assert sum(part.n for part in stream.compute().groups.values()) == 54
+        assert sum(part.n for part in stream.compute().by.values()) == 54
 
 
 @pytest.mark.parametrize("case", [name for name in REFUSED if name != "classes"])
@@ -537,7 +540,7 @@ def test_a_refused_merge_leaves_a_stream_as_it_was(rng):
         "estimand": cal.Accumulator(pairs=True, level=None, estimand="binary"),
     }
     for other in others.values():
-        with pytest.raises(ValueError, match="accumulators of different form do not merge"):
+        with pytest.raises(ValueError, match="accumulators must have the same form to merge"):
             stream.merge(other)
         assert bits(stream) == before
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from calibrant._core.checks import (
     check_some,
     logits_from_probs,
     look_like_probs,
+    warn,
 )
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.logpartition import Records, concatenate, tabulate
@@ -457,16 +457,14 @@ def _tabulated(chunks: Iterator[Chunk]) -> list[tuple[Records | None, int]]:
 def warn_of_zeros(count: int) -> None:
     """Warn of probabilities that had to be changed to have a logarithm."""
     if count:
-        warnings.warn(
+        warn(
             f"{count} probabilities are exactly 0 and were floored: the result depends on the "
             "floor; save logits to avoid it",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
 def warn_if_probs(logits: Logits, name: str, remedy: str) -> None:
     """Warn if the first rows of logits look like probabilities."""
     if look_like_probs(logits):
-        warnings.warn(
-            f"{name} look like probabilities: {SUMS_TO_ONE}; if they are, {remedy}", stacklevel=4
-        )
+        warn(f"{name} look like probabilities: {SUMS_TO_ONE}; if they are, {remedy}", stacklevel=5)

@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import IGNORED, BoolArray, Values, as_labels, as_weight, spread
+from calibrant._core.checks import (
+    IGNORED,
+    BoolArray,
+    Values,
+    as_labels,
+    as_weight,
+    spread,
+    warnings_at_caller,
+)
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, warn_of_zeros
@@ -58,6 +66,7 @@ class Effect(NamedTuple):
     temperatures: tuple[float, float] | None
 
 
+@warnings_at_caller()
 def effect(
     calibrator: Calibrator | MaCCal,
     data: Data,

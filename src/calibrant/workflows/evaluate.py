@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from calibrant._core.checks import Values, as_scores
+from calibrant._core.checks import Values, as_scores, warnings_at_caller
 from calibrant._core.chunks import Estimand, Progress
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data, warn_if_probs
 from calibrant.data.shards import Chunk
@@ -14,6 +14,7 @@ from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
 
 
+@warnings_at_caller()
 def evaluate(
     data: Data | Values | None = None,
     labels: Values | None = None,

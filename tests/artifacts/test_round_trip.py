@@ -32,6 +32,7 @@ from calibrant.llm import AnswerCalibrator, FittedHead
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
+from calibrant.retrain import as_calibrator
 from tests.support.artifacts import FORMAT_1, examples, fitted, fitted_kind, temperature
 from tests.support.simulate import drawn
 
@@ -76,7 +77,7 @@ class Held(Calibrator):
     def _fit(self, given, context):
         for inner in (self.first, *self.others, *self.by_name.values()):
             inner._fit(given, context)
-            inner._fitted(given.classes)
+            inner._set_classes(given.classes)
 
     def _transform(self, logits, top, features):
         steps = (self.first, *self.others, *self.by_name.values())
@@ -216,7 +217,8 @@ def test_thresholds_come_back(enough, tmp_path):
     sure = rng.uniform(0.5, 1, 2000 if enough else 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no threshold
-        found = threshold(sure, rng.random(sure.size) < sure, max_error=0.1)
+        right = rng.random(sure.size) < sure
+        found = threshold(confidence=sure, outcome=right, max_error=0.1)
     assert math.isinf(found.threshold) is not enough
     io.save(found, tmp_path / "threshold")
     again = io.load(tmp_path / "threshold", Threshold)
@@ -300,12 +302,12 @@ def test_monitors_go_on_after_a_load(tmp_path):
 def test_folders_of_format_1_load_and_are_replaced(place, tmp_path):
     expected = json.loads((place / "expected.json").read_text())
     inputs = np.array(expected["logits"]), expected.get("features")
-    found = io.load(place).predict_proba(*inputs)
+    found = as_calibrator(io.load(place)).predict_proba(*inputs)
     np.testing.assert_allclose(found, expected["probs"], rtol=1e-6)
     folder = tmp_path / "saved"
     shutil.copytree(place, folder)
     io.save(io.load(folder), folder)
-    assert np.array_equal(io.load(folder).predict_proba(*inputs), found)
+    assert np.array_equal(as_calibrator(io.load(folder)).predict_proba(*inputs), found)
     assert sorted(path.name for path in folder.iterdir()) == [io.FILE, "expected.json"]
 
 

@@ -197,7 +197,7 @@ def test_the_adjustment_plot_draws_a_line_for_each_method(plt, tmp_path):
         for i, name in enumerate(["ts", "smart", "odds", "blend", "auto"])
     }
     axes: Any = plots.adjustment_plot(changes)
-    *lines, level = axes.get_lines()
+    level, *lines = axes.get_lines()
     assert list(level.get_ydata()) == [0, 0]
     for line, curve in zip(lines, changes.values(), strict=True):
         np.testing.assert_allclose(line.get_xdata(), margin)

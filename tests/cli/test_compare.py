@@ -165,7 +165,7 @@ def test_the_commands_that_the_demo_names_exist(run):
     for verb, rest in named:
         code, _, err = run(verb, *rest.split())
         assert code == 2
-        assert "does not exist" in err or "there is no folder" in err
+        assert "does not exist" in err or "there is no artifact" in err
 
 
 def test_demo_in_ascii():

@@ -351,7 +351,7 @@ def test_apply_writes_the_calibrated_file(run):
         (("saved", "p.npz", "-o", "p.npz"), r"error: p\.npz is part of the input"),
         (("saved", "p.npz", "-o", "out.csv"), r"error: cannot write out\.csv: the suffix"),
         (("saved", "gone.npz", "-o", "out.npz"), r"error: gone\.npz does not exist"),
-        (("gone", "p.npz", "-o", "out.npz"), "error: .*folder gone"),
+        (("gone", "p.npz", "-o", "out.npz"), "error: there is no artifact gone"),
         (("saved", "wide.npz", "-o", "out.npz"), "error: fitted for 5 classes, got 7: "),
         (("saved", "p.npz"), "Error: Missing option '-o'"),
     ],
@@ -376,7 +376,7 @@ def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
     for example in examples:
         code, _, err = run(*example.replace("'", "").split())
         assert code == 2
-        assert re.match(r"error: (\S+ does not exist|.*folder calibrator)", err)
+        assert re.match(r"error: (\S+ does not exist|there is no artifact calibrator)", err)
 
 
 def test_maccal_learns_from_the_train_split_of_another_file(run):

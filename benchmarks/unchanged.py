@@ -38,6 +38,7 @@ import torch
 
 import calibrant
 from calibrant.cli import main as command_line
+from calibrant.retrain import as_calibrator
 
 FOLDERS = (
     *("cifar10_resnet50", "cifar10_resnet18", "tinyimagenet_resnet18", "cifar100_wideresnet16x4"),
@@ -171,9 +172,13 @@ def made_files(folder: Path) -> Iterator[Case]:
         probs[f"{split}_probs"] = softmax(probs.pop(f"{split}_logits"))
     yield Case("made/masked", saved(folder / "masked.npz", masked))
     yield Case("made/probs", saved(folder / "probs.npz", probs))
-    columns = ("--weight-by", "importance", "--group-by", "group")
+    weighted = ("--sample-weight", "importance")
+    columns = (*weighted, "--groups", "group")
     plain = saved(folder / "plain.npz", one_set(sample["val_logits"], sample["val_labels"], 2000))
-    yield Case("made/plain", plain, columns, columns, (*columns, "--cross-fit", "3"))
+    yield Case(
+        *("made/plain", plain, (*weighted, "--by", "group")),
+        *(columns, (*columns, "--cross-fit", "3")),
+    )
 
 
 def with_masks(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -279,6 +284,7 @@ def record_evaluations(kept: Record, case: Case, splits: list[str], binary: bool
 def record_evaluation(kept: Record, title: str, *arguments: str) -> None:
     found = answer_of(kept, title, "evaluate", *arguments)
     if found is not None:
+        found["groups"] = found.pop("by", {})  # as records of earlier releases call it
         shown = ("n", "classes", "level", "metrics", "test", "groups")
         kept.add_figures(title, {key: found[key] for key in shown if key in found})
 
@@ -311,7 +317,8 @@ def record_fit(kept: Record, case: Case, method: str, *options: str) -> None:
         kept.add_figures(title, {key: found[key] for key in shown if key in found})
         module = calibrant.load(fitted)
         for key, value in module.state_dict().items():
-            kept.tensors[f"{title}/{steady(key)}"] = fingerprint(value.numpy())
+            if hasattr(value, "numpy"):  # not what was chosen, in words
+                kept.tensors[f"{title}/{steady(key)}"] = fingerprint(value.numpy())
         record_probabilities(kept, title, module, case.path)
         code = run("apply", fitted, str(case.path), "-o", applied).code
         kept.words[f"{title}/apply/exit"] = code
@@ -327,7 +334,9 @@ def record_probabilities(kept: Record, title: str, module: Any, path: Path) -> N
     if not given:  # a file of probabilities, which only apply takes
         return
     try:
-        kept.outputs[f"{title}/predict_proba"] = fingerprint(module.predict_proba(*given))
+        kept.outputs[f"{title}/predict_proba"] = fingerprint(
+            as_calibrator(module).predict_proba(*given)
+        )
     except Exception as problem:
         kept.words[f"{title}/predict_proba/failure"] = type(problem).__name__
 
@@ -340,8 +349,9 @@ def record_applied(kept: Record, title: str, path: Path) -> None:
 
 
 def steady(key: str) -> str:
-    """Name of a tensor that does not depend on whether its owner has an underscore."""
-    return ".".join("chosen" if part == "chosen_" else part for part in key.split("."))
+    """Name of a tensor in records of every release."""
+    former = {"chosen_": "chosen", "classifier": "head"}
+    return ".".join(former.get(part, part) for part in key.split("."))
 
 
 def fingerprint(values: np.ndarray) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from docutils.nodes import SkipNode, math_block
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -68,7 +69,7 @@ def _write_math(translator, node):
 
 
 def _draw_figures(app):
-    """Draw the pictures of the pages anew, so that they show what the code draws today."""
+    """Draw the figures of the pages, so that they are up to date."""
     import matplotlib.pyplot as plt
 
     import calibrant as cal
@@ -106,19 +107,41 @@ def _draw_figures(app):
 
 
 def _gate_log(app, loss):
-    """Rows about the first seed with a loss."""
+    """Rows of the first seed with a loss."""
     with (Path(app.srcdir) / "data" / "gate.csv").open(newline="") as file:
         wanted = {"network": "resnet18", "loss": loss, "seed": "0"}
         return [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
 
 
+def _find_reference(app, env, node, target):
+    """Resolve a name that stands in another package than the page, if only one has it.
+
+    Docstrings name neighbours in their module, but public names are documented where they are
+    imported from: ``calibrant.conformal``, not ``calibrant.decide.conformal``.
+    """
+    wanted = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not wanted:
+        return None
+    entries = {
+        (entry.docname, entry.node_id)
+        for name, entry in env.domains["py"].objects.items()
+        if name.rpartition(".")[2] == wanted.rpartition(".")[2]
+        and entry.objtype in ("class", "function")
+        and not entry.aliased
+    }
+    if len(entries) != 1:
+        return None
+    return make_refnode(app.builder, node["refdoc"], *entries.pop(), target, wanted)
+
+
 def _write_pages(app, config):
-    """Write the pages that come from the code, before Sphinx looks for pages."""
+    """Write the pages that are made from the code, before Sphinx looks for pages."""
     generate.write(Path(app.srcdir))
 
 
 def setup(app):
     app.connect("config-inited", _write_pages)
     app.connect("builder-inited", _draw_figures)
+    app.connect("missing-reference", _find_reference)
     app.add_html_math_renderer("mathml", (_write_math, None), (_write_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

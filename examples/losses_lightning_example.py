@@ -65,11 +65,11 @@ def main():
     )
     trainer.fit(classifier, train_loader)
     logits, labels = cal.collect(classifier, test_loader)
-    found = cal.evaluate(logits, labels, metrics=["accuracy", "ece"])
-    print(f"accuracy {found['accuracy'].value:.3f}  ECE {found['ece'].value:.3f}")
+    result = cal.evaluate(logits, labels, metrics=["accuracy", "ece"])
+    print(f"accuracy {result['accuracy'].value:.3f}  ECE {result['ece'].value:.3f}")
     smoothing = float(trainer.callback_metrics["smoothing"])
     print(f"smoothing {smoothing:.3f}; without the gate {classifier.loss.alpha}")
-    return found, classifier
+    return result, classifier
 
 
 if __name__ == "__main__":

@@ -55,15 +55,15 @@ def main():
     """Print and return the calibration error of each."""
     torch.manual_seed(0)
     train, val, (images, labels) = data()
-    found = {}
+    results = {}
     for name in ("ce", "crl", "adafocal", "fedlas_ls"):
         network = trained(name, train, val)
         with torch.no_grad():
             logits = network(images)
-        found[name] = cal.evaluate(logits, labels, metrics=["accuracy", "ece"])
-        figures = found[name]["accuracy"].value, found[name]["ece"].value
+        results[name] = cal.evaluate(logits, labels, metrics=["accuracy", "ece"])
+        figures = results[name]["accuracy"].value, results[name]["ece"].value
         print(f"{name:<10} accuracy {figures[0]:.3f}  ECE {figures[1]:.3f}")
-    return found
+    return results
 
 
 if __name__ == "__main__":

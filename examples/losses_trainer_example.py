@@ -83,9 +83,9 @@ def main(folder):
     )
     trainer.train()
     test = trainer.predict(texts(1000, seed=2))
-    found = cal.evaluate(test.predictions, test.label_ids, metrics=["accuracy", "ece"])
-    print(f"accuracy {found['accuracy'].value:.3f}  ECE {found['ece'].value:.3f}")
-    return found, trainer.calibration_loss
+    result = cal.evaluate(test.predictions, test.label_ids, metrics=["accuracy", "ece"])
+    print(f"accuracy {result['accuracy'].value:.3f}  ECE {result['ece'].value:.3f}")
+    return result, trainer.calibration_loss
 
 
 if __name__ == "__main__":

@@ -194,7 +194,8 @@ GATE = {
 def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
     """Gate of FeDLaS by epoch, as shares of the training examples.
 
-    ``log`` is that of a :class:`calibrant.bench.train.trainer.Trainer`, or the rows of its ``log.csv``.
+    ``log`` is that of a :class:`calibrant.bench.train.trainer.Trainer`, or the rows of its
+    ``log.csv``.
     """
     missing = [name for name in GATE if not log or name not in log[0]]
     if missing:

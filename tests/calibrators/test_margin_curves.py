@@ -57,7 +57,7 @@ def groups_of(logits, count):
 @pytest.mark.parametrize("groups", [1, 7, 30])
 def test_temperatures_are_the_quantiles_of_groups_by_margin(data, smart, groups):
     logits = data[0]
-    found = margin_temperature(smart, logits, groups=groups)
+    found = margin_temperature(smart, logits, bins=groups)
     margin, parts = groups_of(logits, groups)
     temperature = smart.temperature(logits)
     np.testing.assert_allclose(found.margin, [margin[p].mean() for p in parts])
@@ -73,7 +73,7 @@ def test_temperatures_are_the_quantiles_of_groups_by_margin(data, smart, groups)
 def test_changes_are_the_means_of_groups_by_margin(data, smart, groups, kind):
     logits, labels = data
     fitted = smart if kind is None else kind().fit(logits, labels)
-    found = margin_change(fitted, logits, groups=groups)
+    found = margin_change(fitted, logits, bins=groups)
     margin, parts = groups_of(logits, groups)
     change = fitted.predict_proba(logits).max(-1) - softmax(logits, -1).max(-1)
     np.testing.assert_allclose(found.margin, [margin[p].mean() for p in parts])
@@ -92,7 +92,7 @@ def test_there_are_thirty_groups_and_no_more_than_rows(smart, data, curve):
     assert len(curve(smart, data[0])[0]) == 30
     assert len(curve(smart, data[0][1:8])[0]) == 7
     for groups in (0, -1):
-        with pytest.raises(ValueError, match=f"groups must be at least 1, got {groups}"):
+        with pytest.raises(ValueError, match=f"bins must be at least 1, got {groups}"):
             curve(smart, data[0], groups=groups)
 
 
@@ -112,7 +112,7 @@ def test_temperatures_of_log_odds(rng):
     odds = 3 * rng.normal(size=300)
     labels = (rng.random(300) < expit(odds / 2)).astype(int)
     fitted = TemperatureScaling().fit(odds, labels)
-    found = margin_temperature(fitted, odds, groups=3)
+    found = margin_temperature(fitted, odds, bins=3)
     np.testing.assert_allclose(found.temperature, float(fitted.temperature_), rtol=1e-6)
     order = np.array_split(np.sort(np.abs(odds)), 3)
     np.testing.assert_allclose(found.margin, [part.mean() for part in order])
@@ -122,7 +122,7 @@ def test_changes_of_log_odds(rng):
     odds = 3 * rng.normal(size=300)
     labels = (rng.random(300) < expit(odds / 2)).astype(int)
     fitted = TemperatureScaling().fit(odds, labels)
-    found = margin_change(fitted, odds, groups=3)
+    found = margin_change(fitted, odds, bins=3)
     size = np.sort(np.abs(odds))
     change = expit(size / float(fitted.temperature_)) - expit(size)
     expected = [part.mean() for part in np.array_split(change, 3)]

@@ -15,7 +15,7 @@ from calibrant.metrics.reductions import margins
 
 
 class MarginTemperature(NamedTuple):
-    """Temperatures in groups of equally many examples by margin, each ``(groups,)``.
+    """Temperatures in bins of equally many examples by margin, each ``(bins,)``.
 
     ``low`` and ``high`` hold the middle nine tenths of the temperatures of a group.
     """
@@ -27,14 +27,14 @@ class MarginTemperature(NamedTuple):
 
 
 class MarginChange(NamedTuple):
-    """Mean change of the confidence in groups by margin, each ``(groups,)``."""
+    """Mean change of the confidence in bins by margin, each ``(bins,)``."""
 
     margin: FloatArray
     change: FloatArray
 
 
 def margin_temperature(
-    calibrator: TemperatureCalibrator, logits: Values, *, groups: int = 30
+    calibrator: TemperatureCalibrator, logits: Values, *, bins: int = 30
 ) -> MarginTemperature:
     """Temperature against margin (SMART, figure 16).
 
@@ -42,10 +42,10 @@ def margin_temperature(
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(90, 4))
     >>> fitted = TemperatureScaling().fit(logits, (logits + rng.gumbel(size=(90, 4))).argmax(-1))
-    >>> margin_temperature(fitted, logits, groups=3).temperature.shape
+    >>> margin_temperature(fitted, logits, bins=3).temperature.shape
     (3,)
     """
-    margin, parts = _by_margin(logits, groups)
+    margin, parts = _by_margin(logits, bins)
     scores = as_scores(logits)
     result = np.asarray(torch.as_tensor(calibrator.temperature(scores)).cpu()).reshape(-1)
     middle, low, high = (
@@ -55,15 +55,15 @@ def margin_temperature(
     return MarginTemperature(np.array([margin[part].mean() for part in parts]), middle, low, high)
 
 
-def margin_change(calibrator: Calibrator, logits: Values, *, groups: int = 30) -> MarginChange:
+def margin_change(calibrator: Calibrator, logits: Values, *, bins: int = 30) -> MarginChange:
     """How much a calibrator raises or lowers the confidence, by margin (SMART, figure 15 f).
 
     >>> from calibrant.calibrators import Identity
     >>> logits = np.random.default_rng(0).normal(size=(90, 4))
-    >>> margin_change(Identity().fit(logits, logits.argmax(-1)), logits, groups=2).change
+    >>> margin_change(Identity().fit(logits, logits.argmax(-1)), logits, bins=2).change
     array([0., 0.])
     """
-    margin, parts = _by_margin(logits, groups)
+    margin, parts = _by_margin(logits, bins)
     scores = as_scores(logits)
     rows = as_tensor(scores)
     before, after = (
@@ -80,10 +80,10 @@ def _softmax(logits: Tensor) -> Tensor:
     return wide.sigmoid() if wide.ndim == 1 else wide.softmax(-1)
 
 
-def _by_margin(logits: Values, groups: int) -> tuple[FloatArray, list[IntArray]]:
-    """Margins of all rows, and groups of equally many of those that are finite."""
-    if groups < 1:
-        raise ValueError(f"groups must be at least 1, got {groups}")
+def _by_margin(logits: Values, bins: int) -> tuple[FloatArray, list[IntArray]]:
+    """Margins of all rows, and bins of equally many of those that are finite."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
     margin = margins(logits).reshape(-1)
     order = np.argsort(margin, kind="stable")[: int(np.isfinite(margin).sum())]
-    return margin, np.array_split(order, min(groups, order.size)) if order.size else []
+    return margin, np.array_split(order, min(bins, order.size)) if order.size else []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from calibrant._core.messages import comma_separated, resolve_name
 from calibrant.calibrators.base import Calibrator
 
+PACKAGE = "calibrant.calibrators"
 ORDER = (
     *("scaling", "affine", "class_temperatures", "network", "smart", "confidence_maps"),
     *("histogram", "isotonic", "binning", "spline"),
@@ -22,9 +23,9 @@ ORDER = (
 
 def _modules() -> list[str]:
     """Names of the modules of this package, in the order of their methods."""
-    prefix = f"{__package__}."
-    result = pkgutil.walk_packages([str(Path(__file__).parent)], prefix)
-    names = [info.name.removeprefix(prefix) for info in result]
+    prefix = f"{PACKAGE}."
+    modules = pkgutil.walk_packages(sys.modules[PACKAGE].__path__, prefix)
+    names = [module.name.removeprefix(prefix) for module in modules]
     names = [name for name in names if prefix + name != __name__]
     place = {name: i for i, name in enumerate(ORDER)} | {"auto": len(names) + len(ORDER)}
     return sorted(names, key=lambda name: (place.get(name, len(ORDER)), name))
@@ -33,7 +34,7 @@ def _modules() -> list[str]:
 def _calibrators() -> Iterator[type[Calibrator]]:
     """Yield the classes that declare a ``name``, by module, then in the order of definition."""
     for name in _modules():
-        module = import_module(f"{__package__}.{name}")
+        module = import_module(f"{PACKAGE}.{name}")
         for kind in vars(module).values():
             if (
                 inspect.isclass(kind)

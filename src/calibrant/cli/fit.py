@@ -79,7 +79,7 @@ def fit(
       calibrant fit predictions.npz -o calibrator
       calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
       calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
-      calibrant fit predictions.npz --method maccal --train train.npz -o head
+      calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import calibrator_name

@@ -93,17 +93,17 @@ def test_there_are_thirty_groups_and_no_more_than_rows(smart, data, curve):
     assert len(curve(smart, data[0][1:8])[0]) == 7
     for groups in (0, -1):
         with pytest.raises(ValueError, match=f"bins must be at least 1, got {groups}"):
-            curve(smart, data[0], groups=groups)
+            curve(smart, data[0], bins=groups)
 
 
 @pytest.mark.parametrize("curve", [margin_temperature, margin_change])
 def test_tokens_are_rows_and_tensors_are_arrays(smart, data, curve):
-    expected = curve(smart, data[0], groups=5)
+    expected = curve(smart, data[0], bins=5)
     for same in (data[0].reshape(20, 20, 5), torch.from_numpy(data[0])):
-        for column, wanted in zip(curve(smart, same, groups=5), expected, strict=True):
+        for column, wanted in zip(curve(smart, same, bins=5), expected, strict=True):
             assert isinstance(column, np.ndarray)
             np.testing.assert_allclose(column, wanted, rtol=1e-12)
-    half = curve(smart, data[0].astype(np.float16), groups=5)
+    half = curve(smart, data[0].astype(np.float16), bins=5)
     for column, wanted in zip(half, expected, strict=True):
         np.testing.assert_allclose(column, wanted, rtol=0.02, atol=1e-3)
 
@@ -131,7 +131,7 @@ def test_changes_of_log_odds(rng):
 
 @pytest.mark.parametrize("curve", [margin_temperature, margin_change])
 def test_rows_without_a_margin_have_no_groups(smart, data, curve):
-    found = curve(smart, data[0][::40], groups=3)
+    found = curve(smart, data[0][::40], bins=3)
     assert len(found.margin) == 0
 
 

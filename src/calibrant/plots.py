@@ -83,7 +83,7 @@ def _reliability(data: object) -> Reliability:
         return reliability(confidence=data.confidence, outcome=data.outcome)
     raise TypeError(
         "a reliability diagram needs a Reliability, an Evaluation or Pairs, got "
-        f"{type(data).__name__}: pass calibrant.reliability(logits, labels)"
+        f"{type(data).__name__}: pass calibrant.metrics.reliability(logits, labels)"
     )
 
 

@@ -233,7 +233,7 @@ def test_control_is_the_threshold_of_the_calibrated_confidences(rng):
     fitted = AnswerCalibrator(None).fit(sure[:500], right[:500])
     found = fitted.control(sure[500:], right[500:], max_error=0.25, level=0.9)
     after = fitted.predict(sure[500:])
-    assert found == threshold(after, right[500:], max_error=0.25, level=0.9)
+    assert found == threshold(confidence=after, outcome=right[500:], max_error=0.25, level=0.9)
     np.testing.assert_array_equal(fitted.abstains(after), after < found.threshold)
     assert fitted.abstains([found.threshold]).tolist() == [False]
     assert fitted.abstains(torch.tensor([0.0])).tolist() == [True]
@@ -319,7 +319,7 @@ def test_saved_calibrators_come_back(stage, max_error, rng, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
 
 
-@pytest.mark.filterwarnings("ignore:surer answers are not right")
+@pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_other_states_are_refused(answers):
     state = AnswerCalibrator().fit(answers, np.arange(50) % 2).state()
     json.dumps(state, allow_nan=False)
@@ -360,7 +360,7 @@ THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n":
         ("sigmoid", {"threshold": {**THRESHOLD, "threshold": "0.5"}}, "has the numbers"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:surer answers are not right")
+@pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_damaged_states_are_refused(stage, changed, message, answers):
     state = AnswerCalibrator(stage=stage).fit(answers, np.arange(50) % 2).state()
     whole = AnswerCalibrator.from_state({**state, "threshold": THRESHOLD})

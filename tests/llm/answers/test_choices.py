@@ -147,7 +147,7 @@ def test_choice_sets_hold_the_right_choice_as_often_as_asked(score, rng):
         scores = 2 * rng.normal(size=(700, 4))
         labels = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
         fitted = choice_sets(1.7 * scores[:200], labels[:200], coverage=0.85, score=score)
-        sets = fitted.sets(softmax(1.7 * scores[200:], -1))
+        sets = fitted.sets(probs=softmax(1.7 * scores[200:], -1))
         inside += sets[np.arange(500), labels[200:]].mean() / 60
     # between 0.85 and 0.85 + 1/201, and the noise of 30,000 questions and 60 limits
     assert 0.84 < inside < 0.865
@@ -159,7 +159,7 @@ def test_choice_sets_of_whole_texts_are_those_of_their_log_probabilities(gap, rn
     likelihoods, answers = -300 + gap * rng.normal(size=(1200, 4)), rng.integers(4, size=1200)
     likelihoods[np.arange(1200), answers] += 0.9 * gap
     logits = choice_logits_from_likelihoods(np.minimum(likelihoods, -0.1))
-    sets = choice_sets(logits[:600], answers[:600]).sets(softmax(logits[600:], -1))
+    sets = choice_sets(logits[:600], answers[:600]).sets(probs=softmax(logits[600:], -1))
     limit = np.sort(-logits[np.arange(600), answers[:600]])[math.ceil(601 * 0.9) - 1]
     assert np.array_equal(sets, -logits[600:] <= limit + 1e-5)
     assert sets.sum(-1).mean() < 3.2

@@ -16,10 +16,10 @@ def test_values_equal_the_metrics(rng):
     right = rng.random(700) < sure**2
     found = evaluate_answers(sure, right)
     assert found["accuracy"].value == pytest.approx(right.mean())
-    assert found["ece"].value == pytest.approx(cal.ece(sure, right))
+    assert found["ece"].value == pytest.approx(cal.ece(confidence=sure, outcome=right))
     assert found["brier"].value == pytest.approx(((sure - right) ** 2).mean())
-    assert found["auroc"].value == pytest.approx(cal.auroc(sure, right))
-    assert found["aurc"].value == pytest.approx(cal.aurc(sure, right))
+    assert found["auroc"].value == pytest.approx(cal.auroc(confidence=sure, outcome=right))
+    assert found["aurc"].value == pytest.approx(cal.aurc(confidence=sure, outcome=right))
     loss = [-math.log(p if y else 1 - p) for p, y in zip(sure, right, strict=True)]
     assert found["nll"].value == pytest.approx(np.mean(loss))
     for e in found.values():

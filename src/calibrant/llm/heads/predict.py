@@ -33,12 +33,12 @@ class TokenPredictions(NamedTuple):
     def figures(self) -> dict[str, float]:
         """Metrics over all tokens."""
         share = self.weight / self.weight.sum()
-        pairs = np.minimum(self.confidence, 1), self.correct
+        confidence = np.minimum(self.confidence, 1)
         return {
             "nll": float(share @ self.nll),
             "brier": float(share @ (self.confidence - self.correct) ** 2),
-            "ece": ece(*pairs, sample_weight=self.weight),
-            "auroc": auroc(*pairs, sample_weight=self.weight),
+            "ece": ece(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
+            "auroc": auroc(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
         }
 
 

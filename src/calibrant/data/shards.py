@@ -157,9 +157,11 @@ class ShardTask(Generic[T]):
         place.reading = True
         for values in shard.chunks(self.rows, list(self.columns.values())):
             place.reading = False
+            count = len(values[0])
             yield self._chunk(dict(zip(self.columns, values, strict=True)))
-            place.row += len(values[0])
-            report(len(values[0]))
+            del values  # else this chunk would stay in memory while the next one is read
+            place.row += count
+            report(count)
             place.reading = True
         place.reading = False
 

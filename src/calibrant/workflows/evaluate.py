@@ -114,4 +114,5 @@ def _measured(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:
     sums = empty.like()
     for chunk in chunks:
         sums.update(**chunk.columns)
+        del chunk  # before the next one is read
     return sums

@@ -39,7 +39,7 @@ docs: .venv/.installed-dev
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 bench: .venv/.installed-dev
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
+	@set -e; for script in $(sort $(filter-out benchmarks/plant_faults.py,$(wildcard benchmarks/*.py))); do \
 		echo "== $$script"; $(BIN)/python $$script; \
 	done
 

@@ -1,0 +1,1696 @@
+"""Plants one fault at a time in a copy of the code, and sees whether the tests notice it.
+
+Each entry of FAULTS is a slip that could happen: a dropped weight, a wrong side of a bin edge, a
+check that is gone. Its snippet is looked for in all of ``src``, and its tests are chosen by words
+in their paths, so that the list outlives moved and renamed modules. The working tree is only read.
+
+    python benchmarks/plant_faults.py                        # all of them, about an hour
+    python benchmarks/plant_faults.py --package decide       # those of one package
+    python benchmarks/plant_faults.py --only bin-edge-side --root /tmp/other_checkout
+
+A fault is *caught* if a test fails, and has *survived* if none does. It is *stale* if its snippet
+is not there exactly once, or if no test file has one of its words: then the entry, and not the
+code, is to be corrected. It is *red* if the test that failed does so without the fault, too. Slow
+tests run only where the quick ones see nothing. The exit code is 1 unless every fault was caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+COPIED = (
+    *("src", "tests", "docs", "benchmarks", "examples"),
+    *("README.md", "pyproject.toml", "conftest.py"),
+)
+LIMIT = 1200
+"""Seconds after which a run of the tests is ended."""
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header")
+QUICK, SLOW = ("-m", "not slow"), ("-m", "slow")
+FAILED, NONE_CHOSEN = (1, 2), 5
+"""Exit codes of pytest."""
+CAUGHT, SURVIVED, STALE, ENDLESS, RED = "caught", "survived", "stale", "endless", "red"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One slip: where ``old`` stands, ``new`` is put.
+
+    ``old`` may be several wordings, of which the first that stands there exactly once is replaced,
+    if need be only ``within`` functions or classes of that name; ``new`` may have one for each of
+    them. ``tests`` are parts of paths below the folder of the tests: ``/test_a.py`` stands for the
+    file right there, ``test_a`` for any of that name, ``a/test_`` for all in a folder.
+    """
+
+    name: str
+    package: str
+    old: str | tuple[str, ...]
+    new: str | tuple[str, ...]
+    tests: tuple[str, ...]
+    within: str | tuple[str, ...] = ()
+
+    def wordings(self) -> list[tuple[str, str]]:
+        """Pairs of old and new."""
+        old = listed(self.old)
+        new = listed(self.new)
+        return list(zip(old, new * len(old) if len(new) == 1 else new, strict=True))
+
+
+def listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file, relative to its root, and the text of it with the fault in it."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    package: str
+    status: str
+    seconds: float
+    where: str
+    told: str
+    """The first test that failed, or why the entry is stale."""
+
+
+def find(fault: Fault, root: Path) -> Place | str:
+    """Where the fault goes; a reason if that is not one place."""
+    names, counts = listed(fault.within), []
+    for old, new in fault.wordings():
+        found = [place for path in sources(root) for place in places(path, old, new, names, root)]
+        if len(found) == 1:
+            return found[0]
+        counts.append(len(found))
+    where = f" within {' or '.join(names)}" if names else ""
+    return f"the snippet occurs {' or '.join(map(str, counts))} times{where}"
+
+
+def sources(root: Path) -> list[Path]:
+    return sorted((root / "src").rglob("*.py"))
+
+
+def places(path: Path, old: str, new: str, names: tuple[str, ...], root: Path) -> Iterator[Place]:
+    """Each place of a file where ``old`` stands, within functions or classes of these names."""
+    text = path.read_text("utf-8")
+    if old not in text:
+        return
+    allowed = spans(text, names) if names else [range(len(text))]
+    for match in re.finditer(re.escape(old), text):
+        if any(match.start() in span for span in allowed):
+            changed = text[: match.start()] + new + text[match.end() :]
+            line = text.count("\n", 0, match.start()) + 1
+            yield Place(str(path.relative_to(root)), line, changed)
+
+
+def spans(text: str, names: tuple[str, ...]) -> list[range]:
+    """Characters of the functions and classes of these names."""
+    ends = [0]
+    for line in text.splitlines(keepends=True):
+        ends.append(ends[-1] + len(line))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return [
+        range(ends[node.lineno - 1], ends[node.end_lineno or node.lineno])
+        for node in found
+        if node.name in names
+    ]
+
+
+def tests_of(fault: Fault, root: Path) -> list[str]:
+    """Test files whose path has one of the words, in the order of the words."""
+    folder = root / "tests"
+    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("test_*.py"))]
+    named = (file for word in fault.tests for file in files if has_word(file, word))
+    return [f"tests/{file}" for file in dict.fromkeys(named)]
+
+
+def has_word(file: str, word: str) -> bool:
+    return f"/{file}".startswith(word) if word.startswith("/") else word in file
+
+
+@contextmanager
+def copied(root: Path) -> Iterator[Path]:
+    """A folder with what the tests need of a working tree."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        for name in COPIED:
+            source, target = root / name, Path(folder) / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy2(source, target)
+        yield Path(folder)
+
+
+@contextmanager
+def planted(place: Place, copy: Path) -> Iterator[None]:
+    """The fault in a copy, until the block ends."""
+    path = copy / place.file
+    before = path.read_bytes()
+    path.write_text(place.text, "utf-8")
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def environment(copy: Path) -> dict[str, str]:
+    """What the tests see: the copy first, and no bytecode, which a change in it might outlive."""
+    usual = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
+    ours = {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**usual, **os.environ, **ours}
+
+
+def check_copy(copy: Path) -> None:
+    """See that the tests will import the copy, and not what is installed."""
+    code = "import calibrant; print(calibrant.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=copy,
+        env=environment(copy),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if not Path(done.stdout.strip()).is_relative_to(copy):
+        raise SystemExit(f"the tests would see {done.stdout.strip()}, not the copy in {copy}")
+
+
+def run_tests(copy: Path, *arguments: str) -> tuple[str, str]:
+    """Whether the tests fail, and which first."""
+    try:
+        done = pytest(copy, "-x", *arguments)
+    except subprocess.TimeoutExpired:
+        return ENDLESS, f"no end within {LIMIT} s"
+    if done.returncode in (0, NONE_CHOSEN):
+        return SURVIVED, ""
+    if done.returncode in FAILED:
+        return CAUGHT, first_failure(done.stdout)
+    return STALE, f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-200:]}"
+
+
+def pytest(copy: Path, *arguments: str, limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PYTEST, *arguments],
+        cwd=copy,
+        env=environment(copy),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+
+
+def first_failure(printed: str) -> str:
+    found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", printed, re.MULTILINE)
+    return found[1] if found else printed.strip().splitlines()[-1]
+
+
+def tried(fault: Fault, copy: Path, thorough: bool) -> Outcome:
+    start = time.perf_counter()
+    where, status, told = attempt(fault, copy, thorough)
+    seconds = round(time.perf_counter() - start, 1)
+    return Outcome(fault.name, fault.package, status, seconds, where, told)
+
+
+def attempt(fault: Fault, copy: Path, thorough: bool) -> tuple[str, str, str]:
+    """Place, status and what was told of a fault."""
+    place, files = find(fault, copy), tests_of(fault, copy)
+    if isinstance(place, str):
+        return "", STALE, place
+    where = f"{place.file}:{place.line}"
+    try:
+        ast.parse(place.text)
+    except SyntaxError as problem:
+        return where, STALE, f"the replacement is no Python: {problem}"
+    if not files:
+        return where, STALE, f"no test file has one of {', '.join(fault.tests)} in its path"
+    with planted(place, copy):
+        status, told = run_tests(copy, *QUICK, place.file, *files)
+        if status == SURVIVED:
+            status, told = run_tests(copy, *SLOW, *files)
+        if status == SURVIVED and thorough:
+            status, told = run_tests(copy, *QUICK, "tests")
+    return where, status, told
+
+
+def try_all(faults: list[Fault], root: Path, jobs: int, thorough: bool) -> Iterator[Outcome]:
+    """Outcomes in the order of the faults, as soon as they are there."""
+    with ExitStack() as stack:
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for _ in range(jobs):
+            copies.put(stack.enter_context(copied(root)))
+        first = copies.get()
+        check_copy(first)
+        copies.put(first)
+
+        def work(fault: Fault) -> Outcome:
+            copy = copies.get()
+            try:
+                return tried(fault, copy, thorough)
+            finally:
+                copies.put(copy)
+
+        yield from stack.enter_context(ThreadPoolExecutor(jobs)).map(work, faults)
+
+
+def checked(outcomes: list[Outcome], root: Path) -> list[Outcome]:
+    """The outcomes, where a test that fails without any fault as well has caught nothing."""
+    tests = sorted({outcome.told for outcome in outcomes if outcome.status == CAUGHT})
+    if not tests:
+        return outcomes
+    with copied(root) as copy:
+        done = pytest(copy, *tests, limit=10 * LIMIT).stdout
+    red = {test for test in tests if re.search(rf"^(FAILED|ERROR) {re.escape(test)}", done, re.M)}
+    return [replace(one, status=RED) if one.told in red else one for one in outcomes]
+
+
+def chosen(names: list[str] | None, package: str | None) -> list[Fault]:
+    """Those asked for; all of them unless names or a package are given."""
+    known, packages = {fault.name for fault in FAULTS}, {fault.package for fault in FAULTS}
+    unknown = sorted({*(names or known)} - known) + sorted({package or min(packages)} - packages)
+    if unknown:
+        raise SystemExit(f"there is no fault or package {', '.join(unknown)}: see FAULTS")
+    return [
+        fault
+        for fault in FAULTS
+        if (not names or fault.name in names) and package in (None, fault.package)
+    ]
+
+
+def line(outcome: Outcome) -> str:
+    front = f"{outcome.name:<34} {outcome.package:<11} {outcome.status:<8} {outcome.seconds:6.1f} s"
+    return f"{front}  {outcome.told or outcome.where}"
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    counts = Counter(outcome.status for outcome in outcomes)
+    each = ", ".join(f"{counts[status]} {status}" for status in sorted(counts))
+    total = sum(outcome.seconds for outcome in outcomes)
+    return f"{len(outcomes)} faults: {each}; {total / 60:.1f} minutes of tests"
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    here = Path(__file__).resolve().parents[1]
+    parser.add_argument("--root", type=Path, default=here, metavar="DIR", help="Checkout to try.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="Faults to plant.")
+    parser.add_argument("--package", metavar="NAME", help="Plant those of one package.")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Faults at a time.")
+    parser.add_argument(
+        "--thorough", action="store_true", help="Try survivors against all quick tests."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the outcomes there too.")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = parsed()
+    faults, root = chosen(given.only, given.package), given.root.resolve()
+    outcomes = []
+    for outcome in try_all(faults, root, given.jobs, given.thorough):
+        outcomes.append(outcome)
+        print(line(outcome), flush=True)
+    outcomes = checked(outcomes, root)
+    for outcome in outcomes:
+        if outcome.status in (SURVIVED, RED):
+            print(f"{outcome.status}: {outcome.name}, {outcome.where}")
+    print(summary(outcomes))
+    if given.json:
+        given.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1) + "\n")
+    return int(any(outcome.status != CAUGHT for outcome in outcomes))
+
+
+FAULTS = (
+    # What everything stands on: bins, checks, the walk over rows, solvers, the partition table.
+    Fault(
+        "bin-edge-side",
+        "core",
+        'np.searchsorted(edges, confidence, side="left") - 1',
+        'np.searchsorted(edges, confidence, side="right") - 1',
+        ("/test_binning.py", "core/test_binning", "metrics/test_binned"),
+    ),
+    Fault(
+        "equal-mass-weights-unsorted",
+        "core",
+        "if weight is None else weight[order])",
+        "if weight is None else weight)",
+        ("/test_binning.py", "core/test_binning", "metrics/test_binned"),
+        within="equal_mass_edges",
+    ),
+    Fault(
+        "spread-with-plain-weights",
+        "core",
+        "total((weights * (confidence - outcome)) ** 2)",
+        "total(weights * (confidence - outcome) ** 2)",
+        ("/test_binning.py", "core/test_binning", "metrics/test_binned", "test_intervals"),
+    ),
+    Fault(
+        "label-beyond-last-class",
+        "core",
+        "((labels < 0) | (labels >= classes)) & (labels != IGNORED)",
+        "((labels < 0) | (labels > classes)) & (labels != IGNORED)",
+        ("test_checks",),
+    ),
+    Fault(
+        "level-up-to-one",
+        "core",
+        "if not 0 < level <= 0.99:",
+        "if not 0 < level <= 1:",
+        ("test_checks", "test_intervals"),
+    ),
+    Fault(
+        "zero-weight-still-there",
+        "core",
+        "flat = np.where(weights > 0, targets.reshape(-1), IGNORED)",
+        "flat = targets.reshape(-1)",
+        ("/test_common.py", "metrics/test_common", "test_checks"),
+    ),
+    Fault(
+        "probs-sum-tolerance",
+        "core",
+        "tolerance = max(1e-4, 4 * eps)",
+        "tolerance = max(1e-2, 4 * eps)",
+        ("test_checks", "/test_decide.py", "decide/test_conformal"),
+    ),
+    Fault(
+        "weights-beside-ignored-labels",
+        "core",
+        ("torch.from_numpy(given.weight[number])", "torch.from_numpy(examples.weight[number])"),
+        (
+            "torch.from_numpy(given.weight[first : first + len(block)])",
+            "torch.from_numpy(examples.weight[first : first + len(chunk)])",
+        ),
+        ("/test_rows.py", "metrics/test_reductions", "test_partition", "core/test_logpartition"),
+    ),
+    Fault(
+        "slice-starts-too-early",
+        "core",
+        "rows[max(0, start - at) : stop - at]",
+        "rows[: stop - at]",
+        ("/test_rows.py", "metrics/test_reductions", "test_partition", "core/test_logpartition"),
+    ),
+    Fault(
+        "adam-uncorrected-square",
+        "core",
+        "math.sqrt(1 - 0.999**step) / (1 - 0.9**step)",
+        "(1 - 0.999**step) / (1 - 0.9**step)",
+        ("solve",),
+    ),
+    Fault(
+        "bracket-without-left-cell",
+        "core",
+        "left, right = grid[max(best - 1, 0)]",
+        "left, right = grid[best]",
+        ("solve",),
+    ),
+    Fault(
+        "inner-deadline-outlasts-outer",
+        "core",
+        "min(ends, _DEADLINE.get())",
+        "ends",
+        ("solve",),
+    ),
+    Fault(
+        "masked-classes-possible",
+        "core",
+        "possible -= masked.sum(-1)",
+        "possible -= 0",
+        ("test_partition", "core/test_logpartition"),
+    ),
+    Fault(
+        "leading-gaps-of-groups-only",
+        "core",
+        "torch.cat([finalists, values[:, 16 * groups :]], -1)",
+        "finalists",
+        ("test_partition", "core/test_logpartition"),
+    ),
+    Fault(
+        "slope-of-rest-for-partition",
+        "core",
+        "Curve(np.logaddexp(0, rest), expit(rest) * slope)",
+        "Curve(np.logaddexp(0, rest), slope)",
+        ("test_partition", "core/test_logpartition"),
+    ),
+    Fault(
+        "hook-hears-other-threads",
+        "core",
+        "if threading.get_ident() == here:",
+        "if here:",
+        ("/test_deploy.py", "deploy/test_attach", "deploy/test_collect"),
+    ),
+    # Prediction files.
+    Fault(
+        "shards-in-text-order",
+        "data",
+        " if i % 2 else ",
+        " if i % 2 > 1 else ",
+        ("/test_data.py", "data/test_formats", "data/test_files", "data/test_dataset"),
+    ),
+    Fault(
+        "truncated-array-accepted",
+        "data",
+        "if size < needed and not dtype.hasobject:",
+        "if size < 0 and not dtype.hasobject:",
+        ("/test_data.py", "data/test_formats", "data/test_files", "data/test_dataset"),
+    ),
+    Fault(
+        "checksum-not-reached",
+        "data",
+        ".read(1)",
+        ".read(0)",
+        ("/test_data.py", "data/test_formats", "data/test_files", "data/test_dataset"),
+    ),
+    Fault(
+        "ragged-parquet-rows-accepted",
+        "data",
+        ("wrong = lengths[lengths != stored.shape[1]]", "if (lengths != width).any():"),
+        ("wrong = lengths[:0]", "if False:"),
+        ("/test_data.py", "data/test_formats", "data/test_files", "data/test_dataset"),
+    ),
+    Fault(
+        "file-written-in-place",
+        "data",
+        "os.replace(temporary, target)",
+        "target.write_bytes(temporary.read_bytes())",
+        ("/test_data.py", "data/test_formats", "data/test_files", "data/test_dataset"),
+        within="replacing",
+    ),
+    Fault(
+        "fortran-order-ignored",
+        "data",
+        "if fortran:",
+        "if False:",
+        ("/test_data.py", "data/test_formats", "data/test_files", "data/test_dataset"),
+    ),
+    Fault(
+        "progress-of-last-block-only",
+        "shards",
+        "done += rows",
+        "done = rows",
+        ("/test_files.py", "data/test_shards", "workflows/test_evaluate"),
+        within="report",
+    ),
+    Fault(
+        "threads-of-workers-unbounded",
+        "shards",
+        "if os.getpid() != home:",
+        "if os.getpid() == home:",
+        ("/test_rows.py", "data/test_shards", "metrics/test_reductions"),
+    ),
+    # Metrics.
+    Fault(
+        "verdict-at-other-side",
+        "metrics",
+        "if p < 0.05:",
+        "if p > 0.05:",
+        ("/test_common.py", "metrics/test_evaluation", "metrics/test_common"),
+    ),
+    Fault(
+        "ks-one-sided",
+        "metrics",
+        ("np.abs(np.cumsum(residual)).max()", "running(residuals(pairs)[1])"),
+        ("np.cumsum(residual).max()", "np.cumsum(residuals(pairs)[1]).max()"),
+        ("test_peers", "/test_common.py", "metrics/test_smooth"),
+    ),
+    Fault(
+        "smooth-ece-wider-kernel",
+        "metrics",
+        "frequency = (np.pi * np.arange(cells)) ** 2 / 2",
+        "frequency = (np.pi * np.arange(cells)) ** 2",
+        ("test_peers", "/test_common.py", "metrics/test_smooth"),
+    ),
+    Fault(
+        "residuals-unsorted",
+        "metrics",
+        (
+            'order = np.argsort(claimed, kind="stable")',
+            'order = np.argsort(pairs.confidence, kind="stable")',
+        ),
+        ("order = np.arange(claimed.size)", "order = np.arange(pairs.confidence.size)"),
+        ("test_peers", "/test_common.py", "metrics/test_smooth"),
+        within="residuals",
+    ),
+    Fault(
+        "smce-half-rise",
+        "metrics",
+        "rise[rank] = 2 * step",
+        "rise[rank] = step",
+        ("test_peers", "/test_common.py", "metrics/test_smooth"),
+    ),
+    Fault(
+        "one-sided-normal-interval",
+        "metrics",
+        "reach = float(norm.ppf((1 + level) / 2)) * deviation",
+        "reach = float(norm.ppf(level)) * deviation",
+        ("intervals",),
+        within="mean_interval",
+    ),
+    Fault(
+        "wilson-without-square",
+        "metrics",
+        "z2 / (4 * count**2)",
+        "z2 / (4 * count)",
+        ("intervals",),
+    ),
+    Fault(
+        "test-without-plus-one",
+        "metrics",
+        "(1 + reached) / (1 + replicates)",
+        "reached / replicates",
+        ("intervals",),
+    ),
+    Fault(
+        "interval-with-one-tail",
+        "metrics",
+        "rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))",
+        "rarely = max(undercut(cells, 0.0) * alpha * 2, 2 / (1 + draws))",
+        ("intervals",),
+    ),
+    Fault(
+        "class-noise-not-rooted",
+        "metrics",
+        "noise *= np.sqrt(np.clip(ratio, 0, 9))",
+        "noise *= np.clip(ratio, 0, 9)",
+        ("intervals",),
+    ),
+    Fault(
+        "bin-without-errors-has-no-noise",
+        "metrics",
+        "likely = (accuracy * size + 0.5) / (size + 1)",
+        "likely = accuracy",
+        ("intervals",),
+    ),
+    Fault(
+        "merge-forgets-own-scores",
+        "metrics",
+        "self.moments += other.moments",
+        "self.moments = other.moments",
+        ("/test_stream.py", "metrics/test_accumulator"),
+    ),
+    Fault(
+        "groups-without-weights",
+        "metrics",
+        "part = None if weights is None else weights[where]",
+        "part = None",
+        ("/test_stream.py", "metrics/test_accumulator"),
+    ),
+    Fault(
+        "merge-forgets-floored",
+        "metrics",
+        "self.floored += other.floored",
+        "self.floored += 0",
+        ("/test_files.py", "metrics/test_accumulator", "workflows/test_evaluate"),
+    ),
+    Fault(
+        "classwise-labels-unweighted",
+        "metrics",
+        "self.observed[:, 0].index_add_(0, labels, weights)",
+        "self.observed[:, 0].index_add_(0, labels, torch.ones_like(weights))",
+        ("/test_common.py", "metrics/test_common", "metrics/test_binned", "test_peers"),
+    ),
+    Fault(
+        "prevalence-is-mean",
+        "metrics",
+        'counted if average == "mean" else counted * self.labelled',
+        "counted",
+        ("test_peers", "/test_traps.py", "metrics/test_binned"),
+    ),
+    Fault(
+        "ties-count-fully",
+        "metrics",
+        "np.cumsum(per_group) - per_group / 2",
+        "np.cumsum(per_group) - per_group",
+        ("test_peers", "metrics/test_ranking"),
+    ),
+    Fault(
+        "fpr95-strict-threshold",
+        "metrics",
+        "(strange >= threshold).mean()",
+        "(strange > threshold).mean()",
+        ("test_peers", "metrics/test_ranking"),
+    ),
+    Fault(
+        "later-rows-summed-forwards",
+        "metrics",
+        "np.cumsum(values[::-1])[::-1]",
+        "np.cumsum(values)",
+        ("test_intervals", "metrics/test_ranking"),
+    ),
+    Fault(
+        "risk-unweighted",
+        "metrics",
+        "np.cumsum(np.bincount(group, mass * (1 - happened)))",
+        "np.cumsum(np.bincount(group, 1 - happened))",
+        ("/test_curves.py", "metrics/test_curves", "metrics/test_ranking"),
+    ),
+    Fault(
+        "beta-quantile-without-one",
+        "metrics",
+        "beta.ppf(tail, hits, effective - hits + 1)",
+        "beta.ppf(tail, hits, effective - hits)",
+        ("/test_curves.py", "metrics/test_curves"),
+    ),
+    Fault(
+        "margin-groups-unsorted",
+        "metrics",
+        'np.argsort(margin, kind="stable")\n',
+        "np.arange(margin.size)\n",
+        ("/test_curves.py", "metrics/test_curves"),
+    ),
+    Fault(
+        "band-of-whole-width",
+        "metrics",
+        "blurred(noise, width / np.sqrt(2))",
+        "blurred(noise, width)",
+        ("/test_curves.py", "metrics/test_curves"),
+    ),
+    Fault(
+        "deviation-sign",
+        "metrics",
+        "second - 2 * mean * first + mean**2 * zeroth",
+        "second - 2 * mean * first - mean**2 * zeroth",
+        ("test_intervals", "metrics/test_scores"),
+    ),
+    Fault(
+        "mce-count-strict",
+        "metrics",
+        "filled.count >= max(least, 1)",
+        "filled.count > max(least, 1)",
+        ("/test_traps.py", "test_peers", "metrics/test_binned", "metrics/test_gaps"),
+    ),
+    Fault(
+        "gap-deviation-own-squares",
+        "metrics",
+        "gap**2 * filled.squares.sum()",
+        "gap**2 * filled.squares",
+        ("/test_binning.py", "metrics/test_gaps", "metrics/test_binned", "test_intervals"),
+    ),
+    Fault(
+        "weights-of-file-dropped",
+        "metrics",
+        (
+            'columns |= {"weight": task.weight} if task.weight else {}',
+            '*(chosen.domain, "labels", "sample_weight", "by"),',
+        ),
+        ("columns |= {}", '*(chosen.domain, "labels", "by"),'),
+        ("/test_files.py", "workflows/test_evaluate"),
+    ),
+    # Losses.
+    Fault(
+        "smoothing-keeps-whole-loss",
+        "losses",
+        "(1 - alpha) * cross_entropy + alpha * penalty",
+        "cross_entropy + alpha * penalty",
+        ("test_losses",),
+    ),
+    Fault(
+        "margin-penalty-summed",
+        "losses",
+        "(gap - margin).clamp(min=0).mean(-1)",
+        "(gap - margin).clamp(min=0).sum(-1)",
+        ("test_losses",),
+    ),
+    Fault(
+        "acls-top-not-detached",
+        "losses",
+        "best.detach()[:, None]",
+        "best[:, None]",
+        ("test_losses",),
+    ),
+    Fault(
+        "ecp-sign",
+        "losses",
+        "-batch.own - weight * entropy(batch.log_probs)",
+        "-batch.own + weight * entropy(batch.log_probs)",
+        ("test_losses",),
+    ),
+    Fault(
+        "cpc-pairs-once",
+        "losses",
+        "(2 * max((classes - 1) * (classes - 2), 1))",
+        "max((classes - 1) * (classes - 2), 1)",
+        ("test_losses",),
+    ),
+    Fault(
+        "flsd-gammas-swapped",
+        "losses",
+        "< 0.2, 5.0, 3.0)",
+        "< 0.2, 3.0, 5.0)",
+        ("test_losses",),
+    ),
+    Fault(
+        "dual-focal-own-class-below",
+        "losses",
+        "lower = log_probs < own[:, None]",
+        "lower = log_probs <= own[:, None]",
+        ("test_losses",),
+    ),
+    Fault(
+        "adafocal-gamma-unbounded",
+        "losses",
+        "flipped, moved).clamp(*self.LIMITS)",
+        "flipped, moved)",
+        ("test_losses",),
+    ),
+    Fault(
+        "brier-loss-mean",
+        "losses",
+        "(probs - target).square().sum(-1)",
+        "(probs - target).square().mean(-1)",
+        ("test_losses",),
+    ),
+    Fault(
+        "ignored-in-mean",
+        "losses",
+        "(values * self.mask).sum() / self.mask.sum().clamp(min=1)",
+        "(values * self.mask).mean()",
+        ("test_losses",),
+    ),
+    Fault(
+        "fedlas-slow-start",
+        "losses",
+        "torch.where(self.started_ > 0, self.theta, 1.0) * (count > 0)",
+        "self.theta * (count > 0)",
+        ("test_losses",),
+    ),
+    Fault(
+        "mmce-gaussian-kernel",
+        "losses",
+        "(confidence[:, None] - confidence).abs() / width",
+        "(confidence[:, None] - confidence).square() / width",
+        ("test_losses",),
+    ),
+    Fault(
+        "mdca-abs-per-sample",
+        "losses",
+        "(share @ (batch.log_probs.exp() - target)).abs().mean()",
+        "(share @ (batch.log_probs.exp() - target).abs()).mean()",
+        ("test_losses",),
+    ),
+    Fault(
+        "soft-bins-narrow",
+        "losses",
+        "- centres).square() / (2 * sigma**2)).softmax(-1)",
+        "- centres).square() / sigma**2).softmax(-1)",
+        ("test_losses",),
+    ),
+    Fault(
+        "avuc-certain-above",
+        "losses",
+        "(doubt.detach() <= threshold)",
+        "(doubt.detach() >= threshold)",
+        ("test_losses",),
+    ),
+    Fault(
+        "crl-pairs-with-ignored",
+        "losses",
+        "pairs = batch.mask * batch.mask.roll(-1)",
+        "pairs = batch.mask",
+        ("test_losses",),
+    ),
+    # Calibrators.
+    Fault(
+        "folds-not-stratified",
+        "calibrators",
+        "np.lexsort((rng.random(len(labels)), labels))",
+        "rng.permutation(len(labels))",
+        ("test_auto", "/test_fit_files.py", "workflows/test_cross_fit"),
+    ),
+    Fault(
+        "groups-over-folds",
+        "calibrators",
+        "(rng.permutation(len(names)) % count)[member]",
+        "rng.integers(count, size=len(member))",
+        ("test_auto", "/test_fit_files.py", "workflows/test_cross_fit"),
+    ),
+    Fault(
+        "folds-seed-ignored",
+        "calibrators",
+        "rng = np.random.default_rng(seed)",
+        "rng = np.random.default_rng(0)",
+        ("test_auto", "/test_fit_files.py", "workflows/test_cross_fit"),
+        within="folds",
+    ),
+    Fault(
+        "platt-offset-of-centred-odds",
+        "calibrators",
+        "x=np.array([slope, level - slope * centre])",
+        "x=np.array([slope, level])",
+        ("test_smooth_maps", "test_confidence_maps"),
+    ),
+    Fault(
+        "top-class-only-tied",
+        "calibrators",
+        "-2 * torch.finfo(wide.dtype).eps",
+        "0.0",
+        (
+            "/test_binning_calibrators.py",
+            "/test_calibrators.py",
+            "calibrators/test_binning",
+            "calibrators/test_common",
+        ),
+    ),
+    Fault(
+        "few-samples-limit",
+        "calibrators",
+        " < ENOUGH * size:",
+        " <= ENOUGH * size:",
+        ("/test_calibrators.py", "test_scaling", "calibrators/test_common"),
+    ),
+    Fault(
+        "beta-map-swapped",
+        "calibrators",
+        "b * softplus(odds) - a * softplus(-odds) + m",
+        "a * softplus(odds) - b * softplus(-odds) + m",
+        ("test_smooth_maps", "test_confidence_maps"),
+    ),
+    Fault(
+        "spline-without-least",
+        "calibrators",
+        "least_=0.5 / len(odds)",
+        "least_=1e-9",
+        ("test_smooth_maps", "test_confidence_maps"),
+    ),
+    Fault(
+        "odds-knots-to-the-end",
+        "calibrators",
+        "np.arange(1, self.knots + 1) / (self.knots + 1)",
+        "np.arange(self.knots) / (self.knots + 1)",
+        ("/test_odds.py", "calibrators/test_top_label"),
+    ),
+    Fault(
+        "blend-without-margin",
+        "calibrators",
+        "return (by_margin + self.odds._odds(logits, top)) / 2",
+        "return self.odds._odds(logits, top)",
+        ("/test_odds.py", "calibrators/test_top_label"),
+    ),
+    Fault(
+        "groups-of-one-half",
+        "calibrators",
+        "zip((halves, halves[::-1]), counts, strict=True)",
+        "zip((halves, halves), counts, strict=True)",
+        ("test_features",),
+    ),
+    Fault(
+        "prior-scales-with-weights",
+        "calibrators",
+        "PRIOR * weight.mean() * weight / weight.sum()",
+        "PRIOR * weight / weight.sum()",
+        ("test_features",),
+    ),
+    Fault(
+        "own-neighbour",
+        "calibrators",
+        "gaps[known, here[known]] = torch.inf",
+        "gaps[known, here[known]] += 0",
+        ("test_features",),
+    ),
+    Fault(
+        "density-width-of-one-dimension",
+        "calibrators",
+        "count ** (-1 / 6)",
+        "count ** (-1 / 5)",
+        ("test_features",),
+    ),
+    Fault(
+        "clipped-from-above-only",
+        "calibrators",
+        "features.clamp(-clip, clip) - features",
+        "features.clamp(max=clip) - features",
+        ("test_features",),
+    ),
+    Fault(
+        "clipping-may-cost-accuracy",
+        "calibrators",
+        "least = (1 - self.max_accuracy_loss) * none.accuracy",
+        "least = 0.0",
+        ("test_features",),
+    ),
+    Fault(
+        "brier-gradient",
+        "calibrators",
+        "squares * (slope2 - 2 * slope)",
+        "squares * (slope2 - slope)",
+        ("/test_objectives.py", "calibrators/test_objectives"),
+    ),
+    Fault(
+        "charbonnier-gradient",
+        "calibrators",
+        "(moved / sigma**2 + at_pull)",
+        "(moved / sigma**2)",
+        ("/test_objectives.py", "calibrators/test_objectives"),
+    ),
+    Fault(
+        "zero-weight-rows-of-file-fitted",
+        "calibrators",
+        (
+            "np.where(weight.reshape(labels.shape) > 0, labels, IGNORED)",
+            "np.where(weight > 0, labels, IGNORED)",
+        ),
+        "labels",
+        ("/test_fit_files.py", "workflows/test_cross_fit", "data/test_dataset"),
+    ),
+    Fault(
+        "network-extrapolates",
+        "calibrators",
+        "x = (inputs.clamp(low, high) - mean) / deviation",
+        "x = (inputs - mean) / deviation",
+        ("/test_smart.py", "calibrators/test_network"),
+    ),
+    Fault(
+        "network-seed-ignored",
+        "calibrators",
+        "rng = np.random.default_rng(seed)",
+        "rng = np.random.default_rng(0)",
+        ("/test_smart.py", "calibrators/test_network"),
+        within="_initial",
+    ),
+    Fault(
+        "temperature-bound-of-all-classes",
+        "calibrators",
+        "np.log((classes - 1) / odds)",
+        "np.log(classes / odds)",
+        ("/test_smart.py", "calibrators/test_network"),
+    ),
+    Fault(
+        "before-and-after-swapped",
+        "calibrators",
+        (
+            "Effect(self.before.result(), self.after.result()",
+            "Effect(self.before.compute(), self.after.compute()",
+        ),
+        (
+            "Effect(self.after.result(), self.before.result()",
+            "Effect(self.after.compute(), self.before.compute()",
+        ),
+        ("/test_fit_files.py", "workflows/test_effect", "workflows/test_fit"),
+    ),
+    Fault(
+        "input-file-overwritten",
+        "calibrators",
+        "if place in inputs or inside:",
+        "if inside:",
+        ("/test_fit_files.py", "workflows/test_apply"),
+    ),
+    Fault(
+        "class-search-may-cost-accuracy",
+        "calibrators",
+        "q.ece if q.accuracy >= now.accuracy - LEAST else math.inf",
+        "q.ece",
+        ("test_affine",),
+    ),
+    Fault(
+        "cross-fit-on-own-fold",
+        "calibrators",
+        "records.take(of_record != left_out)",
+        "records.take(of_record == left_out)",
+        ("/test_fit_files.py", "workflows/test_cross_fit"),
+    ),
+    Fault(
+        "step-closed-on-other-side",
+        "calibrators",
+        "(edge < values)",
+        "(edge <= values)",
+        (
+            "/test_pieces.py",
+            "calibrators/test_piecewise",
+            "/test_binning_calibrators.py",
+            "calibrators/test_binning",
+        ),
+    ),
+    Fault(
+        "newton-unweighted",
+        "calibrators",
+        ".weight.to(mean.device)",
+        ".weight.to(mean.device) ** 0",
+        ("test_scaling",),
+    ),
+    Fault(
+        "ensemble-over-masked-classes",
+        "calibrators",
+        "np.stack([tempered, raw, 1 / records.possible], axis=1)",
+        "np.stack([tempered, raw, np.full(len(raw), 1 / records.classes)], axis=1)",
+        ("test_scaling",),
+    ),
+    Fault(
+        "penalty-chosen-on-seen-fold",
+        "calibrators",
+        "(without=without))",
+        "())",
+        ("test_affine",),
+    ),
+    Fault(
+        "penalty-half-in-gradient",
+        "calibrators",
+        "scale * (gradient + 2 * away)",
+        "scale * (gradient + away)",
+        ("test_affine",),
+    ),
+    Fault(
+        "auto-judges-seen-rows",
+        "calibrators",
+        "np.setdiff1d(np.arange(len(records)), ",
+        "np.union1d(np.arange(len(records)), ",
+        ("test_auto",),
+    ),
+    Fault(
+        "auto-allows-whole-error",
+        "calibrators",
+        "return self.error / 2",
+        "return self.error",
+        ("test_auto",),
+    ),
+    Fault(
+        "isotonic-side-of-marks",
+        "calibrators",
+        'np.searchsorted(marks, odds, side="right")',
+        'np.searchsorted(marks, odds, side="left")',
+        ("test_isotonic",),
+    ),
+    Fault(
+        "isotonic-others-unweighted",
+        "calibrators",
+        ".weight.numpy(), ",
+        ".weight.numpy() ** 0, ",
+        ("test_isotonic",),
+    ),
+    Fault(
+        "bbq-prior-not-shared",
+        "calibrators",
+        "strength = STRENGTH / len(ends)",
+        "strength = STRENGTH",
+        ("/test_binning_calibrators.py", "calibrators/test_binning"),
+    ),
+    Fault(
+        "histogram-edge-slack-down",
+        "calibrators",
+        "logit(uniform_edges(bins)[1:-1]) + SLACK",
+        "logit(uniform_edges(bins)[1:-1]) - SLACK",
+        ("/test_binning_calibrators.py", "calibrators/test_binning"),
+    ),
+    Fault(
+        "change-of-confidence-sign",
+        "calibrators",
+        "change = (after - before).cpu()",
+        "change = (before - after).cpu()",
+        ("test_margin_curves",),
+    ),
+    # Decisions.
+    Fault(
+        "binomial-without-the-last",
+        "decide",
+        "binom.cdf(wrong, accepted, max_error)",
+        "binom.cdf(wrong - 1, accepted, max_error)",
+        ("/test_decide.py", "decide/test_thresholds"),
+    ),
+    Fault(
+        "level-carried-past-a-failure",
+        "decide",
+        "carried = levels[i] if passed[i] else 0.0",
+        "carried = levels[i]",
+        ("/test_decide.py", "decide/test_thresholds"),
+    ),
+    Fault(
+        "accepted-without-ties",
+        "decide",
+        'np.searchsorted(-claimed[order], -grid, side="right")',
+        'np.searchsorted(-claimed[order], -grid, side="left")',
+        ("/test_decide.py", "decide/test_thresholds"),
+    ),
+    Fault(
+        "conformal-without-plus-one",
+        "decide",
+        "math.ceil((n + 1) * coverage - 1e-9)",
+        "math.ceil(n * coverage - 1e-9)",
+        ("/test_decide.py", "decide/test_conformal"),
+    ),
+    Fault(
+        "raps-rank-from-zero",
+        "decide",
+        "np.maximum(np.arange(1, rows.shape[-1] + 1) - FREE_RANKS, 0)",
+        "np.maximum(np.arange(rows.shape[-1]) - FREE_RANKS, 0)",
+        ("/test_decide.py", "decide/test_conformal"),
+    ),
+    Fault(
+        "conformal-seed-ignored",
+        "decide",
+        "np.random.default_rng(seed).integers(2**63",
+        "np.random.default_rng(0).integers(2**63",
+        ("/test_decide.py", "decide/test_conformal"),
+    ),
+    Fault(
+        "prior-estimate-unregularised",
+        "decide",
+        "added = len(old) * old",
+        "added = 0 * old",
+        ("/test_decide.py", "decide/test_priors"),
+    ),
+    Fault(
+        "old-prior-unweighted",
+        "decide",
+        "np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)",
+        "np.bincount(given.labels[kept], minlength=given.classes)",
+        ("/test_decide.py", "decide/test_priors"),
+    ),
+    # Models in use.
+    Fault(
+        "centred-along-wrong-axis",
+        "deploy",
+        "weight, bias = weight - weight.mean(0), bias - bias.mean()",
+        "weight, bias = weight - weight.mean(1, keepdim=True), bias - bias.mean()",
+        ("/test_deploy.py", "deploy/test_fold"),
+    ),
+    Fault(
+        "collected-in-training-mode",
+        "deploy",
+        (
+            "with evaluating(model), torch.no_grad():\n        found = [_outcome(",
+            "with evaluating(model), torch.no_grad():\n        batches = [_outputs(",
+        ),
+        (
+            "with torch.no_grad():\n        found = [_outcome(",
+            "with torch.no_grad():\n        batches = [_outputs(",
+        ),
+        ("/test_deploy.py", "deploy/test_collect"),
+    ),
+    Fault(
+        "foreign-card-overwritten",
+        "deploy",
+        'if path.exists() and OURS not in path.read_text("utf-8"):',
+        "if False:",
+        ("/test_deploy.py", "deploy/test_attach"),
+    ),
+    Fault(
+        "log1p-without-correction",
+        "export",
+        "up.log() * (x / torch.where(exact, 1, rounded))",
+        "up.log()",
+        ("/test_export.py", "deploy/test_onnx", "deploy/test_export"),
+    ),
+    Fault(
+        "export-checked-from-above",
+        "export",
+        (
+            "torch.maximum(low - claimed, claimed - high)",
+            "torch.maximum(low - probs, probs - high)",
+        ),
+        ("claimed - high", "probs - high"),
+        ("deploy/test_export_check", "/test_export.py", "deploy/test_onnx"),
+    ),
+    Fault(
+        "classes-in-sorted-order",
+        "sklearn",
+        "order[np.searchsorted(classes, values, sorter=order)]",
+        "np.searchsorted(classes, values, sorter=order)",
+        ("test_sklearn",),
+    ),
+    Fault(
+        "weights-in-order-of-rows",
+        "sklearn",
+        ("sample_weight[scored.rows]", "sample_weight[scores.rows]"),
+        "sample_weight",
+        ("test_sklearn",),
+    ),
+    Fault(
+        "floor-not-halved",
+        "sklearn",
+        "float(logits[np.isfinite(logits)].min()) - math.log(2)",
+        "float(logits[np.isfinite(logits)].min())",
+        ("test_sklearn",),
+    ),
+    # Heads that are trained again.
+    Fault(
+        "keep-rate-above-one",
+        "heads",
+        "min(max(self.keep + change, self.least), 1.0)",
+        "max(self.keep + change, self.least)",
+        ("/test_heads.py", "retrain/test_"),
+    ),
+    Fault(
+        "masked-weights-move",
+        "heads",
+        "weight.copy_(torch.where(mask > 0, weight, old))",
+        "weight.copy_(torch.where(mask > 0, old, weight))",
+        ("/test_heads.py", "retrain/test_"),
+    ),
+    Fault(
+        "weights-whole-after-training",
+        "heads",
+        "first, second = masks or (self.keep_, self.keep_)",
+        "first, second = masks or (self.keep_ / self.keep_, self.keep_ / self.keep_)",
+        ("/test_heads.py", "retrain/test_"),
+    ),
+    Fault(
+        "checkpoint-of-other-data",
+        "heads",
+        ('if state["mark"] != self.mark:', 'if state.get("fingerprint") != self.fingerprint:'),
+        "if False:",
+        ("/test_heads.py", "retrain/test_"),
+    ),
+    Fault(
+        "held-out-seed-ignored",
+        "heads",
+        "np.random.default_rng(seed)",
+        "np.random.default_rng(0)",
+        ("/test_heads.py", "retrain/test_"),
+        within=("share_of", "stratified_share"),
+    ),
+    # The monitor.
+    Fault(
+        "stake-of-joining-bets",
+        "monitor",
+        "((self.position + 1) * (position + 1))",
+        "((self.position + 1) * position)",
+        ("/test_monitor.py", "monitor/test_e_process", "monitor/test_stream"),
+    ),
+    Fault(
+        "evidence-before-stays-cached",
+        "monitor",
+        "if self._before is not None and number < self._before[0]:",
+        "if False:",
+        ("/test_monitor.py", "monitor/test_windows", "monitor/test_stream"),
+    ),
+    Fault(
+        "bets-against-the-wrong-bound",
+        "monitor",
+        "(high if tilt > 0 else low)",
+        "(low if tilt > 0 else high)",
+        (
+            "/test_monitor.py",
+            "monitor/test_windows",
+            "monitor/test_e_process",
+            "monitor/test_stream",
+        ),
+    ),
+    Fault(
+        "direction-swapped",
+        "monitor",
+        '"over" if TILTS[tilt] < 0 else "under"',
+        '"over" if TILTS[tilt] > 0 else "under"',
+        ("/test_monitor.py", "monitor/test_drift"),
+    ),
+    Fault(
+        "reference-bins-not-corrected",
+        "monitor",
+        "tail = level / (2 * np.count_nonzero(n))",
+        "tail = level / 2",
+        (
+            "/test_monitor.py",
+            "monitor/test_windows",
+            "monitor/test_e_process",
+            "monitor/test_stream",
+        ),
+    ),
+    Fault(
+        "alarm-spends-whole-level",
+        "monitor",
+        " < -math.log(self.level):",
+        " < -math.log(self.false_alarms):",
+        ("/test_monitor.py", "monitor/test_stream", "monitor/test_drift"),
+    ),
+    Fault(
+        "first-windows-shown",
+        "monitor",
+        "self.windows[-SHOWN:]",
+        "self.windows[:SHOWN]",
+        ("/test_monitor.py", "monitor/test_"),
+    ),
+    Fault(
+        "newest-prediction-dropped",
+        "monitor",
+        (
+            "del self._waiting[next(iter(self._waiting))]",
+            "del self.waiting[next(iter(self.waiting))]",
+        ),
+        (
+            "del self._waiting[next(reversed(self._waiting))]",
+            "del self.waiting[next(reversed(self.waiting))]",
+        ),
+        ("/test_monitor.py", "monitor/test_predictions", "monitor/test_pending"),
+    ),
+    # Language models.
+    Fault(
+        "places-one-too-late",
+        "llm",
+        "np.where(starts > 0, rows[starts - 1] + 1, 0)",
+        "np.where(starts > 0, rows[starts - 1], 0)",
+        ("/test_llm_tables.py", "llm/tokens/test_tables"),
+    ),
+    Fault(
+        "token-in-shard-before",
+        "llm",
+        'home = np.searchsorted(self._ends, numbers, side="right")',
+        'home = np.searchsorted(self._ends, numbers, side="left")',
+        ("/test_llm_tables.py", "llm/tokens/test_tables"),
+    ),
+    Fault(
+        "table-counted-twice",
+        "llm",
+        "if header in headers[:number]:",
+        "if False:",
+        ("/test_llm_tables.py", "llm/tokens/test_tables"),
+    ),
+    Fault(
+        "collect-ignores-new-weights",
+        "llm",
+        "total.update(digest(model).encode())",
+        'total.update(b"")',
+        ("/test_llm_tables.py", "llm/tokens/test_collect"),
+    ),
+    Fault(
+        "prompt-counts-as-answer",
+        "llm",
+        "labels = [IGNORED] * len(before) + after",
+        "labels = before + after",
+        ("/test_llm_tables.py", "llm/tokens/test_documents"),
+    ),
+    Fault(
+        "batch-one-too-large",
+        "llm",
+        "(number - start + 1) * longest > size",
+        "(number - start) * longest > size",
+        ("/test_llm_tables.py", "llm/tokens/test_documents"),
+    ),
+    Fault(
+        "trains-on-what-judges",
+        "llm",
+        "(order >= stop, (order >= ",
+        "(order >= 0, (order >= ",
+        ("/test_llm_heads.py", "llm/heads/test_fit.py"),
+    ),
+    Fault(
+        "head-kept-within-noise",
+        "llm",
+        "gain.mean > gain.error)",
+        "gain.mean > 0)",
+        ("/test_llm_heads.py", "llm/heads/test_fit.py"),
+    ),
+    Fault(
+        "head-seed-ignored",
+        "llm",
+        "torch.default_generator.manual_seed(",
+        "torch.default_generator.manual_seed(0 * ",
+        ("/test_llm_heads.py", "llm/heads/test_fit.py"),
+    ),
+    Fault(
+        "selective-weights-swapped",
+        "llm",
+        "np.where(records.correct, 1 - alpha, alpha)",
+        "np.where(records.correct, alpha, 1 - alpha)",
+        ("/test_llm_heads.py", "llm/heads/test_objectives"),
+    ),
+    Fault(
+        "beams-not-reordered",
+        "llm",
+        "self.keys, self.values = self.keys[rows], self.values[rows]",
+        "self.keys, self.values = self.keys, self.values",
+        ("/test_llm_attach.py", "llm/heads/test_attach"),
+    ),
+    Fault(
+        "sharpness-uncapped",
+        "llm",
+        "[..., 0].clamp(max=math.log(self.cap))",
+        "[..., 0]",
+        ("/test_llm_heads.py", "llm/heads/test_modules", "llm/heads/test_official"),
+    ),
+    Fault(
+        "logits-scaled-twice",
+        "llm",
+        "if call.scaled is not None and call.scaled() is output:",
+        "if False:",
+        ("/test_llm_attach.py", "llm/heads/test_attach"),
+    ),
+    Fault(
+        "end-token-not-written",
+        "llm",
+        "(ended.cumsum(1) - ended) == 0",
+        "ended.cumsum(1) == 0",
+        ("/test_llm_attach.py", "llm/heads/test_generation"),
+    ),
+    Fault(
+        "tokens-of-answers-unsorted",
+        "llm",
+        'order = np.argsort(documents, kind="stable")',
+        "order = np.arange(len(documents))",
+        ("/test_llm_answers.py", "llm/answers/test_confidence"),
+        within="_from_flat",
+    ),
+    Fault(
+        "abstains-at-the-threshold",
+        "llm",
+        " < self.threshold_.threshold",
+        " <= self.threshold_.threshold",
+        ("/test_llm_answers.py", "llm/answers/test_calibrator"),
+    ),
+    Fault(
+        "spellings-of-a-choice-not-summed",
+        "llm",
+        ("np.logaddexp(found[i, at], value)", "np.logaddexp(logs[i, at], value)"),
+        "value",
+        ("/test_llm_answers.py", "llm/answers/test_choices"),
+    ),
+    Fault(
+        "partition-bound-too-low",
+        "llm",
+        "high = np.maximum(_equal_tail(most",
+        "high = np.minimum(_equal_tail(most",
+        ("/test_llm_answers.py", "llm/answers/test_topk"),
+    ),
+    Fault(
+        "k-of-service-ignored",
+        "llm",
+        "surely = shown if k is None else np.minimum(shown, k)",
+        "surely = shown",
+        ("/test_llm_answers.py", "llm/answers/test_topk"),
+    ),
+    Fault(
+        "jackknife-over-all-tokens",
+        "llm",
+        "/ (whole - tokens)",
+        "/ whole",
+        ("/test_llm_evaluate.py", "llm/tokens/test_evaluate"),
+    ),
+    Fault(
+        "student-one-sided",
+        "llm",
+        "t.ppf((1 + level) / 2, documents - 1)",
+        "t.ppf(level, documents - 1)",
+        ("/test_llm_evaluate.py", "llm/tokens/test_evaluate"),
+    ),
+    Fault(
+        "daca-of-disagreements",
+        "llm",
+        "agree = ours.argmax(-1) == theirs.argmax(-1)",
+        "agree = ours.argmax(-1) > -1",
+        ("/test_llm_heads.py", "llm/heads/test_daca"),
+    ),
+    Fault(
+        "empty-answer-matches",
+        "llm",
+        ("return bool(said) and any(", "return bool(text) and any("),
+        "return any(",
+        ("/test_llm_answers.py", "llm/answers/test_questions"),
+    ),
+    Fault(
+        "head-weights-unchecked",
+        "llm",
+        'if hashlib.sha256(content).hexdigest() != header["weights_sha256"]:',
+        "if False:",
+        ("/test_llm_heads.py", "artifacts/test_"),
+    ),
+    Fault(
+        "empty-marks-agree",
+        "llm",
+        '{other.digest, other.half} - {""}:',
+        "{other.digest, other.half}:",
+        ("/test_llm_tables.py", "llm/test_fingerprint"),
+    ),
+    # Artifacts.
+    Fault(
+        "weights-of-another-save",
+        "io",
+        (
+            'if hashlib.sha256(weights).hexdigest() != header["weights_sha256"]:',
+            'if metadata["sha256"] != _digest(metadata["config"], metadata["extra"], tensors):',
+        ),
+        "if False:",
+        ("/test_io.py", "artifacts/test_"),
+    ),
+    Fault(
+        "other-dtypes-loaded",
+        "io",
+        ("if value.dtype != wanted[name].dtype:", "if value.dtype != dtype:"),
+        "if False:",
+        ("/test_io.py", "artifacts/test_"),
+    ),
+    Fault(
+        "nan-weights-saved",
+        "io",
+        (
+            "if not torch.isfinite(value).all():\n            raise ValueError(\n"
+            '                f"{name} of this {type(module).',
+            "if not torch.isfinite(value).all():",
+        ),
+        (
+            "if False:\n            raise ValueError(\n"
+            '                f"{name} of this {type(module).',
+            "if False:",
+        ),
+        ("/test_io.py", "artifacts/test_"),
+    ),
+    # Training benchmarks.
+    Fault(
+        "rate-falls-an-epoch-late",
+        "bench",
+        "sum(epoch >= ",
+        "sum(epoch > ",
+        ("/test_bench.py", "bench/train/test_recipe"),
+    ),
+    Fault(
+        "shift-never-to-the-end",
+        "bench",
+        "torch.randint(0, 2 * shift + 1, (count, 1)",
+        "torch.randint(0, 2 * shift, (count, 1)",
+        ("/test_bench.py", "bench/train/test_augmentation"),
+    ),
+    Fault(
+        "best-epoch-is-last-of-equals",
+        "bench",
+        "if accuracy > self.best:",
+        "if accuracy >= self.best:",
+        ("/test_bench.py", "bench/train/test_trainer"),
+    ),
+    Fault(
+        "calibrated-on-test",
+        "bench",
+        '.fit(val.read("logits"), val.read("labels"))',
+        '.fit(test.read("logits"), test.read("labels"))',
+        ("/test_bench.py", "bench/train/test_results"),
+    ),
+    Fault(
+        "coarse-labels",
+        "bench",
+        "[:, labels - 1]",
+        "[:, 0]",
+        ("/test_images.py", "images/test_archives"),
+    ),
+    Fault(
+        "bytes-cut-not-rounded",
+        "bench",
+        "(pixels * 255).round().clamp(0, 255)",
+        "(pixels * 255).clamp(0, 255)",
+        ("/test_images.py", "images/test_shifts"),
+    ),
+    # The command.
+    Fault(
+        "limit-not-allowed-itself",
+        "cli",
+        '["ece"].value <= max_ece:',
+        '["ece"].value < max_ece:',
+        ("/test_cli.py", "cli/test_evaluate"),
+    ),
+    Fault(
+        "nothing-measured-is-fine",
+        "cli",
+        ".measured else 2",
+        ".measured else 0",
+        ("/test_cli_fit.py", "cli/test_compare"),
+    ),
+    Fault(
+        "alarm-without-exit-code",
+        "cli",
+        "return int(fail and found.alarm is not None)",
+        "return 0",
+        ("/test_monitor.py", "cli/test_monitor"),
+    ),
+    Fault(
+        "failures-exit-with-one",
+        "cli",
+        'say(f"error: {problem}")\n        code = 2',
+        'say(f"error: {problem}")\n        code = 1',
+        ("/test_cli.py", "cli/test_main", "cli/test_evaluate"),
+    ),
+    Fault(
+        "solved-questions-asked",
+        "cli",
+        "drawn[shots:], drawn[:shots]",
+        "drawn, drawn[:shots]",
+        ("/test_llm_cli.py", "cli/test_llm", "llm/test_workflows"),
+    ),
+    Fault(
+        "windows-in-text-order",
+        "cli",
+        "sorted(map(Path, glob.glob(name)), key=natural_order)",
+        "sorted(map(Path, glob.glob(name)))",
+        ("/test_monitor.py", "cli/test_monitor"),
+    ),
+    # Comparison and plots.
+    Fault(
+        "same-half-twice",
+        "comparison",
+        ", IGNORED) for i in (0, 1))",
+        ", IGNORED) for i in (0, 0))",
+        ("/test_compare.py", "workflows/test_compare"),
+    ),
+    Fault(
+        "least-is-always-best",
+        "comparison",
+        "sign = -1 if METRICS[metric].higher_is_better else 1",
+        "sign = 1",
+        ("/test_compare.py", "workflows/test_compare"),
+    ),
+    Fault(
+        "choice-may-change-predictions",
+        "comparison",
+        "if not row.argmax_changed and not row.notes}",
+        "if not row.notes}",
+        ("/test_compare.py", "workflows/test_compare"),
+    ),
+    Fault(
+        "gap-bar-upside-down",
+        "plots",
+        "claimed - accuracy,",
+        "accuracy - claimed,",
+        ("test_plots",),
+    ),
+    Fault(
+        "change-not-in-points",
+        "plots",
+        "100 * curve.change",
+        "curve.change",
+        ("test_plots",),
+    ),
+    Fault(
+        "best-order-of-accuracy",
+        "plots",
+        "np.maximum(kept - (100 - whole), 0) / kept * 100",
+        "np.maximum(kept - whole, 0) / kept * 100",
+        ("test_plots",),
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

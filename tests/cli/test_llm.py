@@ -39,7 +39,7 @@ from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.predict import token_predictions
 from calibrant.llm.huggingface import load_model
 from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.table_files import open_table
+from calibrant.llm.tokens.tables import open_table
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,

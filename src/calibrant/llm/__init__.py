@@ -25,7 +25,7 @@ from calibrant.llm.huggingface import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
 from calibrant.llm.tokens.reading import read_documents
-from calibrant.llm.tokens.table_files import open_table
+from calibrant.llm.tokens.tables import open_table
 
 __all__ = [
     "Answer",

@@ -13,7 +13,7 @@ from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.table_files import open_table
+from calibrant.llm.tokens.tables import open_table
 from tests.support.language_models import (
     FAMILIES,
     assert_same_table,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from calibrant.llm.huggingface import output_embeddings, softcap_of, weights_loaded
 
 ROWS = 256
-"""Number of rows of the output embedding that are hashed."""
+"""Rows of the output embedding that are hashed."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class ModelFingerprint:
         Hash of some rows of the output embedding, rounded to bfloat16.
     half : str
         The same, rounded to float16 first. With both, a float32 model matches its own copies in
-        either half precision. The two half-precision copies do not match each other: rounding
-        twice does not always give the same bfloat16 number, so no hash is common to both.
+        either half precision. These two copies do not match each other.
     softcap : float or None
         Bound of the logits, in models of the Gemma family and some others.
 

@@ -43,9 +43,8 @@ def load_model(
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise ImportError(
-            f"language models need transformers ({error}): pip install 'calibrant[llm]'"
-        ) from error
+        message = f"language models need transformers ({error}): pip install 'calibrant[llm]'"
+        raise ImportError(message) from error
     file = Path(path)
     # a name on the hub is one word, or two with a slash between them
     local = file.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
@@ -54,22 +53,16 @@ def load_model(
     options: dict[str, Any] = {}
     if file.suffix == ".gguf":
         path, options = file.parent, {"gguf_file": file.name}
-    precision = _precision(dtype)
+    precision: Any = "auto" if dtype == "auto" else getattr(torch, dtype, None)
+    usable = isinstance(precision, torch.dtype) and precision.is_floating_point
+    if precision != "auto" and not usable:
+        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
     target = None if device is None else own_device(device)  # fails before the slow load
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=precision, **options)
     if options:
         model.config._name_or_path = file.name
     return (model if target is None else model.to(target)).eval(), tokenizer
-
-
-def _precision(dtype: str) -> Any:
-    precision = "auto" if dtype == "auto" else getattr(torch, dtype, None)
-    if precision != "auto" and not (
-        isinstance(precision, torch.dtype) and precision.is_floating_point
-    ):
-        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    return precision
 
 
 def plain_model(model: Any) -> Any:
@@ -124,8 +117,8 @@ def backbone_of(inner: Any) -> Any:
         if backbone is not inner and backbone is not output_embeddings(inner):
             return backbone
     raise ValueError(
-        f"{type(inner).__name__} has no decoder or base_model that returns hidden states: load "
-        "another causal language model, or use a global head"
+        f"{type(inner).__name__} has no decoder or base_model that returns hidden states: use "
+        "another model, or a global head"
     )
 
 
@@ -143,7 +136,7 @@ def output_embeddings(model: nn.Module) -> Any:
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise ValueError(
             f"the model must have output embeddings, got {type(model).__name__}: load it with "
-            "transformers.AutoModelForCausalLM"
+            "AutoModelForCausalLM"
         )
     return layer
 
@@ -185,8 +178,7 @@ class ModelReader(NamedTuple):
     def of(cls, model: nn.Module, softcap: float | None, ids: IntArray) -> ModelReader:
         """Take a model apart, and check on some tokens that the parts give its logits.
 
-        Models scale their logits under various names and in both directions, so the factor is
-        measured, from the output of the last layer to the logits before the cap.
+        Models have various names for the factor of their logits, so it is measured.
         """
         device = inputs_device(model)
         backbone = backbone_of(plain_model(model))
@@ -247,7 +239,6 @@ def _float32_outputs(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _close(got: Tensor, wanted: Tensor) -> bool:
-    """Compare two computations of the same numbers, up to their precision."""
     x, y, allowed = got.double(), wanted.double(), _tolerance(got, wanted)
     same = x.shape == y.shape
     return same and torch.allclose(x, y, rtol=allowed, atol=allowed * float(y.abs().max()))

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.checks import FloatArray, IntArray
+from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
 from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.generation import (
     CalibratedGeneration,
@@ -100,10 +101,10 @@ def ask(
     list of Answer
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch": batch}
-    heads = {"": fitted}
-    return ask_each(
-        model, tokenizer, prompts, heads, aggregate=aggregate, progress=progress, **options
-    )[""]
+    answers = ask_each(
+        model, tokenizer, prompts, {"": fitted}, aggregate, progress=progress, **options
+    )
+    return answers[""]
 
 
 def ask_each(
@@ -111,20 +112,19 @@ def ask_each(
     tokenizer: Any,
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
-    *,
     aggregate: Aggregator = "geometric",
+    *,
     max_new_tokens: int = 32,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     stop = set(tokenizer.all_special_ids) | end_tokens(model)
-    runs = _generations(model, tokenizer, prompts, heads, batch, max_new_tokens, progress)
-    for name, generation, _ in runs:
-        columns = generation.tokens, generation.log_probs, generation.written
-        tokens, logs, written = (column.cpu() for column in columns)
-        rows = zip(tokens, logs.double().exp(), written, strict=True)
+    for name, generation, _ in _generations(
+        model, tokenizer, prompts, heads, max_new_tokens, **options
+    ):
+        columns = generation.tokens, generation.log_probs.double().exp(), generation.written
+        rows = zip(*(column.cpu() for column in columns), strict=True)
         answers[name] += [_answer(tokenizer, *row, aggregate, stop) for row in rows]
     return answers
 
@@ -134,11 +134,8 @@ def ask_choices(
     tokenizer: Any,
     questions: Sequence[Question],
     *,
-    shots: Sequence[Question] = (),
     fitted: FittedHead | None = None,
-    prefix: str | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[FloatArray, IntArray]:
     """Return the logits of the choices of each question, and the right choices.
 
@@ -146,21 +143,19 @@ def ask_choices(
     ----------
     questions : sequence of Question
         With equally many choices.
-    shots : sequence of Question
-        Solved examples; those with the subject of a question precede it, or all if none has it.
-    prefix : str, optional
-        As for :func:`choice_tokens`.
-    model, tokenizer, fitted, batch, progress
+    model, tokenizer, fitted
         As for :func:`ask`.
+    **options
+        ``shots``, solved examples; those with the subject of a question precede it, or all if none
+        has it. ``prefix`` of :func:`~calibrant.llm.answers.choices.choice_tokens`. ``batch`` and
+        ``progress`` of :func:`ask`.
 
     Returns
     -------
     logits : (n, choices)
     labels : (n,)
     """
-    options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
-    heads = {"": fitted}
-    logits, labels = ask_choices_each(model, tokenizer, questions, heads, shots=shots, **options)
+    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
     return logits[""], labels
 
 
@@ -172,8 +167,7 @@ def ask_choices_each(
     *,
     shots: Sequence[Question] = (),
     prefix: str | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[dict[str, FloatArray], IntArray]:
     """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
     counts = {len(question.choices) for question in questions}
@@ -182,10 +176,12 @@ def ask_choices_each(
             f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
         )
     letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
-    prompts = [choice_prompt(question, _own(shots, question)) for question in questions]
+    prompts = []
+    for question in questions:
+        own = [shot for shot in shots if shot.subject == question.subject] or shots
+        prompts.append(choice_prompt(question, own))
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    runs = _generations(model, tokenizer, prompts, heads, batch, 1, progress)
-    for name, generation, first in runs:
+    for name, generation, first in _generations(model, tokenizer, prompts, heads, 1, **options):
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
@@ -197,22 +193,18 @@ def ask_true(
     prompts: Sequence[str],
     *,
     fitted: FittedHead | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> FloatArray:
-    """Return :func:`p_true` ``(n,)``, for prompts that ask for True or False.
+    """Return P(True) ``(n,)``, for prompts that ask for True or False.
 
-    Such prompts come from :func:`verdict_prompt`; the result is for
-    ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
+    Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
+    for ``AnswerCalibrator(aggregate=None)``. ``options`` are ``batch`` and ``progress`` of
+    :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    runs = _generations(model, tokenizer, prompts, {"": fitted}, batch, 1, progress)
+    runs = _generations(model, tokenizer, prompts, {"": fitted}, 1, **options)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
-
-
-def _own(shots: Sequence[Question], question: Question) -> Sequence[Question]:
-    return [shot for shot in shots if shot.subject == question.subject] or shots
 
 
 def _spellings(tokenizer: Any, word: str) -> list[int]:
@@ -233,24 +225,20 @@ def _generations(
     tokenizer: Any,
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
-    batch: int,
     max_new_tokens: int,
-    progress: Progress | None,
+    *,
+    batch: int = 8,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
     """
     inner = plain_model(model)
-    fingerprint = fingerprint_of(inner)
-    plain = FittedHead.from_temperature(1.0, fingerprint)
+    plain = FittedHead.from_temperature(1.0, fingerprint_of(inner))
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
-        if not isinstance(fitted, FittedHead):
-            raise TypeError(
-                f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load reads one"
-            )
-        fingerprint.check(fitted.fingerprint, "the head")
+        matching_model(inner, fitted)
     done, ends = 0, list(end_tokens(inner))
     for inputs, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
         check_plain_output(inner, output)
@@ -267,8 +255,7 @@ def _outputs(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the inputs and the output of ``generate`` for each batch of prompts."""
     _check_prompts(prompts)
-    if batch < 1:
-        raise ValueError(f"batch must be 1 or more, got {batch}")
+    check_whole("batch", batch)
     device, positions = inputs_device(model), positions_of(model)
     with evaluating(model), _left_padded(tokenizer), torch.no_grad():
         for start in range(0, len(prompts), batch):

@@ -9,15 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    Values,
-    as_float64,
-    as_labels,
-    check_choice,
-)
+from calibrant._core import checks
+from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Replaces a stored probability of zero."""
@@ -43,34 +36,15 @@ class Tokens(NamedTuple):
         return np.diff(self.starts, append=len(self.probs))
 
 
-def _geometric(tokens: Tokens) -> FloatArray:
-    return np.asarray(_product(tokens) / tokens.lengths)
-
-
-def _product(tokens: Tokens) -> FloatArray:
-    return np.asarray(np.add.reduceat(tokens.logs, tokens.starts))
-
-
-def _arithmetic(tokens: Tokens) -> FloatArray:
-    mean = np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths
-    return np.log(np.clip(mean, SMALLEST, 1.0))
-
-
-def _first(tokens: Tokens) -> FloatArray:
-    return tokens.logs[tokens.starts]
-
-
-def _minimum(tokens: Tokens) -> FloatArray:
-    return np.asarray(np.minimum.reduceat(tokens.logs, tokens.starts))
-
-
 Aggregator = Literal["geometric", "product", "arithmetic", "first", "minimum"]
 AGGREGATORS: dict[str, Callable[[Tokens], FloatArray]] = {
-    "geometric": _geometric,
-    "product": _product,
-    "arithmetic": _arithmetic,
-    "first": _first,
-    "minimum": _minimum,
+    "geometric": lambda tokens: AGGREGATORS["product"](tokens) / tokens.lengths,
+    "product": lambda tokens: np.add.reduceat(tokens.logs, tokens.starts),
+    "arithmetic": lambda tokens: np.log(
+        np.clip(np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths, SMALLEST, 1.0)
+    ),
+    "first": lambda tokens: tokens.logs[tokens.starts],
+    "minimum": lambda tokens: np.minimum.reduceat(tokens.logs, tokens.starts),
 }
 """Functions that return the log-confidence of each answer, by name."""
 
@@ -127,7 +101,7 @@ def log_confidence(
     documents: Values | None = None,
 ) -> FloatArray:
     """Logarithm of :func:`answer_confidence`, also where a product underflows."""
-    check_choice("aggregate", aggregate, get_args(Aggregator))
+    checks.check_choice("aggregate", aggregate, get_args(Aggregator))
     return np.minimum(AGGREGATORS[aggregate](_as_tokens(token_probs, mask, documents)), 0.0)
 
 
@@ -139,12 +113,10 @@ def one_array(values: Answers) -> Values:
 def _as_tokens(token_probs: Answers, mask: Values | None, documents: Values | None) -> Tokens:
     if mask is not None and documents is not None:
         raise ValueError("pass mask with a padded array or documents with a flat one, not both")
-    if documents is not None:
-        tokens = _from_flat(as_float64(one_array(token_probs)), as_labels(documents, "documents"))
-    elif mask is not None:
-        tokens = _from_padded(as_float64(one_array(token_probs)), as_labels(mask, "mask") != 0)
-    else:
+    if mask is None and documents is None:
         tokens = _from_list(token_probs)
+    else:
+        tokens = _from_array(as_float64(one_array(token_probs)), mask, documents)
     if not ((tokens.probs >= 0) & (tokens.probs <= 1 + 1e-6)).all():
         raise ValueError(
             "token_probs must be in [0, 1] and not NaN; for log-probabilities pass np.exp of them"
@@ -160,34 +132,28 @@ def _from_list(token_probs: Answers) -> Tokens:
         )
     try:
         answers = [as_float64(one) for one in token_probs]  # type: ignore[union-attr]
+        for number, one in enumerate(answers):
+            if one.ndim != 1:
+                raise ValueError(f"answer {number} has shape {one.shape}")
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"token_probs must have an array of probabilities for each answer ({error}); from ask, "
-            "pass [answer.probs for answer in answers]"
+            f"token_probs must have an array (tokens,) of probabilities for each answer ({error}); "
+            "from ask, pass [answer.probs for answer in answers]"
         ) from error
-    for number, one in enumerate(answers):
-        if one.ndim != 1:
-            raise ValueError(
-                f"answers must be (tokens,), got shape {one.shape} for answer {number}"
-            )
-    lengths = np.array([len(one) for one in answers], dtype=np.int64)
-    starts = _starts(lengths)
-    return Tokens(np.concatenate(answers), starts)
+    return Tokens(np.concatenate([*answers, []]), _starts(np.array([*map(len, answers)], np.int64)))
 
 
-def _from_padded(probs: FloatArray, mask: BoolArray) -> Tokens:
-    if probs.ndim != 2 or probs.shape != mask.shape:
-        raise ValueError(f"token_probs and mask must be alike, got {probs.shape} and {mask.shape}")
-    return Tokens(probs[mask], _starts(mask.sum(1)))
-
-
-def _from_flat(probs: FloatArray, documents: IntArray) -> Tokens:
-    if probs.ndim != 1 or probs.shape != documents.shape:
-        got = f"{probs.shape} and {documents.shape}"
-        raise ValueError(f"token_probs and documents must both be (tokens,), got {got}")
-    order = np.argsort(documents, kind="stable")
-    _, lengths = np.unique(documents, return_counts=True)
-    return Tokens(probs[order], _starts(lengths))
+def _from_array(probs: FloatArray, mask: Values | None, documents: Values | None) -> Tokens:
+    name, ndim = ("mask", 2) if documents is None else ("documents", 1)
+    layout = as_labels(mask if documents is None else documents, name)
+    if probs.ndim != ndim or probs.shape != layout.shape:
+        form = "(answers, tokens)" if ndim == 2 else "(tokens,)"
+        got = f"{probs.shape} and {layout.shape}"
+        raise ValueError(f"token_probs and {name} must both be {form}, got {got}")
+    if documents is None:
+        return Tokens(probs[layout != 0], _starts((layout != 0).sum(1)))
+    order = np.argsort(layout, kind="stable")
+    return Tokens(probs[order], _starts(np.unique(layout, return_counts=True)[1]))
 
 
 def _starts(lengths: NDArray[Any]) -> IntArray:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from calibrant.llm import huggingface
 from calibrant.llm.fingerprint import fingerprint_of
-from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads import modules
+from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead, Head, Memory, bounded
 from calibrant.llm.huggingface import SCALES, output_embeddings
 
@@ -69,7 +69,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
     inner = matching_model(model, fitted)
     if huggingface.has_head(inner):
         raise ValueError(
-            "this model has a head attached already: leave that block, and do not copy a model in it"
+            "this model has a head attached already: leave that block, do not copy a model in it"
         )
     layer = output_embeddings(inner)
     with huggingface.weights_loaded(layer):
@@ -246,7 +246,7 @@ class _DecoderFollower:
                 setattr(cache, name, _Reordering(weakref.ref(cache), name, self.memories[cache]))
         memory = self.memories[cache]
         memory.crop(past)  # speculative decoding takes tokens back
-        same = memory.keys is None or len(memory.keys) == batch
+        same = not memory.kept or len(memory.kept[0]) == batch
         if len(memory) != past or not same:
             raise ValueError(
                 f"the decoder head must have seen all {past} tokens in the cache, got "

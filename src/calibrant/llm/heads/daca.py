@@ -43,9 +43,8 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
         \min_T \sum_{i:\, \arg\max z^b_i = \arg\max z^c_i}
             \mathrm{CE}(\mathrm{softmax}(z^b_i), \mathrm{softmax}(z^c_i / T))
 
-    The sum is convex in :math:`1/T` and is solved to rounding error: it is the negative
-    log-likelihood in which the gap of the label is replaced by the gap that the base model expects,
-    :math:`\sum_k p^b_k d^c_k`.
+    It is the negative log-likelihood with the gap that the base model expects,
+    :math:`\sum_k p^b_k d^c_k`, in place of that of the label: convex in :math:`1/T`.
 
     Parameters
     ----------
@@ -71,7 +70,12 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
         )
     ours, theirs = ours.flatten(0, -2), theirs.flatten(0, -2)
     for name, logits in (("base", ours), ("chat", theirs)):
-        _check_numbers(name, logits)
+        bad = logits.amax(-1).isnan()  # a NaN anywhere is the largest
+        if bad.any():
+            raise ValueError(
+                f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: drop "
+                "them, or run the model in higher precision"
+            )
     agree = ours.argmax(-1) == theirs.argmax(-1)
     _check_agreement(agree.cpu().numpy())
     ours, theirs = ours[agree], theirs[agree]
@@ -128,26 +132,15 @@ def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
         parts.append(torch.where(probs > 0, probs * gaps, 0).sum(-1))
     gaps = torch.cat(parts)
     if not torch.isfinite(gaps).all():
-        raise ValueError(
-            "the chat model masks a token that its base model does not: mask both alike"
-        )
+        raise ValueError("the chat model masks a token that its base does not: mask both alike")
     return np.asarray(gaps.cpu().numpy())
-
-
-def _check_numbers(name: str, logits: Tensor) -> None:
-    bad = logits.amax(-1).isnan()  # a NaN anywhere is the largest
-    if bad.any():
-        raise ValueError(
-            f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: drop them, "
-            "or run the model in higher precision"
-        )
 
 
 def _check_agreement(agree: BoolArray) -> None:
     if not agree.any():
         raise ValueError(
-            f"base and chat prefer the same token for none of {len(agree)} tokens: pass logits of "
-            "the same tokens, with the same vocabulary"
+            f"base and chat agree on none of {len(agree)} tokens: pass logits of the same tokens, "
+            "with the same vocabulary"
         )
 
 

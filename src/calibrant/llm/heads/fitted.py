@@ -72,12 +72,9 @@ class FittedHead:
             group: {name: None if math.isnan(v) else v for name, v in values.items()}
             for group, values in self.figures.items()
         }
-        return {
-            **{"head": self.head.kind, "options": self.head.config()},
-            **{"fingerprint": asdict(self.fingerprint), "objective": self.objective},
-            **{"kept": self.kept, "reasons": self.reasons, "figures": figures},
-            "settings": self.settings,
-        }
+        plain = {name: getattr(self, name) for name in ("objective", "kept", "reasons", "settings")}
+        about = {"head": self.head.kind, "options": self.head.config(), "figures": figures}
+        return {**about, **plain, "fingerprint": asdict(self.fingerprint)}
 
     @classmethod
     def from_config(
@@ -95,9 +92,8 @@ class FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
         made = make_head(head, **{"width": 1, **options})
         if made.config() != options:
-            raise ValueError(
-                f"options of the {head} head must be like {made.config()}, got {options}"
-            )
+            wanted = made.config()
+            raise ValueError(f"options of the {head} head must be like {wanted}, got {options}")
         numbers = {
             group: {name: math.nan if v is None else float(v) for name, v in values.items()}
             for group, values in figures.items()

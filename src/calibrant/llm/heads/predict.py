@@ -68,9 +68,13 @@ def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
 
 def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
     """Predict rows of a table; for a decoder head they must be whole documents."""
+    if head.wants == "sequence":
+        runs = [*document_chunks(table, np.unique(table.documents[rows]), CHUNK)]
+    else:
+        runs = np.array_split(rows, -(-len(rows) // CHUNK))
     chunks = []
     with torch.no_grad():
-        for some in row_chunks(head, table, rows, CHUNK):
+        for some in runs:
             records = table.records(some)
             u = log_sharpness(head, table, some, records).cpu().double().numpy()
             value = records.log_partition(np.exp(u)).value
@@ -106,14 +110,6 @@ def _states(hidden: Hidden, device: torch.device) -> Tensor:
     return torch.from_numpy(hidden).to(device).float()
 
 
-def row_chunks(head: Head, table: TokenTable, rows: IntArray, size: int) -> Iterator[IntArray]:
-    """Cut rows into chunks, between documents if the head needs whole ones."""
-    if head.wants == "sequence":
-        yield from document_chunks(table, np.unique(table.documents[rows]), size)
-    else:
-        yield from np.array_split(rows, -(-len(rows) // size))
-
-
 def document_chunks(table: TokenTable, documents: IntArray, size: int) -> Iterator[IntArray]:
     """Rows of whole documents, ``size`` states with padding at a time, but at least one."""
     first = np.searchsorted(table.documents, documents, side="left")
@@ -125,5 +121,5 @@ def document_chunks(table: TokenTable, documents: IntArray, size: int) -> Iterat
 
 def document_lengths(table: TokenTable, documents: IntArray) -> IntArray:
     """Number of states of each document, with those of its prompts."""
-    last = np.searchsorted(table.documents, documents, side="right") - 1
-    return np.asarray(table.places[last] + 1)
+    after = np.searchsorted(table.documents, documents, side="right")
+    return np.asarray(table.places[after - 1] + 1)

@@ -318,7 +318,7 @@ def test_paired_gain_seldom_finds_what_is_not_there():
     [
         ({"head": "lstm"}, "head must be one of"),
         ({"objective": "mse"}, "objective must be one of"),
-        ({"batch": 0}, "epochs and batch must be at least 1, got 40 and 0"),
+        ({"batch": 0}, "batch must be a whole number, at least 1, got 0"),
         ({"alpha": 0.1}, "alpha belongs to the selective objective"),
     ],
 )

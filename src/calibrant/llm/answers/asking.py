@@ -123,8 +123,9 @@ def ask_each(
     for name, generation, _ in _generations(
         model, tokenizer, prompts, heads, max_new_tokens, **options
     ):
-        columns = generation.tokens, generation.log_probs.double().exp(), generation.written
-        rows = zip(*(column.cpu() for column in columns), strict=True)
+        columns = generation.tokens, generation.log_probs, generation.written
+        tokens, logs, written = (column.cpu() for column in columns)
+        rows = zip(tokens, logs.double().exp(), written, strict=True)
         answers[name] += [_answer(tokenizer, *row, aggregate, stop) for row in rows]
     return answers
 
@@ -134,8 +135,11 @@ def ask_choices(
     tokenizer: Any,
     questions: Sequence[Question],
     *,
+    shots: Sequence[Question] = (),
     fitted: FittedHead | None = None,
-    **options: Any,
+    prefix: str | None = None,
+    batch: int = 8,
+    progress: Progress | None = None,
 ) -> tuple[FloatArray, IntArray]:
     """Return the logits of the choices of each question, and the right choices.
 
@@ -143,19 +147,21 @@ def ask_choices(
     ----------
     questions : sequence of Question
         With equally many choices.
-    model, tokenizer, fitted
+    shots : sequence of Question
+        Solved examples; those with the subject of a question precede it, or all if none has it.
+    prefix : str, optional
+        As for :func:`~calibrant.llm.answers.choices.choice_tokens`.
+    model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
-    **options
-        ``shots``, solved examples; those with the subject of a question precede it, or all if none
-        has it. ``prefix`` of :func:`~calibrant.llm.answers.choices.choice_tokens`. ``batch`` and
-        ``progress`` of :func:`ask`.
 
     Returns
     -------
     logits : (n, choices)
     labels : (n,)
     """
-    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
+    options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
+    heads = {"": fitted}
+    logits, labels = ask_choices_each(model, tokenizer, questions, heads, shots=shots, **options)
     return logits[""], labels
 
 

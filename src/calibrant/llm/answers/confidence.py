@@ -113,10 +113,12 @@ def one_array(values: Answers) -> Values:
 def _as_tokens(token_probs: Answers, mask: Values | None, documents: Values | None) -> Tokens:
     if mask is not None and documents is not None:
         raise ValueError("pass mask with a padded array or documents with a flat one, not both")
-    if mask is None and documents is None:
-        tokens = _from_list(token_probs)
+    if mask is not None:
+        tokens = _from_array(token_probs, "mask", as_labels(mask, "mask"), 2)
+    elif documents is not None:
+        tokens = _from_array(token_probs, "documents", as_labels(documents, "documents"), 1)
     else:
-        tokens = _from_array(as_float64(one_array(token_probs)), mask, documents)
+        tokens = _from_list(token_probs)
     if not ((tokens.probs >= 0) & (tokens.probs <= 1 + 1e-6)).all():
         raise ValueError(
             "token_probs must be in [0, 1] and not NaN; for log-probabilities pass np.exp of them"
@@ -143,14 +145,15 @@ def _from_list(token_probs: Answers) -> Tokens:
     return Tokens(np.concatenate([*answers, []]), _starts(np.array([*map(len, answers)], np.int64)))
 
 
-def _from_array(probs: FloatArray, mask: Values | None, documents: Values | None) -> Tokens:
-    name, ndim = ("mask", 2) if documents is None else ("documents", 1)
-    layout = as_labels(mask if documents is None else documents, name)
+def _from_array(token_probs: Answers, name: str, layout: IntArray, ndim: int) -> Tokens:
+    probs = as_float64(one_array(token_probs))
     if probs.ndim != ndim or probs.shape != layout.shape:
-        form = "(answers, tokens)" if ndim == 2 else "(tokens,)"
-        got = f"{probs.shape} and {layout.shape}"
+        form, got = (
+            "(answers, tokens)" if ndim == 2 else "(tokens,)",
+            f"{probs.shape}, {layout.shape}",
+        )
         raise ValueError(f"token_probs and {name} must both be {form}, got {got}")
-    if documents is None:
+    if ndim == 2:
         return Tokens(probs[layout != 0], _starts((layout != 0).sum(1)))
     order = np.argsort(layout, kind="stable")
     return Tokens(probs[order], _starts(np.unique(layout, return_counts=True)[1]))

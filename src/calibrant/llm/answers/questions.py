@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, check_whole
 from calibrant.llm.answers.choices import LETTERS
 from calibrant.llm.tokens.reading import parse_lines, read_text
 
@@ -91,8 +91,8 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
     for number, lines in _paragraphs(path):
         if len(lines) != 2:
             raise ValueError(
-                f"{path}: line {number} begins {len(lines)} lines without a break; a question, an "
-                "answer and an empty line are needed"
+                f"{path}: line {number} must begin a question, an answer and an empty line, got "
+                f"{len(lines)} lines"
             )
         answers = _parts(lines[1], separator) if separator else [lines[1]]
         references.setdefault(lines[0], []).extend(answers)
@@ -122,9 +122,8 @@ def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, st
         reader = csv.DictReader(stream)
         missing = columns - set(reader.fieldnames or ())
         if missing:
-            raise ValueError(
-                f"{file} has no column {', '.join(sorted(missing))}; it has {reader.fieldnames}"
-            )
+            names = ", ".join(sorted(missing))
+            raise ValueError(f"{file} has no column {names}; it has {reader.fieldnames}")
         for number, row in enumerate(reader, start=1):
             if any(row[name] is None for name in columns):
                 raise ValueError(f"{file}: row {number} has fewer columns than the first line")
@@ -132,12 +131,7 @@ def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, st
 
 
 def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
-    """Return the first questions of every subject.
-
-    >>> asked = [Question(text, ("",), subject=text[0]) for text in ("a1", "b1", "a2", "a3")]
-    >>> [one.text for one in first_of_each(asked, 2)]
-    ['a1', 'a2', 'b1']
-    """
+    """Return the first questions of every subject."""
     by_subject: dict[str, list[Question]] = {}
     for one in questions:
         by_subject.setdefault(one.subject, []).append(one)
@@ -145,19 +139,11 @@ def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
 
 
 def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Question]:
-    """Draw ``n`` questions without replacement, in the order of the file; or all of fewer.
-
-    >>> [one.text for one in subset([Question(str(i), ()) for i in range(9)], 3, seed=1)]
-    ['3', '4', '6']
-    """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    """Draw ``n`` questions without replacement, in the order of the file; or all of fewer."""
+    check_whole("n", n)
     count = min(n, len(questions))
     chosen = np.random.default_rng(seed).choice(len(questions), count, replace=False)
     return [questions[i] for i in np.sort(chosen)]
-
-
-# ------------------------------------------------------------------------------------- prompts
 
 
 def choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
@@ -205,7 +191,7 @@ def short_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
 
 
 def verdict_prompt(question: Question, answer: str) -> str:
-    """Make the second prompt of :func:`p_true` (after Kadavath et al. 2022).
+    """Make the second prompt of P(True), after Kadavath et al. (2022).
 
     >>> print(verdict_prompt(Question("Capital of Peru?", ()), "Lima"))
     Question: Capital of Peru?
@@ -217,18 +203,6 @@ def verdict_prompt(question: Question, answer: str) -> str:
         f"Question: {question.text}\nProposed answer: {answer}\n"
         "Is the proposed answer true or false?\nAnswer:"
     )
-
-
-# ------------------------------------------------------------------------------------- grading
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a text that is not blank, stripped.
-
-    >>> first_line(" Lima" + chr(10) + "Question: and of Chile?")
-    'Lima'
-    """
-    return text.strip().split("\n", 1)[0].strip()
 
 
 def normalised(text: str) -> str:
@@ -249,11 +223,8 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
     """
     if isinstance(references, str):
         raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    text = normalised(first_line(answer))
+    text = normalised(answer.strip().split("\n", 1)[0])
     return bool(text) and any(text == normalised(one) for one in references)
-
-
-# -------------------------------------------------------------------------------- graded answers
 
 
 class GradedAnswers(NamedTuple):

@@ -323,10 +323,10 @@ def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> H
     """Make a new head for hidden states of a width."""
     check_choice("head", kind, tuple(HEADS))
     build: Any = HEADS[kind]
-    known = {*inspect.signature(build).parameters} - {"width", "start"}
-    unknown = sorted(options.keys() - known)
+    known = [name for name in inspect.signature(build).parameters if name not in ("width", "start")]
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        named = ", ".join(sorted(known)) or "none"
+        named = ", ".join(known) or "none"
         raise ValueError(f"the {kind} head has no option {', '.join(unknown)}; it has {named}")
     if build.wants in ("hidden", "sequence"):
         options["width"] = width

@@ -14,8 +14,7 @@ from calibrant._core.chunks import Progress
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.evaluate import evaluate_answers
+from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.predict import token_predictions

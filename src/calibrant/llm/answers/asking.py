@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,9 +245,9 @@ def _generations(
     for fitted in tried.values():
         matching_model(inner, fitted)
     done, ends = 0, list(end_tokens(inner))
-    for inputs, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
+    for mask, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
         check_plain_output(inner, output)
-        first, mask = output.logits[0].float(), inputs["attention_mask"]
+        first = output.logits[0].float()
         for name, fitted in tried.items():
             yield name, calibrated_output(fitted.head, output, mask, ends), first
         done += len(first)
@@ -258,23 +257,32 @@ def _generations(
 
 def _outputs(
     model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, max_new_tokens: int
-) -> Iterator[tuple[Any, Any]]:
-    """Yield the inputs and the output of ``generate`` for each batch of prompts."""
+) -> Iterator[tuple[Tensor, Any]]:
+    """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
     _check_prompts(prompts)
     check_whole("batch", batch)
     device, positions = inputs_device(model), positions_of(model)
-    with evaluating(model), _left_padded(tokenizer), torch.no_grad():
+    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
+    pad = next(token for token in candidates if token is not None)
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(prompts), batch):
-            ids = [prompt_ids(tokenizer, prompt) for prompt in prompts[start : start + batch]]
-            longest = max(map(len, ids))
+            some = ids[start : start + batch]
+            longest = max(map(len, some))
             if positions and longest + max_new_tokens > positions:
                 raise ValueError(
                     f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} need more "
                     f"than the {positions} positions of the model: shorten one of them"
                 )
-            inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
+            # on the left, so that answers follow
+            padding = [longest - len(row) for row in some]
+            padded = [[pad] * n + row for n, row in zip(padding, some, strict=True)]
+            attention_mask = torch.tensor(
+                [[0] * n + [1] * (longest - n) for n in padding], device=device
+            )
             output = model.generate(
-                **inputs,
+                input_ids=torch.tensor(padded, device=device),
+                attention_mask=attention_mask,
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 num_beams=1,
@@ -286,9 +294,9 @@ def _outputs(
                 return_dict_in_generate=True,
                 output_logits=True,
                 output_hidden_states=True,
-                pad_token_id=tokenizer.pad_token_id,
+                pad_token_id=pad,
             )
-            yield inputs, output
+            yield attention_mask, output
 
 
 def _check_prompts(prompts: Any) -> None:
@@ -301,19 +309,6 @@ def _check_prompts(prompts: Any) -> None:
             raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
         if not prompt:
             raise ValueError(f"prompt {number} is empty")
-
-
-@contextmanager
-def _left_padded(tokenizer: Any) -> Iterator[None]:
-    """Pad prompts on the left, so that answers follow them; with the end token if need be."""
-    before = tokenizer.padding_side, tokenizer.pad_token
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    try:
-        yield
-    finally:
-        tokenizer.padding_side, tokenizer.pad_token = before
 
 
 # ---------------------------------------------------------------------------- tokens of an answer

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 SAME = 1e-6
 """Smallest range of predictions that counts as different."""
-SUREST = 1e-9
-"""Distance from 1 at which confidences are clipped."""
-
 
 Learned = dict[str, FloatArray]
 
@@ -240,15 +237,9 @@ class AnswerCalibrator:
             raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
         made = cls(state["how"], stage=state["stage"])
         made.learned_ = _learned(made.stage, state["learned"])
-        match state.get("limits"):
-            case [float(low), float(high)] if 0 < low < high < 1:
-                made.limits_ = low, high
-            case None:
-                pass
-            case other:
-                raise ValueError(
-                    f"limits must be two rising numbers between 0 and 1, got {other!r:.60}"
-                )
+        limits = state.get("limits")
+        if limits is not None:
+            made.limits_ = _limits(limits)
         if state["threshold"] is not None:
             made.threshold_ = Threshold.from_state(state["threshold"])
         return made
@@ -267,9 +258,11 @@ class AnswerCalibrator:
     ) -> FloatArray:
         """Log-odds of the confidences, finite and exact also where a product underflows."""
         if self.aggregate is not None:
-            return log_odds(confidences.log_confidence(answers, self.aggregate, **layout))
+            return confidences.log_odds(
+                confidences.log_confidence(answers, self.aggregate, **layout)
+            )
         confidence = np.clip(_confidences(answers, layout), *(limits or (0, 1)))
-        return log_odds(np.log(np.maximum(confidence, SMALLEST)))
+        return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
 
 
 def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
@@ -288,22 +281,17 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
 
 def _halfway(confidence: FloatArray) -> tuple[float, float]:
     """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
-    between = confidence[(confidence > SMALLEST) & (confidence < 1 - SUREST)]
+    between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
     return float(low / 2), float((1 + high) / 2)
-
-
-def log_odds(log_confidence: FloatArray) -> FloatArray:
-    """Log-odds of confidences, from their logarithms ``(n,)``; finite for 1 too."""
-    return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
 
 
 def _learned(stage: str, values: Any) -> Learned:
     """Check the learned values of a saved map."""
     wanted = STAGES[stage].sizes
-    names = list(values) if isinstance(values, Mapping) else values
     if not isinstance(values, Mapping) or set(values) != set(wanted):
-        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {names!r}")
+        names = [*values] if isinstance(values, Mapping) else values
+        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {names}")
     try:
         learned = {name: as_float64(values[name]) for name in wanted}
     except (TypeError, ValueError) as error:
@@ -314,6 +302,13 @@ def _learned(stage: str, values: Any) -> Learned:
             got = f"{values[name]!r:.60}"
             raise ValueError(f"{name} of {stage} must be {size or steps} finite numbers, got {got}")
     return learned
+
+
+def _limits(values: Any) -> tuple[float, float]:
+    match values:
+        case [float(low), float(high)] if 0 < low < high < 1:
+            return low, high
+    raise ValueError(f"limits must be two rising numbers between 0 and 1, got {values!r:.60}")
 
 
 def _outcomes(correct: Values, answers: int) -> FloatArray:

@@ -175,6 +175,8 @@ def choice_sets(
         raise ValueError(
             f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}"
         )
+    if (scores.max(-1, initial=-np.inf) == -np.inf).any():
+        raise ValueError("choice_scores have every choice masked by -inf for some question")
     return conformal(scores, answers, coverage=coverage, score=score, seed=seed)
 
 

@@ -1,8 +1,10 @@
-"""Confidence of a generated answer, from its token probabilities."""
+"""Confidence of generated answers, from their token probabilities, and its calibration."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -10,10 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels
+from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, as_pairs
+from calibrant.llm.tokens.evaluate import ConfidenceEvaluation
+from calibrant.metrics import intervals, ranking
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Estimate
+from calibrant.workflows.evaluate import evaluate
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Replaces a stored probability of zero."""
+SUREST = 1e-9
+"""Distance from 1 at which confidences are clipped."""
+ANSWER_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc", "aurc")
 
 Answers: TypeAlias = Sequence[Values] | Values
 """A list with an array for each answer, or all tokens in one array; see answer_confidence."""
@@ -105,6 +115,11 @@ def log_confidence(
     return np.minimum(AGGREGATORS[aggregate](_as_tokens(token_probs, mask, documents)), 0.0)
 
 
+def log_odds(log_confidence: FloatArray) -> FloatArray:
+    """Log-odds of confidences, from their logarithms ``(n,)``; finite for 1 too."""
+    return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
+
+
 def one_array(values: Answers) -> Values:
     """Return values as one tensor or array."""
     return values if isinstance(values, Tensor) else np.asarray(values)
@@ -170,3 +185,57 @@ def _starts(lengths: NDArray[Any]) -> IntArray:
             "such answers and count them as wrong, or keep the end token of every answer"
         )
     return np.asarray(np.cumsum(lengths, dtype=np.int64) - lengths)
+
+
+def evaluate_answers(
+    confidence: Values,
+    correct: Values,
+    *,
+    bins: int = 15,
+    level: float | None = 0.9,
+    seed: int = 0,
+) -> ConfidenceEvaluation:
+    """Measure the calibration of answers, with intervals for independent questions.
+
+    Parameters
+    ----------
+    confidence : (n,) in [0, 1]
+        Claimed chance that each answer is right.
+    correct : (n,) 0 or 1
+    bins, level, seed
+        As for :func:`calibrant.evaluate`.
+
+    Returns
+    -------
+    ConfidenceEvaluation
+        accuracy, calibration errors, NLL and Brier score of "right or wrong", AUROC and AURC.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> confidence = rng.random(1000)
+    >>> evaluate_answers(confidence, rng.random(1000) < confidence)["ece"].low
+    0.0
+    """
+    claimed, outcome, _ = as_pairs(confidence, correct)
+    binary = evaluate(
+        log_odds(np.log(np.maximum(claimed, SMALLEST))),
+        outcome.astype(np.int64),
+        estimand="binary",
+        bins=bins,
+        metrics=("ece", "debiased_ece", "nll", "auroc"),
+        level=level,
+        seed=seed,
+    )
+    squares = (claimed - outcome) ** 2
+    right, area = float(outcome.mean()), ranking.aurc_with_error(claimed, outcome, None)
+    own = {"accuracy": right, "brier": float(squares.mean()), "aurc": area.value}
+    estimates = {**binary.metrics, **{name: Estimate(value) for name, value in own.items()}}
+    if level is not None and len(squares) > 1:
+        deviation = float(squares.std(ddof=1)) / math.sqrt(len(squares))
+        estimates["accuracy"] = intervals.share_interval(right, len(squares), level)
+        estimates["brier"] = intervals.mean_interval(own["brier"], deviation, level)
+        estimates["aurc"] = intervals.logit_interval(*area, level)
+    rest = {f.name: getattr(binary, f.name) for f in fields(Evaluation)}
+    rest["metrics"] = {name: estimates[name] for name in ANSWER_METRICS}
+    return ConfidenceEvaluation(**rest)

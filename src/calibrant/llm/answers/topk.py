@@ -148,7 +148,7 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
            [-0.1, -inf]])
     """
     if isinstance(top, (list, tuple)) and top and isinstance(top[0], Mapping):
-        rows = [[value for _, value in _shown(row)] for row in top]  # type: ignore[union-attr, arg-type]
+        rows = [[value for _, value in _shown(row)] for row in top]
         width = max(map(len, rows), default=0)
         logs = np.array([row + [-np.inf] * (width - len(row)) for row in rows], dtype=np.float64)
     else:

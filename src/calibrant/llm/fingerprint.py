@@ -20,21 +20,9 @@ ROWS = 256
 class ModelFingerprint:
     """Identity of a model, as far as its hidden states and logits are concerned.
 
-    Attributes
-    ----------
-    name : str
-        From the configuration. It is not compared: models are copied and renamed.
-    hidden_size : int
-        Width of the hidden states that go into the output embedding.
-    vocabulary : int
-        Number of logits.
-    digest : str
-        Hash of some rows of the output embedding, rounded to bfloat16.
-    half : str
-        The same, rounded to float16 first. With both, a float32 model matches its own copies in
-        either half precision. These two copies do not match each other.
-    softcap : float or None
-        Bound of the logits, in models of the Gemma family and some others.
+    ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, and ``half`` the
+    same rounded to float16 first. With both, a float32 model matches its own copies in either half
+    precision; these do not match each other. The name is not compared: models are renamed.
 
     Examples
     --------
@@ -47,10 +35,10 @@ class ModelFingerprint:
     """
 
     name: str
-    hidden_size: int
-    vocabulary: int
+    hidden_size: int  # of the states that go into the output embedding
+    vocabulary: int  # number of logits
     digest: str
-    softcap: float | None
+    softcap: float | None  # bound of the logits, in models of the Gemma family and some others
     half: str = ""
 
     def check(self, other: ModelFingerprint, what: str) -> None:

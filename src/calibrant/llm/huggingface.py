@@ -25,7 +25,7 @@ PROBE_TOKENS = 8
 def load_model(
     path: str | os.PathLike[str], *, device: str | None = None, dtype: str = "auto"
 ) -> tuple[Any, Any]:
-    """Load a causal language model and its tokenizer.
+    """Load a causal language model and its tokenizer, and return both.
 
     Parameters
     ----------
@@ -35,10 +35,6 @@ def load_model(
         A torch device; with ``cuda`` each process of ``torchrun`` gets its own GPU.
     dtype : str
         A torch dtype; ``auto`` keeps that of the file.
-
-    Returns
-    -------
-    (model, tokenizer)
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer

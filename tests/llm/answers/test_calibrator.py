@@ -326,7 +326,7 @@ def test_other_states_are_refused(answers):
     for broken in ({**state, "more": 1}, {}, [1, 2]):
         with pytest.raises(ValueError, match="an answer calibrator has"):
             AnswerCalibrator.from_state(broken)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="sigmoid has the learned values line, got .'slope'."):
+    with pytest.raises(ValueError, match=r"learned values line, got .'slope'."):
         AnswerCalibrator.from_state({**state, "learned": {"slope": [1.0]}})
 
 
@@ -337,7 +337,7 @@ THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n":
     ("stage", "changed", "message"),
     [
         ("sigmoid", {"learned": None}, "sigmoid has the learned values line, got None"),
-        ("sigmoid", {"learned": {}}, "line, got \[\]"),
+        ("sigmoid", {"learned": {}}, r"line, got \[\]"),
         ("sigmoid", {"learned": {"line": [1.0]}}, "line of sigmoid must be 2 finite numbers"),
         ("sigmoid", {"learned": {"line": [1.0, 0.0, 0.0]}}, "must be 2 finite numbers"),
         ("sigmoid", {"learned": {"line": [1.0, None]}}, "must be 2 finite numbers"),

@@ -31,27 +31,13 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Answer(NamedTuple):
-    """An answer of a model, with its confidence.
+    """An answer of a model, with its confidence."""
 
-    Attributes
-    ----------
-    text : str
-        Up to the first line break.
-    token_texts : list of str
-        Text that each token adds; a character of several tokens comes with its last.
-    probs : (tokens,)
-        Calibrated probability of each token.
-    confidence : float
-        Of the whole answer.
-    truncated : bool
-        True if the answer would have continued after ``max_new_tokens``.
-    """
-
-    text: str
-    token_texts: list[str]
-    probs: FloatArray
-    confidence: float
-    truncated: bool
+    text: str  # up to the first line break
+    token_texts: list[str]  # that each token adds; a character of several comes with its last
+    probs: FloatArray  # calibrated probability of each token
+    confidence: float  # of the whole answer
+    truncated: bool  # True if the answer would have continued after max_new_tokens
 
 
 def chat_prompt(tokenizer: Any, question: str) -> str:
@@ -94,10 +80,6 @@ def ask(
         Prompts that are answered together.
     progress : callable, optional
         Called with the prompts done and their number.
-
-    Returns
-    -------
-    list of Answer
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch": batch}
     answers = ask_each(
@@ -140,7 +122,7 @@ def ask_choices(
     batch: int = 8,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, IntArray]:
-    """Return the logits of the choices of each question, and the right choices.
+    """Return the logits ``(n, choices)`` of the questions, and the right choices ``(n,)``.
 
     Parameters
     ----------
@@ -152,11 +134,6 @@ def ask_choices(
         As for :func:`~calibrant.llm.answers.choices.choice_tokens`.
     model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
-
-    Returns
-    -------
-    logits : (n, choices)
-    labels : (n,)
     """
     options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
     heads = {"": fitted}
@@ -220,9 +197,6 @@ def _spellings(tokenizer: Any, word: str) -> list[int]:
     if not single:
         raise ValueError(f"the tokenizer has no token of its own for {word!r}: use p_true")
     return sorted(single)
-
-
-# ------------------------------------------------------------------------------------- generation
 
 
 def _generations(
@@ -309,9 +283,6 @@ def _check_prompts(prompts: Any) -> None:
             raise TypeError(f"prompts must be texts, got {prompt!r:.60} for prompt {number}")
         if not prompt:
             raise ValueError(f"prompt {number} is empty")
-
-
-# ---------------------------------------------------------------------------- tokens of an answer
 
 
 def _answer(

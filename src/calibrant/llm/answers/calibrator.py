@@ -101,15 +101,14 @@ class AnswerCalibrator:
     - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017);
     - ``isotonic``: increasing steps (Zadrozny and Elkan 2002), for a thousand and more.
 
-    Confidences of exactly 0 or 1, as judges give them, have no log-odds. With ``aggregate=None``,
-    sigmoid and beta replace them, and all others beyond, by values halfway between 0 or 1 and the
-    nearest other confidence of :meth:`fit`, or 1/2. Isotonic steps depend only on the order.
+    Confidences of 0 or 1 have no log-odds. With ``aggregate=None``, sigmoid and beta replace them
+    by values halfway to the nearest other confidence of :meth:`fit`, or to 1/2.
 
     Parameters
     ----------
     aggregate : str or None
-        As for :func:`answer_confidence`. None: answers are given as confidences ``(answers,)`` in
-        [0, 1] from elsewhere (P(True), choices, a judge).
+        As for :func:`answer_confidence`. With None, answers are passed as confidences
+        ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
     stage : {"sigmoid", "beta", "isotonic"}
 
     Attributes
@@ -125,8 +124,7 @@ class AnswerCalibrator:
     >>> from calibrant.llm import answer_confidence
     >>> rng = np.random.default_rng(0)
     >>> answers = [rng.beta(4, 1, size=rng.integers(1, 9)) for _ in range(2000)]
-    >>> sure = answer_confidence(answers)
-    >>> right = rng.random(2000) < sure**3  # the model is too sure
+    >>> right = rng.random(2000) < answer_confidence(answers) ** 3  # the model is too sure
     >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
     >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
     True
@@ -150,12 +148,8 @@ class AnswerCalibrator:
     def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
         """Fit to graded answers.
 
-        Parameters
-        ----------
-        answers : as token_probs of answer_confidence, or (answers,) with ``aggregate=None``
-        correct : (answers,) 0 or 1
-        **layout
-            ``mask`` or ``documents`` of :func:`answer_confidence`.
+        ``answers`` are as for :func:`answer_confidence`, with ``mask`` or ``documents`` in
+        ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1.
         """
         limits = None
         if self.aggregate is None and self.stage != "isotonic":

@@ -146,19 +146,10 @@ def choice_sets(
 ) -> ConformalSets:
     """Learn prediction sets of choices with a coverage, by split conformal prediction.
 
-    Parameters
-    ----------
-    choice_scores : (n, choices)
-        Logits of the choices of held-out questions, preferably calibrated.
-    answers : (n,)
-        The right choices.
-    coverage, score, seed
-        As for :func:`calibrant.decide.conformal`.
-
-    Returns
-    -------
-    ConformalSets
-        Its ``sets(choice_scores)``, or ``sets(probs=...)``, is for new questions.
+    ``choice_scores`` ``(n, choices)`` are logits of the choices of held-out questions, preferably
+    calibrated, and ``answers`` ``(n,)`` the right choices; the other arguments are those of
+    :func:`calibrant.decide.conformal`. The ``sets(choice_scores)`` of the result, or
+    ``sets(probs=...)``, are for new questions.
 
     Examples
     --------
@@ -189,15 +180,9 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
     .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
         {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
 
-    Parameters
-    ----------
-    logits : (..., vocabulary)
-        At the position of the verdict.
-    true_tokens, false_tokens : token ids
-        For instance those of " True", "True", " Yes"; none may be in both.
+    ``logits`` ``(..., vocabulary)`` are those at the position of the verdict; the tokens may be
+    those of " True", "True" and " Yes", for instance.
 
-    Examples
-    --------
     >>> p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
     array([0.42])
     """

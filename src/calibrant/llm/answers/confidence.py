@@ -68,8 +68,7 @@ def answer_confidence(
 ) -> FloatArray:
     r"""Aggregate the token probabilities of each answer to one confidence.
 
-    With the probabilities :math:`p_1, \ldots, p_m` that the model gave to the tokens of an
-    answer when it wrote them,
+    With the probabilities :math:`p_1, \ldots, p_m` of the tokens of an answer,
 
     - ``geometric``: :math:`(p_1 \cdots p_m)^{1/m}`, which does not depend on the length;
     - ``product``: :math:`p_1 \cdots p_m`, the probability of the whole text;
@@ -88,10 +87,6 @@ def answer_confidence(
         True for tokens of the answer, False for padding.
     documents : (tokens,) integers, optional
         Number of the answer of each token. Answers are returned in the order of their numbers.
-
-    Returns
-    -------
-    (answers,)
 
     Examples
     --------
@@ -197,18 +192,15 @@ def evaluate_answers(
 ) -> ConfidenceEvaluation:
     """Measure the calibration of answers, with intervals for independent questions.
 
+    The metrics are accuracy, calibration errors, NLL and Brier score of "right or wrong", AUROC and
+    AURC.
+
     Parameters
     ----------
     confidence : (n,) in [0, 1]
-        Claimed chance that each answer is right.
     correct : (n,) 0 or 1
     bins, level, seed
         As for :func:`calibrant.evaluate`.
-
-    Returns
-    -------
-    ConfidenceEvaluation
-        accuracy, calibration errors, NLL and Brier score of "right or wrong", AUROC and AURC.
 
     Examples
     --------

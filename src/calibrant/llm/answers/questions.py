@@ -27,24 +27,12 @@ ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its right answers.
-
-    Attributes
-    ----------
-    text : str
-    references : tuple of str
-        Right answers, any of which is accepted; of multiple choice, the text of the right one.
-    choices : tuple of str
-        Empty for open questions.
-    answer : int
-        Number of the right choice; -1 for open questions.
-    subject : str
-    """
+    """A question with its right answers."""
 
     text: str
-    references: tuple[str, ...]
-    choices: tuple[str, ...] = ()
-    answer: int = -1
+    references: tuple[str, ...]  # any is right; of multiple choice, the text of the right one
+    choices: tuple[str, ...] = ()  # none for open questions
+    answer: int = -1  # number of the right choice
     subject: str = ""
 
 
@@ -56,16 +44,16 @@ def read_mmlu(folder: str | os.PathLike[str], split: str = "test") -> list[Quest
     files = sorted(Path(folder).glob(f"*_{split}.csv"))
     if not files:
         raise FileNotFoundError(f"there are no files SUBJECT_{split}.csv in {folder}")
-    return [one for file in files for one in _read_subject(file, file.stem[: -len(split) - 1])]
-
-
-def _read_subject(file: Path, subject: str) -> Iterator[Question]:
-    columns = {"question", "choice0", "choice1", "choice2", "choice3", "answer"}
-    for number, row in _csv_rows(file, columns):
+    names, questions = ("choice0", "choice1", "choice2", "choice3"), []
+    columns = {"question", *names, "answer"}
+    rows = ((file, *row) for file in files for row in _csv_rows(file, columns))
+    for file, number, row in rows:
         if row["answer"] not in ("0", "1", "2", "3"):
             raise ValueError(f"{file}: row {number} has the answer {row['answer']!r}, not 0 to 3")
-        choices, answer = tuple(row[f"choice{i}"] for i in range(4)), int(row["answer"])
-        yield Question(row["question"], (choices[answer],), choices, answer, subject)
+        choices, answer = tuple(row[name] for name in names), int(row["answer"])
+        subject = file.stem[: -len(split) - 1]
+        questions.append(Question(row["question"], (choices[answer],), choices, answer, subject))
+    return questions
 
 
 def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:

@@ -65,8 +65,7 @@ def top_confidence(
     Returns
     -------
     Bounds
-        The confidence is within ``[low, high]`` for every distribution that agrees with ``top``
-        up to ``rounding``.
+        Of every distribution that agrees with ``top`` up to ``rounding``.
 
     Examples
     --------
@@ -74,8 +73,13 @@ def top_confidence(
     >>> [round(float(x[0]), 2) for x in top_confidence(top, 1.5, vocabulary=50_000)]
     [0.11, 0.36, 0.6]
     """
-    logs = top_logprobs(top, rounding=rounding)
-    sharpness = _sharpness(temperature, len(logs))
+    logs, values = top_logprobs(top, rounding=rounding), as_float64(temperature)
+    if values.shape not in ((), (len(logs),)) or not ((values > 0) & np.isfinite(values)).all():
+        raise ValueError(
+            f"temperature must be one number above 0 or one for each of {len(logs)} positions, "
+            f"got {temperature!r:.60}"
+        )
+    sharpness = np.broadcast_to(1 / values, len(logs))
     low, high = log_partition_bounds(logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding)
     less, more = (np.exp(sharpness * (logs[:, 0] + off)) for off in (-rounding, rounding))
     # the sums take the token itself as rounded the other way, but it has one probability
@@ -184,13 +188,3 @@ def _shown(position: Mapping[str, Any]) -> list[tuple[str, float]]:
     if isinstance(entries, (list, tuple)):
         return [(one["token"], float(one["logprob"])) for one in entries]
     return [(token, float(value)) for token, value in position.items()]
-
-
-def _sharpness(temperature: float | Values, positions: int) -> FloatArray:
-    values = as_float64(temperature)
-    if values.shape not in ((), (positions,)) or not ((values > 0) & np.isfinite(values)).all():
-        raise ValueError(
-            f"temperature must be one number above 0 or one for each of {positions} positions, "
-            f"got {temperature!r:.60}"
-        )
-    return np.broadcast_to(1 / values, (positions,))

@@ -41,17 +41,16 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
 
     ``model(...)`` and ``model.generate(...)`` then have the calibrated distribution, also for
     sampling and for ranking beams. Confidences of a generation are in its ``logits``
-    (``output_logits=True``); ``scores`` are those after top-k and the like. ``loss`` is computed
-    inside the model and does not change.
+    (``output_logits=True``); ``scores`` are those after top-k and the like, and ``loss`` does not
+    change.
 
-    Heads that look at one token at a time are exact in every mode. The decoder head needs the
-    whole text; it follows the cache of the model, also through beam search, and needs a
-    two-dimensional attention mask. It refuses static caches, texts packed into one row, and
-    recurrent models, unless they are run with ``use_cache=False``.
+    Heads that look at one token at a time are exact in every mode. The decoder head follows the
+    cache of the model, also through beam search, and needs a two-dimensional attention mask. It
+    refuses static caches, texts packed into one row, and recurrent models, unless they are run with
+    ``use_cache=False``.
 
-    Several threads may use the model. It may be compiled, but not with ``fullgraph=True``;
-    ``torch.compile``'s code of this process is dropped at both ends of the block, because it does
-    not notice hooks, and is compiled again on the next call.
+    Several threads may use the model. It may be compiled, but not with ``fullgraph=True``; compiled
+    code is dropped at both ends of the block, because it does not notice hooks.
 
     Parameters
     ----------
@@ -59,12 +58,8 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         The model that the head was fitted for. Of a PEFT model the base model is used, with its
         adapters. A change of adapter is not noticed: fit another head for it.
     fitted : FittedHead
-        From :func:`fit_head`, :func:`calibrant.load` or :func:`read_official`.
-
-    Yields
-    ------
-    PreTrainedModel
-        The model.
+        From :func:`fit_head`, :func:`calibrant.load` or
+        :func:`~calibrant.llm.heads.official.read_official`.
     """
     inner = matching_model(model, fitted)
     if huggingface.has_head(inner):

@@ -45,19 +45,9 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
 
     It is the negative log-likelihood with the gap that the base model expects,
     :math:`\sum_k p^b_k d^c_k`, in place of that of the label: convex in :math:`1/T`.
+    ``base`` and ``chat`` ``(..., vocabulary)`` are the logits of both models for the same tokens.
+    ``FittedHead.from_temperature`` makes a head of the temperature.
 
-    Parameters
-    ----------
-    base, chat : (..., vocabulary)
-        Logits of both models for the same tokens.
-
-    Returns
-    -------
-    Agreement
-        For ``FittedHead.from_temperature(agreement.temperature, fingerprint_of(chat_model))``.
-
-    Examples
-    --------
     >>> logits = torch.randn(500, 10, generator=torch.Generator().manual_seed(0))
     >>> daca(logits, 2.5 * logits).temperature
     2.5
@@ -91,16 +81,9 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
     :math:`-p^b \log p^c(T) - (1 - p^b) \log(1 - p^c(T))`. It has the same optimum if the
     models differ by a temperature alone.
 
-    Parameters
-    ----------
-    base, chat : Records
-        Of the same ``n`` tokens.
-    agree : (n,) bool
-        True where both models prefer the same token. ``base.correct & chat.correct`` is known to
-        agree; where both are wrong the records do not tell, so leave those tokens out.
+    ``agree`` ``(n,)`` is True where both models are known to prefer the same token, as
+    ``base.correct & chat.correct`` are; where both are wrong the records do not tell.
 
-    Examples
-    --------
     >>> logits = np.random.default_rng(0).normal(size=(500, 10))
     >>> base, chat = (tabulate(examples(b * logits, logits.argmax(-1))) for b in (1.0, 2.5))
     >>> round(daca_of_records(base, chat, base.correct & chat.correct).temperature, 3)

@@ -57,7 +57,6 @@ STOP, TEST = 0.1, 0.2
 """Fractions of the documents for early stopping and for the final comparison."""
 MIN_DOCUMENTS = 5
 RATES = {"mlp": 3e-4, "shape": 1e-2, "decoder": 1e-4}
-"""Learning rates."""
 LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
 
@@ -107,10 +106,6 @@ def fit_head(
         Where the head is trained. The result is on the CPU.
     progress : callable, optional
         Called with the epochs done and their largest number.
-
-    Returns
-    -------
-    FittedHead
 
     Examples
     --------

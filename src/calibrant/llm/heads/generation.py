@@ -47,10 +47,6 @@ def calibrate_generation(
         Of the prompts, if they have padding. Only the decoder head needs it.
     eos_token_id : int or sequence of int, optional
         If ``generate`` got another one than that of the generation config.
-
-    Returns
-    -------
-    CalibratedGeneration
     """
     inner = matching_model(model, fitted)
     check_plain_output(inner, output)

@@ -88,12 +88,7 @@ class MLPHead(Head):
     wants = "hidden"
 
     def __init__(
-        self,
-        *,
-        width: int,
-        units: int = 64,
-        activation: Literal["swiglu", "relu"] = "swiglu",
-        start: float = 0.0,
+        self, *, width: int, units: int = 64, activation: str = "swiglu", start: float = 0.0
     ) -> None:
         super().__init__()
         check_choice("activation", activation, ("swiglu", "relu"))
@@ -182,9 +177,6 @@ def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
     return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
 
 
-# ------------------------------------------------------------------------- the paper's own head
-
-
 class Memory:
     """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by a decoder head."""
 
@@ -211,24 +203,11 @@ class Memory:
 class DecoderHead(Head):
     """One decoder layer like those of Llama, then a linear layer: ATS (Xie et al. 2024).
 
-    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. The paper's
-    head for Llama-2-7B (width 4096, 32 attention heads, inner 11008) has 202 million parameters.
-    It attends to all earlier tokens, so it must be trained on whole texts, prompts included.
-
-    Parameters
-    ----------
-    width : int
-        Of the hidden states.
-    attention_heads : int
-        A divisor of the width, with an even quotient.
-    inner : int, optional
-        Width of the SwiGLU layer; by default 8/3 of the width, as in Llama.
-    eps, theta : float
-        Of the RMS norms and of the rotary positions.
-    cap : float
-        Largest sharpness.
-    start : float
-        Log-sharpness before training.
+    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. It attends to
+    all earlier tokens, so it must be trained on whole texts, prompts included. ``attention_heads``
+    must divide the width, with an even quotient. ``inner`` is the width of the SwiGLU layer, by
+    default 8/3 of ``width``; ``eps`` and ``theta`` are those of the RMS norms and of the rotary
+    positions; ``cap`` is the largest sharpness.
     """
 
     kind = "decoder"

@@ -46,11 +46,6 @@ def selective(
 
     Parameters
     ----------
-    records : Records
-    u : float or (n,)
-        Log-sharpness.
-    alpha : float
-        Between 0 and 1.
     over : "vocabulary" or int
         Tokens that the uniform distribution covers: all, or this many of the likeliest, up to 10.
     weighting : {"paper", "official"}

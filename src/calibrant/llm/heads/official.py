@@ -46,11 +46,6 @@ def read_official(
         By default that of ``config.json`` in the folder, or else of the model's configuration.
     eps, theta : float
         Of the RMS norms and of the rotary positions; the defaults are those of the official code.
-
-    Returns
-    -------
-    FittedHead
-        With a :class:`DecoderHead` whose sharpness is at most 10, as there.
     """
     place, fingerprint = Path(folder), fingerprint_of(model)
     state, configured = _state(place), _attention_heads(place / CONFIG, model)

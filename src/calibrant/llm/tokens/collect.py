@@ -67,13 +67,10 @@ def collect(
     model : PreTrainedModel
         A Hugging Face causal language model, in any precision.
     documents : iterable
-        Each is one of these:
-
-        - a string: every token but the first counts;
-        - a chat, a list of ``{"role": ..., "content": ...}``: the assistant's turns count;
-        - a pair of strings ``(prompt, answer)``: the answer counts;
-        - ``{"input_ids": ..., "labels": ...}``, each ``(t,)``, with -100 for tokens that do not
-          count; labels stand at the position of their token, as in Hugging Face.
+        Each is a string, in which every token but the first counts; a chat, a list of
+        ``{"role": ..., "content": ...}``, in which the assistant's turns count; a pair of strings
+        ``(prompt, answer)``; or ``{"input_ids": ..., "labels": ...}``, each ``(t,)``, with -100 for
+        tokens that do not count and labels at the position of their token, as in Hugging Face.
     folder : path
         A new or empty folder, or one of an earlier run with the same settings. Under
         ``torchrun`` or ``accelerate launch`` each process takes a share of the documents and
@@ -137,11 +134,17 @@ def collect(
         reader = ModelReader.of(model, fingerprint.softcap, share[plan[0][0]].ids)
         # nothing is written for a model that is refused
         _prepare(target, header, inside=Path(folder))
-        _fill(reader, target, header, share, plan, batch, progress)
+        missing = [n for n in range(len(plan)) if not tables.shard_folder(target, n).is_dir()]
+        done, total = sum(header.shards), sum(header.shards)
+        done -= sum(header.shards[number] for number in missing)
+        report = progress or (lambda done, total: None)
+        report(done, total)
+        for number in missing:
+            with tables.new_shard(target, number) as put:
+                for count in _write_shard(reader, share, plan[number], batch, prompts, put):
+                    done += count
+                    report(done, total)
     return tables.open_table(target)
-
-
-# ------------------------------------------------------------ checks and plan before the model runs
 
 
 def _processes() -> tuple[int, int]:
@@ -250,31 +253,6 @@ def _prepare(target: Path, header: tables.Header, *, inside: Path) -> None:
     tables.write_header(target, header)
 
 
-# --------------------------------------------------------------------------- the pass of the model
-
-
-def _fill(
-    reader: ModelReader,
-    folder: Path,
-    header: tables.Header,
-    texts: Sequence[Encoded],
-    plan: Sequence[list[int]],
-    batch: int,
-    progress: Progress | None,
-) -> None:
-    """Write the shards that are missing."""
-    report = progress or (lambda done, total: None)
-    missing = [n for n in range(len(plan)) if not tables.shard_folder(folder, n).is_dir()]
-    total = sum(header.shards)
-    done = total - sum(header.shards[number] for number in missing)
-    report(done, total)
-    for number in missing:
-        with tables.new_shard(folder, number) as put:
-            for count in _write_shard(reader, texts, plan[number], batch, header.prompts, put):
-                done += count
-                report(done, total)
-
-
 def _write_shard(
     reader: ModelReader,
     texts: Sequence[Encoded],
@@ -287,7 +265,10 @@ def _write_shard(
     tokens = _rows({n: len(texts[n].targets) for n in numbers})
     states = _rows({n: len(_kept(texts[n], prompts)) for n in numbers})
     totals = [sum(map(len, rows.values())) for rows in (tokens, states)]
-    for together in _batches(texts, numbers, batch):
+    # documents of similar length together; the longest come first, to run out of memory early
+    order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
+    for run in padded_batches([int(texts[n].targets[-1]) for n in order], batch):
+        together = order[run]
         rows, kept = (np.concatenate([of[n] for n in together]) for of in (tokens, states))
         computed = _states(reader, [texts[n] for n in together], prompts)
         put(kept, {"hidden": tables.as_half(computed.cpu().float().numpy())}, totals[1])
@@ -317,13 +298,6 @@ def _kept(text: Encoded, prompts: bool) -> IntArray:
     """Positions whose hidden states are kept; each predicts the token after it."""
     targets = text.targets
     return np.arange(targets.max(initial=0)) if prompts else targets - 1
-
-
-def _batches(texts: Sequence[Encoded], numbers: Sequence[int], batch: int) -> Iterator[list[int]]:
-    """Batch documents of similar length; the longest come first, to run out of memory early."""
-    order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
-    for run in padded_batches([int(texts[n].targets[-1]) for n in order], batch):
-        yield order[run]
 
 
 def _states(reader: ModelReader, texts: Sequence[Encoded], prompts: bool) -> Tensor:

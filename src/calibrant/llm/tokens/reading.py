@@ -24,22 +24,11 @@ ROLES = {
 def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     """Read documents for :func:`collect`.
 
-    Parameters
-    ----------
-    path : path
-        ``.jsonl``, or ``.json`` with a list. Each row is a chat (``messages`` with role and
-        content; ``conversations`` of strings in turn, or of ShareGPT's from and value),
-        ``instruction`` with ``output`` and optionally ``input`` (a chat of two turns),
-        ``prompt`` with ``answer``, or ``text``; all values must be strings. Or ``.txt``, with an
-        empty line between documents.
+    A file is ``.jsonl``, or ``.json`` with a list. Each row is a chat (``messages`` with role and
+    content; ``conversations`` of strings in turn, or of ShareGPT's from and value), ``instruction``
+    with ``output`` and optionally ``input`` (a chat of two turns), ``prompt`` with ``answer``, or
+    ``text``; all values must be strings. Or it is ``.txt``, with an empty line between documents.
 
-    Returns
-    -------
-    list
-        Of strings, pairs and chats.
-
-    Examples
-    --------
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder) / "documents.jsonl"

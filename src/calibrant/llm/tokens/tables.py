@@ -230,16 +230,9 @@ def as_half(values: ArrayLike) -> Hidden:
 def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
     """Open a table that was collected before.
 
-    Parameters
-    ----------
-    folder : path, or sequence of paths
-        A folder of :func:`collect`, possibly filled by several processes; or several folders,
-        read as one table, with the documents numbered on.
-
-    Returns
-    -------
-    TokenTable
-        Hidden states and log-partition tables are read from disk when they are needed.
+    ``folder`` is that of :func:`collect`, possibly filled by several processes; or several folders,
+    read as one table, with the documents numbered on. Hidden states and log-partition tables are
+    read from disk when they are needed.
     """
     outer = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
     if not outer:

@@ -1525,7 +1525,7 @@ FAULTS = (
         "llm",
         '{other.digest, other.half} - {""}:',
         "{other.digest, other.half}:",
-        ("/test_llm_tables.py", "llm/test_fingerprint"),
+        ("/test_llm_tables.py", "llm/test_huggingface"),
     ),
     # Artifacts.
     Fault(

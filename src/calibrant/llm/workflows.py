@@ -16,8 +16,7 @@ from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.predict import token_predictions
+from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.llm.tokens.tables import TokenTable
 

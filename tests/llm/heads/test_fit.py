@@ -13,15 +13,14 @@ from torch.nn import functional as F
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads import fit as fit_module, predict as predict_module
+from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head, paired_gain, split_documents
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.fitted import FittedHead, log_sharpness, token_predictions
 from calibrant.llm.heads.modules import (
     bounded,
     make_head,
 )
-from calibrant.llm.heads.predict import log_sharpness, token_predictions
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import TokenTable
 from tests.support.language_models import (
@@ -198,13 +197,13 @@ def test_same_seed_same_head():
 
 def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     table = simulated_table(60)
-    for module in (predict_module, fit_module):
+    for module in (fitted_module, fit_module):
         monkeypatch.setattr(module, "CHUNK", 100)
     monkeypatch.setattr(fit_module, "ENOUGH", 500)
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
     rows = np.concatenate(
-        list(predict_module.document_chunks(table, np.unique(table.documents), 60))
+        list(fitted_module.document_chunks(table, np.unique(table.documents), 60))
     )
     assert rows.tolist() == list(range(len(table)))
 
@@ -216,7 +215,7 @@ def test_documents_go_together_as_padding_allows():
     mark = replace(TINY, vocabulary=3)
     table = TokenTable.from_arrays(np.zeros((len(documents), 16)), records, documents, mark)
     found = [
-        set(documents[rows]) for rows in predict_module.document_chunks(table, np.arange(6), 18)
+        set(documents[rows]) for rows in fitted_module.document_chunks(table, np.arange(6), 18)
     ]
     assert found == [{0}, {1}, {2, 3}, {4, 5}]  # 9 + 9 = 18
 

@@ -59,3 +59,15 @@ def test_a_head_beside_the_files_of_its_model(tmp_path):
         cal.save(fitted, tmp_path)
         assert cal.load(tmp_path).head.bias == fitted.head.bias
     assert (tmp_path / "config.json").read_text() == "of the model"
+
+
+def test_figures_are_weighted_metrics_of_all_tokens(rng):
+    confidence, weight = rng.uniform(0.05, 1, 300), rng.uniform(0.5, 2, 300)
+    correct, nll = rng.random(300) < confidence, rng.exponential(size=300)
+    figures = TokenPredictions(nll, confidence, correct, weight).figures()
+    assert figures["nll"] == pytest.approx(np.average(nll, weights=weight))
+    brier = np.average((confidence - correct) ** 2, weights=weight)
+    assert figures["brier"] == pytest.approx(brier)
+    assert figures["ece"] == pytest.approx(slow_ece(confidence, correct, weight=weight))
+    auroc = roc_auc_score(correct, confidence, sample_weight=weight)
+    assert figures["auroc"] == pytest.approx(auroc)

@@ -15,7 +15,6 @@ from calibrant._core.torch_models import evaluating
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.generation import (
@@ -23,7 +22,13 @@ from calibrant.llm.heads.generation import (
     calibrated_output,
     check_plain_output,
 )
-from calibrant.llm.huggingface import end_tokens, inputs_device, plain_model, positions_of
+from calibrant.llm.huggingface import (
+    end_tokens,
+    fingerprint_of,
+    inputs_device,
+    plain_model,
+    positions_of,
+)
 from calibrant.llm.tokens.documents import prompt_ids
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

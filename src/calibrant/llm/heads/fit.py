@@ -23,7 +23,15 @@ from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.fitted import (
+    FittedHead,
+    TokenPredictions,
+    check_prompts,
+    document_chunks,
+    document_lengths,
+    log_sharpness,
+    predict_rows,
+)
 from calibrant.llm.heads.modules import (
     HEADS,
     LIMIT,
@@ -34,14 +42,6 @@ from calibrant.llm.heads.modules import (
     shape_features,
 )
 from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss
-from calibrant.llm.heads.predict import (
-    TokenPredictions,
-    check_prompts,
-    document_chunks,
-    document_lengths,
-    log_sharpness,
-    predict_rows,
-)
 from calibrant.llm.tokens.evaluate import jackknife_influence
 from calibrant.llm.tokens.tables import TokenTable
 
@@ -111,7 +111,7 @@ def fit_head(
     --------
     >>> from calibrant._core.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.fingerprint import ModelFingerprint
+    >>> from calibrant.llm.huggingface import ModelFingerprint
     >>> rng = np.random.default_rng(0)
     >>> hidden = rng.normal(size=(4000, 4))
     >>> logits = 2 * rng.normal(size=(4000, 10))

@@ -1,15 +1,35 @@
-"""A fitted temperature head, with the fingerprint of its model."""
+"""A fitted temperature head with the fingerprint of its model, and its predictions for tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from calibrant.llm.fingerprint import ModelFingerprint
-from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, make_head
+import numpy as np
+import torch
+from torch import Tensor
 
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.logpartition import Records
+from calibrant.llm.heads.modules import (
+    LIMIT,
+    DecoderHead,
+    GlobalHead,
+    Head,
+    bounded,
+    make_head,
+    shape_features,
+)
+from calibrant.llm.huggingface import ModelFingerprint
+from calibrant.llm.tokens.documents import padded_batches
+from calibrant.llm.tokens.tables import Hidden, TokenTable
+from calibrant.metrics.binned import ece
+from calibrant.metrics.ranking import auroc
+
+CHUNK = 1 << 15
+"""Tokens that are read at a time."""
 Figures = dict[str, dict[str, float]]
 
 
@@ -108,3 +128,106 @@ class FittedHead:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the learned values of a head of the same kind and size."""
         self.head.load_state_dict(state)
+
+
+class TokenPredictions(NamedTuple):
+    """Predictions for tokens, each ``(n,)``."""
+
+    nll: FloatArray  # negative log-likelihood of the next token
+    confidence: FloatArray  # probability of the likeliest token
+    correct: BoolArray  # True if the likeliest token was the next one
+    weight: FloatArray
+
+    def figures(self) -> dict[str, float]:
+        """Metrics over all tokens."""
+        share = self.weight / self.weight.sum()
+        confidence = np.minimum(self.confidence, 1)
+        return {
+            "nll": float(share @ self.nll),
+            "brier": float(share @ (self.confidence - self.correct) ** 2),
+            "ece": ece(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
+            "auroc": auroc(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
+        }
+
+
+def token_predictions(table: TokenTable, fitted: FittedHead | None = None) -> TokenPredictions:
+    """Predict the tokens of a table, with a temperature head of the same model or without."""
+    everything = np.arange(len(table))
+    if fitted is None:
+        return predict_rows(GlobalHead(), table, everything)
+    fitted.fingerprint.check(table.fingerprint, "the table")
+    check_prompts(fitted.head, table)
+    if set(table.collections) & set(fitted.settings.get("tables", ())):
+        warn(
+            "the head was trained on tokens of this table and looks better on them than it is: use "
+            "a table of other documents"
+        )
+    return predict_rows(fitted.head, table, everything)
+
+
+def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
+    """Raise if a head needs the states of prompts and a table has none."""
+    if head.wants == "sequence" and not table.whole:
+        raise ValueError(
+            f"the {head.kind} head needs the states of prompts, which this table lacks: collect "
+            "again with prompts=True, on the command line --prompts"
+        )
+
+
+def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
+    """Predict rows of a table; for a decoder head they must be whole documents."""
+    if head.wants == "sequence":
+        runs = [*document_chunks(table, np.unique(table.documents[rows]), CHUNK)]
+    else:
+        runs = np.array_split(rows, -(-len(rows) // CHUNK))
+    chunks = []
+    with torch.no_grad():
+        for some in runs:
+            records = table.records(some)
+            u = log_sharpness(head, table, some, records).cpu().double().numpy()
+            value = records.log_partition(np.exp(u)).value
+            nll = np.exp(u) * records.own_gap + value
+            chunks.append(TokenPredictions(nll, np.exp(-value), records.correct, records.weight))
+    return TokenPredictions(*(np.concatenate(column) for column in zip(*chunks, strict=True)))
+
+
+def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
+    """Log-sharpness ``(m,)`` of rows of a table by a head, within the limits.
+
+    A decoder head needs all rows of each document, in order.
+    """
+    device = next(head.parameters()).device
+    if head.wants == "nothing":
+        return bounded(head(torch.empty(len(rows), 0, device=device)))
+    if head.wants == "shape":
+        return bounded(head(shape_features(records).to(device)))
+    if not isinstance(head, DecoderHead):
+        return bounded(head(_states(table.hidden(rows), device)))
+    texts = table.texts(rows)
+    longest = max(len(text.states) for text in texts)
+    # padding comes after the tokens of a document, where causal attention does not look
+    padded = np.zeros((len(texts), longest, head.width), np.float16)
+    for line, text in zip(padded, texts, strict=True):
+        line[: len(text.states)] = text.states
+    counting = [n * longest + text.places for n, text in enumerate(texts)]
+    u = head(_states(padded, device)).reshape(-1)
+    return bounded(u[torch.from_numpy(np.concatenate(counting)).to(device)])
+
+
+def _states(hidden: Hidden, device: torch.device) -> Tensor:
+    return torch.from_numpy(hidden).to(device).float()
+
+
+def document_chunks(table: TokenTable, documents: IntArray, size: int) -> Iterator[IntArray]:
+    """Rows of whole documents, ``size`` states with padding at a time, but at least one."""
+    first = np.searchsorted(table.documents, documents, side="left")
+    last = np.searchsorted(table.documents, documents, side="right")
+    rows = [np.arange(a, b) for a, b in zip(first, last, strict=True)]
+    for run in padded_batches(document_lengths(table, documents).tolist(), size):
+        yield np.concatenate(rows[run])
+
+
+def document_lengths(table: TokenTable, documents: IntArray) -> IntArray:
+    """Number of states of each document, with those of its prompts."""
+    after = np.searchsorted(table.documents, documents, side="right")
+    return np.asarray(table.places[after - 1] + 1)

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
-CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 CONFIDENCE = click.option(
     "--confidence",
-    type=click.Choice(CONFIDENCES),
+    type=click.Choice(("geometric", "product", "arithmetic", "first", "minimum", "p_true")),
     help="Confidence of a written answer: an aggregate of its token probabilities, or the model's "
     "verdict in a second prompt (p_true).  [default: geometric]",
 )
@@ -207,9 +206,7 @@ def _measure(
 @click.argument("model")
 @click.argument("question")
 @HEAD
-@click.option(
-    "--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator: the chance of being right."
-)
+@click.option("--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator to apply.")
 @CONFIDENCE
 @click.option(
     "--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Abstain below this."
@@ -302,8 +299,8 @@ def _print_reply(reply: Reply, max_new_tokens: int) -> None:
         elif math.isinf(reply.required):
             console.print("no answer: no confidence met the target error", style="bold")
         else:
-            required = f"{100 * reply.required:.0f} %"
-            console.print(f"no answer: the confidence is below {required}", style="bold")
+            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
+            console.print(message, style="bold")
         end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.answer.truncated else ""
         console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
 

@@ -268,15 +268,6 @@ class ModelFingerprint:
     ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, and ``half`` the
     same rounded to float16 first. With both, a float32 model matches its own copies in either half
     precision; these do not match each other. The name is not compared: models are renamed.
-
-    Examples
-    --------
-    >>> mine = ModelFingerprint("a", 64, 1000, "0123456789abcdef", None)
-    >>> mine.check(ModelFingerprint("b", 64, 1000, "0123456789abcdef", None), "the table")
-    >>> mine.check(ModelFingerprint("c", 32, 1000, "fedcba9876543210", None), "the table")
-    Traceback (most recent call last):
-    ...
-    ValueError: the table belongs to another model: c has hidden_size 32 where a has 64, ...
     """
 
     name: str

@@ -82,10 +82,7 @@ def evaluate_questions(
     level: float | None = 0.9,
     progress: Progress | None = None,
 ) -> Evaluations:
-    """Let a model answer questions, and measure its calibration before and after a head.
-
-    ``confidence`` is that of a written answer, by default ``geometric``.
-    """
+    """Let a model answer questions, and measure its calibration before and after a head."""
     heads, evaluations = _before_and_after(fitted), {}
     if asked.choices:
         logits, labels = asking.ask_choices_each(
@@ -100,9 +97,8 @@ def evaluate_questions(
     for name, answers in by_head.items():
         pairs = zip(answers, asked.questions, strict=True)
         right = np.array([question_sets.exact_match(a.text, q.references) for a, q in pairs])
-        probs = _confidences(
-            model, tokenizer, asked.questions, answers, heads[name], confidence or "geometric"
-        )
+        rule = confidence or "geometric"
+        probs = _confidences(model, tokenizer, asked.questions, answers, heads[name], rule)
         evaluations[name] = evaluate_answers(probs, right, level=level)
     return evaluations
 

@@ -202,9 +202,7 @@ def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     monkeypatch.setattr(fit_module, "ENOUGH", 500)
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
-    rows = np.concatenate(
-        list(fitted_module.document_chunks(table, np.unique(table.documents), 60))
-    )
+    rows = np.concatenate(list(table.document_chunks(np.unique(table.documents), 60)))
     assert rows.tolist() == list(range(len(table)))
 
 
@@ -214,9 +212,7 @@ def test_documents_go_together_as_padding_allows():
     records = tabulate(examples(np.eye(3)[documents % 3], documents % 3))
     mark = replace(TINY, vocabulary=3)
     table = TokenTable.from_arrays(np.zeros((len(documents), 16)), records, documents, mark)
-    found = [
-        set(documents[rows]) for rows in fitted_module.document_chunks(table, np.arange(6), 18)
-    ]
+    found = [set(documents[rows]) for rows in table.document_chunks(np.arange(6), 18)]
     assert found == [{0}, {1}, {2, 3}, {4, 5}]  # 9 + 9 = 18
 
 

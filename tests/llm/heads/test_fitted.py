@@ -1,20 +1,17 @@
-"""Saved temperature heads."""
+"""Saved temperature heads, and their predictions for the tokens of a table."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 import calibrant as cal
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import (
-    HEADS,
-    make_head,
-)
-from tests.support.language_models import (
-    TINY,
-    random_head,
-)
+from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
+from calibrant.llm.heads.modules import HEADS, make_head
+from tests.support.language_models import TINY, random_head
+from tests.support.named_predictions import slow_ece
 
 
 def inputs_of(head, generator=0):

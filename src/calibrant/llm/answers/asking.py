@@ -12,37 +12,38 @@ from torch import Tensor, nn
 from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
+from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
+from calibrant.llm.heads import generation as generations
 from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.generation import (
-    CalibratedGeneration,
-    calibrated_output,
-    check_plain_output,
-)
-from calibrant.llm.huggingface import (
-    end_tokens,
-    fingerprint_of,
-    inputs_device,
-    plain_model,
-    positions_of,
-)
 from calibrant.llm.tokens.documents import prompt_ids
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character in decoded text."""
+GREEDY = {
+    **{"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None},
+    **{"repetition_penalty": 1.0, "no_repeat_ngram_size": 0},  # nor a rule of the generation config
+    **{"return_dict_in_generate": True, "output_logits": True, "output_hidden_states": True},
+}
+"""Options of ``generate``."""
 
 
 class Answer(NamedTuple):
-    """An answer of a model, with its confidence."""
+    """An answer of a model, up to the first line break, with its confidence.
 
-    text: str  # up to the first line break
-    token_texts: list[str]  # that each token adds; a character of several comes with its last
-    probs: FloatArray  # calibrated probability of each token
-    confidence: float  # of the whole answer
-    truncated: bool  # True if the answer would have continued after max_new_tokens
+    ``token_texts`` are the texts that its tokens add, of which a character of several tokens comes
+    with the last, and ``probs`` their calibrated probabilities. ``truncated`` is True if the answer
+    would have continued after ``max_new_tokens``.
+    """
+
+    text: str
+    token_texts: list[str]
+    probs: FloatArray
+    confidence: float
+    truncated: bool
 
 
 def chat_prompt(tokenizer: Any, question: str) -> str:
@@ -105,14 +106,14 @@ def ask_each(
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    stop = set(tokenizer.all_special_ids) | end_tokens(model)
+    stop = set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
     for name, generation, _ in _generations(
         model, tokenizer, prompts, heads, max_new_tokens, **options
     ):
         columns = generation.tokens, generation.log_probs, generation.written
         tokens, logs, written = (column.cpu() for column in columns)
         rows = zip(tokens, logs.double().exp(), written, strict=True)
-        answers[name] += [_answer(tokenizer, *row, aggregate, stop) for row in rows]
+        answers[name] += [_answer(tokenizer, row, aggregate, stop) for row in rows]
     return answers
 
 
@@ -213,22 +214,22 @@ def _generations(
     *,
     batch: int = 8,
     progress: Progress | None = None,
-) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
+) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
     """
-    inner = plain_model(model)
-    plain = FittedHead.from_temperature(1.0, fingerprint_of(inner))
+    inner = huggingface.plain_model(model)
+    plain = FittedHead.from_temperature(1.0, huggingface.fingerprint_of(inner))
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
         matching_model(inner, fitted)
-    done, ends = 0, list(end_tokens(inner))
+    done, ends = 0, list(huggingface.end_tokens(inner))
     for mask, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
-        check_plain_output(inner, output)
+        generations.check_plain_output(inner, output)
         first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, calibrated_output(fitted.head, output, mask, ends), first
+            yield name, generations.calibrated_output(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))
@@ -240,7 +241,7 @@ def _outputs(
     """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
     _check_prompts(prompts)
     check_whole("batch", batch)
-    device, positions = inputs_device(model), positions_of(model)
+    device, positions = huggingface.inputs_device(model), huggingface.positions_of(model)
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
     pad = next(token for token in candidates if token is not None)
@@ -256,26 +257,15 @@ def _outputs(
             # on the left, so that answers follow
             padding = [longest - len(row) for row in some]
             padded = [[pad] * n + row for n, row in zip(padding, some, strict=True)]
-            attention_mask = torch.tensor(
-                [[0] * n + [1] * (longest - n) for n in padding], device=device
-            )
+            mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding], device=device)
             output = model.generate(
                 input_ids=torch.tensor(padded, device=device),
-                attention_mask=attention_mask,
+                attention_mask=mask,
                 max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                repetition_penalty=1.0,  # nor any other rule of the generation config
-                no_repeat_ngram_size=0,
-                return_dict_in_generate=True,
-                output_logits=True,
-                output_hidden_states=True,
                 pad_token_id=pad,
+                **GREEDY,
             )
-            yield attention_mask, output
+            yield mask, output
 
 
 def _check_prompts(prompts: Any) -> None:
@@ -290,14 +280,8 @@ def _check_prompts(prompts: Any) -> None:
             raise ValueError(f"prompt {number} is empty")
 
 
-def _answer(
-    tokenizer: Any,
-    tokens: Tensor,
-    probs: Tensor,
-    written: Tensor,
-    aggregate: Aggregator,
-    stop: set[int],
-) -> Answer:
+def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, stop: set[int]) -> Answer:
+    tokens, probs, written = row
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
     count = _length(tokenizer, ids, stop)

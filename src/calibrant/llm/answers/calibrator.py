@@ -9,15 +9,8 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    Values,
-    as_float64,
-    as_pairs,
-    check_choice,
-    warn,
-)
+from calibrant._core import checks
+from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta
 from calibrant.calibrators.platt import fit_platt
@@ -137,8 +130,8 @@ class AnswerCalibrator:
         self, aggregate: Aggregator | None = "geometric", *, stage: Map = "sigmoid"
     ) -> None:
         if aggregate is not None:
-            check_choice("aggregate", aggregate, get_args(Aggregator))
-        check_choice("stage", stage, get_args(Map))
+            checks.check_choice("aggregate", aggregate, get_args(Aggregator))
+        checks.check_choice("stage", stage, get_args(Map))
         self.aggregate = aggregate
         self.stage = stage
         self.learned_: dict[str, FloatArray] | None = None
@@ -155,16 +148,16 @@ class AnswerCalibrator:
         if self.aggregate is None and self.stage != "isotonic":
             limits = _halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
-        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
+        _, outcome, _ = as_pairs(expit(odds), correct)
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         if not converged:
-            warn(
+            checks.warn(
                 f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
                 "nearly all, are right or wrong; grade more answers"
             )
         elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < SAME:
-            warn(
+            checks.warn(
                 f"confident answers are not right more often among these {len(odds):,}: every "
                 f"answer gets the same chance, {100 * outcome.mean():.0f} %; grade more, or use "
                 "another confidence"
@@ -191,9 +184,8 @@ class AnswerCalibrator:
         be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers, **layout)
-        outcome = _outcomes(correct, len(confidence))
         self.threshold_ = threshold(
-            confidence=confidence, outcome=outcome, max_error=max_error, level=level
+            confidence=confidence, outcome=correct, max_error=max_error, level=level
         )
         return self.threshold_
 
@@ -265,7 +257,7 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
         "probabilities pass aggregate='geometric'"
     )
     try:
-        confidence = as_float64(confidences.one_array(answers))
+        confidence = as_float64(answers)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise ValueError(wanted.format(f"no numbers ({error})")) from error
     if confidence.ndim != 1 or layout or not ((confidence >= 0) & (confidence <= 1)).all():
@@ -303,12 +295,3 @@ def _limits(values: Any) -> tuple[float, float]:
         case [float(low), float(high)] if 0 < low < high < 1:
             return low, high
     raise ValueError(f"limits must be two rising numbers between 0 and 1, got {values!r:.60}")
-
-
-def _outcomes(correct: Values, answers: int) -> FloatArray:
-    outcome = as_float64(correct)
-    if outcome.shape != (answers,):
-        raise ValueError(
-            f"correct must have one value for each of {answers} answers, got {outcome.shape}"
-        )
-    return outcome

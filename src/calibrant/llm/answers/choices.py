@@ -26,15 +26,9 @@ def choice_tokens(
 ) -> list[int]:
     """Return the token ids by which a model names its choice, all different.
 
-    Parameters
-    ----------
-    tokenizer : a tokenizer of Hugging Face
-        Anything with ``encode(text, add_special_tokens=False)`` and ``decode``.
-    choices : sequence of str
-    prefix : str, optional
-        Text between the prompt and the choice: a space after ``Answer:``, nothing after a line
-        break or a chat template. By default a space; or nothing, if the choices after a space are
-        not single tokens, as with tokenizers that put a space before every text (Llama 2).
+    ``prefix`` is the text between the prompt and the choice: a space after ``Answer:``, nothing
+    after a line break or a chat template. By default it is a space; or nothing, if the choices
+    after a space are not single tokens, as with tokenizers that put a space before every text.
     """
     wrong = []
     for between in (" ", "") if prefix is None else (prefix,):
@@ -86,15 +80,9 @@ def choice_logits_from_likelihoods(
 ) -> FloatArray:
     """Compute the log-probabilities of choices that are whole texts.
 
-    Parameters
-    ----------
-    log_likelihoods : (..., choices)
-        Sum of the log-probabilities of the tokens of each choice, after the question.
-    lengths : (..., choices) or (choices,), optional
-        Tokens (or bytes) of each choice, to divide the likelihoods by.
+    ``log_likelihoods`` ``(..., choices)`` are sums of the log-probabilities of the tokens of each
+    choice, after the question. They are divided by ``lengths``, the tokens or bytes of each choice.
 
-    Examples
-    --------
     >>> np.exp(choice_logits_from_likelihoods([[-2.0, -4.0]], [1, 2])).round(2)
     array([[0.5, 0.5]])
     """

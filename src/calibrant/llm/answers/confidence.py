@@ -115,11 +115,6 @@ def log_odds(log_confidence: FloatArray) -> FloatArray:
     return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
 
 
-def one_array(values: Answers) -> Values:
-    """Return values as one tensor or array."""
-    return values if isinstance(values, Tensor) else np.asarray(values)
-
-
 def _as_tokens(token_probs: Answers, mask: Values | None, documents: Values | None) -> Tokens:
     if mask is not None and documents is not None:
         raise ValueError("pass mask with a padded array or documents with a flat one, not both")
@@ -156,7 +151,7 @@ def _from_list(token_probs: Answers) -> Tokens:
 
 
 def _from_array(token_probs: Answers, name: str, layout: IntArray, ndim: int) -> Tokens:
-    probs = as_float64(one_array(token_probs))
+    probs = as_float64(token_probs)  # type: ignore[arg-type]
     if probs.ndim != ndim or probs.shape != layout.shape:
         form, got = (
             "(answers, tokens)" if ndim == 2 else "(tokens,)",

@@ -76,29 +76,14 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
     ``separator`` separates right answers on one line, as ``"; "`` in TruthfulQA.
     """
     path, references = Path(file), dict[str, list[str]]()
-    for number, lines in _paragraphs(path):
-        if len(lines) != 2:
-            raise ValueError(
-                f"{path}: line {number} must begin a question, an answer and an empty line, got "
-                f"{len(lines)} lines"
-            )
+    for paragraph in re.split(r"\n\s*\n", read_text(path).strip()):
+        lines = [line.strip() for line in paragraph.split("\n")]
+        if len(lines) != 2 or not lines[0]:
+            wanted = "a question, an answer and an empty line each time"
+            raise ValueError(f"{path} must have {wanted}, got {lines!r:.80}")
         answers = _parts(lines[1], separator) if separator else [lines[1]]
         references.setdefault(lines[0], []).extend(answers)
-    if not references:
-        raise ValueError(f"{path} has no question: it needs a question, an answer, an empty line")
     return [Question(text, tuple(dict.fromkeys(right))) for text, right in references.items()]
-
-
-def _paragraphs(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Consecutive lines that are not empty, with the number of their first."""
-    paragraph: list[str] = []
-    lines = read_text(path).split("\n")
-    for number, line in enumerate([*lines, ""], start=1):
-        if line.strip():
-            paragraph.append(line.strip())
-        elif paragraph:
-            yield number - len(paragraph), paragraph
-            paragraph = []
 
 
 def _parts(text: str, separator: str = ";") -> list[str]:
@@ -194,11 +179,7 @@ def verdict_prompt(question: Question, answer: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces.
-
-    >>> normalised("The  Beatles!")
-    'beatles'
-    """
+    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces."""
     plain = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 

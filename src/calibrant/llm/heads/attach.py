@@ -205,9 +205,6 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
 
 
-# ----------------------------------------------------------------- memory of the decoder head
-
-
 @dataclass
 class _DecoderFollower:
     """Computes the log-sharpness of each call of a model, with a memory for each cache."""
@@ -232,7 +229,13 @@ class _DecoderFollower:
     ) -> Memory | None:
         batch, tokens, _ = hidden.shape
         if _length(cache) != past + tokens:
-            _check_whole_text(kwargs)
+            states = [name for name in STATES if kwargs.get(name) is not None]
+            if states or kwargs.get("use_cache"):
+                raise ValueError(
+                    "the decoder head needs whole texts, or a cache that counts its tokens and is "
+                    f"returned as past_key_values, got {', '.join(states) or 'use_cache=True'}: "
+                    "pass use_cache=False, to generate too, or use a head that looks at one token"
+                )
             return None
         if cache not in self.memories:
             self.memories[cache] = Memory()
@@ -279,17 +282,6 @@ def _length(cache: Any) -> int:
     """Tokens in a cache; 0 if there is none, or it does not count them."""
     getter = getattr(cache, "get_seq_length", None)
     return int(getter()) if callable(getter) else 0
-
-
-def _check_whole_text(kwargs: dict[str, Any]) -> None:
-    """Raise unless a call without a cache to follow has the whole text."""
-    states = [name for name in STATES if kwargs.get(name) is not None]
-    if states or kwargs.get("use_cache"):
-        raise ValueError(
-            "the decoder head needs whole texts, or a cache that counts its tokens and is returned "
-            f"as past_key_values, got {', '.join(states) or 'use_cache=True'}: pass "
-            "use_cache=False, to generate too, or use a head that looks at one token"
-        )
 
 
 def _present(mask: Any, tokens: int) -> Tensor | None:

@@ -1,8 +1,7 @@
 """Train a temperature head from a token table; keep it only if it beats one temperature.
 
 Documents are split into three parts: a head is trained on the first, the second decides when to
-stop (and which alpha is best), and the third compares it with the global temperature. A head is
-not kept unless it wins there by more than the standard error of the difference.
+stop (and which alpha is best), and the third compares it with the global temperature.
 """
 
 from __future__ import annotations
@@ -23,24 +22,9 @@ from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
 from calibrant.calibrators.objectives import Objective
 from calibrant.calibrators.scaling import best_sharpness
-from calibrant.llm.heads.fitted import (
-    FittedHead,
-    TokenPredictions,
-    check_prompts,
-    document_chunks,
-    document_lengths,
-    log_sharpness,
-    predict_rows,
-)
-from calibrant.llm.heads.modules import (
-    HEADS,
-    LIMIT,
-    GlobalHead,
-    Head,
-    ShapeHead,
-    make_head,
-    shape_features,
-)
+from calibrant.llm.heads import fitted, modules
+from calibrant.llm.heads.fitted import FittedHead, TokenPredictions, predict_rows
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head
 from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss
 from calibrant.llm.tokens.evaluate import jackknife_influence
 from calibrant.llm.tokens.tables import TokenTable
@@ -129,7 +113,7 @@ def fit_head(
     check_whole("batch", batch)
     if "alpha" in (objective_options or {}):
         raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
-    check_prompts(HEADS[head], table)
+    fitted.check_prompts(modules.HEADS[head], table)
     split = split_documents(table.documents, seed=seed)
     score = "nll" if objective == "nll" else "brier"
     known = np.concatenate([split.train, split.stop])
@@ -144,7 +128,7 @@ def fit_head(
         why = "one temperature for all tokens is kept, as asked for"
         return FittedHead(simple, table.fingerprint, score, True, why, figures, settings)
     width = table.fingerprint.hidden_size
-    new_head = partial(make_head, head, width=width, start=start, **(options or {}))
+    new_head = partial(modules.make_head, head, width=width, start=start, **(options or {}))
     rate = RATES.get(head, LINEAR_RATE / width) if rate is None else rate
     report = progress or (lambda done, total: None)
     place = own_device(device)
@@ -172,7 +156,7 @@ def fit_head(
 
 
 def _check_arguments(head: str, objective: str, alpha: float | None, *options: object) -> None:
-    check_choice("head", head, tuple(HEADS))
+    check_choice("head", head, tuple(modules.HEADS))
     check_choice("objective", objective, tuple(OBJECTIVES))
     if alpha is not None and (objective != "selective" or head == "global"):
         raise ValueError(
@@ -285,8 +269,8 @@ class _Trainer(NamedTuple):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
             head = new_head().to(self.device)
-        if isinstance(head, ShapeHead):
-            head.standardise(shape_features(self.table.records(_enough(self.split.train))))
+        if isinstance(head, modules.ShapeHead):
+            head.standardise(modules.shape_features(self.table.records(_enough(self.split.train))))
         optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
         rng = np.random.default_rng(self.seed)
         best, best_epoch, state = self._held_out_score(head), 0, deepcopy(head.state_dict())
@@ -294,7 +278,9 @@ class _Trainer(NamedTuple):
             for rows, records in self._steps(head, rng):
                 check_time()
                 optimiser.zero_grad()
-                loss(objective, records, log_sharpness(head, self.table, rows, records)).backward()
+                loss(
+                    objective, records, fitted.log_sharpness(head, self.table, rows, records)
+                ).backward()
                 optimiser.step()
             self.progress(before + epoch, total)
             score = self._held_out_score(head)
@@ -314,8 +300,8 @@ class _Trainer(NamedTuple):
         table, rows = self.table, self.split.train
         if head.wants == "sequence":
             names = rng.permutation(np.unique(table.documents[rows]))
-            by_length = names[np.argsort(document_lengths(table, names), kind="stable")]
-            batches = list(document_chunks(table, by_length, self.batch))
+            by_length = names[np.argsort(table.document_lengths(names), kind="stable")]
+            batches = list(table.document_chunks(by_length, self.batch))
             for number in rng.permutation(len(batches)):
                 yield batches[number], table.records(batches[number])
             return

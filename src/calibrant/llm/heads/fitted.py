@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,17 +13,9 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._core.logpartition import Records
-from calibrant.llm.heads.modules import (
-    LIMIT,
-    DecoderHead,
-    GlobalHead,
-    Head,
-    bounded,
-    make_head,
-    shape_features,
-)
+from calibrant.llm.heads import modules
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
 from calibrant.llm.huggingface import ModelFingerprint
-from calibrant.llm.tokens.documents import padded_batches
 from calibrant.llm.tokens.tables import Hidden, TokenTable
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
@@ -71,12 +63,7 @@ class FittedHead:
     def from_temperature(
         cls, temperature: float, fingerprint: ModelFingerprint, reasons: str = ""
     ) -> FittedHead:
-        """Make a head of one temperature, for instance that of :func:`daca`.
-
-        >>> tiny = ModelFingerprint("tiny", 2, 3, "0" * 16, None)
-        >>> float(FittedHead.from_temperature(2.0, tiny).head.bias)
-        -0.69...
-        """
+        """Make a head of one temperature, for instance that of DACA."""
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
@@ -110,7 +97,7 @@ class FittedHead:
         settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
-        made = make_head(head, **{"width": 1, **options})
+        made = modules.make_head(head, **{"width": 1, **options})
         if made.config() != options:
             wanted = made.config()
             raise ValueError(f"options of the {head} head must be like {wanted}, got {options}")
@@ -177,7 +164,7 @@ def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
 def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
     """Predict rows of a table; for a decoder head they must be whole documents."""
     if head.wants == "sequence":
-        runs = [*document_chunks(table, np.unique(table.documents[rows]), CHUNK)]
+        runs = [*table.document_chunks(np.unique(table.documents[rows]), CHUNK)]
     else:
         runs = np.array_split(rows, -(-len(rows) // CHUNK))
     chunks = []
@@ -200,8 +187,8 @@ def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Record
     if head.wants == "nothing":
         return bounded(head(torch.empty(len(rows), 0, device=device)))
     if head.wants == "shape":
-        return bounded(head(shape_features(records).to(device)))
-    if not isinstance(head, DecoderHead):
+        return bounded(head(modules.shape_features(records).to(device)))
+    if not isinstance(head, modules.DecoderHead):
         return bounded(head(_states(table.hidden(rows), device)))
     texts = table.texts(rows)
     longest = max(len(text.states) for text in texts)
@@ -216,18 +203,3 @@ def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Record
 
 def _states(hidden: Hidden, device: torch.device) -> Tensor:
     return torch.from_numpy(hidden).to(device).float()
-
-
-def document_chunks(table: TokenTable, documents: IntArray, size: int) -> Iterator[IntArray]:
-    """Rows of whole documents, ``size`` states with padding at a time, but at least one."""
-    first = np.searchsorted(table.documents, documents, side="left")
-    last = np.searchsorted(table.documents, documents, side="right")
-    rows = [np.arange(a, b) for a, b in zip(first, last, strict=True)]
-    for run in padded_batches(document_lengths(table, documents).tolist(), size):
-        yield np.concatenate(rows[run])
-
-
-def document_lengths(table: TokenTable, documents: IntArray) -> IntArray:
-    """Number of states of each document, with those of its prompts."""
-    after = np.searchsorted(table.documents, documents, side="right")
-    return np.asarray(table.places[after - 1] + 1)

@@ -95,7 +95,13 @@ def calibrated_output(
         prompt = output.sequences.shape[1] - steps
         if not prompt and mask is not None:  # it was passed as inputs_embeds
             prompt = mask.shape[1]
-        _check_prompt(states[0], mask, prompt)
+        masked = prompt if mask is None else mask.shape[1]
+        if not states[0].shape[1] == masked == prompt:
+            raise ValueError(
+                f"the decoder head needs the states and the mask of all {prompt} tokens of the "
+                f"prompt, got {states[0].shape[1]} and {masked}: generate without past_key_values "
+                "and prefill_chunk_size; with inputs_embeds, pass attention_mask"
+            )
         if mask is not None:  # of each text; the rows of one prompt are next to each other
             repeats = len(output.logits[0]) // len(mask)
             mask = mask.repeat_interleave(repeats, 0)[rows[:, 0].to(mask.device)]
@@ -107,17 +113,6 @@ def calibrated_output(
     log_probs = (logits.float() * sharpness[..., None]).log_softmax(-1)
     chosen = log_probs.gather(-1, tokens.to(logits.device)[..., None])[..., 0]
     return CalibratedGeneration(tokens, chosen, log_probs.amax(-1).exp(), sharpness, written)
-
-
-def _check_prompt(states: Tensor, mask: Tensor | None, prompt: int) -> None:
-    """Raise unless the first step of ``generate`` has the states of the whole prompt."""
-    masked = prompt if mask is None else mask.shape[1]
-    if not states.shape[1] == masked == prompt:
-        raise ValueError(
-            f"the decoder head needs the states and the mask of all {prompt} tokens of the prompt, "
-            f"got {states.shape[1]} and {masked}: generate without past_key_values and "
-            "prefill_chunk_size; with inputs_embeds, pass attention_mask"
-        )
 
 
 def _log_sharpness_of_texts(head: DecoderHead, states: list[Tensor], mask: Tensor | None) -> Tensor:

@@ -78,7 +78,7 @@ class LinearHead(Head):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-sharpness ``(...)`` of states ``(..., width)``."""
-        return cast(Tensor, self.last(_normed(hidden)))[..., 0]
+        return cast(Tensor, self.last(F.layer_norm(hidden, hidden.shape[-1:])))[..., 0]
 
 
 class MLPHead(Head):
@@ -98,14 +98,12 @@ class MLPHead(Head):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-sharpness ``(...)`` of states ``(..., width)``."""
-        inner = self.first(_normed(hidden))
+        inner = self.first(F.layer_norm(hidden, hidden.shape[-1:]))
         if self.activation == "relu":
             return cast(Tensor, self.last(F.relu(inner)))[..., 0]
         gate, value = inner.chunk(2, -1)
         return cast(Tensor, self.last(F.silu(gate) * value))[..., 0]
 
-
-# --------------------------------------------------------------------------- shape of the logits
 
 OCTAVES_SEEN = 7
 """Sharpness 0.05, 0.1, ... 3.2, at which the log-odds of the top token are features."""
@@ -203,9 +201,9 @@ class Memory:
 class DecoderHead(Head):
     """One decoder layer like those of Llama, then a linear layer: ATS (Xie et al. 2024).
 
-    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. It attends to
-    all earlier tokens, so it must be trained on whole texts, prompts included. ``attention_heads``
-    must divide the width, with an even quotient. ``inner`` is the width of the SwiGLU layer, by
+    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. It attends
+    to all earlier tokens, so it must be trained on whole texts, prompts included. The width must be
+    a multiple of twice the ``attention_heads``. ``inner`` is the width of the SwiGLU layer, by
     default 8/3 of ``width``; ``eps`` and ``theta`` are those of the RMS norms and of the rotary
     positions; ``cap`` is the largest sharpness.
     """
@@ -315,10 +313,6 @@ def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> H
 def bounded(u: Tensor) -> Tensor:
     """Clip log-sharpness to its limits."""
     return u.float().clamp(-LIMIT, LIMIT)
-
-
-def _normed(hidden: Tensor) -> Tensor:
-    return F.layer_norm(hidden, hidden.shape[-1:])
 
 
 def _matrix(inputs: int, outputs: int) -> nn.Linear:

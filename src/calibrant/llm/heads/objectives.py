@@ -1,8 +1,7 @@
-r"""Training objectives of temperature heads, from the records of tokens.
+"""Training objectives of temperature heads, from the records of tokens.
 
 As in :mod:`calibrant.calibrators.objectives`, an objective takes records and the log-sharpness
-``(n,)``, and returns its mean with the gradient ``(n,)``. :func:`loss` makes it a node of torch's
-graph, so that any head can be trained without the vocabulary.
+``(n,)``, and returns its mean with the gradient ``(n,)``.
 """
 
 from __future__ import annotations

@@ -36,16 +36,10 @@ def read_official(
 ) -> FittedHead:
     """Read a head that was saved by the official code of ATS (Xie et al. 2024).
 
-    Parameters
-    ----------
-    folder : path
-        With ``calibration_head.safetensors``, of the kind ``transformer``.
-    model : PreTrainedModel
-        The model that it was trained for; only its width can be checked.
-    attention_heads : int, optional
-        By default that of ``config.json`` in the folder, or else of the model's configuration.
-    eps, theta : float
-        Of the RMS norms and of the rotary positions; the defaults are those of the official code.
+    ``folder`` has ``calibration_head.safetensors``, of the kind ``transformer``. ``model`` is the
+    one that it was trained for; only its width can be checked. ``attention_heads`` is by default
+    that of ``config.json`` in the folder, or else of the model. ``eps`` and ``theta`` are those of
+    the RMS norms and of the rotary positions, by default as in the official code.
     """
     place, fingerprint = Path(folder), fingerprint_of(model)
     state, configured = _state(place), _attention_heads(place / CONFIG, model)

@@ -107,7 +107,7 @@ def evaluate_tokens(
     if level is None or effective < MIN_DOCUMENTS:
         estimates = {name: Estimate(value) for name, value in values.items()}
         estimates["debiased_ece"] = Estimate(gaps.debiased(tokens.filled))
-        return _evaluation(estimates, tokens, None)
+        return tokens.evaluation(estimates, None)
 
     check_level(level)
     influence = tokens.influence()
@@ -127,7 +127,7 @@ def evaluate_tokens(
     cells = _cells(thinned, noise * np.sqrt((effective - 1) / squares), values["accuracy"])
     for name, value in (("ece", values["ece"]), ("debiased_ece", gaps.debiased(thinned))):
         estimates[name] = intervals.error_interval(value, gaps.total, cells, level)
-    return _evaluation(estimates, tokens, level)
+    return tokens.evaluation(estimates, level)
 
 
 class Change(NamedTuple):
@@ -224,6 +224,14 @@ class _Tokens(NamedTuple):
         filled = fill(claimed, outcome, uniform_edges(bins))
         return cls(claimed, outcome, number, unique.size, filled, scores)
 
+    def evaluation(
+        self, estimates: dict[str, Estimate], level: float | None
+    ) -> ConfidenceEvaluation:
+        ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
+        return ConfidenceEvaluation(
+            ordered, len(self.outcome), 2, "top_label", self.filled, level, documents=self.documents
+        )
+
     def influence(self) -> FloatArray:
         """Influence of each document on scores and gaps, ``(documents, scores + bins)``."""
         off, bins = self.confidence - self.outcome, len(self.filled.edges) - 1
@@ -232,16 +240,6 @@ class _Tokens(NamedTuple):
         cell = self.number * bins + bin_index(self.confidence, self.filled.edges)
         gaps = np.bincount(cell, off, self.documents * bins).reshape(self.documents, bins)
         return jackknife_influence(np.column_stack([*sums, gaps]))
-
-
-def _evaluation(
-    estimates: dict[str, Estimate], tokens: _Tokens, level: float | None
-) -> ConfidenceEvaluation:
-    ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
-    n = int(tokens.filled.count.sum())
-    return ConfidenceEvaluation(
-        ordered, n, 2, "top_label", tokens.filled, level, documents=tokens.documents
-    )
 
 
 def effective_documents(number: IntArray) -> float:

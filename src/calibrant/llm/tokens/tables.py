@@ -25,6 +25,7 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, IntArray
 from calibrant._core.logpartition import Records, concatenate
 from calibrant.llm.huggingface import ModelFingerprint
+from calibrant.llm.tokens.documents import padded_batches
 
 FORMAT = 1
 HEADER = "table.json"
@@ -87,18 +88,6 @@ class TokenTable:
         True if the states of all preceding tokens are stored, those of prompts included.
     collections : tuple of str
         Identifiers of the runs of :func:`collect` that were read; empty for a table in memory.
-
-    Examples
-    --------
-    >>> from calibrant._core.logpartition import tabulate
-    >>> from calibrant._core.chunks import examples
-    >>> tiny = ModelFingerprint("tiny", 2, 3, "0" * 16, None)
-    >>> records = tabulate(examples(np.eye(3), [0, 1, 1]))
-    >>> table = TokenTable.from_arrays(np.ones((3, 2)), records, [0, 0, 1], tiny)
-    >>> len(table), table.hidden(table.documents == 0).shape
-    (3, (2, 2))
-    >>> table.records(slice(1, 3)).correct
-    array([ True, False])
     """
 
     def __init__(
@@ -172,6 +161,18 @@ class TokenTable:
             places = self.places[run[0] : run[-1] + 1]
             texts.append(Text(shard.hidden[begin : begin + int(places[-1]) + 1], places))
         return texts
+
+    def document_lengths(self, documents: IntArray) -> IntArray:
+        """Number of states of some documents, with those of their prompts."""
+        after = np.searchsorted(self.documents, documents, side="right")
+        return np.asarray(self.places[after - 1] + 1)
+
+    def document_chunks(self, documents: IntArray, size: int) -> Iterator[IntArray]:
+        """Rows of whole documents, ``size`` states with padding at a time, but at least one."""
+        first, after = (np.searchsorted(self.documents, documents, s) for s in ("left", "right"))
+        rows = [np.arange(a, b) for a, b in zip(first, after, strict=True)]
+        for run in padded_batches(self.document_lengths(documents).tolist(), size):
+            yield np.concatenate(rows[run])
 
     def _located(
         self, selection: Selection

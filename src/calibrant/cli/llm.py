@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from calibrant.llm import Answer, FittedHead
+    from calibrant.llm import Answer
     from calibrant.llm.workflows import Evaluations, QuestionSet, Reply
 
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
+CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 CONFIDENCE = click.option(
     "--confidence",
-    type=click.Choice(("geometric", "product", "arithmetic", "first", "minimum", "p_true")),
+    type=click.Choice(CONFIDENCES),
     help="Confidence of a written answer: an aggregate of its token probabilities, or the model's "
     "verdict in a second prompt (p_true).  [default: geometric]",
 )
@@ -123,7 +124,11 @@ def fit(
             names = ("kept", "reasons", "settings", "figures")
             click.echo(json.dumps({name: getattr(fitted, name) for name in names}, indent=2))
         else:
-            _print_fit(fitted)
+            console = new_console()
+            console.print(fitted.reasons, soft_wrap=True)
+            metrics = list(fitted.figures["before"])
+            rows = [(on, *(f"{x[m]:.4f}" for m in metrics)) for on, x in fitted.figures.items()]
+            console.print(shared.text_table(["on held-out documents", *metrics], rows))
     say(f"{written}; to use it: calibrant llm ask MODEL QUESTION --head {out}")
 
 
@@ -208,12 +213,8 @@ def _measure(
 @HEAD
 @click.option("--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator to apply.")
 @CONFIDENCE
-@click.option(
-    "--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Abstain below this."
-)
-@click.option(
-    "--max-new-tokens", type=click.IntRange(1), default=64, help="Longest answer, in tokens."
-)
+@click.option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=64, help="Longest answer.")
 @click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
 @DEVICE
 @DTYPE
@@ -281,14 +282,6 @@ def _print_evaluations(title: str, results: Evaluations) -> None:
             cells = (cell for _, value, interval in rows for cell in (value, interval))
             table.add_row(rows[0][0], *cells)
         console.print(table)
-
-
-def _print_fit(fitted: FittedHead) -> None:
-    console = new_console()
-    console.print(fitted.reasons, soft_wrap=True)
-    names = list(next(iter(fitted.figures.values())))
-    rows = [(row, *(f"{of[name]:.4f}" for name in names)) for row, of in fitted.figures.items()]
-    console.print(shared.text_table(["on held-out documents", *names], rows))
 
 
 def _print_reply(reply: Reply, max_new_tokens: int) -> None:

@@ -69,12 +69,8 @@ def load_model(
 def plain_model(model: Any) -> Any:
     """Return the causal language model inside a PEFT or compiled model, or the model itself."""
     getter = getattr(model, "get_base_model", None)
-    return uncompiled(getter() if callable(getter) else model)
-
-
-def uncompiled(model: Any) -> Any:
-    """Unwrap a ``torch.compile`` model: ``generate`` calls the inner one."""
-    return getattr(model, "_orig_mod", model)
+    inner = getter() if callable(getter) else model
+    return getattr(inner, "_orig_mod", inner)  # of torch.compile; generate calls the inner one
 
 
 def has_head(inner: nn.Module) -> bool:

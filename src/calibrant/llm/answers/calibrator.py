@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from calibrant.calibrators.platt import fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SAME = 1e-6
 """Smallest range of predictions that counts as different."""
@@ -138,7 +135,7 @@ class AnswerCalibrator:
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
 
-    def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
+    def fit(self, answers: Answers, correct: Values, **layout: Any) -> AnswerCalibrator:
         """Fit to graded answers.
 
         ``answers`` are as for :func:`answer_confidence`, with ``mask`` or ``documents`` in

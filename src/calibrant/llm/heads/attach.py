@@ -1,8 +1,7 @@
 """Attach a temperature head to a live model, for calibrated generation.
 
-Two hooks do it: one keeps the hidden states that the head needs, one multiplies the logits that the
-model returns, in single precision and after any soft-capping. No weight of the model changes, and
-the hooks are removed at the end of the block.
+One hook keeps the hidden states that the head needs, one multiplies the logits that the model
+returns, in single precision and after any soft-capping. No weight of the model changes.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
 
         # generate calls the inner model. So does a call of a PEFT model, but up to PEFT 0.20 by its
         # forward, which skips the hooks: then the outer one scales.
-        for module in dict.fromkeys((inner, huggingface.uncompiled(model))):
+        for module in dict.fromkeys((inner, getattr(model, "_orig_mod", model))):
             hook = _hooked(module.register_forward_hook, scale, stack, with_kwargs=True)
             setattr(hook, SCALES, True)
         torch.compiler.reset()  # nor does code that was compiled before

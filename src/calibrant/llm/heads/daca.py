@@ -1,8 +1,7 @@
 r"""A global temperature without labels, from a calibrated base model (DACA, Luo et al. 2025).
 
-Alignment makes a model over-confident, its base model mostly is not. Where both prefer the same
-token, the chat model is matched to the confidence of the base model; other tokens are left out,
-because matching there would make the chat model under-confident.
+Alignment makes a model over-confident, its base model mostly is not. The chat model is matched to
+the base model where both prefer the same token; elsewhere this would make it under-confident.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from calibrant.llm.tokens.evaluate import jackknife_influence
 from calibrant.llm.tokens.tables import TokenTable
 
 ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-"""Values of alpha that are tried."""
 PATIENCE = 4
 """Epochs without improvement after which training stops."""
 CHUNK = 1 << 15

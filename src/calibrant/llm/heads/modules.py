@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -22,24 +22,18 @@ from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Record
 LIMIT = 3.0
 """Log-sharpness is clipped to plus and minus this: temperatures from 0.05 to 20."""
 
-Wants: TypeAlias = Literal["nothing", "hidden", "shape", "sequence"]
-
 
 class Head(nn.Module):
     """Base class of temperature heads.
 
-    Attributes
-    ----------
-    kind : str
-        Name in :data:`HEADS`.
-    wants : str
-        ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them ``(batch, tokens, width)``,
-        from the first token on; :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any
-        tensor ``(..., k)``, of which only the shape is used.
+    A head ``wants`` ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them
+    ``(batch, tokens, width)``, from the first token on; the ``"shape"`` of the logits,
+    :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any tensor ``(..., k)``, of which only
+    the shape is used. ``kind`` is its name in :data:`HEADS`.
     """
 
     kind: ClassVar[str]
-    wants: ClassVar[Wants]
+    wants: ClassVar[Literal["nothing", "hidden", "shape", "sequence"]]
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that make a head of the same form, without learned values."""

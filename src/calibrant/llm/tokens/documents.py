@@ -110,7 +110,13 @@ def _encode(document: Any, tokenizer: Any, name: str) -> Encoded:
         case [_, *_] if all(
             isinstance(t, Mapping) and {"role", "content"} <= {*t} for t in document
         ):
-            return _from_chat(tokenizer, list(document), name)
+            ids, mask = _assistant_tokens(tokenizer, list(document))
+            if not mask.any():
+                raise ValueError(
+                    f"no turn of the assistant was found in {name}: if it has one, put "
+                    "{% generation %} around the answers in the chat template, or pass token ids"
+                )
+            return Encoded(ids, np.where(mask, ids, IGNORED))
     raise TypeError(
         f"{name} must be a string, a chat (a list of {{'role': ..., 'content': ...}}), a pair of "
         f"strings (prompt, answer) or {{'input_ids': ..., 'labels': ...}}, got {document!r:.80}"
@@ -131,16 +137,6 @@ def _from_ids(document: Mapping[str, Any], name: str) -> Encoded:
             f"input_ids and labels of {name} must both be (t,), got {ids.shape} and {labels.shape}"
         )
     return Encoded(ids, labels)
-
-
-def _from_chat(tokenizer: Any, turns: list[Any], name: str) -> Encoded:
-    ids, mask = _assistant_tokens(tokenizer, turns)
-    if not mask.any():
-        raise ValueError(
-            f"no turn of the assistant was found in {name}: if it has one, put {{% generation %}} "
-            "around the answers in the chat template, or pass input_ids and labels"
-        )
-    return Encoded(ids, np.where(mask, ids, IGNORED))
 
 
 def _assistant_tokens(tokenizer: Any, turns: list[Any]) -> tuple[IntArray, BoolArray]:

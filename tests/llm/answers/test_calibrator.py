@@ -212,7 +212,7 @@ def test_few_all_right_confidences_warn(stage):
 
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_bad_fits_are_refused(answers):
-    with pytest.raises(ValueError, match="each of 50 answers"):
+    with pytest.raises(ValueError, match="equal shapes"):
         AnswerCalibrator().fit(answers, np.ones(49))
     with pytest.raises(ValueError, match="0 or 1"):
         AnswerCalibrator().fit(answers, np.full(50, 0.5))

@@ -148,5 +148,5 @@ def test_graded_answers(tmp_path):
 
 def test_a_file_without_questions(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"empty\.txt has no question"):
+    with pytest.raises(ValueError, match=r"empty\.txt must have a question"):
         read_questions(tmp_path / "empty.txt")

@@ -137,7 +137,7 @@ def ask_choices(
     shots : sequence of Question
         Solved examples; those with the subject of a question precede it, or all if none has it.
     prefix : str, optional
-        As for :func:`~calibrant.llm.answers.choices.choice_tokens`.
+        As for ``calibrant.llm.answers.choices.choice_tokens``.
     model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
     """

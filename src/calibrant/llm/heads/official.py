@@ -73,7 +73,7 @@ def read_official(
 
 
 def _state(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors, under the names of :class:`DecoderHead`."""
+    """Read the tensors, under the names of the decoder head."""
     try:
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError:

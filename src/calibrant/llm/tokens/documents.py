@@ -153,7 +153,7 @@ def _assistant_tokens(tokenizer: Any, turns: list[Any]) -> tuple[IntArray, BoolA
         return np.array(encoded["input_ids"]), np.array(encoded["assistant_masks"]) == 1
     chat = _Chat.of(tokenizer, turns)
     encoded = tokenizer(chat.text, add_special_tokens=False, return_offsets_mapping=True)
-    begin, end = np.array(encoded["offset_mapping"]).T
+    begin, end = np.array(encoded["offset_mapping"]).reshape(-1, 2).T
     mask = np.zeros(len(begin), bool)
     for number in (n for n, turn in enumerate(turns) if turn["role"] == "assistant"):
         start = chat.start(number)
@@ -197,9 +197,11 @@ class _Chat(NamedTuple):
         content_end, closing = 0, None
         more = {name for name, value in turn.items() if value} - {"role", "content"}
         if isinstance(turn["content"], str) and not more:  # tool calls may follow the content
-            content = turn["content"].strip()
-            content_end = self.text.find(content, start) + len(content)
-            closing = re.compile(rf"\s*(?:{self.special})").match(self.text, content_end)
+            content = turn["content"].split("</think>")[-1].strip()  # thoughts may be dropped
+            place = self.text.find(content, start)
+            if place >= 0:
+                content_end = place + len(content)
+                closing = re.compile(rf"\s*(?:{self.special})").match(self.text, content_end)
         ends = [closing.end()] if closing else []
         if self.text.startswith(until):  # without the line break that follows an end token
             last = re.search(rf"(?:{self.special})(\s*)\Z", until)

@@ -1424,8 +1424,8 @@ FAULTS = (
     Fault(
         "beams-not-reordered",
         "llm",
-        "self.keys, self.values = self.keys[rows], self.values[rows]",
-        "self.keys, self.values = self.keys, self.values",
+        "self.kept = tuple(x[rows.to(x.device)] for x in self.kept)",
+        "self.kept = tuple(x for x in self.kept)",
         ("/test_llm_attach.py", "llm/heads/test_attach"),
     ),
     Fault(
@@ -1452,10 +1452,9 @@ FAULTS = (
     Fault(
         "tokens-of-answers-unsorted",
         "llm",
-        'order = np.argsort(documents, kind="stable")',
-        "order = np.arange(len(documents))",
+        'order = np.argsort(layout, kind="stable")',
+        "order = np.arange(len(layout))",
         ("/test_llm_answers.py", "llm/answers/test_confidence"),
-        within="_from_flat",
     ),
     Fault(
         "abstains-at-the-threshold",
@@ -1525,7 +1524,7 @@ FAULTS = (
         "llm",
         '{other.digest, other.half} - {""}:',
         "{other.digest, other.half}:",
-        ("/test_llm_tables.py", "llm/test_fingerprint"),
+        ("/test_llm_tables.py", "llm/test_huggingface"),
     ),
     # Artifacts.
     Fault(

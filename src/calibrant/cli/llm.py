@@ -9,28 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import (
-    AS_JSON,
-    LEVEL,
-    SET,
-    how_written,
-    interval_heading,
-    method_options,
-    new_console,
-    progress_bar,
-    say,
-    text_table,
-    until_closed,
-)
+from calibrant.cli import shared
+from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from rich.text import Text
 
-    from calibrant.llm import Answer, FittedHead
-    from calibrant.llm.workflows import Evaluations, Reply
+    from calibrant.llm import Answer
+    from calibrant.llm.workflows import Evaluations, QuestionSet, Reply
 
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
-DTYPE = click.option("--dtype", default="auto", show_default=True, help="Precision of the model.")
+DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 CONFIDENCE = click.option(
@@ -41,7 +32,7 @@ CONFIDENCE = click.option(
 )
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
 
@@ -50,9 +41,9 @@ def llm() -> None:
 @click.argument("model")
 @click.argument("documents")
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
-@click.option("--length", default=1024, show_default=True, help="Largest length of a document.")
+@click.option("--length", default=1024, help="Largest length of a document.")
 @click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
-@click.option("--batch", default=8192, show_default=True, help="Tokens of a batch.")
+@click.option("--batch", default=8192, help="Tokens of a batch.")
 @click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
 @DTYPE
@@ -89,20 +80,13 @@ def collect(
 
 @llm.command()
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE...")
-@click.option(
-    "--head", default="linear", show_default=True, help="global, linear, mlp, shape or decoder."
-)
-@click.option(
-    "--objective",
-    default="bce",
-    show_default=True,
-    help="bce, brier, nll, selective (the paper's) or smart.",
-)
+@click.option("--head", default="linear", help="global, linear, mlp, shape or decoder.")
+@click.option("--objective", default="bce", help="bce, brier, nll, selective (the paper's), smart.")
 @SET
-@click.option("--epochs", default=40, show_default=True, help="Largest number of epochs.")
+@click.option("--epochs", default=40, help="Largest number of epochs.")
 @click.option("--keep-always", is_flag=True, help="Train all epochs and keep the head regardless.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the split and the training.")
-@click.option("--device", default="cpu", show_default=True, help="Where the head is trained.")
+@click.option("--seed", default=0, help="Seed of the split and the training.")
+@click.option("--device", default="cpu", help="Where the head is trained.")
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 @AS_JSON
 def fit(
@@ -128,19 +112,23 @@ def fit(
     from calibrant.artifacts import save
     from calibrant.llm import fit_head, open_table
 
-    table, chosen = open_table(list(tables)), method_options(options)
+    table, chosen = open_table(list(tables)), shared.method_options(options)
     with progress_bar("epochs") as progress:
         fitted = fit_head(
             table, head.lower(), objective.lower(), options=chosen, progress=progress, **training
         )
-    written = how_written(out, "saved in")
+    written = shared.how_written(out, "saved in")
     save(fitted, out)
     with until_closed():
         if as_json:
-            about = {"kept": fitted.kept, "reasons": fitted.reasons, "settings": fitted.settings}
-            click.echo(json.dumps({**about, "figures": fitted.figures}, indent=2))
+            names = ("kept", "reasons", "settings", "figures")
+            click.echo(json.dumps({name: getattr(fitted, name) for name in names}, indent=2))
         else:
-            _print_fit(fitted)
+            console = new_console()
+            console.print(fitted.reasons, soft_wrap=True)
+            metrics = list(fitted.figures["before"])
+            rows = [(on, *(f"{x[m]:.4f}" for m in metrics)) for on, x in fitted.figures.items()]
+            console.print(shared.text_table(["on held-out documents", *metrics], rows))
     say(f"{written}; to use it: calibrant llm ask MODEL QUESTION --head {out}")
 
 
@@ -149,15 +137,9 @@ def fit(
 @HEAD
 @click.option("--model", metavar="MODEL", help="Model that answers QUESTIONS.")
 @click.option("--limit", type=click.IntRange(1), help="Draw this many questions.")
-@click.option(
-    "--shots",
-    type=click.IntRange(0),
-    default=5,
-    show_default=True,
-    help="Solved examples before a question.",
-)
+@click.option("--shots", type=click.IntRange(0), default=5, help="Solved examples before each.")
 @CONFIDENCE
-@click.option("--seed", default=0, show_default=True, help="Seed of the draw of questions.")
+@click.option("--seed", default=0, help="Seed of the draw of questions.")
 @LEVEL
 @AS_JSON
 @DEVICE
@@ -186,51 +168,53 @@ def evaluate(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.workflows import evaluate_questions, evaluate_table, read_question_set
+    from calibrant.llm.workflows import evaluate_table, read_question_set
 
     fitted = load(folder, FittedHead) if folder else None
-    show = _Printer(as_json)
+    options: dict[str, Any] = {"fitted": fitted, "level": level or None}
+    results: Iterable[tuple[str, Evaluations]]
     if model is None:
         _check_unused(paths, "confidence", "limit", "shots")
-        show("tokens", evaluate_table(open_table(list(paths)), fitted, level=level or None))
+        results = [("tokens", evaluate_table(open_table(list(paths)), **options))]
     else:
         # mistakes in these show before the slow load of the model
         asked = {path: read_question_set(path, **drawing) for path in paths}
         for path in (path for path, questions in asked.items() if confidence and questions.choices):
             raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
         network = load_model(model, device=device, dtype=dtype)
-        for path, questions in asked.items():
-            with progress_bar("questions") as progress:
-                results = evaluate_questions(
-                    *network,
-                    questions,
-                    fitted=fitted,
-                    confidence=confidence,
-                    level=level or None,
-                    progress=progress,
-                )
-            show(path, results)
-    show.finish()
+        results = _measure(network, asked, confidence=confidence, **options)
+    if not as_json:
+        for title, evaluations in results:
+            _print_evaluations(title, evaluations)
+        return
+    content = [
+        {"source": title, **{name: one.to_dict() for name, one in evaluations.items()}}
+        for title, evaluations in results
+    ]
+    with until_closed():
+        click.echo(json.dumps(content if len(content) > 1 else content[0], indent=2))
+
+
+def _measure(
+    network: tuple[Any, Any], asked: Mapping[str, QuestionSet], **options: Any
+) -> Iterator[tuple[str, Evaluations]]:
+    """Yield the evaluations of each set of questions when they are there."""
+    from calibrant.llm.workflows import evaluate_questions
+
+    for path, questions in asked.items():
+        with progress_bar("questions") as progress:
+            evaluations = evaluate_questions(*network, questions, progress=progress, **options)
+        yield path, evaluations
 
 
 @llm.command()
 @click.argument("model")
 @click.argument("question")
 @HEAD
-@click.option(
-    "--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator: the chance of being right."
-)
+@click.option("--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator to apply.")
 @CONFIDENCE
-@click.option(
-    "--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Abstain below this."
-)
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Largest length of the answer.",
-)
+@click.option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=64, help="Longest answer.")
 @click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
 @DEVICE
 @DTYPE
@@ -239,12 +223,10 @@ def ask(
     question: str,
     folder: str | None,
     mapped: str | None,
-    confidence: Any,
-    min_confidence: float,
-    max_new_tokens: int,
     plain: bool,
     device: str | None,
     dtype: str,
+    **options: Any,
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
@@ -262,23 +244,16 @@ def ask(
 
     if not question.strip():
         raise click.UsageError("the question is empty")
-    if math.isnan(min_confidence):
+    if math.isnan(options["min_confidence"]):
         raise click.UsageError("--min-confidence must be a number from 0 to 1, got nan")
     # mistakes in these show before the slow load of the model
     calibrator = load(mapped, AnswerCalibrator) if mapped else None
-    check_confidence(calibrator, confidence)
+    check_confidence(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
-    reply = answer_question(
-        *load_model(model, device=device, dtype=dtype),
-        question,
-        fitted=fitted,
-        calibrator=calibrator,
-        confidence=confidence,
-        min_confidence=min_confidence,
-        max_new_tokens=max_new_tokens,
-        chat=not plain,
-    )
-    _print_reply(reply, max_new_tokens)
+    network = load_model(model, device=device, dtype=dtype)
+    options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
+    reply = answer_question(*network, question, **options)
+    _print_reply(reply, options["max_new_tokens"])
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
@@ -289,27 +264,6 @@ def _check_unused(paths: tuple[str, ...], *names: str) -> None:
             raise click.UsageError(f"--{name} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
-
-
-class _Printer:
-    """Prints each result when it is there; as JSON one object at the end, or a list of several."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-        self.results: list[dict[str, Any]] = []
-
-    def __call__(self, title: str, results: Evaluations) -> None:
-        if self.as_json:
-            evaluations = {name: one.to_dict() for name, one in results.items()}
-            self.results.append({"source": title, **evaluations})
-        else:
-            _print_evaluations(title, results)
-
-    def finish(self) -> None:
-        if self.as_json:
-            with until_closed():
-                content = self.results if len(self.results) > 1 else self.results[0]
-                click.echo(json.dumps(content, indent=2))
 
 
 def _print_evaluations(title: str, results: Evaluations) -> None:
@@ -323,19 +277,11 @@ def _print_evaluations(title: str, results: Evaluations) -> None:
         table.add_column("")
         for name, evaluation in results.items():
             table.add_column(name, justify="right")
-            table.add_column(interval_heading(evaluation), justify="right", style="dim")
+            table.add_column(shared.interval_heading(evaluation), justify="right", style="dim")
         for rows in zip(*(evaluation.table() for evaluation in results.values()), strict=True):
             cells = (cell for _, value, interval in rows for cell in (value, interval))
             table.add_row(rows[0][0], *cells)
         console.print(table)
-
-
-def _print_fit(fitted: FittedHead) -> None:
-    console = new_console()
-    console.print(fitted.reasons, soft_wrap=True)
-    names = list(next(iter(fitted.figures.values())))
-    rows = [(row, *(f"{of[name]:.4f}" for name in names)) for row, of in fitted.figures.items()]
-    console.print(text_table(["on held-out documents", *names], rows))
 
 
 def _print_reply(reply: Reply, max_new_tokens: int) -> None:
@@ -346,10 +292,9 @@ def _print_reply(reply: Reply, max_new_tokens: int) -> None:
         elif math.isinf(reply.required):
             console.print("no answer: no confidence met the target error", style="bold")
         else:
-            required = f"{100 * reply.required:.0f} %"
-            console.print(f"no answer: the confidence is below {required}", style="bold")
-        truncated = f", truncated by --max-new-tokens {max_new_tokens}"
-        end = truncated if reply.answer.truncated else ""
+            message = f"no answer: the confidence is below {100 * reply.required:.0f} %"
+            console.print(message, style="bold")
+        end = f", truncated by --max-new-tokens {max_new_tokens}" if reply.answer.truncated else ""
         console.print(f"confidence {100 * reply.confidence:.0f} %{end}")
 
 

@@ -5,8 +5,7 @@ The names here are those of everyday use; the others are in ``tokens``, ``heads`
 
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.evaluate import evaluate_answers
+from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
 from calibrant.llm.answers.questions import (
     exact_match,
     read_answers,
@@ -16,16 +15,14 @@ from calibrant.llm.answers.questions import (
     short_prompt,
 )
 from calibrant.llm.answers.topk import top_confidence
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.predict import token_predictions
-from calibrant.llm.huggingface import load_model
+from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.huggingface import fingerprint_of, load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
 from calibrant.llm.tokens.reading import read_documents
-from calibrant.llm.tokens.table_files import open_table
+from calibrant.llm.tokens.tables import open_table
 
 __all__ = [
     "Answer",

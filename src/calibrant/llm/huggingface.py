@@ -1,28 +1,36 @@
-"""Hugging Face models: loading them, and the parts that calibration needs."""
+"""Hugging Face models: loading them, the parts that calibration needs, and their identity."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.torch_models import own_device
+from calibrant._core.checks import IntArray
+from calibrant._core.torch_models import layer_inputs, own_device
 
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits, and of the hidden states whose logits were scaled."""
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the bound of the logits in model configurations."""
+ROWS = 256
+"""Rows of the output embedding that are hashed."""
+PROBE_TOKENS = 8
+"""Number of tokens on which the parts of a model are compared with the whole."""
 
 
 def load_model(
     path: str | os.PathLike[str], *, device: str | None = None, dtype: str = "auto"
 ) -> tuple[Any, Any]:
-    """Load a causal language model and its tokenizer.
+    """Load a causal language model and its tokenizer, and return both.
 
     Parameters
     ----------
@@ -32,17 +40,12 @@ def load_model(
         A torch device; with ``cuda`` each process of ``torchrun`` gets its own GPU.
     dtype : str
         A torch dtype; ``auto`` keeps that of the file.
-
-    Returns
-    -------
-    (model, tokenizer)
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise ImportError(
-            f"language models need transformers ({error}): pip install 'calibrant[llm]'"
-        ) from error
+        message = f"language models need transformers ({error}): pip install 'calibrant[llm]'"
+        raise ImportError(message) from error
     file = Path(path)
     # a name on the hub is one word, or two with a slash between them
     local = file.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
@@ -51,7 +54,10 @@ def load_model(
     options: dict[str, Any] = {}
     if file.suffix == ".gguf":
         path, options = file.parent, {"gguf_file": file.name}
-    precision = _precision(dtype)
+    precision: Any = "auto" if dtype == "auto" else getattr(torch, dtype, None)
+    usable = isinstance(precision, torch.dtype) and precision.is_floating_point
+    if precision != "auto" and not usable:
+        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
     target = None if device is None else own_device(device)  # fails before the slow load
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=precision, **options)
@@ -60,24 +66,11 @@ def load_model(
     return (model if target is None else model.to(target)).eval(), tokenizer
 
 
-def _precision(dtype: str) -> Any:
-    precision = "auto" if dtype == "auto" else getattr(torch, dtype, None)
-    if precision != "auto" and not (
-        isinstance(precision, torch.dtype) and precision.is_floating_point
-    ):
-        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    return precision
-
-
 def plain_model(model: Any) -> Any:
     """Return the causal language model inside a PEFT or compiled model, or the model itself."""
     getter = getattr(model, "get_base_model", None)
-    return uncompiled(getter() if callable(getter) else model)
-
-
-def uncompiled(model: Any) -> Any:
-    """Unwrap a ``torch.compile`` model: ``generate`` calls the inner one."""
-    return getattr(model, "_orig_mod", model)
+    inner = getter() if callable(getter) else model
+    return getattr(inner, "_orig_mod", inner)  # of torch.compile; generate calls the inner one
 
 
 def has_head(inner: nn.Module) -> bool:
@@ -121,9 +114,15 @@ def backbone_of(inner: Any) -> Any:
         if backbone is not inner and backbone is not output_embeddings(inner):
             return backbone
     raise ValueError(
-        f"{type(inner).__name__} has no decoder or base_model that returns hidden states: load "
-        "another causal language model, or use a global head"
+        f"{type(inner).__name__} has no decoder or base_model that returns hidden states: use "
+        "another model, or a global head"
     )
+
+
+def input_embeddings(model: Any) -> Tensor:
+    """Return the matrix of the input embeddings."""
+    weight: Tensor = model.get_input_embeddings().weight
+    return weight
 
 
 def output_embeddings(model: nn.Module) -> Any:
@@ -134,7 +133,7 @@ def output_embeddings(model: nn.Module) -> Any:
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise ValueError(
             f"the model must have output embeddings, got {type(model).__name__}: load it with "
-            "transformers.AutoModelForCausalLM"
+            "AutoModelForCausalLM"
         )
     return layer
 
@@ -161,3 +160,155 @@ def end_tokens(model: Any) -> set[int]:
     """Return the tokens at which ``generate`` stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
+
+
+class ModelReader(NamedTuple):
+    """The parts of a model that compute hidden states and logits."""
+
+    backbone: Any
+    layer: Any  # output embeddings
+    scale: float  # factor of the raw logits
+    softcap: float | None
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: nn.Module, softcap: float | None, ids: IntArray) -> ModelReader:
+        """Take a model apart, and check on some tokens that the parts give its logits.
+
+        Models have various names for the factor of their logits, so it is measured.
+        """
+        device = inputs_device(model)
+        backbone = backbone_of(plain_model(model))
+        reader = cls(backbone, output_embeddings(model), 1.0, softcap, device)
+        probe = torch.from_numpy(ids[None, :PROBE_TOKENS]).to(device)
+        with layer_inputs(model, reader.layer) as inputs, _float32_outputs(reader.layer) as raw:
+            logits = model(input_ids=probe, use_cache=False).logits[0]
+            hidden = inputs()[0]
+        name = type(model).__name__
+        if not torch.isfinite(hidden).all():
+            raise ValueError(f"hidden states of {name} are NaN or infinite: load it in bfloat16")
+        reader = reader._replace(scale=_scale(raw[0], logits, softcap))
+        same_hidden = _close(reader.states(probe, None)[0], hidden)
+        if not (same_hidden and _close(reader.scaled(raw[0]), logits)):
+            raise ValueError(
+                f"{name} makes its logits in an unknown way: token tables need those of its layers "
+                "and output embeddings, scaled and capped (prompt tuning adds tokens)"
+            )
+        other = probe.clone()
+        other[0, -1] = (probe[0, -1] + 1) % len(input_embeddings(model))
+        if not _close(reader.states(other, None)[0, :-1], hidden[:-1]):
+            raise ValueError(f"{name} is not causal: states change with the tokens after them")
+        return reader
+
+    def states(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Hidden states ``(rows, t, width)`` as the output embeddings get them."""
+        output = self.backbone(input_ids=ids, attention_mask=mask, use_cache=False)
+        states: Tensor = output.last_hidden_state.to(self.layer.weight.dtype)  # Mamba's are wider
+        return states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``(n, vocabulary)`` of hidden states, in the precision of the model."""
+        return self.scaled(self.layer(hidden))
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Scale and cap the output of the output embeddings."""
+        raw = raw if self.scale == 1 else raw * self.scale
+        return raw if self.softcap is None else torch.tanh(raw / self.softcap) * self.softcap
+
+
+@contextmanager
+def _float32_outputs(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Keep the output of a layer, and let the model continue with it in single precision.
+
+    An unknown scale or cap would be lost in the rounding of half precision.
+    """
+    outputs: list[Tensor] = []
+
+    def widen(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        outputs[:] = [output[0].float().clone()]  # models may modify it in place
+        return output.float()
+
+    hook = layer.register_forward_hook(widen)
+    try:
+        yield outputs
+    finally:
+        hook.remove()
+
+
+def _close(got: Tensor, wanted: Tensor) -> bool:
+    x, y, allowed = got.double(), wanted.double(), _tolerance(got, wanted)
+    same = x.shape == y.shape
+    return same and torch.allclose(x, y, rtol=allowed, atol=allowed * float(y.abs().max()))
+
+
+def _tolerance(*values: Tensor) -> float:
+    """Relative rounding error to allow: more if any values are in half precision."""
+    return 0.02 if any(torch.finfo(x.dtype).bits < 32 for x in values) else 1e-4
+
+
+def _scale(raw: Tensor, logits: Tensor, softcap: float | None) -> float:
+    """Measure the factor by which a model multiplies its raw logits, 1 for most."""
+    x, y = raw.double(), logits.double()
+    if softcap is not None:
+        y = (y / softcap).clamp(-0.999, 0.999).atanh() * softcap
+        kept = logits.abs() < 0.9 * softcap
+        x, y = x[kept], y[kept]
+    factor = float((x * y).sum() / (x * x).sum().clamp(min=torch.finfo(torch.double).tiny))
+    return 1.0 if abs(factor - 1) < _tolerance(raw, logits) / 20 else factor
+
+
+@dataclass(frozen=True)
+class ModelFingerprint:
+    """Identity of a model, as far as its hidden states and logits are concerned.
+
+    ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, and ``half`` the
+    same rounded to float16 first. With both, a float32 model matches its own copies in either half
+    precision; these do not match each other. The name is not compared: models are renamed.
+    """
+
+    name: str
+    hidden_size: int  # of the states that go into the output embedding
+    vocabulary: int  # number of logits
+    digest: str
+    softcap: float | None  # bound of the logits, in models of the Gemma family and some others
+    half: str = ""
+
+    def check(self, other: ModelFingerprint, what: str) -> None:
+        """Raise unless ``what``, with the fingerprint ``other``, belongs to this model."""
+        names = ["hidden_size", "vocabulary", "softcap"]
+        if not {self.digest, self.half} & {other.digest, other.half} - {""}:
+            names.append("digest")
+        differing = [
+            f"{name} {getattr(other, name)} where {self.name} has {getattr(self, name)}"
+            for name in names
+            if getattr(other, name) != getattr(self, name)
+        ]
+        if differing:
+            raise ValueError(
+                f"{what} belongs to another model: {other.name} has {', '.join(differing)}; load "
+                "that model, or collect and fit again (bfloat16 and float16 copies of a model "
+                "differ: load it in float32)"
+            )
+
+
+def fingerprint_of(model: nn.Module) -> ModelFingerprint:
+    """Compute the fingerprint of a Hugging Face causal language model."""
+    layer = output_embeddings(model)
+    config: Any = getattr(model, "config", None)
+    with weights_loaded(layer):
+        return ModelFingerprint(
+            name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
+            hidden_size=int(layer.weight.shape[1]),
+            vocabulary=int(layer.weight.shape[0]),
+            digest=_digest(layer.weight),
+            softcap=softcap_of(model),
+            half=_digest(layer.weight, torch.float16),
+        )
+
+
+def _digest(weight: Tensor, first: torch.dtype | None = None) -> str:
+    """Hash some rows, rounded to ``first`` and then to bfloat16."""
+    rows = np.linspace(0, len(weight) - 1, min(ROWS, len(weight))).astype(np.int64)
+    chosen = weight.detach()[torch.from_numpy(rows).to(weight.device)]
+    rounded = chosen.to(first or weight.dtype).to(torch.bfloat16).float().cpu().contiguous().numpy()
+    return hashlib.sha256(rounded.astype("<f4").tobytes()).hexdigest()[:16]

@@ -11,30 +11,12 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import Progress
-from calibrant.llm.answers.asking import (
-    Answer,
-    ask,
-    ask_choices_each,
-    ask_each,
-    ask_true,
-    chat_prompt,
-)
+from calibrant.llm.answers import asking, questions as question_sets
+from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.evaluate import evaluate_answers
-from calibrant.llm.answers.questions import (
-    Question,
-    exact_match,
-    first_of_each,
-    read_mmlu,
-    read_questions,
-    read_truthfulqa,
-    short_prompt,
-    subset,
-    verdict_prompt,
-)
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.predict import token_predictions
+from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.questions import Question
+from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.llm.tokens.tables import TokenTable
 
@@ -74,24 +56,19 @@ def read_question_set(
 ) -> QuestionSet:
     """Read and draw questions.
 
-    Parameters
-    ----------
-    path : path
-        A folder of MMLU, ``TruthfulQA.csv``, or a text file of questions and answers.
-    limit : int, optional
-        Number of questions to draw; all by default.
-    shots : int
-        Number of solved examples: for MMLU the first of each subject, else the first drawn.
-    seed : int
+    ``path`` is a folder of MMLU, ``TruthfulQA.csv``, or a text file of questions and answers.
+    ``limit`` questions are drawn, or all. ``shots`` solved examples are, for MMLU, the first of
+    each subject, else the first drawn.
     """
     if Path(path).is_dir():
-        solved = first_of_each(read_mmlu(path, "dev"), shots)
-        whole = read_mmlu(path, "test")
-        return QuestionSet(subset(whole, min(limit or len(whole), len(whole)), seed=seed), solved)
-    whole = (read_truthfulqa if str(path).endswith(".csv") else read_questions)(path)
+        solved = question_sets.first_of_each(question_sets.read_mmlu(path, "dev"), shots)
+        whole = question_sets.read_mmlu(path, "test")
+        return QuestionSet(question_sets.subset(whole, limit or len(whole), seed=seed), solved)
+    is_csv = str(path).endswith(".csv")
+    whole = (question_sets.read_truthfulqa if is_csv else question_sets.read_questions)(path)
     if len(whole) <= shots:
         raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
-    drawn = subset(whole, min((limit or len(whole)) + shots, len(whole)), seed=seed)
+    drawn = question_sets.subset(whole, (limit or len(whole)) + shots, seed=seed)
     return QuestionSet(drawn[shots:], drawn[:shots])
 
 
@@ -105,27 +82,23 @@ def evaluate_questions(
     level: float | None = 0.9,
     progress: Progress | None = None,
 ) -> Evaluations:
-    """Let a model answer questions, and measure its calibration before and after a head.
-
-    ``confidence`` is that of a written answer, by default ``geometric``.
-    """
+    """Let a model answer questions, and measure its calibration before and after a head."""
     heads, evaluations = _before_and_after(fitted), {}
     if asked.choices:
-        logits, labels = ask_choices_each(
+        logits, labels = asking.ask_choices_each(
             model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
         )
         for name, each in logits.items():
             probs, right = np.exp(each.max(-1)), each.argmax(-1) == labels
             evaluations[name] = evaluate_answers(probs, right, level=level)
         return evaluations
-    prompts = [short_prompt(question, asked.shots) for question in asked.questions]
-    by_head = ask_each(model, tokenizer, prompts, heads, progress=progress)
+    prompts = [question_sets.short_prompt(one, asked.shots) for one in asked.questions]
+    by_head = asking.ask_each(model, tokenizer, prompts, heads, progress=progress)
     for name, answers in by_head.items():
         pairs = zip(answers, asked.questions, strict=True)
-        right = np.array([exact_match(a.text, q.references) for a, q in pairs])
-        probs = _confidences(
-            model, tokenizer, asked.questions, answers, heads[name], confidence or "geometric"
-        )
+        right = np.array([question_sets.exact_match(a.text, q.references) for a, q in pairs])
+        rule = confidence or "geometric"
+        probs = _confidences(model, tokenizer, asked.questions, answers, heads[name], rule)
         evaluations[name] = evaluate_answers(probs, right, level=level)
     return evaluations
 
@@ -157,29 +130,18 @@ def answer_question(
 ) -> Reply:
     """Answer a question with a calibrated confidence, or abstain.
 
-    Parameters
-    ----------
-    calibrator : AnswerCalibrator, optional
-        Turns the confidence into the chance that the answer is right; its threshold applies.
-    confidence : str, optional
-        By default that of the calibrator, or ``geometric``.
-    min_confidence : float
-        Abstain below this confidence.
-    chat : bool
-        Render the question with the chat template of the tokenizer.
-    model, tokenizer, question, fitted, max_new_tokens
-        As for :func:`ask`.
+    ``calibrator`` turns the confidence into the chance that the answer is right; its threshold
+    applies besides ``min_confidence``. ``confidence`` is by default that of the calibrator, or
+    ``geometric``. With ``chat`` the question is rendered with the chat template.
     """
     check_confidence(calibrator, confidence)
 
     def form(text: str) -> str:
-        return chat_prompt(tokenizer, text) if chat else text
+        return asking.chat_prompt(tokenizer, text) if chat else text
 
-    (answer,) = ask(
-        model, tokenizer, [form(question)], fitted=fitted, max_new_tokens=max_new_tokens
-    )
-    rule: Confidence = confidence or "geometric"
-    asked = [Question(question, ())]
+    options: dict[str, Any] = {"fitted": fitted, "max_new_tokens": max_new_tokens}
+    (answer,) = asking.ask(model, tokenizer, [form(question)], **options)
+    asked, rule = [Question(question, ())], confidence or "geometric"
     (value,) = _confidences(model, tokenizer, asked, [answer], fitted, rule, form)
     required = min_confidence
     if calibrator is not None:
@@ -219,5 +181,5 @@ def _confidences(
     if confidence != "p_true":
         return answer_confidence([answer.probs for answer in answers], confidence)
     pairs = zip(questions, answers, strict=True)
-    prompts = [form(verdict_prompt(question, answer.text)) for question, answer in pairs]
-    return ask_true(model, tokenizer, prompts, fitted=fitted)
+    prompts = [form(question_sets.verdict_prompt(one, answer.text)) for one, answer in pairs]
+    return asking.ask_true(model, tokenizer, prompts, fitted=fitted)

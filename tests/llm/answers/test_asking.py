@@ -19,8 +19,8 @@ from calibrant.llm.answers.questions import (
     Question,
     choice_prompt,
 )
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.huggingface import fingerprint_of
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,
@@ -277,7 +277,7 @@ def test_too_long_prompts_are_refused(model, tokenizer):
     positions = model.config.max_position_embeddings
     with pytest.raises(ValueError, match=f"more than the {positions} positions"):
         ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=positions)
-    with pytest.raises(ValueError, match="batch must be 1 or more"):
+    with pytest.raises(ValueError, match="batch must be a whole number, at least 1"):
         ask(model, tokenizer, [PROMPTS[0]], batch=0)
 
 

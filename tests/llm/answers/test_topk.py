@@ -129,9 +129,9 @@ def test_forms_of_top_logprobs_agree():
 @pytest.mark.parametrize(
     ("top", "options", "message"),
     [
-        ([[2.0, 1.0]], {}, "not logits"),
+        ([[2.0, 1.0]], {}, "logarithms of probabilities"),
         ([[0.004]], {}, "rounded by more than 1e-06"),
-        ([[0.007]], {"rounding": 0.005}, "sum to 1.007"),
+        ([[0.007]], {"rounding": 0.005}, "got a sum of 1.007"),
         ([[-np.inf, -np.inf]], {}, "natural logarithms"),
         ([[np.nan, -1.0]], {}, "natural"),
         ([-1.0, -2.0], {}, r"got \(2,\)"),

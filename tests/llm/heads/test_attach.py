@@ -172,7 +172,7 @@ def test_refusals(llama):
 def test_decoder_refuses_a_cache_it_has_not_seen(llama):
     fit = random_fitted(llama, "decoder")
     cache = llama(PROMPT[1:, :4], use_cache=True).past_key_values
-    with attached(llama, fit), pytest.raises(ValueError, match="must have seen all tokens"):
+    with attached(llama, fit), pytest.raises(ValueError, match="must have seen all"):
         llama(PROMPT[1:, 4:], past_key_values=cache)
     assert "reorder_cache" not in vars(cache)
 
@@ -370,7 +370,7 @@ def test_logits_computed_in_parts_are_refused(llama, monkeypatch):
             return copy.copy(output)
 
         monkeypatch.setattr(llama, "forward", parts)
-        with pytest.raises(ValueError, match=r"each of the \(2, 6\) logits, got states \(1,\)"):
+        with pytest.raises(ValueError, match=r"states \(2, 6\) like the logits, got \(1,\)"):
             llama(PROMPT)
 
 
@@ -414,7 +414,7 @@ def test_copies_of_models_and_caches(llama, whole):
         twin = copy.deepcopy(llama)
         cache = llama(rows, use_cache=True).past_key_values
         other, used = copy.deepcopy(cache), copy.deepcopy(cache)
-        with pytest.raises(ValueError, match="must have seen all tokens"):
+        with pytest.raises(ValueError, match="must have seen all"):
             llama(rows, past_key_values=used)
     with pytest.raises(ValueError, match="do not copy a"), attached(twin, fit):
         pass

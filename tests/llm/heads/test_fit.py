@@ -13,17 +13,14 @@ from torch.nn import functional as F
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.heads import fit as fit_module, predict as predict_module, training
+from calibrant.llm.heads import fit as fit_module, fitted as fitted_module
 from calibrant.llm.heads.attach import attached
-from calibrant.llm.heads.fit import fit_head, paired_gain
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.heads.fit import fit_head, paired_gain, split_documents
+from calibrant.llm.heads.fitted import FittedHead, log_sharpness, token_predictions
 from calibrant.llm.heads.modules import (
-    DecoderHead,
     bounded,
     make_head,
 )
-from calibrant.llm.heads.predict import log_sharpness, token_predictions
-from calibrant.llm.heads.training import split_documents
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import TokenTable
 from tests.support.language_models import (
@@ -49,7 +46,7 @@ def test_linear_head_finds_the_truth(objective):
     if objective != "selective":  # which pulls elsewhere
         assert float(cosine) > 0.9
     else:
-        assert fitted.settings["alpha"] in training.ALPHAS
+        assert fitted.settings["alpha"] in fit_module.ALPHAS
 
 
 def test_global_temperature_is_found():
@@ -200,14 +197,12 @@ def test_same_seed_same_head():
 
 def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     table = simulated_table(60)
-    for module in (predict_module, training):
+    for module in (fitted_module, fit_module):
         monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(training, "ENOUGH", 500)
+    monkeypatch.setattr(fit_module, "ENOUGH", 500)
     fitted = fit_head(table, "linear", "nll", epochs=12, batch=64, rate=0.01)
     assert fitted.kept
-    rows = np.concatenate(
-        list(predict_module.row_chunks(DecoderHead(width=16), table, np.arange(len(table)), 60))
-    )
+    rows = np.concatenate(list(table.document_chunks(np.unique(table.documents), 60)))
     assert rows.tolist() == list(range(len(table)))
 
 
@@ -217,9 +212,7 @@ def test_documents_go_together_as_padding_allows():
     records = tabulate(examples(np.eye(3)[documents % 3], documents % 3))
     mark = replace(TINY, vocabulary=3)
     table = TokenTable.from_arrays(np.zeros((len(documents), 16)), records, documents, mark)
-    found = [
-        set(documents[rows]) for rows in predict_module.document_chunks(table, np.arange(6), 18)
-    ]
+    found = [set(documents[rows]) for rows in table.document_chunks(np.arange(6), 18)]
     assert found == [{0}, {1}, {2, 3}, {4, 5}]  # 9 + 9 = 18
 
 
@@ -320,7 +313,7 @@ def test_paired_gain_seldom_finds_what_is_not_there():
     [
         ({"head": "lstm"}, "head must be one of"),
         ({"objective": "mse"}, "objective must be one of"),
-        ({"batch": 0}, "epochs and batch must be at least 1, got 40 and 0"),
+        ({"batch": 0}, "batch must be a whole number, at least 1, got 0"),
         ({"alpha": 0.1}, "alpha belongs to the selective objective"),
     ],
 )

@@ -1,20 +1,17 @@
-"""Saved temperature heads."""
+"""Saved temperature heads, and their predictions for the tokens of a table."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 import calibrant as cal
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import (
-    HEADS,
-    make_head,
-)
-from tests.support.language_models import (
-    TINY,
-    random_head,
-)
+from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
+from calibrant.llm.heads.modules import HEADS, make_head
+from tests.support.language_models import TINY, random_head
+from tests.support.named_predictions import slow_ece
 
 
 def inputs_of(head, generator=0):
@@ -59,3 +56,15 @@ def test_a_head_beside_the_files_of_its_model(tmp_path):
         cal.save(fitted, tmp_path)
         assert cal.load(tmp_path).head.bias == fitted.head.bias
     assert (tmp_path / "config.json").read_text() == "of the model"
+
+
+def test_figures_are_weighted_metrics_of_all_tokens(rng):
+    confidence, weight = rng.uniform(0.05, 1, 300), rng.uniform(0.5, 2, 300)
+    correct, nll = rng.random(300) < confidence, rng.exponential(size=300)
+    figures = TokenPredictions(nll, confidence, correct, weight).figures()
+    assert figures["nll"] == pytest.approx(np.average(nll, weights=weight))
+    brier = np.average((confidence - correct) ** 2, weights=weight)
+    assert figures["brier"] == pytest.approx(brier)
+    assert figures["ece"] == pytest.approx(slow_ece(confidence, correct, weight=weight))
+    auroc = roc_auc_score(correct, confidence, sample_weight=weight)
+    assert figures["auroc"] == pytest.approx(auroc)

@@ -181,6 +181,16 @@ def test_answers_are_found_wherever_they_are(tokenizer, template, turns, said):
     np.testing.assert_array_equal(kept, found.ids[found.labels != -100])
 
 
+@pytest.mark.parametrize("template", [CHATML, PHI3])
+def test_thoughts_inside_an_answer_may_be_dropped(tokenizer, template):
+    tokenizer.chat_template = template.replace("m['content']", "m['content'].split('</think>')[-1]")
+    thinking = [CHAT[0], {**CHAT[1], "content": "how </think> are you"}, *CHAT[2:]]
+    (found,) = encode_documents([thinking], tokenizer, 99)
+    kept = found.labels[found.labels != -100].tolist()
+    said = "are you <|end|> good bye <|end|>"
+    assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == said
+
+
 @pytest.mark.parametrize("template", [CHATML, PHI3, LLAMA3])
 def test_empty_keys_of_turns_are_ignored(tokenizer, template):
     tokenizer.chat_template = template

@@ -129,7 +129,7 @@ def test_undefined_intervals_are_left_out(tokens):
 
 def test_bad_tokens_are_refused(tokens):
     claimed, right, number = tokens
-    with pytest.raises(ValueError, match="one entry for each of"):
+    with pytest.raises(ValueError, match=r"documents must have \d+ entries"):
         evaluate_tokens(claimed, right, number[:-1])
     with pytest.raises(ValueError, match="nll must be finite"):
         evaluate_tokens(claimed, right, number, nll=np.full(claimed.size, np.inf))
@@ -140,7 +140,7 @@ def test_bad_tokens_are_refused(tokens):
     with pytest.raises(ValueError, match="confidence must be in"):
         evaluate_tokens(claimed + 1, right, number)
     side = (claimed, right, np.zeros(claimed.size))
-    with pytest.raises(ValueError, match="two documents or more"):
+    with pytest.raises(ValueError, match="two documents are needed"):
         compare_tokens(side, side, np.zeros_like(number))
 
 
@@ -167,7 +167,7 @@ def test_intervals_cover_with_correlated_tokens(rng, gap):
         found = evaluate_tokens(claimed, right, number, replicates=300)
         for name, value in truth.items():
             held[name] += found[name].low <= value <= found[name].high
-        if time % 3:
+        if time % 3 or not gap:
             continue
         # every token a document of its own: the intervals of independent tokens
         alone = evaluate_tokens(claimed, right, np.arange(claimed.size), replicates=60)

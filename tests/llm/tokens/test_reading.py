@@ -66,7 +66,7 @@ def test_documents_of_every_form(tmp_path):
     [
         ("d.json", "{", "not valid JSON"),
         ("d.json", "{}", "must hold a list"),
-        ("d.json", "[]", "at least one document"),
+        ("d.json", "[]", "one document or more"),
         ("d.jsonl", '{"a": 1}', r"document 0 must be one of .*, got the keys a"),
         ("d.jsonl", "3", "got int"),
         ("d.csv", "x", r"must be \.jsonl, \.json or \.txt"),

@@ -3,48 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.checks import FloatArray, IntArray
+from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
+from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
-from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads import generation as generations
+from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.generation import (
-    CalibratedGeneration,
-    calibrated_output,
-    check_plain_output,
-)
-from calibrant.llm.huggingface import end_tokens, inputs_device, plain_model, positions_of
 from calibrant.llm.tokens.documents import prompt_ids
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character in decoded text."""
+GREEDY = {
+    **{"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None},
+    **{"repetition_penalty": 1.0, "no_repeat_ngram_size": 0},  # nor a rule of the generation config
+    **{"return_dict_in_generate": True, "output_logits": True, "output_hidden_states": True},
+}
+"""Options of ``generate``."""
 
 
 class Answer(NamedTuple):
-    """An answer of a model, with its confidence.
+    """An answer of a model, up to the first line break, with its confidence.
 
-    Attributes
-    ----------
-    text : str
-        Up to the first line break.
-    token_texts : list of str
-        Text that each token adds; a character of several tokens comes with its last.
-    probs : (tokens,)
-        Calibrated probability of each token.
-    confidence : float
-        Of the whole answer.
-    truncated : bool
-        True if the answer would have continued after ``max_new_tokens``.
+    ``token_texts`` are the texts that its tokens add, of which a character of several tokens comes
+    with the last, and ``probs`` their calibrated probabilities. ``truncated`` is True if the answer
+    would have continued after ``max_new_tokens``.
     """
 
     text: str
@@ -94,16 +86,12 @@ def ask(
         Prompts that are answered together.
     progress : callable, optional
         Called with the prompts done and their number.
-
-    Returns
-    -------
-    list of Answer
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch": batch}
-    heads = {"": fitted}
-    return ask_each(
-        model, tokenizer, prompts, heads, aggregate=aggregate, progress=progress, **options
-    )[""]
+    answers = ask_each(
+        model, tokenizer, prompts, {"": fitted}, aggregate, progress=progress, **options
+    )
+    return answers[""]
 
 
 def ask_each(
@@ -111,21 +99,21 @@ def ask_each(
     tokenizer: Any,
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
-    *,
     aggregate: Aggregator = "geometric",
+    *,
     max_new_tokens: int = 32,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    stop = set(tokenizer.all_special_ids) | end_tokens(model)
-    runs = _generations(model, tokenizer, prompts, heads, batch, max_new_tokens, progress)
-    for name, generation, _ in runs:
+    stop = set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
+    for name, generation, _ in _generations(
+        model, tokenizer, prompts, heads, max_new_tokens, **options
+    ):
         columns = generation.tokens, generation.log_probs, generation.written
         tokens, logs, written = (column.cpu() for column in columns)
         rows = zip(tokens, logs.double().exp(), written, strict=True)
-        answers[name] += [_answer(tokenizer, *row, aggregate, stop) for row in rows]
+        answers[name] += [_answer(tokenizer, row, aggregate, stop) for row in rows]
     return answers
 
 
@@ -140,7 +128,7 @@ def ask_choices(
     batch: int = 8,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, IntArray]:
-    """Return the logits of the choices of each question, and the right choices.
+    """Return the logits ``(n, choices)`` of the questions, and the right choices ``(n,)``.
 
     Parameters
     ----------
@@ -149,14 +137,9 @@ def ask_choices(
     shots : sequence of Question
         Solved examples; those with the subject of a question precede it, or all if none has it.
     prefix : str, optional
-        As for :func:`choice_tokens`.
+        As for ``calibrant.llm.answers.choices.choice_tokens``.
     model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
-
-    Returns
-    -------
-    logits : (n, choices)
-    labels : (n,)
     """
     options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
     heads = {"": fitted}
@@ -172,8 +155,7 @@ def ask_choices_each(
     *,
     shots: Sequence[Question] = (),
     prefix: str | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[dict[str, FloatArray], IntArray]:
     """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
     counts = {len(question.choices) for question in questions}
@@ -182,10 +164,12 @@ def ask_choices_each(
             f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
         )
     letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
-    prompts = [choice_prompt(question, _own(shots, question)) for question in questions]
+    prompts = []
+    for question in questions:
+        own = [shot for shot in shots if shot.subject == question.subject] or shots
+        prompts.append(choice_prompt(question, own))
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    runs = _generations(model, tokenizer, prompts, heads, batch, 1, progress)
-    for name, generation, first in runs:
+    for name, generation, first in _generations(model, tokenizer, prompts, heads, 1, **options):
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
@@ -197,22 +181,18 @@ def ask_true(
     prompts: Sequence[str],
     *,
     fitted: FittedHead | None = None,
-    batch: int = 8,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> FloatArray:
-    """Return :func:`p_true` ``(n,)``, for prompts that ask for True or False.
+    """Return P(True) ``(n,)``, for prompts that ask for True or False.
 
-    Such prompts come from :func:`verdict_prompt`; the result is for
-    ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
+    Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
+    for ``AnswerCalibrator(aggregate=None)``. ``options`` are ``batch`` and ``progress`` of
+    :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    runs = _generations(model, tokenizer, prompts, {"": fitted}, batch, 1, progress)
+    runs = _generations(model, tokenizer, prompts, {"": fitted}, 1, **options)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
-
-
-def _own(shots: Sequence[Question], question: Question) -> Sequence[Question]:
-    return [shot for shot in shots if shot.subject == question.subject] or shots
 
 
 def _spellings(tokenizer: Any, word: str) -> list[int]:
@@ -225,38 +205,31 @@ def _spellings(tokenizer: Any, word: str) -> list[int]:
     return sorted(single)
 
 
-# ------------------------------------------------------------------------------------- generation
-
-
 def _generations(
     model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
-    batch: int,
     max_new_tokens: int,
-    progress: Progress | None,
-) -> Iterator[tuple[str, CalibratedGeneration, Tensor]]:
+    *,
+    batch: int = 8,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
     """
-    inner = plain_model(model)
-    fingerprint = fingerprint_of(inner)
-    plain = FittedHead.from_temperature(1.0, fingerprint)
+    inner = huggingface.plain_model(model)
+    plain = FittedHead.from_temperature(1.0, huggingface.fingerprint_of(inner))
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
-        if not isinstance(fitted, FittedHead):
-            raise TypeError(
-                f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load reads one"
-            )
-        fingerprint.check(fitted.fingerprint, "the head")
-    done, ends = 0, list(end_tokens(inner))
-    for inputs, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
-        check_plain_output(inner, output)
-        first, mask = output.logits[0].float(), inputs["attention_mask"]
+        matching_model(inner, fitted)
+    done, ends = 0, list(huggingface.end_tokens(inner))
+    for mask, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
+        generations.check_plain_output(inner, output)
+        first = output.logits[0].float()
         for name, fitted in tried.items():
-            yield name, calibrated_output(fitted.head, output, mask, ends), first
+            yield name, generations.calibrated_output(fitted.head, output, mask, ends), first
         done += len(first)
         if progress is not None:
             progress(done, len(prompts))
@@ -264,38 +237,35 @@ def _generations(
 
 def _outputs(
     model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, max_new_tokens: int
-) -> Iterator[tuple[Any, Any]]:
-    """Yield the inputs and the output of ``generate`` for each batch of prompts."""
+) -> Iterator[tuple[Tensor, Any]]:
+    """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
     _check_prompts(prompts)
-    if batch < 1:
-        raise ValueError(f"batch must be 1 or more, got {batch}")
-    device, positions = inputs_device(model), positions_of(model)
-    with evaluating(model), _left_padded(tokenizer), torch.no_grad():
+    check_whole("batch", batch)
+    device, positions = huggingface.inputs_device(model), huggingface.positions_of(model)
+    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
+    pad = next(token for token in candidates if token is not None)
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(prompts), batch):
-            ids = [prompt_ids(tokenizer, prompt) for prompt in prompts[start : start + batch]]
-            longest = max(map(len, ids))
+            some = ids[start : start + batch]
+            longest = max(map(len, some))
             if positions and longest + max_new_tokens > positions:
                 raise ValueError(
                     f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} need more "
                     f"than the {positions} positions of the model: shorten one of them"
                 )
-            inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
+            # on the left, so that answers follow
+            padding = [longest - len(row) for row in some]
+            padded = [[pad] * n + row for n, row in zip(padding, some, strict=True)]
+            mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding], device=device)
             output = model.generate(
-                **inputs,
+                input_ids=torch.tensor(padded, device=device),
+                attention_mask=mask,
                 max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                repetition_penalty=1.0,  # nor any other rule of the generation config
-                no_repeat_ngram_size=0,
-                return_dict_in_generate=True,
-                output_logits=True,
-                output_hidden_states=True,
-                pad_token_id=tokenizer.pad_token_id,
+                pad_token_id=pad,
+                **GREEDY,
             )
-            yield inputs, output
+            yield mask, output
 
 
 def _check_prompts(prompts: Any) -> None:
@@ -310,30 +280,8 @@ def _check_prompts(prompts: Any) -> None:
             raise ValueError(f"prompt {number} is empty")
 
 
-@contextmanager
-def _left_padded(tokenizer: Any) -> Iterator[None]:
-    """Pad prompts on the left, so that answers follow them; with the end token if need be."""
-    before = tokenizer.padding_side, tokenizer.pad_token
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    try:
-        yield
-    finally:
-        tokenizer.padding_side, tokenizer.pad_token = before
-
-
-# ---------------------------------------------------------------------------- tokens of an answer
-
-
-def _answer(
-    tokenizer: Any,
-    tokens: Tensor,
-    probs: Tensor,
-    written: Tensor,
-    aggregate: Aggregator,
-    stop: set[int],
-) -> Answer:
+def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, stop: set[int]) -> Answer:
+    tokens, probs, written = row
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
     count = _length(tokenizer, ids, stop)

@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from scipy.special import expit
 
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    Values,
-    as_float64,
-    as_pairs,
-    check_choice,
-    warn,
-)
+from calibrant._core import checks
+from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta
-from calibrant.calibrators.isotonic import counted, nothing, pooled, steps, tally
 from calibrant.calibrators.platt import fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
-from calibrant.llm.answers.confidence import (
-    SMALLEST,
-    Aggregator,
-    Answers,
-    log_confidence,
-    one_array,
-)
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from calibrant.llm.answers import confidence as confidences
+from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 
 SAME = 1e-6
 """Smallest range of predictions that counts as different."""
-SUREST = 1e-9
-"""Distance from 1 at which confidences are clipped."""
+
+Learned = dict[str, FloatArray]
 
 
 class Stage(NamedTuple):
     """A map from log-odds ``(n,)`` to probabilities."""
 
     # returns learned values by name, and True if an optimum was found
-    fit: Callable[[FloatArray, BoolArray], tuple[dict[str, FloatArray], bool]]
+    fit: Callable[[FloatArray, BoolArray], tuple[Learned, bool]]
     apply: Callable[..., FloatArray]  # of log-odds and the learned values
     sizes: Mapping[str, int | None]  # number of learned values; None: one for each step
 
 
-def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
+def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     solution = fit_platt(odds, correct, np.ones_like(odds))
     return {"line": solution.x}, solution.converged
 
@@ -57,11 +42,10 @@ def _sigmoid(odds: FloatArray, line: FloatArray) -> FloatArray:
     return np.asarray(expit(line[0] * odds + line[1]))
 
 
-def _fit_beta(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
+def _fit_beta(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     solution = fit_beta(odds, correct, np.ones_like(odds))
     # with a few answers of one kind the solver may stop before a bound
-    both = bool(correct.any() and not correct.all())
-    return {"line": solution.x}, solution.converged and both
+    return {"line": solution.x}, solution.converged and 0 < correct.mean() < 1
 
 
 def _beta(odds: FloatArray, line: FloatArray) -> FloatArray:
@@ -69,15 +53,15 @@ def _beta(odds: FloatArray, line: FloatArray) -> FloatArray:
     return np.asarray(expit(b * np.logaddexp(0, odds) - a * np.logaddexp(0, -odds) + m))
 
 
-def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, FloatArray], bool]:
+def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
     if correct.all() or not correct.any():
         level = (correct.sum() + 0.5) / (len(correct) + 1)
         return {"odds": np.zeros(1), "prob": np.array([level])}, False
     single = odds.astype(np.float32)
-    marks, hits = counted(single[correct], None)
-    misses = nothing(marks)
-    tally(marks, single[~correct], None, misses)
-    curve = pooled(marks, hits, misses)
+    knots, hits = isotonic.counted(single[correct], None)
+    misses = isotonic.nothing(knots)
+    isotonic.tally(knots, single[~correct], None, misses)
+    curve = isotonic.pooled(knots, hits, misses)
     # a step without errors does not prove that none will occur: half an answer is kept back
     least = 0.5 / len(odds)
     return {"odds": as_float64(curve.odds), "prob": np.clip(curve.prob, least, 1 - least)}, True
@@ -85,8 +69,8 @@ def _fit_isotonic(odds: FloatArray, correct: BoolArray) -> tuple[dict[str, Float
 
 def _isotonic(odds: FloatArray, knots: FloatArray, prob: FloatArray) -> FloatArray:
     # in single precision, as in the fit: otherwise an answer may leave its own step
-    x = torch.from_numpy(knots.astype(np.float32))
-    return as_float64(steps(torch.from_numpy(odds.astype(np.float32)), x, torch.from_numpy(prob)))
+    x, at = (torch.from_numpy(values.astype(np.float32)) for values in (odds, knots))
+    return as_float64(isotonic.steps(x, at, torch.from_numpy(prob)))
 
 
 Map = Literal["sigmoid", "beta", "isotonic"]
@@ -107,15 +91,14 @@ class AnswerCalibrator:
     - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017);
     - ``isotonic``: increasing steps (Zadrozny and Elkan 2002), for a thousand and more.
 
-    Confidences of exactly 0 or 1, as judges give them, have no log-odds. With ``aggregate=None``,
-    sigmoid and beta replace them, and all others beyond, by values halfway between 0 or 1 and the
-    nearest other confidence of :meth:`fit`, or 1/2. Isotonic steps depend only on the order.
+    Confidences of 0 or 1 have no log-odds. With ``aggregate=None``, sigmoid and beta replace them
+    by values halfway to the nearest other confidence of :meth:`fit`, or to 1/2.
 
     Parameters
     ----------
     aggregate : str or None
-        As for :func:`answer_confidence`. None: answers are given as confidences ``(answers,)`` in
-        [0, 1] from elsewhere (P(True), choices, a judge).
+        As for :func:`answer_confidence`. With None, answers are passed as confidences
+        ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
     stage : {"sigmoid", "beta", "isotonic"}
 
     Attributes
@@ -131,8 +114,7 @@ class AnswerCalibrator:
     >>> from calibrant.llm import answer_confidence
     >>> rng = np.random.default_rng(0)
     >>> answers = [rng.beta(4, 1, size=rng.integers(1, 9)) for _ in range(2000)]
-    >>> sure = answer_confidence(answers)
-    >>> right = rng.random(2000) < sure**3  # the model is too sure
+    >>> right = rng.random(2000) < answer_confidence(answers) ** 3  # the model is too sure
     >>> fitted = AnswerCalibrator().fit(answers[:1000], right[:1000])
     >>> bool(abs(fitted.predict(answers).mean() - right.mean()) < 0.03)
     True
@@ -145,38 +127,34 @@ class AnswerCalibrator:
         self, aggregate: Aggregator | None = "geometric", *, stage: Map = "sigmoid"
     ) -> None:
         if aggregate is not None:
-            check_choice("aggregate", aggregate, get_args(Aggregator))
-        check_choice("stage", stage, get_args(Map))
+            checks.check_choice("aggregate", aggregate, get_args(Aggregator))
+        checks.check_choice("stage", stage, get_args(Map))
         self.aggregate = aggregate
         self.stage = stage
         self.learned_: dict[str, FloatArray] | None = None
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
 
-    def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
+    def fit(self, answers: Answers, correct: Values, **layout: Any) -> AnswerCalibrator:
         """Fit to graded answers.
 
-        Parameters
-        ----------
-        answers : as token_probs of answer_confidence, or (answers,) with ``aggregate=None``
-        correct : (answers,) 0 or 1
-        **layout
-            ``mask`` or ``documents`` of :func:`answer_confidence`.
+        ``answers`` are as for :func:`answer_confidence`, with ``mask`` or ``documents`` in
+        ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1.
         """
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
             limits = _halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
-        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
+        _, outcome, _ = as_pairs(expit(odds), correct)
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         if not converged:
-            warn(
+            checks.warn(
                 f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
                 "nearly all, are right or wrong; grade more answers"
             )
         elif np.ptp(outcome) and np.ptp(odds) and np.ptp(self._probs(odds)) < SAME:
-            warn(
+            checks.warn(
                 f"confident answers are not right more often among these {len(odds):,}: every "
                 f"answer gets the same chance, {100 * outcome.mean():.0f} %; grade more, or use "
                 "another confidence"
@@ -185,8 +163,6 @@ class AnswerCalibrator:
 
     def predict(self, answers: Answers, **layout: Any) -> FloatArray:
         """Return the chance of each answer to be right, ``(answers,)``."""
-        if self.learned_ is None:
-            raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
         return self._probs(self._odds(answers, layout, self.limits_))
 
     def control(
@@ -200,19 +176,13 @@ class AnswerCalibrator:
     ) -> Threshold:
         """Find the confidence threshold that limits the error of the answers above it.
 
-        The guarantee is that of :func:`calibrant.decide.threshold`: with probability ``level``
-        over the draw of these graded answers, at most ``max_error`` of the answers above the
-        threshold are wrong. The answers must not be those of :meth:`fit`.
-
-        Returns
-        -------
-        Threshold
-            Also stored as ``threshold_``, for :meth:`abstains`.
+        With probability ``level`` over the draw of these graded answers, at most ``max_error`` of
+        the answers above it are wrong (:func:`calibrant.decide.threshold`). The answers must not
+        be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers, **layout)
-        outcome = _outcomes(correct, len(confidence))
         self.threshold_ = threshold(
-            confidence=confidence, outcome=outcome, max_error=max_error, level=level
+            confidence=confidence, outcome=correct, max_error=max_error, level=level
         )
         return self.threshold_
 
@@ -234,12 +204,10 @@ class AnswerCalibrator:
 
     def state(self) -> dict[str, Any]:
         """Return everything that was chosen and learned, for JSON."""
-        if self.learned_ is None:
-            raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
         return {
             "how": self.aggregate,
             "stage": self.stage,
-            "learned": {name: values.tolist() for name, values in self.learned_.items()},
+            "learned": {name: values.tolist() for name, values in self._fitted().items()},
             "limits": self.limits_ and list(self.limits_),
             "threshold": self.threshold_ and self.threshold_.state(),
         }
@@ -252,25 +220,32 @@ class AnswerCalibrator:
             raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
         made = cls(state["how"], stage=state["stage"])
         made.learned_ = _learned(made.stage, state["learned"])
-        if state.get("limits") is not None:
-            made.limits_ = _limits(state["limits"])
+        limits = state.get("limits")
+        if limits is not None:
+            made.limits_ = _limits(limits)
         if state["threshold"] is not None:
             made.threshold_ = Threshold.from_state(state["threshold"])
         return made
 
+    def _fitted(self) -> Learned:
+        if self.learned_ is None:
+            raise RuntimeError("this AnswerCalibrator is not fitted: call fit(answers, correct)")
+        return self.learned_
+
     def _probs(self, odds: FloatArray) -> FloatArray:
-        assert self.learned_ is not None
-        stage = STAGES[self.stage]
-        return stage.apply(odds, *(self.learned_[name] for name in stage.sizes))
+        stage, learned = STAGES[self.stage], self._fitted()
+        return stage.apply(odds, *(learned[name] for name in stage.sizes))
 
     def _odds(
         self, answers: Answers, layout: Mapping[str, Any], limits: tuple[float, float] | None
     ) -> FloatArray:
         """Log-odds of the confidences, finite and exact also where a product underflows."""
         if self.aggregate is not None:
-            return log_odds(log_confidence(answers, self.aggregate, **layout))
+            return confidences.log_odds(
+                confidences.log_confidence(answers, self.aggregate, **layout)
+            )
         confidence = np.clip(_confidences(answers, layout), *(limits or (0, 1)))
-        return log_odds(np.log(np.maximum(confidence, SMALLEST)))
+        return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
 
 
 def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
@@ -279,7 +254,7 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
         "probabilities pass aggregate='geometric'"
     )
     try:
-        confidence = as_float64(one_array(answers))
+        confidence = as_float64(answers)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise ValueError(wanted.format(f"no numbers ({error})")) from error
     if confidence.ndim != 1 or layout or not ((confidence >= 0) & (confidence <= 1)).all():
@@ -288,54 +263,32 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
 
 
 def _halfway(confidence: FloatArray) -> tuple[float, float]:
-    """Replacements of confidences of 0 and 1, so that they do not outweigh all others.
-
-    >>> _halfway(np.array([0.0, 0.2, 0.9, 1.0]))
-    (0.1, 0.95)
-    """
-    between = confidence[(confidence > SMALLEST) & (confidence < 1 - SUREST)]
+    """Replacements of confidences of 0 and 1, so that they do not outweigh all others."""
+    between = confidence[(confidence > SMALLEST) & (confidence < 1 - confidences.SUREST)]
     low, high = (between.min(), between.max()) if between.size else (0.5, 0.5)
     return float(low / 2), float((1 + high) / 2)
 
 
-def log_odds(log_confidence: FloatArray) -> FloatArray:
-    """Log-odds of confidences, from their logarithms ``(n,)``; finite for 1 too.
-
-    >>> log_odds(np.log([0.5, 0.9])).round(3)
-    array([0.   , 2.197])
-    """
-    return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
-
-
-def _learned(stage: str, given: Any) -> dict[str, FloatArray]:
+def _learned(stage: str, values: Any) -> Learned:
+    """Check the learned values of a saved map."""
     wanted = STAGES[stage].sizes
-    if not isinstance(given, Mapping) or set(given) != set(wanted):
-        got = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
-        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {got or 'none'}")
+    if not isinstance(values, Mapping) or set(values) != set(wanted):
+        names = [*values] if isinstance(values, Mapping) else values
+        raise ValueError(f"{stage} has the learned values {', '.join(wanted)}, got {names}")
     try:
-        found = {name: as_float64(given[name]) for name in wanted}
+        learned = {name: as_float64(values[name]) for name in wanted}
     except (TypeError, ValueError) as error:
         raise ValueError(f"learned values of {stage} are no numbers ({error})") from error
-    steps = max(1, next(iter(found.values())).size)
+    steps = max(1, next(iter(learned.values())).size)
     for name, size in wanted.items():
-        if found[name].shape != (size or steps,) or not np.isfinite(found[name]).all():
-            raise ValueError(
-                f"{name} of {stage} must be {size or steps} finite numbers, got {given[name]!r:.60}"
-            )
-    return found
+        if learned[name].shape != (size or steps,) or not np.isfinite(learned[name]).all():
+            got = f"{values[name]!r:.60}"
+            raise ValueError(f"{name} of {stage} must be {size or steps} finite numbers, got {got}")
+    return learned
 
 
-def _limits(given: Any) -> tuple[float, float]:
-    pair = isinstance(given, (list, tuple)) and len(given) == 2
-    if not pair or not all(isinstance(x, float) for x in given) or not 0 < given[0] < given[1] < 1:
-        raise ValueError(f"limits must be two rising numbers between 0 and 1, got {given!r:.60}")
-    return float(given[0]), float(given[1])
-
-
-def _outcomes(correct: Values, answers: int) -> FloatArray:
-    outcome = as_float64(correct)
-    if outcome.shape != (answers,):
-        raise ValueError(
-            f"correct must have one value for each of {answers} answers, got {outcome.shape}"
-        )
-    return outcome
+def _limits(values: Any) -> tuple[float, float]:
+    match values:
+        case [float(low), float(high)] if 0 < low < high < 1:
+            return low, high
+    raise ValueError(f"limits must be two rising numbers between 0 and 1, got {values!r:.60}")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import expit, log_softmax, logsumexp, softmax
+from scipy.special import expit, log_softmax, logsumexp
 from torch import Tensor
 
-from calibrant._core.checks import FloatArray, Values, as_float64, as_labels, as_scores, bad_row
+from calibrant._core.checks import FloatArray, Values, as_float64, as_labels, as_scores
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.llm.answers.topk import TopLogprobs, by_token
 
@@ -26,24 +26,15 @@ def choice_tokens(
 ) -> list[int]:
     """Return the token ids by which a model names its choice, all different.
 
-    Parameters
-    ----------
-    tokenizer : a tokenizer of Hugging Face
-        Anything with ``encode(text, add_special_tokens=False)`` and ``decode``.
-    choices : sequence of str
-    prefix : str, optional
-        Text between the prompt and the choice: a space after ``Answer:``, nothing after a line
-        break or a chat template. By default a space; or nothing, if the choices after a space are
-        not single tokens, as with tokenizers that put a space before every text (Llama 2).
+    ``prefix`` is the text between the prompt and the choice: a space after ``Answer:``, nothing
+    after a line break or a chat template. By default it is a space; or nothing, if the choices
+    after a space are not single tokens, as with tokenizers that put a space before every text.
     """
     wrong = []
     for between in (" ", "") if prefix is None else (prefix,):
-        coded = [
-            list(tokenizer.encode(f"{between}{choice}", add_special_tokens=False))
-            for choice in choices
-        ]
-        fault = _fault(tokenizer, choices, coded)
-        if fault is None:
+        coded = [tokenizer.encode(f"{between}{name}", add_special_tokens=False) for name in choices]
+        fault = _fault(tokenizer, choices, [list(tokens) for tokens in coded])
+        if not fault:
             return [int(tokens[0]) for tokens in coded]
         wrong.append(f"with the prefix {between!r} {fault}")
     raise ValueError(
@@ -52,8 +43,8 @@ def choice_tokens(
     )
 
 
-def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> str | None:
-    """Say why the choices are not one token each; None if they are."""
+def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> str:
+    """Say why the choices are not one token each; empty if they are."""
     for choice, tokens in zip(choices, coded, strict=True):
         if len(tokens) != 1:
             parts = [tokenizer.decode([token]) for token in tokens[:5]]
@@ -62,7 +53,7 @@ def _fault(tokenizer: Any, choices: Sequence[str], coded: list[list[int]]) -> st
     if doubled or [getattr(tokenizer, "unk_token_id", None)] in coded:
         named = ", ".join(map(repr, doubled or choices))
         return f"the tokenizer has no token of its own for {named}"
-    return None
+    return ""
 
 
 def choice_logits(logits: Values, tokens: Sequence[int]) -> FloatArray:
@@ -89,23 +80,15 @@ def choice_logits_from_likelihoods(
 ) -> FloatArray:
     """Compute the log-probabilities of choices that are whole texts.
 
-    Parameters
-    ----------
-    log_likelihoods : (..., choices)
-        Sum of the log-probabilities of the tokens of each choice, after the question.
-    lengths : (..., choices) or (choices,), optional
-        Tokens (or bytes) of each choice, to divide the likelihoods by.
+    ``log_likelihoods`` ``(..., choices)`` are sums of the log-probabilities of the tokens of each
+    choice, after the question. They are divided by ``lengths``, the tokens or bytes of each choice.
 
-    Examples
-    --------
     >>> np.exp(choice_logits_from_likelihoods([[-2.0, -4.0]], [1, 2])).round(2)
     array([[0.5, 0.5]])
     """
     scores = as_float64(as_scores(log_likelihoods, "log_likelihoods"))
     if scores.ndim < 1 or scores.shape[-1] < 2:
-        raise ValueError(
-            f"log_likelihoods must be (..., choices) of two choices or more, got {scores.shape}"
-        )
+        raise ValueError(f"log_likelihoods must have two choices or more, got {scores.shape}")
     if not np.isfinite(scores).all() or (scores > 1e-6).any():
         raise ValueError("log_likelihoods must be finite and at most 0")
     if lengths is not None:
@@ -151,19 +134,10 @@ def choice_sets(
 ) -> ConformalSets:
     """Learn prediction sets of choices with a coverage, by split conformal prediction.
 
-    Parameters
-    ----------
-    choice_scores : (n, choices)
-        Logits of the choices of held-out questions, preferably calibrated.
-    answers : (n,)
-        The right choices.
-    coverage, score, seed
-        As for :func:`calibrant.decide.conformal`.
-
-    Returns
-    -------
-    ConformalSets
-        Its ``sets(probs)`` takes ``softmax(choice_scores)`` of new questions.
+    ``choice_scores`` ``(n, choices)`` are logits of the choices of held-out questions, preferably
+    calibrated, and ``answers`` ``(n,)`` the right choices; the other arguments are those of
+    :func:`calibrant.decide.conformal`. The ``sets(choice_scores)`` of the result, or
+    ``sets(probs=...)``, are for new questions.
 
     Examples
     --------
@@ -171,7 +145,7 @@ def choice_sets(
     >>> scores = 2 * rng.normal(size=(2000, 4))
     >>> answers = (scores + rng.gumbel(size=scores.shape)).argmax(-1)
     >>> fitted = choice_sets(scores[:1000], answers[:1000])
-    >>> inside = fitted.sets(probs=softmax(scores[1000:], -1))[np.arange(1000), answers[1000:]]
+    >>> inside = fitted.sets(scores[1000:])[np.arange(1000), answers[1000:]]
     >>> bool(0.87 < inside.mean() < 0.93)
     True
     """
@@ -180,35 +154,23 @@ def choice_sets(
         raise ValueError(
             f"choice_scores must be (n, choices) with two choices or more, got {scores.shape}"
         )
-    rows = scores.reshape(-1, scores.shape[-1])
-    bad = np.isnan(rows).any(-1) | (np.abs(rows.max(-1, initial=-np.inf)) == np.inf)
-    if bad.any():
-        at = int(bad.argmax())
-        raise bad_row(torch.from_numpy(rows[at]), 0, at)
-    probs = softmax(scores, axis=-1)
-    return conformal(probs=probs, labels=answers, coverage=coverage, score=score, seed=seed)
+    if (scores.max(-1, initial=-np.inf) == -np.inf).any():
+        raise ValueError("choice_scores have every choice masked by -inf for some question")
+    return conformal(scores, answers, coverage=coverage, score=score, seed=seed)
 
 
 def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[int]) -> FloatArray:
     r"""P(True): confidence of a model in an answer that it is shown (Kadavath et al. 2022).
 
-    A second prompt shows question and answer and asks if it is true. With the tokens that mean
-    yes and those that mean no,
+    A second prompt shows question and answer and asks if it is true. The confidence is the share
+    of the tokens that mean yes among these and those that mean no,
 
     .. math:: \frac{\sum_{t \in \text{true}} e^{z_t}}
         {\sum_{t \in \text{true}} e^{z_t} + \sum_{t \in \text{false}} e^{z_t}} .
 
-    Calibrate it with ``AnswerCalibrator(aggregate=None).fit(p_true(...), correct)``.
+    ``logits`` ``(..., vocabulary)`` are those at the position of the verdict; the tokens may be
+    those of " True", "True" and " Yes", for instance.
 
-    Parameters
-    ----------
-    logits : (..., vocabulary)
-        At the position of the verdict.
-    true_tokens, false_tokens : token ids
-        For instance those of " True", "True", " Yes"; none may be in both.
-
-    Examples
-    --------
     >>> p_true([[0.0, 0.0, 1.0, 5.0]], [0, 1], [2]).round(2)
     array([0.42])
     """
@@ -216,11 +178,10 @@ def p_true(logits: Values, true_tokens: Sequence[int], false_tokens: Sequence[in
     yes, no = as_labels(true_tokens, "true_tokens"), as_labels(false_tokens, "false_tokens")
     if not yes.size or not no.size or np.intersect1d(yes, no).size:
         raise ValueError("true_tokens and false_tokens must each hold a token and share none")
-    sums = [
-        logsumexp(_columns(scores, which, name), axis=-1)
-        for which, name in ((np.unique(yes), "true_tokens"), (np.unique(no), "false_tokens"))
-    ]
-    return np.asarray(expit(sums[0] - sums[1]))
+    true = logsumexp(_columns(scores, np.unique(yes), "true_tokens"), axis=-1)
+    return np.asarray(
+        expit(true - logsumexp(_columns(scores, np.unique(no), "false_tokens"), axis=-1))
+    )
 
 
 def _columns(scores: Tensor | np.ndarray[Any, Any], tokens: Any, name: str) -> FloatArray:

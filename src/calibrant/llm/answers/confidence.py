@@ -1,26 +1,29 @@
-"""Confidence of a generated answer, from its token probabilities."""
+"""Confidence of generated answers, from their token probabilities, and its calibration."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    Values,
-    as_float64,
-    as_labels,
-    check_choice,
-)
+from calibrant._core import checks
+from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, as_pairs
+from calibrant.llm.tokens.evaluate import ConfidenceEvaluation
+from calibrant.metrics import intervals, ranking
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Estimate
+from calibrant.workflows.evaluate import evaluate
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Replaces a stored probability of zero."""
+SUREST = 1e-9
+"""Distance from 1 at which confidences are clipped."""
+ANSWER_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc", "aurc")
 
 Answers: TypeAlias = Sequence[Values] | Values
 """A list with an array for each answer, or all tokens in one array; see answer_confidence."""
@@ -43,34 +46,15 @@ class Tokens(NamedTuple):
         return np.diff(self.starts, append=len(self.probs))
 
 
-def _geometric(tokens: Tokens) -> FloatArray:
-    return np.asarray(_product(tokens) / tokens.lengths)
-
-
-def _product(tokens: Tokens) -> FloatArray:
-    return np.asarray(np.add.reduceat(tokens.logs, tokens.starts))
-
-
-def _arithmetic(tokens: Tokens) -> FloatArray:
-    mean = np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths
-    return np.log(np.clip(mean, SMALLEST, 1.0))
-
-
-def _first(tokens: Tokens) -> FloatArray:
-    return tokens.logs[tokens.starts]
-
-
-def _minimum(tokens: Tokens) -> FloatArray:
-    return np.asarray(np.minimum.reduceat(tokens.logs, tokens.starts))
-
-
 Aggregator = Literal["geometric", "product", "arithmetic", "first", "minimum"]
 AGGREGATORS: dict[str, Callable[[Tokens], FloatArray]] = {
-    "geometric": _geometric,
-    "product": _product,
-    "arithmetic": _arithmetic,
-    "first": _first,
-    "minimum": _minimum,
+    "geometric": lambda tokens: AGGREGATORS["product"](tokens) / tokens.lengths,
+    "product": lambda tokens: np.add.reduceat(tokens.logs, tokens.starts),
+    "arithmetic": lambda tokens: np.log(
+        np.clip(np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths, SMALLEST, 1.0)
+    ),
+    "first": lambda tokens: tokens.logs[tokens.starts],
+    "minimum": lambda tokens: np.minimum.reduceat(tokens.logs, tokens.starts),
 }
 """Functions that return the log-confidence of each answer, by name."""
 
@@ -84,8 +68,7 @@ def answer_confidence(
 ) -> FloatArray:
     r"""Aggregate the token probabilities of each answer to one confidence.
 
-    With the probabilities :math:`p_1, \ldots, p_m` that the model gave to the tokens of an
-    answer when it wrote them,
+    With the probabilities :math:`p_1, \ldots, p_m` of the tokens of an answer,
 
     - ``geometric``: :math:`(p_1 \cdots p_m)^{1/m}`, which does not depend on the length;
     - ``product``: :math:`p_1 \cdots p_m`, the probability of the whole text;
@@ -105,10 +88,6 @@ def answer_confidence(
     documents : (tokens,) integers, optional
         Number of the answer of each token. Answers are returned in the order of their numbers.
 
-    Returns
-    -------
-    (answers,)
-
     Examples
     --------
     >>> answer_confidence([[0.9, 0.4], [0.5]])
@@ -127,22 +106,22 @@ def log_confidence(
     documents: Values | None = None,
 ) -> FloatArray:
     """Logarithm of :func:`answer_confidence`, also where a product underflows."""
-    check_choice("aggregate", aggregate, get_args(Aggregator))
+    checks.check_choice("aggregate", aggregate, get_args(Aggregator))
     return np.minimum(AGGREGATORS[aggregate](_as_tokens(token_probs, mask, documents)), 0.0)
 
 
-def one_array(values: Answers) -> Values:
-    """Return values as one tensor or array."""
-    return values if isinstance(values, Tensor) else np.asarray(values)
+def log_odds(log_confidence: FloatArray) -> FloatArray:
+    """Log-odds of confidences, from their logarithms ``(n,)``; finite for 1 too."""
+    return np.asarray(log_confidence - np.log(np.maximum(-np.expm1(log_confidence), SUREST)))
 
 
 def _as_tokens(token_probs: Answers, mask: Values | None, documents: Values | None) -> Tokens:
     if mask is not None and documents is not None:
         raise ValueError("pass mask with a padded array or documents with a flat one, not both")
-    if documents is not None:
-        tokens = _from_flat(as_float64(one_array(token_probs)), as_labels(documents, "documents"))
-    elif mask is not None:
-        tokens = _from_padded(as_float64(one_array(token_probs)), as_labels(mask, "mask") != 0)
+    if mask is not None:
+        tokens = _from_array(token_probs, "mask", as_labels(mask, "mask"), 2)
+    elif documents is not None:
+        tokens = _from_array(token_probs, "documents", as_labels(documents, "documents"), 1)
     else:
         tokens = _from_list(token_probs)
     if not ((tokens.probs >= 0) & (tokens.probs <= 1 + 1e-6)).all():
@@ -160,34 +139,29 @@ def _from_list(token_probs: Answers) -> Tokens:
         )
     try:
         answers = [as_float64(one) for one in token_probs]  # type: ignore[union-attr]
+        for number, one in enumerate(answers):
+            if one.ndim != 1:
+                raise ValueError(f"answer {number} has shape {one.shape}")
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"token_probs must have an array of probabilities for each answer ({error}); from ask, "
-            "pass [answer.probs for answer in answers]"
+            f"token_probs must have an array (tokens,) of probabilities for each answer ({error}); "
+            "from ask, pass [answer.probs for answer in answers]"
         ) from error
-    for number, one in enumerate(answers):
-        if one.ndim != 1:
-            raise ValueError(
-                f"answers must be (tokens,), got shape {one.shape} for answer {number}"
-            )
-    lengths = np.array([len(one) for one in answers], dtype=np.int64)
-    starts = _starts(lengths)
-    return Tokens(np.concatenate(answers), starts)
+    return Tokens(np.concatenate([*answers, []]), _starts(np.array([*map(len, answers)], np.int64)))
 
 
-def _from_padded(probs: FloatArray, mask: BoolArray) -> Tokens:
-    if probs.ndim != 2 or probs.shape != mask.shape:
-        raise ValueError(f"token_probs and mask must be alike, got {probs.shape} and {mask.shape}")
-    return Tokens(probs[mask], _starts(mask.sum(1)))
-
-
-def _from_flat(probs: FloatArray, documents: IntArray) -> Tokens:
-    if probs.ndim != 1 or probs.shape != documents.shape:
-        got = f"{probs.shape} and {documents.shape}"
-        raise ValueError(f"token_probs and documents must both be (tokens,), got {got}")
-    order = np.argsort(documents, kind="stable")
-    _, lengths = np.unique(documents, return_counts=True)
-    return Tokens(probs[order], _starts(lengths))
+def _from_array(token_probs: Answers, name: str, layout: IntArray, ndim: int) -> Tokens:
+    probs = as_float64(token_probs)  # type: ignore[arg-type]
+    if probs.ndim != ndim or probs.shape != layout.shape:
+        form, got = (
+            "(answers, tokens)" if ndim == 2 else "(tokens,)",
+            f"{probs.shape}, {layout.shape}",
+        )
+        raise ValueError(f"token_probs and {name} must both be {form}, got {got}")
+    if ndim == 2:
+        return Tokens(probs[layout != 0], _starts((layout != 0).sum(1)))
+    order = np.argsort(layout, kind="stable")
+    return Tokens(probs[order], _starts(np.unique(layout, return_counts=True)[1]))
 
 
 def _starts(lengths: NDArray[Any]) -> IntArray:
@@ -201,3 +175,54 @@ def _starts(lengths: NDArray[Any]) -> IntArray:
             "such answers and count them as wrong, or keep the end token of every answer"
         )
     return np.asarray(np.cumsum(lengths, dtype=np.int64) - lengths)
+
+
+def evaluate_answers(
+    confidence: Values,
+    correct: Values,
+    *,
+    bins: int = 15,
+    level: float | None = 0.9,
+    seed: int = 0,
+) -> ConfidenceEvaluation:
+    """Measure the calibration of answers, with intervals for independent questions.
+
+    The metrics are accuracy, calibration errors, NLL and Brier score of "right or wrong", AUROC and
+    AURC.
+
+    Parameters
+    ----------
+    confidence : (n,) in [0, 1]
+    correct : (n,) 0 or 1
+    bins, level, seed
+        As for :func:`calibrant.evaluate`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> confidence = rng.random(1000)
+    >>> evaluate_answers(confidence, rng.random(1000) < confidence)["ece"].low
+    0.0
+    """
+    claimed, outcome, _ = as_pairs(confidence, correct)
+    binary = evaluate(
+        log_odds(np.log(np.maximum(claimed, SMALLEST))),
+        outcome.astype(np.int64),
+        estimand="binary",
+        bins=bins,
+        metrics=("ece", "debiased_ece", "nll", "auroc"),
+        level=level,
+        seed=seed,
+    )
+    squares = (claimed - outcome) ** 2
+    right, area = float(outcome.mean()), ranking.aurc_with_error(claimed, outcome, None)
+    own = {"accuracy": right, "brier": float(squares.mean()), "aurc": area.value}
+    estimates = {**binary.metrics, **{name: Estimate(value) for name, value in own.items()}}
+    if level is not None and len(squares) > 1:
+        deviation = float(squares.std(ddof=1)) / math.sqrt(len(squares))
+        estimates["accuracy"] = intervals.share_interval(right, len(squares), level)
+        estimates["brier"] = intervals.mean_interval(own["brier"], deviation, level)
+        estimates["aurc"] = intervals.logit_interval(*area, level)
+    rest = {f.name: getattr(binary, f.name) for f in fields(Evaluation)}
+    rest["metrics"] = {name: estimates[name] for name in ANSWER_METRICS}
+    return ConfidenceEvaluation(**rest)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, check_whole
 from calibrant.llm.answers.choices import LETTERS
 from calibrant.llm.tokens.reading import parse_lines, read_text
 
@@ -27,24 +27,12 @@ ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its right answers.
-
-    Attributes
-    ----------
-    text : str
-    references : tuple of str
-        Right answers, any of which is accepted; of multiple choice, the text of the right one.
-    choices : tuple of str
-        Empty for open questions.
-    answer : int
-        Number of the right choice; -1 for open questions.
-    subject : str
-    """
+    """A question with its right answers."""
 
     text: str
-    references: tuple[str, ...]
-    choices: tuple[str, ...] = ()
-    answer: int = -1
+    references: tuple[str, ...]  # any is right; of multiple choice, the text of the right one
+    choices: tuple[str, ...] = ()  # none for open questions
+    answer: int = -1  # number of the right choice
     subject: str = ""
 
 
@@ -56,16 +44,16 @@ def read_mmlu(folder: str | os.PathLike[str], split: str = "test") -> list[Quest
     files = sorted(Path(folder).glob(f"*_{split}.csv"))
     if not files:
         raise FileNotFoundError(f"there are no files SUBJECT_{split}.csv in {folder}")
-    return [one for file in files for one in _read_subject(file, file.stem[: -len(split) - 1])]
-
-
-def _read_subject(file: Path, subject: str) -> Iterator[Question]:
-    columns = {"question", "choice0", "choice1", "choice2", "choice3", "answer"}
-    for number, row in _csv_rows(file, columns):
+    names, questions = ("choice0", "choice1", "choice2", "choice3"), []
+    columns = {"question", *names, "answer"}
+    rows = ((file, *row) for file in files for row in _csv_rows(file, columns))
+    for file, number, row in rows:
         if row["answer"] not in ("0", "1", "2", "3"):
             raise ValueError(f"{file}: row {number} has the answer {row['answer']!r}, not 0 to 3")
-        choices, answer = tuple(row[f"choice{i}"] for i in range(4)), int(row["answer"])
-        yield Question(row["question"], (choices[answer],), choices, answer, subject)
+        choices, answer = tuple(row[name] for name in names), int(row["answer"])
+        subject = file.stem[: -len(split) - 1]
+        questions.append(Question(row["question"], (choices[answer],), choices, answer, subject))
+    return questions
 
 
 def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:
@@ -88,29 +76,14 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
     ``separator`` separates right answers on one line, as ``"; "`` in TruthfulQA.
     """
     path, references = Path(file), dict[str, list[str]]()
-    for number, lines in _paragraphs(path):
-        if len(lines) != 2:
-            raise ValueError(
-                f"{path}: line {number} begins {len(lines)} lines without a break; a question, an "
-                "answer and an empty line are needed"
-            )
+    for paragraph in re.split(r"\n\s*\n", read_text(path).strip()):
+        lines = [line.strip() for line in paragraph.split("\n")]
+        if len(lines) != 2 or not lines[0]:
+            wanted = "a question, an answer and an empty line each time"
+            raise ValueError(f"{path} must have {wanted}, got {lines!r:.80}")
         answers = _parts(lines[1], separator) if separator else [lines[1]]
         references.setdefault(lines[0], []).extend(answers)
-    if not references:
-        raise ValueError(f"{path} has no question: it needs a question, an answer, an empty line")
     return [Question(text, tuple(dict.fromkeys(right))) for text, right in references.items()]
-
-
-def _paragraphs(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Consecutive lines that are not empty, with the number of their first."""
-    paragraph: list[str] = []
-    lines = read_text(path).split("\n")
-    for number, line in enumerate([*lines, ""], start=1):
-        if line.strip():
-            paragraph.append(line.strip())
-        elif paragraph:
-            yield number - len(paragraph), paragraph
-            paragraph = []
 
 
 def _parts(text: str, separator: str = ";") -> list[str]:
@@ -122,9 +95,8 @@ def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, st
         reader = csv.DictReader(stream)
         missing = columns - set(reader.fieldnames or ())
         if missing:
-            raise ValueError(
-                f"{file} has no column {', '.join(sorted(missing))}; it has {reader.fieldnames}"
-            )
+            names = ", ".join(sorted(missing))
+            raise ValueError(f"{file} has no column {names}; it has {reader.fieldnames}")
         for number, row in enumerate(reader, start=1):
             if any(row[name] is None for name in columns):
                 raise ValueError(f"{file}: row {number} has fewer columns than the first line")
@@ -132,12 +104,7 @@ def _csv_rows(file: Path, columns: set[str]) -> Iterator[tuple[int, dict[str, st
 
 
 def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
-    """Return the first questions of every subject.
-
-    >>> asked = [Question(text, ("",), subject=text[0]) for text in ("a1", "b1", "a2", "a3")]
-    >>> [one.text for one in first_of_each(asked, 2)]
-    ['a1', 'a2', 'b1']
-    """
+    """Return the first questions of every subject."""
     by_subject: dict[str, list[Question]] = {}
     for one in questions:
         by_subject.setdefault(one.subject, []).append(one)
@@ -145,19 +112,11 @@ def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
 
 
 def subset(questions: Sequence[Question], n: int, *, seed: int = 0) -> list[Question]:
-    """Draw ``n`` questions without replacement, in the order of the file; or all of fewer.
-
-    >>> [one.text for one in subset([Question(str(i), ()) for i in range(9)], 3, seed=1)]
-    ['3', '4', '6']
-    """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    """Draw ``n`` questions without replacement, in the order of the file; or all of fewer."""
+    check_whole("n", n)
     count = min(n, len(questions))
     chosen = np.random.default_rng(seed).choice(len(questions), count, replace=False)
     return [questions[i] for i in np.sort(chosen)]
-
-
-# ------------------------------------------------------------------------------------- prompts
 
 
 def choice_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
@@ -205,7 +164,7 @@ def short_prompt(question: Question, shots: Sequence[Question] = ()) -> str:
 
 
 def verdict_prompt(question: Question, answer: str) -> str:
-    """Make the second prompt of :func:`p_true` (after Kadavath et al. 2022).
+    """Make the second prompt of P(True), after Kadavath et al. (2022).
 
     >>> print(verdict_prompt(Question("Capital of Peru?", ()), "Lima"))
     Question: Capital of Peru?
@@ -219,24 +178,8 @@ def verdict_prompt(question: Question, answer: str) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------- grading
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a text that is not blank, stripped.
-
-    >>> first_line(" Lima" + chr(10) + "Question: and of Chile?")
-    'Lima'
-    """
-    return text.strip().split("\n", 1)[0].strip()
-
-
 def normalised(text: str) -> str:
-    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces.
-
-    >>> normalised("The  Beatles!")
-    'beatles'
-    """
+    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces."""
     plain = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
@@ -249,11 +192,8 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
     """
     if isinstance(references, str):
         raise TypeError("references must be a list of strings, got one string: pass [reference]")
-    text = normalised(first_line(answer))
+    text = normalised(answer.strip().split("\n", 1)[0])
     return bool(text) and any(text == normalised(one) for one in references)
-
-
-# -------------------------------------------------------------------------------- graded answers
 
 
 class GradedAnswers(NamedTuple):

@@ -5,14 +5,9 @@ A temperature needs the sum :math:`\sum_j p_j^\beta` over the whole vocabulary, 
 a bound q of each (the smallest that is shown) are known. Among all distributions that agree with
 this, the sum over them is extreme if they are all equal, :math:`n^{1 - \beta} r^\beta`, and if as
 few of them as possible hold all, :math:`m q^\beta + (r - m q)^\beta` with
-:math:`m = \lfloor r / q \rfloor`: the power is concave for :math:`\beta < 1` and convex above, so
-the first is the largest for one and the smallest for the other. Both bounds are reached, so they
-cannot be improved without assumptions.
-
-Renormalising the shown tokens, as if the others were impossible, is overconfident: it lies outside
-the bounds. Maps of the first probability alone (:class:`~calibrant.llm.AnswerCalibrator`) and
-choices among shown tokens (:func:`~calibrant.llm.answers.choices.choice_logits_from_top`) are
-exact.
+:math:`m = \lfloor r / q \rfloor`: the power is concave for :math:`\beta < 1` and convex above. Both
+bounds are reached, so they cannot be improved without assumptions. Renormalising the shown tokens,
+as if the others were impossible, lies outside the bounds.
 """
 
 from __future__ import annotations
@@ -65,14 +60,12 @@ def top_confidence(
         drawn, however unlikely: then pass the number that was requested.
     rounding : float
         Largest error of each log-probability: 0.005 for two digits after the point. It matters if
-        the shown tokens hold nearly everything (a rest of a millionth, spread over a vocabulary,
-        is much at temperature 2), and at temperatures close to 0.
+        the shown tokens hold nearly everything, and at temperatures close to 0.
 
     Returns
     -------
     Bounds
-        The confidence is within ``[low, high]`` for every distribution that agrees with ``top``
-        up to ``rounding``.
+        Of every distribution that agrees with ``top`` up to ``rounding``.
 
     Examples
     --------
@@ -80,8 +73,13 @@ def top_confidence(
     >>> [round(float(x[0]), 2) for x in top_confidence(top, 1.5, vocabulary=50_000)]
     [0.11, 0.36, 0.6]
     """
-    logs = top_logprobs(top, rounding=rounding)
-    sharpness = _sharpness(temperature, len(logs))
+    logs, values = top_logprobs(top, rounding=rounding), as_float64(temperature)
+    if values.shape not in ((), (len(logs),)) or not ((values > 0) & np.isfinite(values)).all():
+        raise ValueError(
+            f"temperature must be one number above 0 or one for each of {len(logs)} positions, "
+            f"got {temperature!r:.60}"
+        )
+    sharpness = np.broadcast_to(1 / values, len(logs))
     low, high = log_partition_bounds(logs, sharpness, vocabulary=vocabulary, k=k, rounding=rounding)
     less, more = (np.exp(sharpness * (logs[:, 0] + off)) for off in (-rounding, rounding))
     # the sums take the token itself as rounded the other way, but it has one probability
@@ -101,15 +99,9 @@ def log_partition_bounds(
     r"""Bound :math:`\log \sum_j p_j^\beta` over the vocabulary: lower and upper, each ``(n,)``.
 
     The calibrated log-probability of any shown token is :math:`\beta \log p` minus this. The
-    bounds allow for ``rounding`` of the sum, not of :math:`\log p` itself.
-
-    Parameters
-    ----------
-    logprobs : (n, k)
-        Sorted from the largest, as from :func:`top_logprobs`.
-    sharpness : float or (n,)
-        :math:`\beta`, one over the temperature.
-    vocabulary, k, rounding : as for top_confidence
+    bounds allow for ``rounding`` of the sum, not of :math:`\log p` itself. ``logprobs`` ``(n, k)``
+    are those of :func:`top_logprobs`, ``sharpness`` is :math:`\beta`, one or ``(n,)``; the other
+    arguments are as for :func:`top_confidence`.
     """
     shown: IntArray = np.isfinite(logprobs).sum(1)
     if vocabulary < shown.max():
@@ -159,8 +151,8 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     array([[-0.5, -2. ],
            [-0.1, -inf]])
     """
-    if _is_list_of_mappings(top):
-        rows = [[value for _, value in _shown(row)] for row in top]  # type: ignore[union-attr, arg-type]
+    if isinstance(top, (list, tuple)) and top and isinstance(top[0], Mapping):
+        rows = [[value for _, value in _shown(row)] for row in top]
         width = max(map(len, rows), default=0)
         logs = np.array([row + [-np.inf] * (width - len(row)) for row in rows], dtype=np.float64)
     else:
@@ -174,9 +166,8 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     if bad.any():
         at = int(bad.nonzero()[0][0])
         raise ValueError(
-            f"position {at} of top must have natural logarithms of probabilities, not logits, got "
-            f"probabilities that sum to {total[at]:.4g}; if they are rounded by more than "
-            f"{rounding:g}, pass rounding"
+            f"position {at} of top must have natural logarithms of probabilities, got a sum of "
+            f"{total[at]:.4g}; if they are rounded by more than {rounding:g}, pass rounding"
         )
     return np.asarray(logs)
 
@@ -197,17 +188,3 @@ def _shown(position: Mapping[str, Any]) -> list[tuple[str, float]]:
     if isinstance(entries, (list, tuple)):
         return [(one["token"], float(one["logprob"])) for one in entries]
     return [(token, float(value)) for token, value in position.items()]
-
-
-def _is_list_of_mappings(top: object) -> bool:
-    return isinstance(top, (list, tuple)) and bool(top) and isinstance(top[0], Mapping)
-
-
-def _sharpness(temperature: float | Values, positions: int) -> FloatArray:
-    values = as_float64(temperature)
-    if values.shape not in ((), (positions,)) or not ((values > 0) & np.isfinite(values)).all():
-        raise ValueError(
-            f"temperature must be one number above 0 or one for each of {positions} positions, "
-            f"got {temperature!r:.60}"
-        )
-    return np.broadcast_to(1 / values, (positions,))

@@ -1,8 +1,7 @@
 """Attach a temperature head to a live model, for calibrated generation.
 
-Two hooks do it: one keeps the hidden states that the head needs, one multiplies the logits that the
-model returns, in single precision and after any soft-capping. No weight of the model changes, and
-the hooks are removed at the end of the block.
+One hook keeps the hidden states that the head needs, one multiplies the logits that the model
+returns, in single precision and after any soft-capping. No weight of the model changes.
 """
 
 from __future__ import annotations
@@ -13,24 +12,25 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from calibrant.llm.fingerprint import fingerprint_of
-from calibrant.llm.heads.cache import DecoderFollower
+from calibrant.llm import huggingface
+from calibrant.llm.heads import modules
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import DecoderHead, Head, bounded, shape_features_of_logits
-from calibrant.llm.huggingface import (
-    SCALES,
-    backbone_of,
-    has_head,
-    output_embeddings,
-    plain_model,
-    uncompiled,
-    weights_loaded,
-)
+from calibrant.llm.heads.modules import DecoderHead, Head, Memory, bounded
+from calibrant.llm.huggingface import SCALES, fingerprint_of, output_embeddings
+
+STATES = ("past_key_values", "cache_params", "state")
+"""Arguments that hold the state of earlier tokens; only the first is followed."""
+REORDERING = ("reorder_cache", "batch_select_indices")
+"""Methods of a cache that select rows of the batch; beam search calls the first."""
+LogSharpness = Callable[[Tensor, dict[str, Any]], Tensor]
+"""Log-sharpness of logits ``(..., vocabulary)``, from the arguments of the call."""
 
 
 @contextmanager
@@ -39,17 +39,16 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
 
     ``model(...)`` and ``model.generate(...)`` then have the calibrated distribution, also for
     sampling and for ranking beams. Confidences of a generation are in its ``logits``
-    (``output_logits=True``); ``scores`` are those after top-k and the like. ``loss`` is computed
-    inside the model and does not change.
+    (``output_logits=True``); ``scores`` are those after top-k and the like, and ``loss`` does not
+    change.
 
-    Heads that look at one token at a time are exact in every mode. The decoder head needs the
-    whole text; it follows the cache of the model, also through beam search, and needs a
-    two-dimensional attention mask. It refuses static caches, texts packed into one row, and
-    recurrent models, unless they are run with ``use_cache=False``.
+    Heads that look at one token at a time are exact in every mode. The decoder head follows the
+    cache of the model, also through beam search, and needs a two-dimensional attention mask. It
+    refuses static caches, texts packed into one row, and recurrent models, unless they are run with
+    ``use_cache=False``.
 
-    Several threads may use the model. It may be compiled, but not with ``fullgraph=True``;
-    ``torch.compile``'s code of this process is dropped at both ends of the block, because it does
-    not notice hooks, and is compiled again on the next call.
+    Several threads may use the model. It may be compiled, but not with ``fullgraph=True``; compiled
+    code is dropped at both ends of the block, because it does not notice hooks.
 
     Parameters
     ----------
@@ -57,38 +56,31 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         The model that the head was fitted for. Of a PEFT model the base model is used, with its
         adapters. A change of adapter is not noticed: fit another head for it.
     fitted : FittedHead
-        From :func:`fit_head`, :func:`calibrant.load` or :func:`read_official`.
-
-    Yields
-    ------
-    PreTrainedModel
-        The model.
+        From :func:`fit_head`, :func:`calibrant.load` or ``heads.official.read_official``.
     """
     inner = matching_model(model, fitted)
-    if has_head(inner):
+    if huggingface.has_head(inner):
         raise ValueError(
-            "this model has a head attached already: leave that block first, and do not copy a "
-            "model within it"
+            "this model has a head attached already: leave that block, do not copy a model in it"
         )
     layer = output_embeddings(inner)
-    with weights_loaded(layer):
+    with huggingface.weights_loaded(layer):
         head = on_device(fitted.head, layer.weight.device)
     with ExitStack() as stack:
         stack.callback(torch.compiler.reset)  # compiled code does not look for hooks again
-        call = CallState()
+        call = _CallState()
         follow = _follow_texts if isinstance(head, DecoderHead) else _follow_tokens
         log_sharpness = follow(inner, head, call, stack)
 
         def scale(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
             if call.scaled is not None and call.scaled() is output:
                 return output
-            logits = tensor_of(output, "logits")
+            logits = _tensor(output, "logits")
             u = bounded(log_sharpness(logits, _named(module, args, kwargs)))
             if u.shape != logits.shape[:-1]:
                 raise ValueError(
-                    f"a head needs the state of each of the {tuple(logits.shape[:-1])} logits, got "
-                    f"states {tuple(u.shape)}: use a global or shape head with "
-                    f"{type(inner).__name__}"
+                    f"the head needs states {tuple(logits.shape[:-1])} like the logits, got "
+                    f"{tuple(u.shape)}: use a global or shape head with {type(inner).__name__}"
                 )
             output.logits = logits.float() * u.exp()[..., None].to(logits.device)
             call.scaled = weakref.ref(output)
@@ -98,7 +90,7 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
 
         # generate calls the inner model. So does a call of a PEFT model, but up to PEFT 0.20 by its
         # forward, which skips the hooks: then the outer one scales.
-        for module in dict.fromkeys((inner, uncompiled(model))):
+        for module in dict.fromkeys((inner, getattr(model, "_orig_mod", model))):
             hook = _hooked(module.register_forward_hook, scale, stack, with_kwargs=True)
             setattr(hook, SCALES, True)
         torch.compiler.reset()  # nor does code that was compiled before
@@ -109,20 +101,18 @@ def matching_model(model: Any, fitted: FittedHead) -> Any:
     """Return the plain causal language model; raise if the head belongs to another one."""
     if not isinstance(fitted, FittedHead):
         raise TypeError(f"fitted must be a FittedHead, got {fitted!r:.60}: calibrant.load it")
-    inner = plain_model(model)
+    inner = huggingface.plain_model(model)
     fingerprint_of(inner).check(fitted.fingerprint, "the head")
     return inner
 
 
 def on_device(head: Head, device: torch.device) -> Head:
     """Return the head, or a copy of it on the device."""
-    if next(head.parameters()).device == device:
-        return head
-    return copy.deepcopy(head).to(device)
+    same = next(head.parameters()).device == device
+    return head if same else copy.deepcopy(head).to(device)
 
 
-def tensor_of(output: Any, name: str) -> Tensor:
-    """Return a tensor of a model output."""
+def _tensor(output: Any, name: str) -> Tensor:
     tensor = getattr(output, name, None)
     if not isinstance(tensor, Tensor):
         raise TypeError(
@@ -132,7 +122,7 @@ def tensor_of(output: Any, name: str) -> Tensor:
     return tensor
 
 
-class CallState(threading.local):
+class _CallState(threading.local):
     """State that the hooks of one call of the model share, per thread."""
 
     seen: Tensor | None = None  # hidden states, or log-sharpness of the decoder head
@@ -153,15 +143,11 @@ def log_sharpness_of_tokens(head: Head, hidden: Tensor | None, logits: Tensor) -
         assert hidden is not None
         seen = hidden.float()
     else:
-        seen = shape_features_of_logits(logits) if head.wants == "shape" else logits
+        seen = modules.shape_features_of_logits(logits) if head.wants == "shape" else logits
     return head(seen.to(next(head.parameters()).device))  # type: ignore[no-any-return]
 
 
-LogSharpness = Callable[[Tensor, dict[str, Any]], Tensor]
-"""Log-sharpness of logits ``(..., vocabulary)``, from the arguments of the call."""
-
-
-def _follow_tokens(inner: Any, head: Head, call: CallState, stack: ExitStack) -> LogSharpness:
+def _follow_tokens(inner: Any, head: Head, call: _CallState, stack: ExitStack) -> LogSharpness:
     """For heads that look at one token: listen to the input of the output embeddings."""
     if head.wants != "hidden":
         return lambda logits, _: log_sharpness_of_tokens(head, None, logits)
@@ -173,18 +159,18 @@ def _follow_tokens(inner: Any, head: Head, call: CallState, stack: ExitStack) ->
     return lambda logits, _: log_sharpness_of_tokens(head, call.take(), logits)
 
 
-def _follow_texts(inner: Any, head: Head, call: CallState, stack: ExitStack) -> LogSharpness:
+def _follow_texts(inner: Any, head: Head, call: _CallState, stack: ExitStack) -> LogSharpness:
     """For the decoder head: listen to the states of all tokens that the backbone returns."""
     assert isinstance(head, DecoderHead)
-    backbone = backbone_of(inner)
-    follower = DecoderFollower(head)
+    backbone = huggingface.backbone_of(inner)
+    follower = _DecoderFollower(head)
     stack.callback(follower.detach)
 
     def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        call.past = follower.cached_tokens(_named(module, args, kwargs))
+        call.past = _length(_named(module, args, kwargs).get("past_key_values"))
 
     def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        hidden = tensor_of(output, "last_hidden_state")
+        hidden = _tensor(output, "last_hidden_state")
         cache = getattr(output, "past_key_values", None)
         named = _named(module, args, kwargs)
         call.seen = follower.log_sharpness(hidden, cache, named, call.past)
@@ -215,3 +201,110 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not args:
         return kwargs
     return {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+
+
+@dataclass
+class _DecoderFollower:
+    """Computes the log-sharpness of each call of a model, with a memory for each cache."""
+
+    head: DecoderHead
+    # weak references: a cache and its memory are freed when a generation is over
+    memories: weakref.WeakKeyDictionary[Any, Memory] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def log_sharpness(
+        self, hidden: Tensor, cache: Any, kwargs: dict[str, Any], past: int
+    ) -> Tensor:
+        """Run the head on the states of a call, after ``past`` cached tokens."""
+        memory = self._memory(cache, hidden, kwargs, past)
+        present = _present(kwargs.get("attention_mask"), past + hidden.shape[1])
+        _check_positions(kwargs.get("position_ids"), present)
+        return self.head(hidden.float(), present=present, memory=memory)  # type: ignore[no-any-return]
+
+    def _memory(
+        self, cache: Any, hidden: Tensor, kwargs: dict[str, Any], past: int
+    ) -> Memory | None:
+        batch, tokens, _ = hidden.shape
+        if _length(cache) != past + tokens:
+            states = [name for name in STATES if kwargs.get(name) is not None]
+            if states or kwargs.get("use_cache"):
+                raise ValueError(
+                    "the decoder head needs whole texts, or a cache that counts its tokens and is "
+                    f"returned as past_key_values, got {', '.join(states) or 'use_cache=True'}: "
+                    "pass use_cache=False, to generate too, or use a head that looks at one token"
+                )
+            return None
+        if cache not in self.memories:
+            self.memories[cache] = Memory()
+            for name in REORDERING:
+                setattr(cache, name, _Reordering(weakref.ref(cache), name, self.memories[cache]))
+        memory = self.memories[cache]
+        memory.crop(past)  # speculative decoding takes tokens back
+        same = not memory.kept or len(memory.kept[0]) == batch
+        if len(memory) != past or not same:
+            raise ValueError(
+                f"the decoder head must have seen all {past} tokens in the cache, got "
+                f"{len(memory)}: fill it while the head is attached, and do not repeat its rows"
+            )
+        return memory
+
+    def detach(self) -> None:
+        """Restore the methods of the caches."""
+        for cache in list(self.memories):
+            for name in REORDERING:
+                delattr(cache, name)
+        self.memories.clear()
+
+
+@dataclass
+class _Reordering:
+    """A method of a cache that also reorders the memory; it does not keep the cache alive."""
+
+    cache: weakref.ref[Any]
+    name: str
+    memory: Memory
+
+    def __call__(self, rows: Tensor) -> Any:
+        self.memory.select(rows)
+        cache = self.cache()
+        return getattr(type(cache), self.name)(cache, rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the plain method, for a copy of the cache, which is not followed."""
+        cache = self.cache()
+        return MethodType(getattr(type(cache), self.name), memo[id(cache)])
+
+
+def _length(cache: Any) -> int:
+    """Tokens in a cache; 0 if there is none, or it does not count them."""
+    getter = getattr(cache, "get_seq_length", None)
+    return int(getter()) if callable(getter) else 0
+
+
+def _present(mask: Any, tokens: int) -> Tensor | None:
+    """Mask of the tokens that are not padding, ``(batch, tokens)``."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != tokens:
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"the decoder head needs an attention mask (batch, {tokens}), got {got}: generate with "
+            "the default cache, not a static one, or use a head that looks at one token"
+        )
+    return mask.bool()
+
+
+def _check_positions(position: Any, present: Tensor | None) -> None:
+    """Raise if positions restart in a row, which then holds several texts."""
+    if not isinstance(position, Tensor) or position.ndim != 2 or position.shape[1] < 2:
+        return
+    restart = position[:, 1:] <= position[:, :-1]
+    if present is not None:
+        present = present[:, -position.shape[1] :].to(restart.device)
+        restart = restart & present[:, 1:] & present[:, :-1]
+    if restart.any():
+        raise ValueError(
+            "the decoder head needs one text in each row, got position_ids that restart: pad texts "
+            "instead of packing them, or use a head that looks at one token"
+        )

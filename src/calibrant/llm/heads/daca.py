@@ -1,8 +1,7 @@
 r"""A global temperature without labels, from a calibrated base model (DACA, Luo et al. 2025).
 
-Alignment makes a model over-confident, its base model mostly is not. Where both prefer the same
-token, the chat model is matched to the confidence of the base model; other tokens are left out,
-because matching there would make the chat model under-confident.
+Alignment makes a model over-confident, its base model mostly is not. The chat model is matched to
+the base model where both prefer the same token; elsewhere this would make it under-confident.
 """
 
 from __future__ import annotations
@@ -43,22 +42,11 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
         \min_T \sum_{i:\, \arg\max z^b_i = \arg\max z^c_i}
             \mathrm{CE}(\mathrm{softmax}(z^b_i), \mathrm{softmax}(z^c_i / T))
 
-    The sum is convex in :math:`1/T` and is solved to rounding error: it is the negative
-    log-likelihood in which the gap of the label is replaced by the gap that the base model expects,
-    :math:`\sum_k p^b_k d^c_k`.
+    It is the negative log-likelihood with the gap that the base model expects,
+    :math:`\sum_k p^b_k d^c_k`, in place of that of the label: convex in :math:`1/T`.
+    ``base`` and ``chat`` ``(..., vocabulary)`` are the logits of both models for the same tokens.
+    ``FittedHead.from_temperature`` makes a head of the temperature.
 
-    Parameters
-    ----------
-    base, chat : (..., vocabulary)
-        Logits of both models for the same tokens.
-
-    Returns
-    -------
-    Agreement
-        For ``FittedHead.from_temperature(agreement.temperature, fingerprint_of(chat_model))``.
-
-    Examples
-    --------
     >>> logits = torch.randn(500, 10, generator=torch.Generator().manual_seed(0))
     >>> daca(logits, 2.5 * logits).temperature
     2.5
@@ -71,7 +59,12 @@ def daca(base: Tensor | ArrayLike, chat: Tensor | ArrayLike) -> Agreement:
         )
     ours, theirs = ours.flatten(0, -2), theirs.flatten(0, -2)
     for name, logits in (("base", ours), ("chat", theirs)):
-        _check_numbers(name, logits)
+        bad = logits.amax(-1).isnan()  # a NaN anywhere is the largest
+        if bad.any():
+            raise ValueError(
+                f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: drop "
+                "them, or run the model in higher precision"
+            )
     agree = ours.argmax(-1) == theirs.argmax(-1)
     _check_agreement(agree.cpu().numpy())
     ours, theirs = ours[agree], theirs[agree]
@@ -87,16 +80,9 @@ def daca_of_records(base: Records, chat: Records, agree: BoolArray) -> Agreement
     :math:`-p^b \log p^c(T) - (1 - p^b) \log(1 - p^c(T))`. It has the same optimum if the
     models differ by a temperature alone.
 
-    Parameters
-    ----------
-    base, chat : Records
-        Of the same ``n`` tokens.
-    agree : (n,) bool
-        True where both models prefer the same token. ``base.correct & chat.correct`` is known to
-        agree; where both are wrong the records do not tell, so leave those tokens out.
+    ``agree`` ``(n,)`` is True where both models are known to prefer the same token, as
+    ``base.correct & chat.correct`` are; where both are wrong the records do not tell.
 
-    Examples
-    --------
     >>> logits = np.random.default_rng(0).normal(size=(500, 10))
     >>> base, chat = (tabulate(examples(b * logits, logits.argmax(-1))) for b in (1.0, 2.5))
     >>> round(daca_of_records(base, chat, base.correct & chat.correct).temperature, 3)
@@ -128,26 +114,15 @@ def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
         parts.append(torch.where(probs > 0, probs * gaps, 0).sum(-1))
     gaps = torch.cat(parts)
     if not torch.isfinite(gaps).all():
-        raise ValueError(
-            "the chat model masks a token that its base model does not: mask both alike"
-        )
+        raise ValueError("the chat model masks a token that its base does not: mask both alike")
     return np.asarray(gaps.cpu().numpy())
-
-
-def _check_numbers(name: str, logits: Tensor) -> None:
-    bad = logits.amax(-1).isnan()  # a NaN anywhere is the largest
-    if bad.any():
-        raise ValueError(
-            f"{name} must be logits, got NaN for {int(bad.sum())} of {len(bad)} tokens: drop them, "
-            "or run the model in higher precision"
-        )
 
 
 def _check_agreement(agree: BoolArray) -> None:
     if not agree.any():
         raise ValueError(
-            f"base and chat prefer the same token for none of {len(agree)} tokens: pass logits of "
-            "the same tokens, with the same vocabulary"
+            f"base and chat agree on none of {len(agree)} tokens: pass logits of the same tokens, "
+            "with the same vocabulary"
         )
 
 

@@ -1,33 +1,45 @@
 """Train a temperature head from a token table; keep it only if it beats one temperature.
 
 Documents are split into three parts: a head is trained on the first, the second decides when to
-stop (and which alpha is best), and the third compares it with the global temperature. A head is
-not kept unless it wins there by more than the standard error of the difference.
+stop (and which alpha is best), and the third compares it with the global temperature.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from calibrant._core.checks import FloatArray, IntArray, check_choice
+from calibrant._core.checks import FloatArray, IntArray, check_choice, check_whole
 from calibrant._core.chunks import Progress
+from calibrant._core.logpartition import Records
+from calibrant._core.solve import check_time, minimise_scalar
 from calibrant._core.torch_models import own_device
-from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.heads.modules import HEADS, GlobalHead, make_head
-from calibrant.llm.heads.objectives import OBJECTIVES
-from calibrant.llm.heads.predict import check_prompts, predict_rows
-from calibrant.llm.heads.training import Score, Trainer, enough, split_documents
+from calibrant.calibrators.objectives import Objective
+from calibrant.calibrators.scaling import best_sharpness
+from calibrant.llm.heads import fitted, modules
+from calibrant.llm.heads.fitted import FittedHead, TokenPredictions, predict_rows
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head
+from calibrant.llm.heads.objectives import OBJECTIVES, brier_correct, loss
 from calibrant.llm.tokens.evaluate import jackknife_influence
 from calibrant.llm.tokens.tables import TokenTable
 
+ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+PATIENCE = 4
+"""Epochs without improvement after which training stops."""
+CHUNK = 1 << 15
+"""Tokens that are read together and shuffled among each other."""
+ENOUGH = 1 << 18
+"""Tokens that determine one temperature to three digits; of more, this many are used."""
+STOP, TEST = 0.1, 0.2
+"""Fractions of the documents for early stopping and for the final comparison."""
+MIN_DOCUMENTS = 5
 RATES = {"mlp": 3e-4, "shape": 1e-2, "decoder": 1e-4}
-"""Learning rates."""
 LINEAR_RATE = 0.2
 """Learning rate of the linear head times its width, since AdamW moves every weight."""
 
@@ -50,8 +62,8 @@ def fit_head(
 ) -> FittedHead:
     """Train a temperature head on a table, and keep it only if it beats the global temperature.
 
-    The global temperature, at which the head starts, minimises the score by which both are
-    compared: the likelihood for ``objective="nll"``, else the Brier score of the confidence.
+    Both are compared by the likelihood for ``objective="nll"``, else by the Brier score of the
+    confidence. The global temperature, at which the head starts, minimises this score.
 
     Parameters
     ----------
@@ -78,15 +90,11 @@ def fit_head(
     progress : callable, optional
         Called with the epochs done and their largest number.
 
-    Returns
-    -------
-    FittedHead
-
     Examples
     --------
     >>> from calibrant._core.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.fingerprint import ModelFingerprint
+    >>> from calibrant.llm.huggingface import ModelFingerprint
     >>> rng = np.random.default_rng(0)
     >>> hidden = rng.normal(size=(4000, 4))
     >>> logits = 2 * rng.normal(size=(4000, 10))
@@ -99,11 +107,16 @@ def fit_head(
     >>> fit_head(table, "linear", "nll").kept
     True
     """
-    _check_arguments(head, objective, alpha, options, objective_options, epochs, batch)
-    check_prompts(HEADS[head], table)
+    _check_arguments(head, objective, alpha, options, objective_options)
+    check_whole("epochs", epochs)
+    check_whole("batch", batch)
+    if "alpha" in (objective_options or {}):
+        raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
+    fitted.check_prompts(modules.HEADS[head], table)
     split = split_documents(table.documents, seed=seed)
-    score = Score.of(objective)
-    start = score.best(table.records(enough(np.concatenate([split.train, split.stop]))))
+    score = "nll" if objective == "nll" else "brier"
+    known = np.concatenate([split.train, split.stop])
+    start = _best_start(table.records(_enough(known)), score)
     simple = GlobalHead(start=start)
     results = {"before": predict_rows(GlobalHead(), table, split.test)}
     results["global"] = predict_rows(simple, table, split.test)
@@ -112,19 +125,19 @@ def fit_head(
     if head == "global":
         figures = {name: result.figures() for name, result in results.items()}
         why = "one temperature for all tokens is kept, as asked for"
-        return FittedHead(simple, table.fingerprint, score.name, True, why, figures, settings)
+        return FittedHead(simple, table.fingerprint, score, True, why, figures, settings)
     width = table.fingerprint.hidden_size
-    new_head = partial(make_head, head, width=width, start=start, **dict(options or {}))
+    new_head = partial(modules.make_head, head, width=width, start=start, **(options or {}))
     rate = RATES.get(head, LINEAR_RATE / width) if rate is None else rate
-    trainer = Trainer(
-        table, split, score, epochs, batch, rate, keep_always, seed, own_device(device)
-    )
-    best = trainer.best_of(new_head, objective, alpha, dict(objective_options or {}), progress)
+    report = progress or (lambda done, total: None)
+    place = own_device(device)
+    trainer = _Trainer(table, split, score, epochs, batch, rate, keep_always, seed, place, report)
+    best = trainer.best_of(new_head, objective, alpha, objective_options or {})
     results["head"] = predict_rows(best.head, table, split.test)
     best.head.cpu()
     gain = paired_gain(
-        score.each(results["global"]),
-        score.each(results["head"]),
+        _scores(results["global"], score),
+        _scores(results["head"], score),
         table.documents[split.test],
         results["head"].weight,
     )
@@ -135,42 +148,27 @@ def fit_head(
         table.fingerprint,
         objective,
         kept,
-        _reasons(head, score.name, kept, keep_always, best.epoch, gain),
+        _reasons(head, score, kept, keep_always, best.epoch, gain),
         {name: result.figures() for name, result in results.items()},
         settings,
     )
 
 
-def _check_arguments(
-    head: str,
-    objective: str,
-    alpha: float | None,
-    options: Mapping[str, Any] | None,
-    objective_options: Mapping[str, Any] | None,
-    epochs: int,
-    batch: int,
-) -> None:
-    check_choice("head", head, tuple(HEADS))
+def _check_arguments(head: str, objective: str, alpha: float | None, *options: object) -> None:
+    check_choice("head", head, tuple(modules.HEADS))
     check_choice("objective", objective, tuple(OBJECTIVES))
-    if min(epochs, batch) < 1:
-        raise ValueError(f"epochs and batch must be at least 1, got {epochs} and {batch}")
     if alpha is not None and (objective != "selective" or head == "global"):
         raise ValueError(
             "alpha belongs to the selective objective of an adaptive head, got "
             f"objective={objective!r} and head={head!r}"
         )
-    if "alpha" in (objective_options or {}):
-        raise ValueError("alpha is an argument of its own: fit_head(..., alpha=0.1)")
-    if head == "global" and (options or objective_options):
+    if head == "global" and any(options):
         raise ValueError("the global temperature has no options: remove them, or choose a head")
 
 
 def _reasons(head: str, score: str, kept: bool, always: bool, epoch: int, gain: Gain) -> str:
     if not epoch:
-        return (
-            f"the global temperature is kept: no epoch of the {head} head was better on held-out "
-            "documents"
-        )
+        return f"the global temperature is kept: no epoch of the {head} head improved on it"
     which = f"the {head} head" if kept else "the global temperature"
     why = " (keep_always)" if always else ""
     way = "lower" if gain.mean > 0 else "higher"
@@ -179,6 +177,139 @@ def _reasons(head: str, score: str, kept: bool, always: bool, epoch: int, gain: 
         f"head is {abs(gain.mean):.2g} {way} than with one temperature, with a standard error of "
         f"{gain.error:.2g}"
     )
+
+
+class TokenSplit(NamedTuple):
+    """Rows of the documents to train on, to stop early by, and to test on."""
+
+    train: IntArray
+    stop: IntArray
+    test: IntArray
+
+
+def split_documents(documents: IntArray, *, seed: int = 0) -> TokenSplit:
+    """Split tokens ``(n,)`` by document: 70 % for training, 10 % for stopping, 20 % for testing."""
+    names, member = np.unique(documents, return_inverse=True)
+    if len(names) < MIN_DOCUMENTS:
+        raise ValueError(f"at least {MIN_DOCUMENTS} documents are needed, got {len(names)}")
+    order = np.random.default_rng(seed).permutation(len(names))[member]
+    test = max(2, round(TEST * len(names)))
+    stop = test + max(1, round(STOP * len(names)))
+    masks = (order >= stop, (order >= test) & (order < stop), order < test)
+    return TokenSplit(*(np.flatnonzero(mask) for mask in masks))
+
+
+def _enough(rows: IntArray) -> IntArray:
+    """Return at most ``ENOUGH`` of the rows, evenly spaced."""
+    return np.sort(rows)[:: -(-len(rows) // ENOUGH)]
+
+
+def _best_start(records: Records, score: str) -> float:
+    """Return the one log-sharpness with the best score."""
+    if score == "nll":
+        solution = best_sharpness(records)
+    else:
+        solution = minimise_scalar(lambda u: brier_correct(records, u).value, -LIMIT, LIMIT)
+    return float(np.clip(solution.x[0], -LIMIT, LIMIT))
+
+
+def _scores(predictions: TokenPredictions, score: str) -> FloatArray:
+    """Return the score of each token ``(n,)``."""
+    if score == "nll":
+        return predictions.nll
+    return np.asarray((predictions.confidence - predictions.correct) ** 2)
+
+
+class _TrainedHead(NamedTuple):
+    """A head at its best epoch, with its score there."""
+
+    head: Head
+    epoch: int
+    score: float
+    alpha: float | None = None
+
+
+class _Trainer(NamedTuple):
+    """Data and settings that the training runs for several alphas share."""
+
+    table: TokenTable
+    split: TokenSplit
+    score: str
+    epochs: int
+    batch: int
+    rate: float
+    keep_always: bool
+    seed: int
+    device: torch.device
+    progress: Progress
+
+    def best_of(
+        self,
+        new_head: Callable[[], Head],
+        objective: str,
+        alpha: float | None,
+        options: Mapping[str, Any],
+    ) -> _TrainedHead:
+        """Train once, or once for each alpha to be tried."""
+        if objective != "selective":
+            return self.train(new_head, partial(OBJECTIVES[objective], **options), 0, self.epochs)
+        alphas = ALPHAS if alpha is None else (alpha,)
+        runs = []
+        for number, value in enumerate(alphas):
+            measure = partial(OBJECTIVES[objective], **options, alpha=value)
+            before, total = number * self.epochs, len(alphas) * self.epochs
+            runs.append(self.train(new_head, measure, before, total)._replace(alpha=value))
+        return min(runs, key=lambda run: run.score)
+
+    def train(
+        self, new_head: Callable[[], Head], objective: Objective, before: int, total: int
+    ) -> _TrainedHead:
+        """Train a head until held-out documents stop improving; return the best epoch, 0 too."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)  # leaves the generators of GPUs alone
+            head = new_head().to(self.device)
+        if isinstance(head, modules.ShapeHead):
+            head.standardise(modules.shape_features(self.table.records(_enough(self.split.train))))
+        optimiser = torch.optim.AdamW(head.parameters(), lr=self.rate)
+        rng = np.random.default_rng(self.seed)
+        best, best_epoch, state = self._held_out_score(head), 0, deepcopy(head.state_dict())
+        for epoch in range(1, self.epochs + 1):
+            for rows, records in self._steps(head, rng):
+                check_time()
+                optimiser.zero_grad()
+                loss(
+                    objective, records, fitted.log_sharpness(head, self.table, rows, records)
+                ).backward()
+                optimiser.step()
+            self.progress(before + epoch, total)
+            score = self._held_out_score(head)
+            if score < best or self.keep_always:
+                best, best_epoch, state = score, epoch, deepcopy(head.state_dict())
+            elif epoch - best_epoch >= PATIENCE:
+                break
+        head.load_state_dict(state)
+        return _TrainedHead(head, best_epoch, best)
+
+    def _held_out_score(self, head: Head) -> float:
+        predictions = predict_rows(head, self.table, self.split.stop)
+        return float(np.average(_scores(predictions, self.score), weights=predictions.weight))
+
+    def _steps(self, head: Head, rng: np.random.Generator) -> Iterator[tuple[IntArray, Records]]:
+        """Yield the rows and records of each step of an epoch, in a new order."""
+        table, rows = self.table, self.split.train
+        if head.wants == "sequence":
+            names = rng.permutation(np.unique(table.documents[rows]))
+            by_length = names[np.argsort(table.document_lengths(names), kind="stable")]
+            batches = list(table.document_chunks(by_length, self.batch))
+            for number in rng.permutation(len(batches)):
+                yield batches[number], table.records(batches[number])
+            return
+        chunks = np.array_split(rows, -(-len(rows) // CHUNK))
+        for chunk in rng.permutation(len(chunks)):
+            mixed = rng.permutation(chunks[chunk])
+            for first in range(0, len(mixed), self.batch):
+                some = mixed[first : first + self.batch]
+                yield some, table.records(some)
 
 
 class Gain(NamedTuple):
@@ -194,13 +325,8 @@ def paired_gain(
 ) -> Gain:
     """Mean difference of the scores of tokens, with documents as the sampling unit.
 
-    Tokens of one text are correlated, so the error comes from the totals of documents: it is that
-    of a ratio, total difference over total weight, by the jackknife. (A document pulls the mean
-    towards itself, a long one more, which hides its own deviation; leaving it out does not.) If
-    one document holds all the weight, the error is infinite.
-
-    >>> paired_gain(np.array([2.0, 2.0, 3.0]), np.ones(3), np.array([0, 0, 1]), np.ones(3)).mean
-    1.333...
+    Tokens of one text are correlated, so the error is the jackknife's over documents; it is
+    infinite if one document holds all the weight.
     """
     _, member = np.unique(documents, return_inverse=True)
     total = np.bincount(member, weight * (before - after))

@@ -1,15 +1,27 @@
-"""A fitted temperature head, with the fingerprint of its model."""
+"""A fitted temperature head with the fingerprint of its model, and its predictions for tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from calibrant.llm.fingerprint import ModelFingerprint
-from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, make_head
+import numpy as np
+import torch
+from torch import Tensor
 
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.logpartition import Records
+from calibrant.llm.heads import modules
+from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
+from calibrant.llm.huggingface import ModelFingerprint
+from calibrant.llm.tokens.tables import Hidden, TokenTable
+from calibrant.metrics.binned import ece
+from calibrant.metrics.ranking import auroc
+
+CHUNK = 1 << 15
+"""Tokens that are read at a time."""
 Figures = dict[str, dict[str, float]]
 
 
@@ -51,12 +63,7 @@ class FittedHead:
     def from_temperature(
         cls, temperature: float, fingerprint: ModelFingerprint, reasons: str = ""
     ) -> FittedHead:
-        """Make a head of one temperature, for instance that of :func:`daca`.
-
-        >>> tiny = ModelFingerprint("tiny", 2, 3, "0" * 16, None)
-        >>> float(FittedHead.from_temperature(2.0, tiny).head.bias)
-        -0.69...
-        """
+        """Make a head of one temperature, for instance that of DACA."""
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
@@ -72,12 +79,9 @@ class FittedHead:
             group: {name: None if math.isnan(v) else v for name, v in values.items()}
             for group, values in self.figures.items()
         }
-        return {
-            **{"head": self.head.kind, "options": self.head.config()},
-            **{"fingerprint": asdict(self.fingerprint), "objective": self.objective},
-            **{"kept": self.kept, "reasons": self.reasons, "figures": figures},
-            "settings": self.settings,
-        }
+        plain = {name: getattr(self, name) for name in ("objective", "kept", "reasons", "settings")}
+        about = {"head": self.head.kind, "options": self.head.config(), "figures": figures}
+        return {**about, **plain, "fingerprint": asdict(self.fingerprint)}
 
     @classmethod
     def from_config(
@@ -93,11 +97,10 @@ class FittedHead:
         settings: dict[str, Any],
     ) -> FittedHead:
         """Make a head of what :meth:`config` returned, without learned values."""
-        made = make_head(head, **{"width": 1, **options})
+        made = modules.make_head(head, **{"width": 1, **options})
         if made.config() != options:
-            raise ValueError(
-                f"options of the {head} head must be like {made.config()}, got {options}"
-            )
+            wanted = made.config()
+            raise ValueError(f"options of the {head} head must be like {wanted}, got {options}")
         numbers = {
             group: {name: math.nan if v is None else float(v) for name, v in values.items()}
             for group, values in figures.items()
@@ -112,3 +115,91 @@ class FittedHead:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the learned values of a head of the same kind and size."""
         self.head.load_state_dict(state)
+
+
+class TokenPredictions(NamedTuple):
+    """Predictions for tokens, each ``(n,)``."""
+
+    nll: FloatArray  # negative log-likelihood of the next token
+    confidence: FloatArray  # probability of the likeliest token
+    correct: BoolArray  # True if the likeliest token was the next one
+    weight: FloatArray
+
+    def figures(self) -> dict[str, float]:
+        """Metrics over all tokens."""
+        share = self.weight / self.weight.sum()
+        confidence = np.minimum(self.confidence, 1)
+        return {
+            "nll": float(share @ self.nll),
+            "brier": float(share @ (self.confidence - self.correct) ** 2),
+            "ece": ece(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
+            "auroc": auroc(confidence=confidence, outcome=self.correct, sample_weight=self.weight),
+        }
+
+
+def token_predictions(table: TokenTable, fitted: FittedHead | None = None) -> TokenPredictions:
+    """Predict the tokens of a table, with a temperature head of the same model or without."""
+    everything = np.arange(len(table))
+    if fitted is None:
+        return predict_rows(GlobalHead(), table, everything)
+    fitted.fingerprint.check(table.fingerprint, "the table")
+    check_prompts(fitted.head, table)
+    if set(table.collections) & set(fitted.settings.get("tables", ())):
+        warn(
+            "the head was trained on tokens of this table and looks better on them than it is: use "
+            "a table of other documents"
+        )
+    return predict_rows(fitted.head, table, everything)
+
+
+def check_prompts(head: Head | type[Head], table: TokenTable) -> None:
+    """Raise if a head needs the states of prompts and a table has none."""
+    if head.wants == "sequence" and not table.whole:
+        raise ValueError(
+            f"the {head.kind} head needs the states of prompts, which this table lacks: collect "
+            "again with prompts=True, on the command line --prompts"
+        )
+
+
+def predict_rows(head: Head, table: TokenTable, rows: IntArray) -> TokenPredictions:
+    """Predict rows of a table; for a decoder head they must be whole documents."""
+    if head.wants == "sequence":
+        runs = [*table.document_chunks(np.unique(table.documents[rows]), CHUNK)]
+    else:
+        runs = np.array_split(rows, -(-len(rows) // CHUNK))
+    chunks = []
+    with torch.no_grad():
+        for some in runs:
+            records = table.records(some)
+            u = log_sharpness(head, table, some, records).cpu().double().numpy()
+            value = records.log_partition(np.exp(u)).value
+            nll = np.exp(u) * records.own_gap + value
+            chunks.append(TokenPredictions(nll, np.exp(-value), records.correct, records.weight))
+    return TokenPredictions(*(np.concatenate(column) for column in zip(*chunks, strict=True)))
+
+
+def log_sharpness(head: Head, table: TokenTable, rows: IntArray, records: Records) -> Tensor:
+    """Log-sharpness ``(m,)`` of rows of a table by a head, within the limits.
+
+    A decoder head needs all rows of each document, in order.
+    """
+    device = next(head.parameters()).device
+    if head.wants == "nothing":
+        return bounded(head(torch.empty(len(rows), 0, device=device)))
+    if head.wants == "shape":
+        return bounded(head(modules.shape_features(records).to(device)))
+    if not isinstance(head, modules.DecoderHead):
+        return bounded(head(_states(table.hidden(rows), device)))
+    texts = table.texts(rows)
+    longest = max(len(text.states) for text in texts)
+    # padding comes after the tokens of a document, where causal attention does not look
+    padded = np.zeros((len(texts), longest, head.width), np.float16)
+    for line, text in zip(padded, texts, strict=True):
+        line[: len(text.states)] = text.states
+    counting = [n * longest + text.places for n, text in enumerate(texts)]
+    u = head(_states(padded, device)).reshape(-1)
+    return bounded(u[torch.from_numpy(np.concatenate(counting)).to(device)])
+
+
+def _states(hidden: Hidden, device: torch.device) -> Tensor:
+    return torch.from_numpy(hidden).to(device).float()

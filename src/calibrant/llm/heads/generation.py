@@ -47,10 +47,6 @@ def calibrate_generation(
         Of the prompts, if they have padding. Only the decoder head needs it.
     eos_token_id : int or sequence of int, optional
         If ``generate`` got another one than that of the generation config.
-
-    Returns
-    -------
-    CalibratedGeneration
     """
     inner = matching_model(model, fitted)
     check_plain_output(inner, output)
@@ -63,8 +59,8 @@ def check_plain_output(inner: Any, output: Any) -> None:
     states = getattr(output, "hidden_states", None)
     if has_head(inner) or (states is not None and hasattr(states[0][-1], SCALES)):
         raise ValueError(
-            "this text was generated with a head attached: read the calibrated logits of the "
-            "output itself, or generate outside of attached"
+            "this text was generated with a head attached: use the logits of the output itself, or "
+            "generate outside of attached"
         )
     for name in ("logits", "hidden_states"):
         if getattr(output, name, None) is None:
@@ -85,22 +81,31 @@ def calibrated_output(
     tokens = output.sequences[:, -steps:]
     if beams is None:
         rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
-        written = _written(tokens, ends)
+        ended = torch.isin(
+            tokens, torch.as_tensor(ends, dtype=torch.long, device=tokens.device)
+        ).int()
+        written = (ended.cumsum(1) - ended) == 0  # up to the token that ends the text
     else:
         rows, written = beams.clamp(min=0), beams >= 0
-    pairs = zip(output.logits[:steps], rows.T, strict=True)
-    logits = torch.stack([step[row] for step, row in pairs], 1)
-    states = [
-        step[-1].to(logits.device)[row]
-        for step, row in zip(output.hidden_states[:steps], rows.T, strict=True)
-    ]
+    logits = torch.stack([output.logits[step][row] for step, row in enumerate(rows.T)], 1)
+    last_layer = [step[-1].to(logits.device) for step in output.hidden_states[:steps]]
+    states = [state[row] for state, row in zip(last_layer, rows.T, strict=True)]
     head = on_device(head, logits.device)
     if isinstance(head, DecoderHead):
         prompt = output.sequences.shape[1] - steps
         if not prompt and mask is not None:  # it was passed as inputs_embeds
             prompt = mask.shape[1]
-        _check_prompt(states[0], mask, prompt)
-        u = _of_text(head, states, _repeated(mask, len(output.logits[0]), rows))
+        masked = prompt if mask is None else mask.shape[1]
+        if not states[0].shape[1] == masked == prompt:
+            raise ValueError(
+                f"the decoder head needs the states and the mask of all {prompt} tokens of the "
+                f"prompt, got {states[0].shape[1]} and {masked}: generate without past_key_values "
+                "and prefill_chunk_size; with inputs_embeds, pass attention_mask"
+            )
+        if mask is not None:  # of each text; the rows of one prompt are next to each other
+            repeats = len(output.logits[0]) // len(mask)
+            mask = mask.repeat_interleave(repeats, 0)[rows[:, 0].to(mask.device)]
+        u = _log_sharpness_of_texts(head, states, mask)
     else:
         hidden = torch.stack([state[:, -1] for state in states], 1)
         u = log_sharpness_of_tokens(head, hidden, logits)
@@ -110,33 +115,7 @@ def calibrated_output(
     return CalibratedGeneration(tokens, chosen, log_probs.amax(-1).exp(), sharpness, written)
 
 
-def _written(tokens: Tensor, ends: int | Sequence[int]) -> Tensor:
-    """Mask of the tokens up to the one that ends their text."""
-    stop = torch.as_tensor(ends, dtype=torch.long, device=tokens.device)
-    ended = torch.isin(tokens, stop).int()
-    return (ended.cumsum(1) - ended) == 0
-
-
-def _repeated(mask: Tensor | None, batch: int, rows: Tensor) -> Tensor | None:
-    """Mask of the prompt of each text; the rows of one prompt are next to each other."""
-    if mask is None:
-        return None
-    return mask.repeat_interleave(batch // len(mask), 0)[rows[:, 0].to(mask.device)]
-
-
-def _check_prompt(states: Tensor, mask: Tensor | None, prompt: int) -> None:
-    """Raise unless the first step of ``generate`` has the states of the whole prompt."""
-    masked = prompt if mask is None else mask.shape[1]
-    if not states.shape[1] == masked == prompt:
-        raise ValueError(
-            f"the decoder head needs the states and the mask of all {prompt} tokens of the prompt, "
-            f"got {states.shape[1]} and {masked}: generate without past_key_values and "
-            "prefill_chunk_size; with inputs_embeds, pass attention_mask"
-        )
-
-
-def _of_text(head: DecoderHead, states: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Log-sharpness by the decoder head, from the states of the prompts and of all steps."""
+def _log_sharpness_of_texts(head: DecoderHead, states: list[Tensor], mask: Tensor | None) -> Tensor:
     # without a cache each step has the states of the whole text
     hidden = torch.cat([states[0], *(step[:, -1:] for step in states[1:])], 1).float()
     present = None

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -23,36 +22,27 @@ from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Record
 LIMIT = 3.0
 """Log-sharpness is clipped to plus and minus this: temperatures from 0.05 to 20."""
 
-Wants: TypeAlias = Literal["nothing", "hidden", "shape", "sequence"]
-
 
 class Head(nn.Module):
     """Base class of temperature heads.
 
-    Attributes
-    ----------
-    kind : str
-        Name in :data:`HEADS`.
-    wants : str
-        ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them ``(batch, tokens, width)``,
-        from the first token on; :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any
-        tensor ``(..., k)``, of which only the shape is used.
+    A head ``wants`` ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them
+    ``(batch, tokens, width)``, from the first token on; the ``"shape"`` of the logits,
+    :func:`shape_features` ``(..., 12)``; or ``"nothing"``: any tensor ``(..., k)``, of which only
+    the shape is used. ``kind`` is its name in :data:`HEADS`.
     """
 
     kind: ClassVar[str]
-    wants: ClassVar[Wants]
+    wants: ClassVar[Literal["nothing", "hidden", "shape", "sequence"]]
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that make a head of the same form, without learned values."""
-        return {}
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names if name != "start"}
 
 
 class GlobalHead(Head):
-    """One temperature for all tokens.
-
-    >>> GlobalHead(start=0.5)(torch.zeros(2, 3, 8)).shape
-    torch.Size([2, 3])
-    """
+    """One temperature for all tokens."""
 
     kind = "global"
     wants = "nothing"
@@ -70,9 +60,6 @@ class LinearHead(Head):
     r"""A linear function of the hidden state: :math:`u = w \cdot \mathrm{norm}(h) + c`.
 
     The state is normalised to mean 0 and variance 1 first (a layer norm without weights).
-
-    >>> LinearHead(width=8, start=0.5)(torch.randn(2, 8)).tolist()
-    [0.5, 0.5]
     """
 
     kind = "linear"
@@ -83,32 +70,19 @@ class LinearHead(Head):
         self.width = width
         self.last = _last(width, start)
 
-    def config(self) -> dict[str, Any]:
-        """Return the arguments that make a head of the same form."""
-        return {"width": self.width}
-
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-sharpness ``(...)`` of states ``(..., width)``."""
-        return cast(Tensor, self.last(_normed(hidden)))[..., 0]
+        return cast(Tensor, self.last(F.layer_norm(hidden, hidden.shape[-1:])))[..., 0]
 
 
 class MLPHead(Head):
-    """A network with one inner layer of ``units`` on the hidden state.
-
-    >>> MLPHead(width=8, units=4, start=0.5)(torch.randn(2, 8)).tolist()
-    [0.5, 0.5]
-    """
+    """A network with one inner layer of ``units`` on the hidden state."""
 
     kind = "mlp"
     wants = "hidden"
 
     def __init__(
-        self,
-        *,
-        width: int,
-        units: int = 64,
-        activation: Literal["swiglu", "relu"] = "swiglu",
-        start: float = 0.0,
+        self, *, width: int, units: int = 64, activation: str = "swiglu", start: float = 0.0
     ) -> None:
         super().__init__()
         check_choice("activation", activation, ("swiglu", "relu"))
@@ -116,22 +90,14 @@ class MLPHead(Head):
         self.first = nn.Linear(width, units * (2 if activation == "swiglu" else 1))
         self.last = _last(units, start)
 
-    def config(self) -> dict[str, Any]:
-        """Return the arguments that make a head of the same form."""
-        return {"width": self.width, "units": self.units, "activation": self.activation}
-
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-sharpness ``(...)`` of states ``(..., width)``."""
-        inner = self.first(_normed(hidden))
-        if self.activation == "swiglu":
-            gate, value = inner.chunk(2, -1)
-            inner = F.silu(gate) * value
-        else:
-            inner = F.relu(inner)
-        return cast(Tensor, self.last(inner))[..., 0]
+        inner = self.first(F.layer_norm(hidden, hidden.shape[-1:]))
+        if self.activation == "relu":
+            return cast(Tensor, self.last(F.relu(inner)))[..., 0]
+        gate, value = inner.chunk(2, -1)
+        return cast(Tensor, self.last(F.silu(gate) * value))[..., 0]
 
-
-# --------------------------------------------------------------------------- shape of the logits
 
 OCTAVES_SEEN = 7
 """Sharpness 0.05, 0.1, ... 3.2, at which the log-odds of the top token are features."""
@@ -143,12 +109,7 @@ SHAPE_FEATURES = OCTAVES_SEEN + 1 + GAPS_SEEN
 
 
 class ShapeHead(Head):
-    """A linear function of the shape of the logits; it needs no hidden states.
-
-    >>> features = shape_features_of_logits(torch.tensor([[2.0, 1.0, -1.0]]))
-    >>> ShapeHead(start=0.5)(features).tolist()
-    [0.5]
-    """
+    """A linear function of the shape of the logits; it needs no hidden states."""
 
     kind = "shape"
     wants = "shape"
@@ -185,15 +146,7 @@ def shape_features(records: Records) -> Tensor:
 
 
 def shape_features_of_logits(logits: Tensor) -> Tensor:
-    """The same features ``(..., 12)`` from logits ``(..., vocabulary)``.
-
-    >>> from calibrant._core.logpartition import tabulate
-    >>> from calibrant._core.chunks import examples
-    >>> logits = torch.tensor([[2.0, 1.0, -1.0]])
-    >>> records = tabulate(examples(logits, [0]))
-    >>> torch.allclose(shape_features(records), shape_features_of_logits(logits), atol=1e-4)
-    True
-    """
+    """The same features ``(..., 12)`` from logits ``(..., vocabulary)``."""
     logits = logits.float()
     best, top = logits.max(-1, keepdim=True)
     gaps = (best - logits).clamp(max=LARGEST_GAP)
@@ -216,66 +169,37 @@ def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
     return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
 
 
-# ------------------------------------------------------------------------- the paper's own head
-
-
-@dataclass
 class Memory:
     """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by a decoder head."""
 
-    keys: Tensor | None = None
-    values: Tensor | None = None
+    kept: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
-        return 0 if self.keys is None else self.keys.shape[2]
+        return self.kept[0].shape[2] if self.kept else 0
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add tokens, and return the keys and values of all."""
-        if self.keys is not None and self.values is not None:
-            keys = torch.cat([self.keys, keys], 2)
-            values = torch.cat([self.values, values], 2)
-        self.keys, self.values = keys, values
-        return keys, values
+    def extend(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Add the keys and values of tokens, and return those of all."""
+        pairs = zip(self.kept, new, strict=True) if self.kept else ()
+        self.kept = tuple(torch.cat(pair, 2) for pair in pairs) or new
+        return self.kept
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order, as each step of a beam search does."""
-        if self.keys is not None and self.values is not None:
-            rows = rows.to(self.keys.device)
-            self.keys, self.values = self.keys[rows], self.values[rows]
+        self.kept = tuple(x[rows.to(x.device)] for x in self.kept)
 
     def crop(self, tokens: int) -> None:
         """Forget all but the first tokens."""
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
+        self.kept = tuple(x[:, :, :tokens] for x in self.kept)
 
 
 class DecoderHead(Head):
     """One decoder layer like those of Llama, then a linear layer: ATS (Xie et al. 2024).
 
-    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. The paper's
-    head for Llama-2-7B (width 4096, 32 attention heads, inner 11008) has 202 million parameters.
-    It attends to all earlier tokens, so it must be trained on whole texts, prompts included.
-
-    Parameters
-    ----------
-    width : int
-        Of the hidden states.
-    attention_heads : int
-        A divisor of the width, with an even quotient.
-    inner : int, optional
-        Width of the SwiGLU layer; by default 8/3 of the width, as in Llama.
-    eps, theta : float
-        Of the RMS norms and of the rotary positions.
-    cap : float
-        Largest sharpness.
-    start : float
-        Log-sharpness before training.
-
-    Examples
-    --------
-    >>> head = DecoderHead(width=16, attention_heads=2, start=0.5)
-    >>> head(torch.randn(2, 5, 16)).shape
-    torch.Size([2, 5])
+    RMS norm, causal self-attention with rotary positions, SwiGLU, residuals, no biases. It attends
+    to all earlier tokens, so it must be trained on whole texts, prompts included. The width must be
+    a multiple of twice the ``attention_heads``. ``inner`` is the width of the SwiGLU layer, by
+    default 8/3 of ``width``; ``eps`` and ``theta`` are those of the RMS norms and of the rotary
+    positions; ``cap`` is the largest sharpness.
     """
 
     kind = "decoder"
@@ -304,33 +228,21 @@ class DecoderHead(Head):
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.self_attn = nn.ModuleDict({f"{n}_proj": _matrix(width, width) for n in "qkvo"})
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
-        self.mlp = nn.ModuleDict(
-            {
-                "gate_proj": _matrix(width, self.inner),
-                "up_proj": _matrix(width, self.inner),
-                "down_proj": _matrix(self.inner, width),
-            }
-        )
+        sizes = {
+            "gate": (width, self.inner),
+            "up": (width, self.inner),
+            "down": (self.inner, width),
+        }
+        self.mlp = nn.ModuleDict({f"{name}_proj": _matrix(*size) for name, size in sizes.items()})
         self.last = _last(width, start)
-
-    def config(self) -> dict[str, Any]:
-        """Return the arguments that make a head of the same form."""
-        names = ("width", "attention_heads", "inner", "eps", "theta", "cap")
-        return {name: getattr(self, name) for name in names}
 
     def forward(
         self, hidden: Tensor, *, present: Tensor | None = None, memory: Memory | None = None
     ) -> Tensor:
         """Log-sharpness ``(batch, tokens)`` of states ``(batch, tokens, width)``.
 
-        Parameters
-        ----------
-        hidden : (batch, tokens, width)
-            States of the tokens that follow those in the memory.
-        present : (batch, tokens so far) bool, optional
-            False for padding, anywhere in the text; it takes up no position.
-        memory : Memory, optional
-            Keys and values of earlier tokens; these ones are added to it.
+        They follow the tokens in the ``memory`` and are added to it. ``present``
+        ``(batch, tokens so far)`` is False for padding, which takes up no position.
         """
         x = hidden + self._attended(self.input_layernorm(hidden), present, memory)
         normed = self.post_attention_layernorm(x)
@@ -379,11 +291,7 @@ HEADS: dict[str, type[Head]] = {
 
 
 def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
-    """Make a new head for hidden states of a width.
-
-    >>> make_head("mlp", width=8, units=4).config()
-    {'width': 8, 'units': 4, 'activation': 'swiglu'}
-    """
+    """Make a new head for hidden states of a width."""
     check_choice("head", kind, tuple(HEADS))
     build: Any = HEADS[kind]
     known = [name for name in inspect.signature(build).parameters if name not in ("width", "start")]
@@ -399,10 +307,6 @@ def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> H
 def bounded(u: Tensor) -> Tensor:
     """Clip log-sharpness to its limits."""
     return u.float().clamp(-LIMIT, LIMIT)
-
-
-def _normed(hidden: Tensor) -> Tensor:
-    return F.layer_norm(hidden, hidden.shape[-1:])
 
 
 def _matrix(inputs: int, outputs: int) -> nn.Linear:

@@ -1,8 +1,7 @@
-r"""Training objectives of temperature heads, from the records of tokens.
+"""Training objectives of temperature heads, from the records of tokens.
 
 As in :mod:`calibrant.calibrators.objectives`, an objective takes records and the log-sharpness
-``(n,)``, and returns its mean with the gradient ``(n,)``. :func:`loss` makes it a node of torch's
-graph, so that any head can be trained without the vocabulary.
+``(n,)``, and returns its mean with the gradient ``(n,)``.
 """
 
 from __future__ import annotations
@@ -41,16 +40,11 @@ def selective(
         \end{cases}
 
     The second line is the cross-entropy of a uniform distribution over the vocabulary. The loss is
-    not proper: if the top token is right with probability p, no single alpha makes p the
-    confidence at the minimum. With the paper's alpha = 0.5, real models end far under-confident.
+    not proper: no single alpha makes the confidence at the minimum right for every token. With the
+    paper's alpha = 0.5, real models end far under-confident.
 
     Parameters
     ----------
-    records : Records
-    u : float or (n,)
-        Log-sharpness.
-    alpha : float
-        Between 0 and 1.
     over : "vocabulary" or int
         Tokens that the uniform distribution covers: all, or this many of the likeliest, up to 10.
     weighting : {"paper", "official"}
@@ -65,13 +59,13 @@ def selective(
         is empty.
     ignored : float
         For ``official``: masked positions in the batch, which that code counts as wrong ones with
-        a loss of 0 (over a few tokens it counts their loss too, which is not done here).
-
-    Returns
-    -------
-    Measured
+        a loss of 0.
     """
-    _check_selective(alpha, over, weighting)
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+    if over != "vocabulary" and not (isinstance(over, int) and 1 <= over <= TOP):
+        raise ValueError(f"over must be 'vocabulary' or a number from 1 to {TOP}, got {over!r}")
+    check_choice("weighting", weighting, get_args(Weighting))
     b = np.exp(u)
     value, slope = records.log_partition(b)
     linear = b * np.where(records.correct, records.own_gap, _flat_gap(records, over))
@@ -81,16 +75,6 @@ def selective(
     else:
         weight = _official(records, alpha, ignored)
     return Measured(float(weight @ (linear + value)), weight * (linear + slope))
-
-
-def _check_selective(alpha: float, over: Any, weighting: str) -> None:
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
-    if over != "vocabulary" and not (isinstance(over, int) and 1 <= over <= TOP):
-        raise ValueError(
-            f"over must be 'vocabulary' or a number of tokens from 1 to {TOP}, got {over!r}"
-        )
-    check_choice("weighting", weighting, get_args(Weighting))
 
 
 def _flat_gap(records: Records, over: Literal["vocabulary"] | int) -> FloatArray:
@@ -132,30 +116,18 @@ def brier_correct(records: Records, u: LogSharpness) -> Measured:
     return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
 
 
-smart = partial(soft_ece, delta=1e-3)
-"""SMART's soft-binned calibration error with its Charbonnier penalty, over a batch."""
-
 OBJECTIVES: dict[str, Callable[..., Measured]] = {
     "nll": nll,
     "selective": selective,
     "bce": bce,
     "brier": brier_correct,
-    "smart": smart,
+    "smart": partial(soft_ece, delta=1e-3),  # with SMART's Charbonnier penalty, over a batch
 }
 """Objectives by name; the Brier score is that of the confidence."""
 
 
 def loss(objective: Objective, records: Records, u: Tensor) -> Tensor:
-    """An objective as a scalar of torch's graph, with its exact gradient by ``u`` ``(n,)``.
-
-    >>> from calibrant._core.logpartition import tabulate
-    >>> from calibrant._core.chunks import examples
-    >>> records = tabulate(examples([[2.0, 1.0, -1.0]], [0]))
-    >>> u = torch.zeros(1, requires_grad=True)
-    >>> loss(nll, records, u).backward()
-    >>> u.grad
-    tensor([-0.37...])
-    """
+    """An objective as a scalar of torch's graph, with its exact gradient by ``u`` ``(n,)``."""
     return cast(Tensor, _FromRecords.apply(u, objective, records))  # type: ignore[no-untyped-call]
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead
+from calibrant.llm.huggingface import fingerprint_of
 
 WEIGHTS = "calibration_head.safetensors"
 CONFIG = "config.json"
@@ -36,27 +36,13 @@ def read_official(
 ) -> FittedHead:
     """Read a head that was saved by the official code of ATS (Xie et al. 2024).
 
-    Parameters
-    ----------
-    folder : path
-        With ``calibration_head.safetensors``, of the kind ``transformer``.
-    model : PreTrainedModel
-        The model that it was trained for. The files name only its width, so this is taken on
-        trust.
-    attention_heads : int, optional
-        By default ``num_attention_heads`` of the ``config.json`` in the folder, or else that of
-        the model's configuration.
-    eps, theta : float
-        Of the RMS norms and of the rotary positions; the defaults are those of the official code.
-
-    Returns
-    -------
-    FittedHead
-        With a :class:`DecoderHead` whose sharpness is at most 10, as there.
+    ``folder`` has ``calibration_head.safetensors``, of the kind ``transformer``. ``model`` is the
+    one that it was trained for; only its width can be checked. ``attention_heads`` is by default
+    that of ``config.json`` in the folder, or else of the model. ``eps`` and ``theta`` are those of
+    the RMS norms and of the rotary positions, by default as in the official code.
     """
-    place = Path(folder)
-    state, configured = _state(place), _attention_heads(place, model)
-    fingerprint = fingerprint_of(model)
+    place, fingerprint = Path(folder), fingerprint_of(model)
+    state, configured = _state(place), _attention_heads(place / CONFIG, model)
     width = state["last.weight"].shape[1] if "last.weight" in state else None
     if width != fingerprint.hidden_size:
         raise ValueError(
@@ -87,13 +73,11 @@ def read_official(
 
 
 def _state(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors, under the names of :class:`DecoderHead`."""
+    """Read the tensors, under the names of the decoder head."""
     try:
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"there is no {WEIGHTS} in {folder}: download the whole repository of the head"
-        ) from None
+        raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}: download it too") from None
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is damaged ({error}); download it again") from error
     return {
@@ -103,10 +87,14 @@ def _state(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def _attention_heads(folder: Path, model: Any) -> int:
+def _attention_heads(file: Path, model: Any) -> int:
     """Read the number of attention heads from a configuration, which is checked."""
-    file = folder / CONFIG
-    config = _object(file) if file.is_file() else {}
+    try:
+        config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); download it again") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must hold an object, got a {type(config).__name__}")
     for name, known in KNOWN.items():
         if config.get(name, known) != known:
             raise ValueError(f"{file} must have {name}={known!r}, got {config[name]!r}")
@@ -114,13 +102,3 @@ def _attention_heads(folder: Path, model: Any) -> int:
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"num_attention_heads in {file} must be 1 or more, got {count!r}")
     return count
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); download it again") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} must hold an object, got a {type(config).__name__}")
-    return config

@@ -9,18 +9,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.checks import BoolArray, IntArray, check_whole
+from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.torch_models import digest, evaluating, own_device
-from calibrant.llm.fingerprint import fingerprint_of
-from calibrant.llm.huggingface import has_head, plain_model, positions_of, weights_loaded
+from calibrant.llm.huggingface import (
+    ModelReader,
+    fingerprint_of,
+    has_head,
+    input_embeddings,
+    plain_model,
+    positions_of,
+    weights_loaded,
+)
+from calibrant.llm.tokens import tables
 from calibrant.llm.tokens.documents import (
     Document,
     Encoded,
@@ -28,19 +36,6 @@ from calibrant.llm.tokens.documents import (
     encode_documents,
     padded_batches,
 )
-from calibrant.llm.tokens.reader import ModelReader, input_embeddings
-from calibrant.llm.tokens.table_files import (
-    COLUMNS,
-    HEADER,
-    Header,
-    PutRows,
-    new_shard,
-    open_table,
-    read_header,
-    shard_folder,
-    write_header,
-)
-from calibrant.llm.tokens.tables import TokenTable, as_half
 
 MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
@@ -60,7 +55,7 @@ def collect(
     prompts: bool = False,
     device: str | torch.device | None = None,
     progress: Progress | None = None,
-) -> TokenTable:
+) -> tables.TokenTable:
     """Run a language model over documents once, and keep what heads are fitted from.
 
     Logits are computed for some tokens at a time and not kept: a token takes its hidden state in
@@ -72,13 +67,10 @@ def collect(
     model : PreTrainedModel
         A Hugging Face causal language model, in any precision.
     documents : iterable
-        Each is one of these:
-
-        - a string: every token but the first counts;
-        - a chat, a list of ``{"role": ..., "content": ...}``: the assistant's turns count;
-        - a pair of strings ``(prompt, answer)``: the answer counts;
-        - ``{"input_ids": ..., "labels": ...}``, each ``(t,)``, with -100 for tokens that do not
-          count; labels stand at the position of their token, as in Hugging Face.
+        Each is a string, in which every token but the first counts; a chat, a list of
+        ``{"role": ..., "content": ...}``, in which the assistant's turns count; a pair of strings
+        ``(prompt, answer)``; or ``{"input_ids": ..., "labels": ...}``, each ``(t,)``, with -100 for
+        tokens that do not count and labels at the position of their token, as in Hugging Face.
     folder : path
         A new or empty folder, or one of an earlier run with the same settings. Under
         ``torchrun`` or ``accelerate launch`` each process takes a share of the documents and
@@ -127,7 +119,7 @@ def collect(
     _check_documents(texts, model)
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
-    header = Header(
+    header = tables.Header(
         fingerprint=fingerprint,
         settings=_settings(model, texts, tokens_per_shard),
         documents=len(share),
@@ -140,12 +132,19 @@ def collect(
     target = Path(folder) if ranks == 1 else Path(folder) / f"rank-{rank}"
     with evaluating(model), torch.no_grad():
         reader = ModelReader.of(model, fingerprint.softcap, share[plan[0][0]].ids)
-        _prepare(Path(folder), target, header)  # nothing is written for a model that is refused
-        _fill(reader, target, header, share, plan, batch, progress)
-    return open_table(target)
-
-
-# ------------------------------------------------------------ checks and plan before the model runs
+        # nothing is written for a model that is refused
+        _prepare(target, header, inside=Path(folder))
+        missing = [n for n in range(len(plan)) if not tables.shard_folder(target, n).is_dir()]
+        done, total = sum(header.shards), sum(header.shards)
+        done -= sum(header.shards[number] for number in missing)
+        report = progress or (lambda done, total: None)
+        report(done, total)
+        for number in missing:
+            with tables.new_shard(target, number) as put:
+                for count in _write_shard(reader, share, plan[number], batch, prompts, put):
+                    done += count
+                    report(done, total)
+    return tables.open_table(target)
 
 
 def _processes() -> tuple[int, int]:
@@ -166,27 +165,20 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             f"no token of the {len(texts)} documents counts: all are masked, truncated, or the "
             "first of their document; raise length, or mask fewer"
         )
-    rows = len(input_embeddings(model))
-    largest = max(int(text.ids.max(initial=0)) for text in texts)
-    smallest = min(int(text.ids.min(initial=0)) for text in texts)
-    if largest >= rows or smallest < 0:
-        raise ValueError(
-            f"token ids must be in [0, {rows}) for {type(model).__name__}, got "
-            f"{largest if largest >= rows else smallest}: pass the tokenizer of this model"
-        )
+    name, rows, positions = type(model).__name__, len(input_embeddings(model)), positions_of(model)
     for number, text in enumerate(texts):
-        labels = text.labels[text.targets]
-        if len(labels) and not 0 <= labels.min() <= labels.max() < rows:
+        for what, values in (("token ids", text.ids), ("labels", text.labels[text.targets])):
+            outside = values[(values < 0) | (values >= rows)]
+            if len(outside):
+                raise ValueError(
+                    f"{what} of document {number} must be in [0, {rows}) for {name}, or labels of "
+                    f"-100, got {outside[0]}: pass the tokenizer of this model"
+                )
+        if positions and len(text.ids) > positions:
             raise ValueError(
-                f"labels of document {number} must be token ids in [0, {rows}) or -100, got "
-                f"{labels.min() if labels.min() < 0 else labels.max()}"
+                f"length must be at most {positions}, the positions of {name}, got document "
+                f"{number} of {len(text.ids)} tokens"
             )
-    positions, longest = positions_of(model), max(len(text.ids) for text in texts)
-    if positions and longest > positions:
-        raise ValueError(
-            f"length must be at most {positions}, the positions of {type(model).__name__}, got a "
-            f"document of {longest} tokens"
-        )
 
 
 def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
@@ -197,7 +189,7 @@ def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
             f"{ranks} processes need as many documents with tokens that count, got "
             f"{len(counting)}: start fewer processes"
         )
-    starts = [int(numbers[0]) for numbers in np.array_split(np.array(counting), ranks)]
+    starts = [int(numbers[0]) for numbers in np.array_split(counting, ranks)]
     cuts = [0, *starts[1:], len(texts)]
     return texts[cuts[rank] : cuts[rank + 1]]
 
@@ -237,62 +229,28 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
     return total.hexdigest()[:16]
 
 
-def _prepare(folder: Path, target: Path, header: Header) -> None:
+def _prepare(target: Path, header: tables.Header, *, inside: Path) -> None:
     """Create the folder of a new table, or check that the one there is the same."""
-    foreign = [path.name for path in _entries(folder) if not _belongs(path, header.ranks)]
-    if (target / HEADER).exists():
-        there = read_header(target)
+    if (target / tables.HEADER).exists():
+        there = tables.read_header(target)
         header.fingerprint.check(there.fingerprint, f"the table in {target}")
         if asdict(there) != {**asdict(header), "fingerprint": asdict(there.fingerprint)}:
             raise ValueError(
                 f"{target} holds a table of other settings (documents, tokenizer, length, weights, "
                 "adapters, precision, prompts, tokens_per_shard or processes): use another folder"
             )
-    elif foreign or _entries(target):
-        names = foreign or [path.name for path in _entries(target)]
+        return
+    # hidden files are leftovers of an interrupted run
+    entries = {*target.glob("[!.]*"), *inside.glob("[!.]*")}
+    ranks = {*inside.glob("rank-*")} if header.ranks > 1 else set()
+    foreign = sorted(path.name for path in entries - ranks)
+    if foreign:
         raise ValueError(
-            f"{folder} must be new, empty or hold the same table, got a folder with "
-            f"{', '.join(sorted(names)[:3])}: use another one"
+            f"{inside} must be new, empty or hold the same table, got a folder with "
+            f"{', '.join(foreign[:3])}: use another one"
         )
     target.mkdir(parents=True, exist_ok=True)
-    if not (target / HEADER).exists():
-        write_header(target, header)
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Content of a folder, excluding leftovers of an interrupted run."""
-    if not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
-
-
-def _belongs(path: Path, ranks: int) -> bool:
-    return ranks > 1 and path.name.startswith("rank-")
-
-
-# --------------------------------------------------------------------------- the pass of the model
-
-
-def _fill(
-    reader: ModelReader,
-    folder: Path,
-    header: Header,
-    texts: Sequence[Encoded],
-    plan: Sequence[list[int]],
-    batch: int,
-    progress: Progress | None,
-) -> None:
-    """Write the shards that are missing."""
-    report = progress or (lambda done, total: None)
-    missing = [n for n in range(len(plan)) if not shard_folder(folder, n).is_dir()]
-    total = sum(header.shards)
-    done = total - sum(header.shards[number] for number in missing)
-    report(done, total)
-    for number in missing:
-        with new_shard(folder, number) as put:
-            for count in _write_shard(reader, texts, plan[number], batch, header.prompts, put):
-                done += count
-                report(done, total)
+    tables.write_header(target, header)
 
 
 def _write_shard(
@@ -301,18 +259,23 @@ def _write_shard(
     numbers: Sequence[int],
     batch: int,
     prompts: bool,
-    put: PutRows,
+    put: tables.PutRows,
 ) -> Iterator[int]:
     """Write the tokens of some documents, and yield the number of tokens of each batch."""
-    tokens = _Layout.of({n: len(texts[n].targets) for n in numbers})
-    states = _Layout.of({n: len(_kept(texts[n], prompts)) for n in numbers})
-    for together in _batches(texts, numbers, batch):
-        rows, kept = tokens.rows(together), states.rows(together)
+    tokens = _rows({n: len(texts[n].targets) for n in numbers})
+    states = _rows({n: len(_kept(texts[n], prompts)) for n in numbers})
+    totals = [sum(map(len, rows.values())) for rows in (tokens, states)]
+    # documents of similar length together; the longest come first, to run out of memory early
+    order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
+    for run in padded_batches([int(texts[n].targets[-1]) for n in order], batch):
+        together = order[run]
+        rows, kept = (np.concatenate([of[n] for n in together]) for of in (tokens, states))
         computed = _states(reader, [texts[n] for n in together], prompts)
-        put(kept, {"hidden": as_half(computed.cpu().float().numpy())}, states.total)
-        counting = np.concatenate([_counting(texts[n], prompts) for n in together])
+        put(kept, {"hidden": tables.as_half(computed.cpu().float().numpy())}, totals[1])
+        targets = [(_kept(texts[n], prompts), texts[n].targets - 1) for n in together]
+        counting = np.concatenate([np.isin(own, those) for own, those in targets])
         if prompts:
-            put(rows, {"states": kept[counting]}, tokens.total)
+            put(rows, {"states": kept[counting]}, totals[0])
         hidden = computed[torch.from_numpy(np.flatnonzero(counting)).to(computed.device)]
         owners = np.concatenate([np.full(len(texts[n].targets), n) for n in together])
         labels = np.concatenate([texts[n].labels[texts[n].targets] for n in together])
@@ -320,44 +283,21 @@ def _write_shard(
         for first in range(0, len(rows), step):
             chunk = slice(first, first + step)
             records = tabulate(examples(reader.logits(hidden[chunk]), labels[chunk]))
-            columns = {name: getattr(records, name) for name in COLUMNS}
-            put(rows[chunk], {"documents": owners[chunk], **columns}, tokens.total)
+            columns = {name: getattr(records, name) for name in tables.COLUMNS}
+            put(rows[chunk], {"documents": owners[chunk], **columns}, totals[0])
         yield len(rows)
 
 
-class _Layout(NamedTuple):
-    """Position of the rows of each document in a shard."""
-
-    first: dict[int, int]
-    size: dict[int, int]
-    total: int
-
-    @classmethod
-    def of(cls, sizes: dict[int, int]) -> _Layout:
-        ends = np.cumsum([0, *sizes.values()]).tolist()
-        return cls(dict(zip(sizes, ends, strict=False)), sizes, ends[-1])
-
-    def rows(self, documents: Sequence[int]) -> IntArray:
-        """Rows of some documents, one after the other."""
-        return np.concatenate([self.first[n] + np.arange(self.size[n]) for n in documents])
+def _rows(sizes: dict[int, int]) -> dict[int, IntArray]:
+    """Rows of each document in a shard."""
+    ends = np.cumsum([*sizes.values()])
+    return dict(zip(sizes, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
 def _kept(text: Encoded, prompts: bool) -> IntArray:
     """Positions whose hidden states are kept; each predicts the token after it."""
     targets = text.targets
     return np.arange(targets.max(initial=0)) if prompts else targets - 1
-
-
-def _counting(text: Encoded, prompts: bool) -> BoolArray:
-    """Mask of the kept states that predict a token that counts."""
-    return np.isin(_kept(text, prompts), text.targets - 1)
-
-
-def _batches(texts: Sequence[Encoded], numbers: Sequence[int], batch: int) -> Iterator[list[int]]:
-    """Batch documents of similar length; the longest come first, to run out of memory early."""
-    order = sorted(numbers, key=lambda n: -int(texts[n].targets[-1]))
-    for run in padded_batches([int(texts[n].targets[-1]) for n in order], batch):
-        yield order[run]
 
 
 def _states(reader: ModelReader, texts: Sequence[Encoded], prompts: bool) -> Tensor:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from calibrant._core.checks import IGNORED, IntArray, as_labels
-from calibrant.llm.tokens.chats import assistant_tokens, bare_ids
+from calibrant._core.checks import IGNORED, BoolArray, IntArray, as_labels
 
 Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 """A text, a chat, a pair (prompt, answer), or token ids: see :func:`calibrant.llm.collect`."""
+GENERATION = re.compile(r"\{%-?\s*generation\b")
+PROBE = "\ue000calibrant\ue000"
+"""Stands for a first answer, to find it in the rendered chat; private-use characters."""
 
 
 class Encoded(NamedTuple):
@@ -36,36 +39,19 @@ def encode_documents(documents: Iterable[Document], tokenizer: Any, length: int)
         raise TypeError(
             f"documents must be a list, got {documents!r:.40}: of a path pass read_documents(path)"
         )
-    encoded = []
-    for number, document in enumerate(documents):
-        ids, labels = _encode(document, tokenizer, f"document {number}")
-        encoded.append(Encoded(ids[:length], labels[:length]))
-    return encoded
+    encoded = (
+        _encode(document, tokenizer, f"document {n}") for n, document in enumerate(documents)
+    )
+    return [Encoded(ids[:length], labels[:length]) for ids, labels in encoded]
 
 
-def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text with the tokenizer's special tokens around it.
-
-    A rendered chat, which begins with the beginning-of-text token, has them already.
-    """
-    start = tokenizer.bos_token
-    rendered = bool(start) and text.startswith(start)
-    return list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
-
-
-def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text to be continued: without special tokens after it."""
-    ids = token_ids(tokenizer, text)
-    if len(ids) > len(bare_ids(tokenizer, text)):
-        return ids[: len(ids) - _tokens_after(tokenizer)]
-    return ids
-
-
-def _tokens_after(tokenizer: Any) -> int:
-    """Return the number of special tokens that a tokenizer puts after a text."""
-    whole, bare = token_ids(tokenizer, "a"), bare_ids(tokenizer, "a")
-    before = next((n for n in range(len(whole)) if bare and whole[n : n + len(bare)] == bare), None)
-    return 0 if before is None else len(whole) - len(bare) - before
+def documents_digest(documents: Iterable[Encoded]) -> str:
+    """Hash ids and labels."""
+    total = hashlib.sha256()
+    for ids, labels in documents:
+        total.update(len(ids).to_bytes(8, "little"))
+        total.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
+    return total.hexdigest()[:16]
 
 
 def padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:
@@ -83,30 +69,54 @@ def padded_batches(lengths: Sequence[int], size: int) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-def documents_digest(documents: Iterable[Encoded]) -> str:
-    """Hash ids and labels."""
-    total = hashlib.sha256()
-    for ids, labels in documents:
-        total.update(len(ids).to_bytes(8, "little"))
-        total.update(ids.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
-    return total.hexdigest()[:16]
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text with the tokenizer's special tokens around it.
+
+    A rendered chat, which begins with the beginning-of-text token, has them already.
+    """
+    start = tokenizer.bos_token
+    rendered = bool(start) and text.startswith(start)
+    return list(tokenizer(text, add_special_tokens=not rendered)["input_ids"])
 
 
-def _encode(document: Document, tokenizer: Any, name: str) -> Encoded:
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text to be continued: without special tokens after it."""
+    ids = token_ids(tokenizer, text)
+    if len(ids) == len(_bare_ids(tokenizer, text)):
+        return ids
+    whole, bare = token_ids(tokenizer, "a"), _bare_ids(tokenizer, "a")
+    ends = (n + len(bare) for n in range(len(whole)) if bare and whole[n : n + len(bare)] == bare)
+    return ids[: len(ids) - len(whole) + next(ends, len(whole))]
+
+
+def _bare_ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _encode(document: Any, tokenizer: Any, name: str) -> Encoded:
     if isinstance(document, Mapping):
         return _from_ids(document, name)
     if tokenizer is None:
-        raise ValueError(
-            f"{name} is text, which needs a tokenizer: pass tokenizer=, or documents as "
-            "{'input_ids': ..., 'labels': ...}"
-        )
-    if isinstance(document, str):
-        ids = _ids(token_ids(tokenizer, document), name)
-        return Encoded(ids, ids)
-    if _is_pair(document):
-        return _from_pair(tokenizer, *document)
-    if _is_chat(document):
-        return _from_chat(tokenizer, list(document), name)
+        raise ValueError(f"{name} is text, which needs a tokenizer: pass tokenizer=, or token ids")
+    match document:
+        case str():
+            ids = _ids(token_ids(tokenizer, document), name)
+            return Encoded(ids, ids)
+        case [str(prompt), str(answer)]:
+            # encoded separately, as they are when the answer is generated
+            before, after = prompt_ids(tokenizer, prompt), _bare_ids(tokenizer, answer)
+            labels = [IGNORED] * len(before) + after
+            return Encoded(np.array(before + after, np.int64), np.array(labels, np.int64))
+        case [_, *_] if all(
+            isinstance(t, Mapping) and {"role", "content"} <= {*t} for t in document
+        ):
+            ids, mask = _assistant_tokens(tokenizer, list(document))
+            if not mask.any():
+                raise ValueError(
+                    f"no turn of the assistant was found in {name}: if it has one, put "
+                    "{% generation %} around the answers in the chat template, or pass token ids"
+                )
+            return Encoded(ids, np.where(mask, ids, IGNORED))
     raise TypeError(
         f"{name} must be a string, a chat (a list of {{'role': ..., 'content': ...}}), a pair of "
         f"strings (prompt, answer) or {{'input_ids': ..., 'labels': ...}}, got {document!r:.80}"
@@ -115,18 +125,6 @@ def _encode(document: Document, tokenizer: Any, name: str) -> Encoded:
 
 def _ids(values: Any, name: str) -> IntArray:
     return as_labels(values, name) if len(values) else np.empty(0, np.int64)
-
-
-def _is_pair(document: Any) -> bool:
-    listed = isinstance(document, (tuple, list)) and len(document) == 2
-    return listed and all(isinstance(part, str) for part in document)
-
-
-def _is_chat(document: Any) -> bool:
-    listed = isinstance(document, (tuple, list)) and len(document) > 0
-    return listed and all(
-        isinstance(turn, Mapping) and {"role", "content"} <= set(turn) for turn in document
-    )
 
 
 def _from_ids(document: Mapping[str, Any], name: str) -> Encoded:
@@ -141,18 +139,81 @@ def _from_ids(document: Mapping[str, Any], name: str) -> Encoded:
     return Encoded(ids, labels)
 
 
-def _from_pair(tokenizer: Any, prompt: str, answer: str) -> Encoded:
-    """Encode prompt and answer separately, as they are when the answer is generated."""
-    before, after = prompt_ids(tokenizer, prompt), bare_ids(tokenizer, answer)
-    labels = [IGNORED] * len(before) + after
-    return Encoded(np.array(before + after, np.int64), np.array(labels, np.int64))
+def _assistant_tokens(tokenizer: Any, turns: list[Any]) -> tuple[IntArray, BoolArray]:
+    """Return the token ids of a chat, and a mask of those that the assistant wrote.
 
-
-def _from_chat(tokenizer: Any, turns: list[Any], name: str) -> Encoded:
-    ids, mask = assistant_tokens(tokenizer, turns)
-    if not mask.any():
-        raise ValueError(
-            f"no turn of the assistant was found in {name}: if it has one, put {{% generation %}} "
-            "around the answers in the chat template, or pass input_ids and labels"
+    Templates with ``{% generation %}`` mark them. Otherwise an answer begins after the chat before
+    it, rendered with a generation prompt, and ends with the token that ends its turn. A token that
+    also covers the end of the prompt does not count.
+    """
+    if GENERATION.search(tokenizer.get_chat_template()):
+        encoded = tokenizer.apply_chat_template(
+            turns, return_dict=True, return_assistant_tokens_mask=True
         )
-    return Encoded(ids, np.where(mask, ids, IGNORED))
+        return np.array(encoded["input_ids"]), np.array(encoded["assistant_masks"]) == 1
+    chat = _Chat.of(tokenizer, turns)
+    encoded = tokenizer(chat.text, add_special_tokens=False, return_offsets_mapping=True)
+    begin, end = np.array(encoded["offset_mapping"]).reshape(-1, 2).T
+    mask = np.zeros(len(begin), bool)
+    for number in (n for n, turn in enumerate(turns) if turn["role"] == "assistant"):
+        start = chat.start(number)
+        if start is not None:
+            mask |= (begin >= start) & (end <= chat.end(number, start))
+    return np.array(encoded["input_ids"], np.int64), mask
+
+
+class _Chat(NamedTuple):
+    """A chat whose template does not mark the answers."""
+
+    tokenizer: Any
+    turns: list[Any]
+    text: str  # the whole chat, rendered
+    special: str  # pattern of the special tokens
+
+    @classmethod
+    def of(cls, tokenizer: Any, turns: list[Any]) -> _Chat:
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        names = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        return cls(tokenizer, turns, text, "|".join(map(re.escape, names)) or "(?!)")
+
+    def start(self, number: int) -> int | None:
+        """Return where an answer begins in the text, or None if it is not rendered there."""
+        if number:
+            prompt = self._rendered(self.turns[:number], add_generation_prompt=True)
+        else:  # no chat before it to render; a space belongs to the word after it
+            probed = [{**self.turns[0], "content": PROBE}, *self.turns[1:]]
+            prompt = self._rendered(probed).partition(PROBE)[0].rstrip(" ")
+        return len(prompt) if prompt and self.text.startswith(prompt) else None
+
+    def end(self, number: int, start: int) -> int:
+        """Return where an answer ends in the text, after its end token; 0 if it is left out.
+
+        Templates may add an end of text, or the beginning of the next answer, at the end of a
+        chat. That is not part of the answer. Some drop the thoughts of earlier turns: the model
+        never wrote such an answer in this form, so it is left out.
+        """
+        turn, until = self.turns[number], self._rendered(self.turns[: number + 1])
+        content_end, closing = 0, None
+        more = {name for name, value in turn.items() if value} - {"role", "content"}
+        if isinstance(turn["content"], str) and not more:  # tool calls may follow the content
+            content = turn["content"].split("</think>")[-1].strip()  # thoughts may be dropped
+            place = self.text.find(content, start)
+            if place >= 0:
+                content_end = place + len(content)
+                closing = re.compile(rf"\s*(?:{self.special})").match(self.text, content_end)
+        ends = [closing.end()] if closing else []
+        if self.text.startswith(until):  # without the line break that follows an end token
+            last = re.search(rf"(?:{self.special})(\s*)\Z", until)
+            ends.append(last.start(1) if last else len(until))
+        return next((n for n in (*ends, content_end) if until.startswith(self.text[:n])), 0)
+
+    def _rendered(self, turns: list[Any], **options: Any) -> str:
+        """Render some turns; empty if the template refuses them, for instance without a user."""
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        except TemplateError:
+            return ""
+        return text

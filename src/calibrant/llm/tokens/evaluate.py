@@ -1,16 +1,12 @@
 r"""Calibration of tokens, with intervals that allow for documents.
 
-Tokens of one document are correlated: a hard text is hard for many tokens in a row. Intervals that
-assume independent tokens are far too narrow. Here whole documents are left out in turn (the
-jackknife), from sums per document, so that a million tokens take seconds.
-
-The influence of each document on a mean (accuracy, NLL, Brier) gives its standard error. AUROC has
-the standard error of clustered data (Obuchowski 1997), by the same rule. ECE is a sum of absolute
-values, and percentiles of a resampled ECE are biased upward by the added noise (see the page on
-intervals). Instead gaps are drawn with the covariance of the documents (a bootstrap of documents
-with normal multipliers), and the interval holds the errors of those true gaps that agree with what
-was observed, by :func:`calibrant.metrics.intervals.error_interval`. The degrees of freedom are
-those of the effective number of documents, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
+Tokens of one document are correlated: a hard text is hard for many tokens in a row, and intervals
+that assume independent tokens are far too narrow. Here whole documents are left out in turn (the
+jackknife), from sums per document. AUROC has the standard error of clustered data (Obuchowski
+1997). For ECE, gaps are drawn with the covariance of the documents (a bootstrap with normal
+multipliers), and the interval holds the errors of those true gaps that agree with what was
+observed, by :func:`calibrant.metrics.intervals.error_interval`. The degrees of freedom are those of
+the effective number of documents, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
 """
 
 from __future__ import annotations
@@ -41,12 +37,8 @@ class ConfidenceEvaluation(Evaluation):
     r"""An :class:`Evaluation` of the confidences of tokens or answers.
 
     ``accuracy`` is the share that is right, ``brier`` the mean of
-    :math:`(\text{confidence} - \text{right})^2`, from 0 to 1.
-
-    Attributes
-    ----------
-    documents : int
-        Of the tokens; 0 for answers.
+    :math:`(\text{confidence} - \text{right})^2`, from 0 to 1. ``documents`` is the number of
+    documents of the tokens, 0 for answers.
     """
 
     documents: int = 0
@@ -73,6 +65,9 @@ def evaluate_tokens(
 ) -> ConfidenceEvaluation:
     """Measure the calibration of tokens, with intervals for tokens that come in documents.
 
+    The metrics are accuracy, ECE, debiased ECE, NLL, Brier score and AUROC. There are no intervals
+    with one document, nor if one holds most tokens (four in five, with two).
+
     Parameters
     ----------
     confidence : (n,) in [0, 1]
@@ -89,12 +84,6 @@ def evaluate_tokens(
         Coverage of the intervals; None for none.
     replicates, seed : int
         Of the draws behind the interval of ECE.
-
-    Returns
-    -------
-    ConfidenceEvaluation
-        accuracy, ECE, debiased ECE, NLL, Brier score and AUROC. There are no intervals with one
-        document, nor if one holds most tokens (four in five, with two).
 
     Examples
     --------
@@ -114,7 +103,7 @@ def evaluate_tokens(
     if level is None or effective < MIN_DOCUMENTS:
         estimates = {name: Estimate(value) for name, value in values.items()}
         estimates["debiased_ece"] = Estimate(gaps.debiased(tokens.filled))
-        return _evaluation(estimates, tokens, None)
+        return tokens.evaluation(estimates, None)
 
     check_level(level)
     influence = tokens.influence()
@@ -129,10 +118,12 @@ def evaluate_tokens(
     estimates["auroc"] = intervals.logit_interval(*auroc, level)
     noise = _noise(influence[:, len(tokens.scores) :], replicates, seed)
     thinned = _thinned(tokens.filled, noise)
-    cells = _cells(thinned, noise * _tails(effective, replicates, seed), values["accuracy"])
+    # factors that turn normal noise into Student's
+    squares = np.random.default_rng([seed, 1]).chisquare(effective - 1, (replicates, 1))
+    cells = _cells(thinned, noise * np.sqrt((effective - 1) / squares), values["accuracy"])
     for name, value in (("ece", values["ece"]), ("debiased_ece", gaps.debiased(thinned))):
         estimates[name] = intervals.error_interval(value, gaps.total, cells, level)
-    return _evaluation(estimates, tokens, level)
+    return tokens.evaluation(estimates, level)
 
 
 class Change(NamedTuple):
@@ -155,28 +146,19 @@ def compare_tokens(
 ) -> Change:
     """Compare two models on the same tokens, with intervals over documents.
 
-    Noise that both share cancels, so the interval of a difference is narrower than those of the
-    two values suggest. ECE's is that of the debiased values, with the standard error of drawn
-    differences; if both models are nearly calibrated it is too wide, and with few documents too
-    narrow: at a level of 90 % it held in 78, 82, 86 and 92 % of simulations with 10, 20, 40, 80.
-
-    Parameters
-    ----------
-    before, after : (confidence, correct, nll), each (n,)
-    documents : (n,)
-    bins, level, replicates, seed
-        As for :func:`evaluate_tokens`.
+    ``before`` and ``after`` are (confidence, correct, nll), each ``(n,)``; the other arguments are
+    those of :func:`evaluate_tokens`. Noise that both share cancels. The difference of ECE is that
+    of the debiased values. Its interval is too wide if both models are nearly calibrated, and too
+    narrow with few documents: at a level of 90 % it held in 78, 82, 86 and 92 % of simulations
+    with 10, 20, 40 and 80.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
     >>> documents, p = np.repeat(np.arange(100), 20), rng.uniform(0.3, 0.7, 2000)
-    >>> y = rng.random(2000) < p
-    >>> worse = np.clip(2 * p - 0.5, 0.01, 0.99)
-    >>> loss = [-np.log(np.where(y, q, 1 - q)) for q in (p, worse)]
-    >>> change = compare_tokens((worse, y, loss[1]), (p, y, loss[0]), documents)
-    >>> change.brier.high < 0, change.nll.high < 0, change.ece.high < 0
-    (True, True, True)
+    >>> y, loss = rng.random(2000) < p, np.ones(2000)
+    >>> compare_tokens((p / 2, y, loss), (p, y, loss), documents).ece.high < 0
+    True
     """
     check_level(level)
     sides = []
@@ -184,8 +166,7 @@ def compare_tokens(
         tokens = _Tokens.of(confidence, correct, documents, nll, bins)
         if effective_documents(tokens.number) < MIN_DOCUMENTS:
             raise ValueError(
-                "a comparison needs two documents or more, none of which holds most tokens, got "
-                f"{tokens.documents}"
+                f"two documents are needed, and none with most tokens, got {tokens.documents}"
             )
         influence, count = tokens.influence(), len(tokens.scores)
         noise = _noise(influence[:, count:], replicates, seed)  # one seed: noise that is shared
@@ -224,15 +205,28 @@ class _Tokens(NamedTuple):
         bins: int,
     ) -> _Tokens:
         claimed, outcome, _ = as_pairs(confidence, correct)
-        scores = _scores(claimed, outcome, nll)
+        scores = {"accuracy": outcome, "brier": (claimed - outcome) ** 2}
+        if nll is not None:
+            scores["nll"] = as_float64(nll).reshape(-1)
+            if scores["nll"].shape != claimed.shape or not np.isfinite(scores["nll"]).all():
+                raise ValueError(
+                    f"nll must be finite, one value for each of {claimed.size} tokens, got shape "
+                    f"{np.shape(nll)}: a masked token cannot be the label"
+                )
         names = np.asarray(documents).reshape(-1)
         if names.size != claimed.size:
-            raise ValueError(
-                f"documents must have one entry for each of {claimed.size} tokens, got {names.size}"
-            )
+            raise ValueError(f"documents must have {claimed.size} entries, got {names.size}")
         unique, number = np.unique(names, return_inverse=True)
         filled = fill(claimed, outcome, uniform_edges(bins))
         return cls(claimed, outcome, number, unique.size, filled, scores)
+
+    def evaluation(
+        self, estimates: dict[str, Estimate], level: float | None
+    ) -> ConfidenceEvaluation:
+        ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
+        return ConfidenceEvaluation(
+            ordered, len(self.outcome), 2, "top_label", self.filled, level, documents=self.documents
+        )
 
     def influence(self) -> FloatArray:
         """Influence of each document on scores and gaps, ``(documents, scores + bins)``."""
@@ -242,30 +236,6 @@ class _Tokens(NamedTuple):
         cell = self.number * bins + bin_index(self.confidence, self.filled.edges)
         gaps = np.bincount(cell, off, self.documents * bins).reshape(self.documents, bins)
         return jackknife_influence(np.column_stack([*sums, gaps]))
-
-
-def _scores(
-    confidence: FloatArray, outcome: FloatArray, nll: Values | None
-) -> dict[str, FloatArray]:
-    scores = {"accuracy": outcome, "brier": (confidence - outcome) ** 2}
-    if nll is not None:
-        scores["nll"] = as_float64(nll).reshape(-1)
-        if scores["nll"].shape != confidence.shape or not np.isfinite(scores["nll"]).all():
-            raise ValueError(
-                f"nll must be finite, one value for each of {confidence.size} tokens, got shape "
-                f"{np.shape(nll)}: a masked token cannot be the label"
-            )
-    return scores
-
-
-def _evaluation(
-    estimates: dict[str, Estimate], tokens: _Tokens, level: float | None
-) -> ConfidenceEvaluation:
-    ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
-    n = int(tokens.filled.count.sum())
-    return ConfidenceEvaluation(
-        ordered, n, 2, "top_label", tokens.filled, level, documents=tokens.documents
-    )
 
 
 def effective_documents(number: IntArray) -> float:
@@ -299,13 +269,6 @@ def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:
         some = min(step, replicates - start)
         drawn[start : start + some] = rng.standard_normal((some, documents)) @ influence
     return drawn
-
-
-def _tails(effective: float, replicates: int, seed: int) -> FloatArray:
-    """Draw factors ``(replicates, 1)`` that turn normal noise into Student's."""
-    freedom = effective - 1
-    squares = np.random.default_rng([seed, 1]).chisquare(freedom, (replicates, 1))
-    return np.asarray(np.sqrt(freedom / squares))
 
 
 class _DocumentCells(Cells):

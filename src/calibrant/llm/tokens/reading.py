@@ -24,22 +24,11 @@ ROLES = {
 def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     """Read documents for :func:`collect`.
 
-    Parameters
-    ----------
-    path : path
-        ``.jsonl``, or ``.json`` with a list. Each row is a chat (``messages`` with role and
-        content; ``conversations`` of strings in turn, or of ShareGPT's from and value),
-        ``instruction`` with ``output`` and optionally ``input`` (a chat of two turns),
-        ``prompt`` with ``answer``, or ``text``; all values must be strings. Or ``.txt``, with an
-        empty line between documents.
+    A file is ``.jsonl``, or ``.json`` with a list. Each row is a chat (``messages`` with role and
+    content; ``conversations`` of strings in turn, or of ShareGPT's from and value), ``instruction``
+    with ``output`` and optionally ``input`` (a chat of two turns), ``prompt`` with ``answer``, or
+    ``text``; all values must be strings. Or it is ``.txt``, with an empty line between documents.
 
-    Returns
-    -------
-    list
-        Of strings, pairs and chats.
-
-    Examples
-    --------
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder) / "documents.jsonl"
@@ -50,22 +39,16 @@ def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     file = Path(path)
     content = read_text(file)
     if file.suffix == ".txt":
-        documents: list[Any] = [
-            text.strip() for text in re.split(r"\n\s*\n", content) if text.strip()
-        ]
+        rows: Any = [text.strip() for text in re.split(r"\n\s*\n", content) if text.strip()]
     elif file.suffix == ".jsonl":
         rows = [row for _, row in parse_lines(content, str(file))]
-        documents = [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
     elif file.suffix == ".json":
         rows = _parsed(content, str(file))
-        if not isinstance(rows, list):
-            raise ValueError(f"{file} must hold a list of documents, got a {type(rows).__name__}")
-        documents = [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
     else:
         raise ValueError(f"{file} must be .jsonl, .json or .txt, got the suffix {file.suffix!r}")
-    if not documents:
-        raise ValueError(f"{file} must have at least one document, got none")
-    return documents
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{file} must hold a list of one document or more, got {rows!r:.60}")
+    return [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
 
 
 def read_text(file: Path) -> str:
@@ -96,7 +79,10 @@ def _document(row: Any, where: str) -> Any:
         return row
     if isinstance(row, Mapping):
         if "messages" in row:
-            return _messages(row["messages"], where)
+            for place, turn in _placed(row["messages"], where):
+                for name in ("role", "content"):
+                    _text(turn, name, place)
+            return list(row["messages"])
         if "conversations" in row:
             return _conversation(row["conversations"], where)
         if "instruction" in row and "output" in row:
@@ -111,33 +97,23 @@ def _document(row: Any, where: str) -> Any:
     raise ValueError(f"{where} must be one of {FORMS}, got {got}")
 
 
-def _messages(turns: Any, where: str) -> list[Any]:
-    for place, turn in _placed(turns, where):
-        for name in ("role", "content"):
-            _text(turn, name, place)
-    return list(turns)
-
-
 def _conversation(turns: Any, where: str) -> list[dict[str, str]]:
     placed = _placed(turns, where)
     if all(isinstance(turn, str) for turn in turns):
         return _chat(*turns)
-    return [
-        {"role": _role(_text(turn, "from", place), place), "content": _text(turn, "value", place)}
-        for place, turn in placed
-    ]
+    chat = []
+    for place, turn in placed:
+        speaker = _text(turn, "from", place)
+        if speaker not in ROLES:
+            raise ValueError(f"{place} must be from one of {', '.join(ROLES)}, got {speaker!r}")
+        chat.append({"role": ROLES[speaker], "content": _text(turn, "value", place)})
+    return chat
 
 
 def _placed(turns: Any, where: str) -> list[tuple[str, Any]]:
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"{where} must have a list of turns, got {turns!r:.60}; see {FORMS}")
     return [(f"{where}, turn {n}", turn) for n, turn in enumerate(turns)]
-
-
-def _role(speaker: str, where: str) -> str:
-    if speaker not in ROLES:
-        raise ValueError(f"{where} must be from one of {', '.join(ROLES)}, got {speaker!r}")
-    return ROLES[speaker]
 
 
 def _text(row: Any, name: str, where: str) -> str:

@@ -1,20 +1,44 @@
-"""Token tables: hidden states and log-partition records of the labelled tokens of documents."""
+"""Token tables: hidden states and log-partition records of the labelled tokens of documents.
+
+On disk a table is a folder with ``table.json`` and the folders ``shard-00000``, ``shard-00001`` and
+so on. Each has a ``.npy`` file for the hidden states, one for the document numbers, and one for
+every column of the records. If the states of prompts are stored too, ``states.npy`` has the row of
+each token among them. A shard gets its name when it is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, IntArray
 from calibrant._core.logpartition import Records, concatenate
-from calibrant.llm.fingerprint import ModelFingerprint
+from calibrant.llm.huggingface import ModelFingerprint
+from calibrant.llm.tokens.documents import padded_batches
 
-T = TypeVar("T")
+FORMAT = 1
+HEADER = "table.json"
+FINGERPRINT = "mark"
+"""Key of the fingerprint in the header."""
+COLUMNS = tuple(f.name for f in fields(Records) if f.name != "classes")
+MAPPED = ("hidden", "table")
+"""Arrays that are memory-mapped; the others are a few numbers per token."""
+
 Hidden: TypeAlias = NDArray[np.float16]
 Selection: TypeAlias = IntArray | BoolArray | slice
+PathLike: TypeAlias = "str | os.PathLike[str]"
+PutRows: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]], int], None]"
 
 
 class TableShard(NamedTuple):
@@ -64,18 +88,6 @@ class TokenTable:
         True if the states of all preceding tokens are stored, those of prompts included.
     collections : tuple of str
         Identifiers of the runs of :func:`collect` that were read; empty for a table in memory.
-
-    Examples
-    --------
-    >>> from calibrant._core.logpartition import tabulate
-    >>> from calibrant._core.chunks import examples
-    >>> tiny = ModelFingerprint("tiny", 2, 3, "0" * 16, None)
-    >>> records = tabulate(examples(np.eye(3), [0, 1, 1]))
-    >>> table = TokenTable.from_arrays(np.ones((3, 2)), records, [0, 0, 1], tiny)
-    >>> len(table), table.hidden(table.documents == 0).shape
-    (3, (2, 2))
-    >>> table.records(slice(1, 3)).correct
-    array([ True, False])
     """
 
     def __init__(
@@ -114,10 +126,7 @@ class TokenTable:
         }
         for name, (got, wanted) in shapes.items():
             if got != wanted:
-                raise ValueError(
-                    f"{name} must be {wanted} for {len(records)} tokens of {fingerprint.name}, "
-                    f"got {got}"
-                )
+                raise ValueError(f"{name} must be {wanted} for this model and records, got {got}")
         if (np.diff(numbers) < 0).any():
             raise ValueError("documents must not decrease: sort the tokens by document")
         return cls([TableShard(states, records, numbers)], fingerprint, True)
@@ -127,68 +136,70 @@ class TokenTable:
 
     def hidden(self, selection: Selection = slice(None)) -> Hidden:
         """Hidden states ``(m, width)`` of the tokens of a slice, a mask or an index."""
-        return self._gathered(
-            selection,
-            lambda shard, rows: shard.hidden[shard.rows(rows)],
-            lambda hidden, rows: hidden[rows],
-            lambda parts: np.concatenate(parts),
-        )
+        located, order = self._located(selection)
+        parts = [shard.hidden[shard.rows(rows)] for shard, rows in located]
+        hidden = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return hidden if order is None else hidden[order]
 
     def records(self, selection: Selection = slice(None)) -> Records:
         """Records of the tokens of a slice, a mask or an index; the vocabulary are the classes."""
-        return self._gathered(
-            selection, lambda shard, rows: shard.records.take(rows), Records.take, concatenate
-        )
+        located, order = self._located(selection)
+        parts = [shard.records.take(rows) for shard, rows in located]
+        records = parts[0] if len(parts) == 1 else concatenate(parts)
+        return records if order is None else records.take(order)
 
     def texts(self, selection: Selection) -> list[Text]:
         """Return the states of each selected document, up to its last token that counts.
 
         All tokens of each document must be selected, in order.
         """
-        numbers = self._numbers(selection)
+        numbers, texts = self._numbers(selection), []
         starts = np.flatnonzero(np.diff(self.documents[numbers], prepend=-1))
-        return [self._text(int(run[0]), int(run[-1])) for run in np.split(numbers, starts[1:])]
+        for run in np.split(numbers, starts[1:]):
+            (shard, rows), *_ = self._located(run[:1])[0]
+            begin = int(np.asarray(shard.rows(rows))[0] - self.places[run[0]])
+            places = self.places[run[0] : run[-1] + 1]
+            texts.append(Text(shard.hidden[begin : begin + int(places[-1]) + 1], places))
+        return texts
 
-    def _text(self, first: int, last: int) -> Text:
-        k = int(np.searchsorted(self._ends, first, side="right"))
-        places = self.places[first : last + 1]
-        row = np.asarray(self._shards[k].rows(np.array([first - self._start(k)])))
-        begin = int(row[0] - places[0])
-        return Text(self._shards[k].hidden[begin : begin + int(places[-1]) + 1], places)
+    def document_lengths(self, documents: IntArray) -> IntArray:
+        """Number of states of some documents, with those of their prompts."""
+        after = np.searchsorted(self.documents, documents, side="right")
+        return np.asarray(self.places[after - 1] + 1)
 
-    def _gathered(
-        self,
-        selection: Selection,
-        read: Callable[[TableShard, Selection], T],
-        take: Callable[[T, IntArray], T],
-        join: Callable[[list[T]], T],
-    ) -> T:
-        """Read tokens from the shards that hold them, in the order of the selection."""
+    def document_chunks(self, documents: IntArray, size: int) -> Iterator[IntArray]:
+        """Rows of whole documents, ``size`` states with padding at a time, but at least one."""
+        first, after = (np.searchsorted(self.documents, documents, s) for s in ("left", "right"))
+        rows = [np.arange(a, b) for a, b in zip(first, after, strict=True)]
+        for run in padded_batches(self.document_lengths(documents).tolist(), size):
+            yield np.concatenate(rows[run])
+
+    def _located(
+        self, selection: Selection
+    ) -> tuple[list[tuple[TableShard, Selection]], IntArray | None]:
+        """Return the shards that hold the tokens, at least one, each with rows of it.
+
+        With them comes the order of the tokens, unless they are in order.
+        """
+        located: list[tuple[TableShard, Selection]] = []
+        order: IntArray = np.empty(0, np.int64)
         if isinstance(selection, slice) and selection.step in (None, 1):
-            parts = [read(self._shards[k], rows) for k, rows in self._cut(selection)]
-            return parts[0] if len(parts) == 1 else join(parts)
-        numbers = self._numbers(selection)
-        home = np.searchsorted(self._ends, numbers, side="right")
-        parts, places = [read(self._shards[0], slice(0, 0))], [np.empty(0, np.int64)]
-        for k in np.unique(home):
-            places.append(np.flatnonzero(home == k))
-            parts.append(read(self._shards[k], numbers[places[-1]] - self._start(k)))
-        order = np.concatenate(places)
-        joined = join(parts[1:] or parts)
-        return joined if (np.diff(order) > 0).all() else take(joined, np.argsort(order))
-
-    def _cut(self, selection: slice) -> list[tuple[int, slice]]:
-        """Shards that a slice touches, each with its rows there; at least one."""
-        start, stop, _ = selection.indices(len(self))
-        cuts = []
-        for k, end in enumerate(self._ends):
-            first, last = max(start, self._start(k)), min(stop, int(end))
-            if first < last:
-                cuts.append((k, slice(first - self._start(k), last - self._start(k))))
-        return cuts or [(0, slice(0, 0))]
-
-    def _start(self, k: int) -> int:
-        return int(self._ends[k]) - len(self._shards[k].documents)
+            first, last, _ = selection.indices(len(self))
+            for shard, end in zip(self._shards, self._ends.tolist(), strict=True):
+                size = len(shard.documents)
+                rows = slice(max(first - end + size, 0), min(last - end + size, size))
+                if rows.start < rows.stop:
+                    located.append((shard, rows))
+        else:
+            numbers = self._numbers(selection)
+            home = np.searchsorted(self._ends, numbers, side="right")
+            for k in np.unique(home):
+                shard, own = self._shards[k], np.flatnonzero(home == k)
+                located.append((shard, numbers[own] - self._ends[k] + len(shard.documents)))
+                order = np.append(order, own)
+        in_order = (np.diff(order) > 0).all()
+        located = located or [(self._shards[0], slice(0, 0))]
+        return located, None if in_order else np.argsort(order)
 
     def _numbers(self, selection: Selection) -> IntArray:
         """Numbers of the tokens of a slice, a mask or an index."""
@@ -212,3 +223,154 @@ def as_half(values: ArrayLike) -> Hidden:
         return array
     largest = float(np.finfo(np.float16).max)
     return np.asarray(np.clip(array, -largest, largest), dtype=np.float16)
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
+    """Open a table that was collected before.
+
+    ``folder`` is that of :func:`collect`, possibly filled by several processes; or several folders,
+    read as one table, with the documents numbered on. Hidden states and log-partition tables are
+    read from disk when they are needed.
+    """
+    outer = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
+    if not outer:
+        raise ValueError("at least one folder of a token table is needed, got none")
+    folders = [inner for path in outer for inner in _with_ranks(Path(path))]
+    headers = [read_header(inner) for inner in folders]
+    for number, (inner, header) in enumerate(zip(folders, headers, strict=True)):
+        headers[0].fingerprint.check(header.fingerprint, str(inner))
+        if header in headers[:number]:
+            raise ValueError(
+                f"{inner} holds the same documents as {folders[headers.index(header)]}: pass each "
+                "table once, or copies of training tokens end up in the held-out part"
+            )
+    shifts = accumulate((header.documents for header in headers), initial=0)
+    shards = [
+        _read_shard(inner, number, header, shift)
+        for inner, header, shift in zip(folders, headers, shifts, strict=False)
+        for number in range(len(header.shards))
+    ]
+    whole = all(header.whole for header in headers)
+    collections = (f"{header.settings}-{header.rank}" for header in headers)
+    return TokenTable(shards, headers[0].fingerprint, whole, collections)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The content of ``table.json``."""
+
+    fingerprint: ModelFingerprint
+    settings: str  # hash of everything that decides the content of the table
+    documents: int  # with those that have no labelled token
+    shards: list[int]  # number of tokens of each
+    prompts: bool  # are the states of prompts stored too?
+    whole: bool  # are those of all preceding tokens, with or without prompts?
+    rank: int = 0  # of the process that writes this folder
+    ranks: int = 1
+
+
+def read_header(folder: Path) -> Header:
+    """Read ``table.json`` of a folder."""
+    file = folder / HEADER
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        version = content.pop("format", None)
+        if version == FORMAT:
+            return Header(ModelFingerprint(**content.pop(FINGERPRINT)), **content)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged ({error}); collect again") from error
+    raise ValueError(f"{file} has format {version}, {FORMAT} is needed: collect again")
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Write ``table.json`` atomically."""
+    content = asdict(header)
+    content = {"format": FORMAT, FINGERPRINT: content.pop("fingerprint"), **content}
+    with replacing(folder / HEADER) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+
+
+def shard_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a complete shard."""
+    return folder / f"shard-{number:05d}"
+
+
+@contextmanager
+def new_shard(folder: Path, number: int) -> Iterator[PutRows]:
+    """Yield a function that writes rows of columns; the shard gets its name at the end.
+
+    The columns are memory-mapped files from the start, so memory does not grow with the shard.
+    """
+    target = shard_folder(folder, number)
+    temporary = target.with_name(f".{target.name}")  # an interrupted run may have left one
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    files: dict[str, Any] = {}
+
+    def put(rows: IntArray, columns: Mapping[str, NDArray[Any]], total: int) -> None:
+        for name, values in columns.items():
+            if name not in files:
+                files[name] = np.lib.format.open_memmap(
+                    temporary / f"{name}.npy", "w+", values.dtype, (total, *values.shape[1:])
+                )
+            files[name][rows] = values
+
+    try:
+        yield put
+        for file in files.values():
+            file.flush()
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _with_ranks(folder: Path) -> list[Path]:
+    """Return the folder itself, or those that several processes wrote in it."""
+    inside = [path for path in folder.glob("rank-*") if path.is_dir()]
+    if not inside or (folder / HEADER).exists():
+        return [folder]
+    headers = {path: read_header(path) for path in inside}
+    first = headers[inside[0]]
+    ranks = sorted(header.rank for header in headers.values())
+    same = all(header.settings == first.settings for header in headers.values())
+    if ranks != list(range(first.ranks)) or not same:
+        raise ValueError(
+            f"{folder} must have the tables of all {first.ranks} processes of one run, got "
+            f"{', '.join(sorted(path.name for path in inside))}: collect again to complete it"
+        )
+    return sorted(inside, key=lambda path: headers[path].rank)
+
+
+def _read_shard(folder: Path, number: int, header: Header, shift: int) -> TableShard:
+    """Open one shard; ``shift`` is added to its document numbers."""
+    shard, tokens = shard_folder(folder, number), header.shards[number]
+    if not shard.is_dir():
+        raise ValueError(
+            f"{folder} is not finished: {shard.name} of {len(header.shards)} shards is missing; "
+            "collect again with the same settings to complete it"
+        )
+    states = _read_column(shard, "states", tokens) if header.prompts else None
+    hidden = _read_column(shard, "hidden", tokens if states is None else int(states[-1]) + 1)
+    columns = {name: _read_column(shard, name, tokens) for name in ("documents", *COLUMNS)}
+    documents = columns.pop("documents") + shift
+    records = Records(**columns, classes=header.fingerprint.vocabulary)
+    return TableShard(hidden, records, documents, states)
+
+
+def _read_column(shard: Path, name: str, rows: int) -> Any:
+    path = shard / f"{name}.npy"
+    try:
+        # a plain array over the mapped one: the subclass makes every small operation slower
+        values = np.asarray(np.load(path, mmap_mode="r" if name in MAPPED else None))
+        if len(values) != rows:
+            raise ValueError(f"it must have {rows} rows, got {len(values)}")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} is damaged or missing ({error}); remove {shard} and collect again"
+        ) from error
+    return values

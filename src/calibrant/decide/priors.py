@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import overload
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    Values,
-    as_float64,
-    as_scores,
-    check_some,
-)
+from calibrant._core import checks
+from calibrant._core.checks import FloatArray, Values
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.decide.probabilities import in_form_of, one_input, probabilities
-from calibrant.metrics.inputs import Input
+from calibrant.decide.probabilities import SameForm, in_form_of, probabilities
+from calibrant.metrics.reductions import Input
 
 PRECISION = 0.01
 """Nats, of all examples together, by which an estimated prior may be below the best."""
@@ -29,18 +21,10 @@ ROUNDS = 5_000
 """Steps after which the search for a prior gives up."""
 
 
-@overload
-def shift_prior(logits: Tensor, *, old_prior: Values, new_prior: Values) -> Tensor: ...
-@overload
-def shift_prior(logits: ArrayLike, *, old_prior: Values, new_prior: Values) -> FloatArray: ...
-@overload
-def shift_prior(*, probs: Tensor, old_prior: Values, new_prior: Values) -> Tensor: ...
-@overload
-def shift_prior(*, probs: ArrayLike, old_prior: Values, new_prior: Values) -> FloatArray: ...
 def shift_prior(
     logits: Input = None, *, probs: Input = None, old_prior: Values, new_prior: Values
-) -> Tensor | FloatArray:
-    r"""Probabilities as they are where the classes have other frequencies.
+) -> SameForm:
+    r"""Correct probabilities for other class frequencies.
 
     .. math:: p'_k = \frac{p_k\, \pi'_k / \pi_k}{\sum_j p_j\, \pi'_j / \pi_j}
 
@@ -68,45 +52,28 @@ def shift_prior(
     array([[0.2       , 0.8       ],
            [0.69230769, 0.30769231]])
     """
-    rows, given = probabilities(logits, probs), one_input(logits, probs)
+    rows, scores = probabilities(logits, probs)
     old, new = _as_priors(old_prior, new_prior, rows.shape[-1])
     shifted = rows * (new / old)
     total = shifted.sum(-1, keepdims=True)
     if not total.all():
         at = int((total == 0).reshape(-1).nonzero()[0][0])
-        raise ValueError(
-            f"row {at} has probability only in classes whose new prior is 0: give those a small "
-            "share"
-        )
+        raise ValueError(f"row {at} has probability only in classes whose new prior is 0: raise it")
     shifted /= total
-    return in_form_of(given, shifted if given.ndim > 1 else shifted[..., 1])
+    return in_form_of(scores, shifted if scores.ndim > 1 else shifted[..., 1])
 
 
-@overload
-def estimate_prior(logits: Tensor, *, old_prior: Values) -> Tensor: ...
-@overload
-def estimate_prior(logits: ArrayLike, *, old_prior: Values) -> FloatArray: ...
-@overload
-def estimate_prior(*, probs: Tensor, old_prior: Values) -> Tensor: ...
-@overload
-def estimate_prior(*, probs: ArrayLike, old_prior: Values) -> FloatArray: ...
-def estimate_prior(
-    logits: Input = None, *, probs: Input = None, old_prior: Values
-) -> Tensor | FloatArray:
+def estimate_prior(logits: Input = None, *, probs: Input = None, old_prior: Values) -> SameForm:
     r"""Frequencies of the classes in unlabelled data, from calibrated probabilities.
 
     The prior :math:`q` at the maximum of
 
     .. math:: \sum_i \log \sum_k \frac{p_{ik}\, q_k}{\pi_k} + K \sum_k \pi_k \log q_k ,
 
-    which is concave. The first sum is the likelihood of the data (Saerens et al. 2002). The
-    second counts K examples more, as many as there are classes, at the old frequencies
-    :math:`\pi`: the maximum a posteriori of a Dirichlet prior. Without them a class that no
-    example happens to show gets a prior of zero, and the correction then rules it out. With few
-    examples for each class that is far worse than no correction; with many the second sum hardly
-    counts. EM finds the maximum: shift the probabilities to the present estimate, average them
-    and the K examples, repeat. It stops when no prior can be better by more than a hundredth of
-    a nat, all data together.
+    which is concave. The first sum is the likelihood of the data (Saerens et al. 2002), which EM
+    maximises. The second counts K examples more, as many as there are classes, at the old
+    frequencies :math:`\pi`: the maximum a posteriori of a Dirichlet prior. Without them a class
+    that no example happens to show gets a prior of zero, and the correction then rules it out.
 
     Only the frequencies of the classes may differ from where the probabilities were calibrated,
     and they must be calibrated class by class, not in the largest probability only: methods with
@@ -132,15 +99,15 @@ def estimate_prior(
     >>> estimate_prior(log_odds, old_prior=[0.5, 0.5]).round(2)
     array([0.8, 0.2])
     """
-    rows = probabilities(logits, probs)
+    rows, scores = probabilities(logits, probs)
     old = _as_prior(old_prior, rows.shape[-1], "old_prior", least=1e-12)
     prior = _likeliest(rows.reshape(-1, rows.shape[-1]) / old, old)
-    return in_form_of(one_input(logits, probs), prior)
+    return in_form_of(scores, prior)
 
 
 def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
     """Solve for the maximum of :func:`estimate_prior`, ``(classes,)``."""
-    check_some(len(ratios))
+    checks.check_some(len(ratios))
     added = len(old) * old  # examples of each class that are counted besides the data
     total = len(ratios) + added.sum()
     weights: FloatArray = old
@@ -202,18 +169,17 @@ class PriorCorrection(Calibrator):
         """Correct from one prior ``(classes,)``, above zero, to another, and return self."""
         inside = self.calibrator
         if not inside.classes:
-            raise RuntimeError(
-                f"this {type(inside).__name__} is not fitted: call fit(logits, labels) first"
-            )
+            name = type(inside).__name__
+            raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")
         old, new = _as_priors(old_prior, new_prior, max(inside.classes, 2))
         self._store(old_prior_=old, new_prior_=new)
         self._set_classes(inside.classes)
         return self
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        self.calibrator.fit_examples(given, context)
-        kept = given.labels != IGNORED
-        mass = np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)
+    def _fit(self, examples: Examples, context: Context) -> None:
+        self.calibrator.fit_examples(examples, context)
+        labels, weight = examples.labels, examples.labelled_weight()
+        mass = np.bincount(labels[labels != checks.IGNORED], weight, minlength=examples.classes)
         self._store(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -279,10 +245,10 @@ def _as_priors(old_prior: Values, new_prior: Values, classes: int) -> tuple[Floa
 
 def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatArray:
     """Frequencies of the classes, ``(classes,)``, that sum to one exactly."""
-    shares = as_float64(as_scores(prior, name))
+    shares = checks.as_float64(checks.as_scores(prior, name))
     if shares.shape != (classes,):
         raise ValueError(
-            f"{name} must have one share for each of {classes} classes, got {shares.shape}"
+            f"{name} must be ({classes},), one share per class, got {shares.shape}"
         )
     if not (shares >= least).all():  # NaN is not
         worst = float(shares[~(shares >= least)][0])
@@ -290,8 +256,7 @@ def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatA
             f"{name} must be {least:g} or more in every class, got {worst:g}: a class that never "
             "occurred has no probability to correct"
         )
-    if abs(shares.sum() - 1) > 1e-4:
-        raise ValueError(
-            f"{name} must sum to one, got {shares.sum():g}: divide counts by their sum"
-        )
-    return np.asarray(shares / shares.sum())
+    total = shares.sum()
+    if abs(total - 1) > 1e-4:
+        raise ValueError(f"{name} must sum to one, got {total:g}: divide counts by their sum")
+    return np.asarray(shares / total)

@@ -1,4 +1,7 @@
-"""Measuring calibration: metrics, reductions to pairs, intervals, curves, streams."""
+"""Measuring calibration: metrics, reductions to pairs, intervals, curves, streams.
+
+Every metric of the table is a name of this package; those below are known to type checkers.
+"""
 
 from calibrant._core.binning import Bins as Bins
 from calibrant.metrics.accumulator import Accumulator as Accumulator
@@ -49,3 +52,5 @@ from calibrant.metrics.registry import METRICS as METRICS, metric_name as metric
 from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
 from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
 from calibrant.metrics.summary import Metric as Metric
+
+globals().update({name: metric.compute for name, metric in METRICS.items()})

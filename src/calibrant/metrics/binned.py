@@ -8,19 +8,21 @@ Logits and probabilities are measured by the top label; pairs may come from any 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_some
 from calibrant.metrics import gaps
 from calibrant.metrics.classwise import Average, ClassBins
-from calibrant.metrics.inputs import Data, Input, labelled_examples
 from calibrant.metrics.intervals import Estimate, class_interval
-from calibrant.metrics.reductions import pairs_from, reduce_examples
+from calibrant.metrics.reductions import (
+    Data,
+    Input,
+    Unpack,
+    labelled_examples,
+    pairs_from,
+    reduce_examples,
+)
 from calibrant.metrics.summary import Metric, Summary
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def binned_pairs(
@@ -184,7 +186,8 @@ def mce(
     >>> mce(confidence=[0.9] * 50 + [0.2], outcome=[1] * 40 + [0] * 10 + [1])
     0.1
     """
-    return gaps.largest(binned_pairs(logits, labels, bins=bins, **data), min_count)
+    filled = binned_pairs(logits, labels, bins=bins, **data)
+    return float(gaps.worst(filled, min_count)(filled.gap))
 
 
 def over_ece(
@@ -220,58 +223,54 @@ def under_ece(
 def _class_bins(
     logits: Input, labels: Input, probs: Input, sample_weight: Input, bins: int, threshold: float
 ) -> ClassBins:
-    given, _ = labelled_examples(logits, labels, probs, sample_weight)
-    sums = ClassBins.empty(given.columns, bins, threshold=threshold)
-    check_some(reduce_examples(given, sums).nll.size)
+    examples, _ = labelled_examples(logits, labels, probs, sample_weight)
+    sums = ClassBins.empty(examples.columns, bins, threshold=threshold)
+    check_some(reduce_examples(examples, sums).nll.size)
     return sums
 
 
-def _estimated_classwise(s: Summary) -> Estimate:
-    if s.classwise is None:
-        return Estimate(math.nan)
-    value = s.classwise.average()
-    if s.level is None or not len(s.classwise.redrawn):
+def _classwise_estimate(s: Summary) -> Estimate:
+    value = math.nan if s.classwise is None else s.classwise.average()
+    if s.level is None or s.classwise is None or not len(s.classwise.redrawn):
         return Estimate(value)
     return class_interval(value, s.classwise, s.level)
 
 
-BINNED_ERRORS = {
-    "ece": Metric(
+TABLE = (
+    Metric(
         "ECE",
         ece,
-        lambda s: s.error(gaps.total(s.bins.gap), gaps.total),
+        lambda s: s.error(gaps.total),
         "Guo et al. 2017",
-        aliases=("expected_calibration_error",),
+        ("expected_calibration_error",),
     ),
-    "debiased_ece": Metric(
-        "ECE, debiased", debiased_ece, lambda s: s.error(gaps.debiased(s.bins), gaps.total)
+    Metric(
+        "ECE, debiased",
+        debiased_ece,
+        lambda s: s.error(gaps.total, value=gaps.debiased(s.bins)),
     ),
-    "ada_ece": Metric(
+    Metric(
         "ECE, equal mass",
         ada_ece,
-        lambda s: s.error(gaps.total(s.equal_mass.gap), gaps.total, s.equal_mass),
+        lambda s: s.error(gaps.total, s.equal_mass),
         "Nguyen and O'Connor 2015",
-        aliases=("adaptive_ece", "adaece", "aece", "equal_mass_ece"),
+        ("adaptive_ece", "adaece", "aece", "equal_mass_ece"),
         needs_pairs=True,
     ),
-    "classwise_ece": Metric(
+    Metric(
         "ECE, class-wise",
         classwise_ece,
-        _estimated_classwise,
+        _classwise_estimate,
         "Nixon et al. 2019, Kull et al. 2019",
-        aliases=("cw_ece", "cwece", "class_wise_ece", "static_calibration_error"),
+        ("cw_ece", "cwece", "class_wise_ece", "static_calibration_error"),
     ),
-    "mce": Metric(
+    Metric(
         "maximum error",
         mce,
-        lambda s: s.error(gaps.largest(s.bins), gaps.worst(s.bins)),
+        lambda s: s.error(gaps.worst(s.bins)),
         "Guo et al. 2017",
-        aliases=("maximum_calibration_error", "max_ece"),
+        ("maximum_calibration_error", "max_ece"),
     ),
-    "over_ece": Metric(
-        "ECE, over-confident", over_ece, lambda s: s.error(gaps.over(s.bins.gap), gaps.over)
-    ),
-    "under_ece": Metric(
-        "ECE, under-confident", under_ece, lambda s: s.error(gaps.under(s.bins.gap), gaps.under)
-    ),
-}
+    Metric("ECE, over-confident", over_ece, lambda s: s.error(gaps.over)),
+    Metric("ECE, under-confident", under_ece, lambda s: s.error(gaps.under)),
+)

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
 from scipy.stats import beta, norm
 
+from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    Values,
-    as_labels,
-    as_scores,
-    check_level,
-    check_whole,
-)
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.reductions import margins, pairs_from, top_label
+from calibrant._core.checks import FloatArray, Values, check_level
+from calibrant.metrics.reductions import Data, Input, Unpack, margins, pairs_from, top_label
 from calibrant.metrics.smooth import smooth_ece_of_pairs
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Reliability(NamedTuple):
@@ -179,9 +168,9 @@ def reliability_by_margin(
     >>> [m.low < m.high for m in reliability_by_margin(logits, logits.argmax(-1))]
     [True, True, True]
     """
-    check_whole("margin_bins", margin_bins)
+    checks.check_whole("margin_bins", margin_bins)
     confidence, outcome = top_label(logits, labels)
-    margin = margins(as_scores(logits)[as_labels(labels) != IGNORED])
+    margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
     order = np.argsort(margin, kind="stable")
     return [
         MarginReliability(

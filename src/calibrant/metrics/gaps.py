@@ -1,7 +1,7 @@
-r"""Gaps between confidence and outcome per bin, and calibration errors as functions of them.
+r"""Calibration errors as functions of the gaps per bin.
 
-With :math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\bar{p_b}` and mean
-outcome :math:`\bar{y_b}`, the gap of a bin is :math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
+The gap of a bin with :math:`n_b` of :math:`n` examples, mean confidence :math:`\bar{p_b}` and mean
+outcome :math:`\bar{y_b}` is :math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.special import erf
 from scipy.stats import chi2
 
 from calibrant._core.binning import Bins, bin_index
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import FloatArray
 
 BANDWIDTH = 0.1
 """Width, in confidence, of the smoothing of the gaps."""
@@ -47,23 +47,17 @@ def running(gap: FloatArray) -> FloatArray:
     return np.asarray(np.abs(np.cumsum(gap, axis=-1)).max(-1))
 
 
-def worst(filled: Bins) -> Functional:
-    """Largest difference of confidence and accuracy among the bins with enough examples."""
-    held = enough(filled)
+def worst(filled: Bins, min_count: int | None = None) -> Functional:
+    """Largest difference of confidence and accuracy among the bins with ``min_count`` examples.
+
+    The default is 1 % of the examples, at least 10; NaN where no bin has that many.
+    """
+    least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
+    held = filled.count >= max(least, 1)
+    if not held.any():
+        return lambda gap: np.asarray(math.nan)
     share = filled.weight[held] / filled.total
     return lambda gap: np.asarray(np.abs(gap[..., held] / share).max(-1))
-
-
-def enough(filled: Bins, min_count: int | None = None) -> BoolArray:
-    """Mask of the bins with ``min_count`` examples or more (by default 1 %, at least 10)."""
-    least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
-    return np.asarray(filled.count >= max(least, 1))
-
-
-def largest(filled: Bins, min_count: int | None = None) -> float:
-    """Largest difference of confidence and accuracy; NaN where no bin has enough examples."""
-    off = np.abs(filled.confidence - filled.accuracy)[enough(filled, min_count)]
-    return float(off.max()) if off.size else math.nan
 
 
 def debiased(filled: Bins) -> float:

@@ -1,31 +1,24 @@
 r"""Intervals whose coverage was checked by simulation, and a test of calibration.
 
-**Means** (accuracy, NLL, Brier) and **rank statistics** (AUROC, AURC) have a standard error in
-closed form.
-
-**Calibration errors** do not. Each is a kind of norm of the *gaps* between confidence and outcome;
-noise never cancels inside a norm, so the estimate is too large, most of all for a calibrated
-model. A percentile bootstrap adds the noise a second time and misses the truth on the high side.
-Here an interval holds the errors of those true accuracies that are compatible with the data. The
+Means and rank statistics have a standard error in closed form. Calibration errors do not: noise
+never cancels inside a norm of the gaps, so that a percentile bootstrap adds it a second time. Here
+an interval holds the errors of those true accuracies that are compatible with the data. The
 candidates are :math:`q_s(p) = p - s\, d(p)`, where d is the observed gap as a function of
-confidence, smoothed where a smooth curve explains it; s = 0 is a calibrated model. For each s
-samples are drawn, bin by bin, with outcomes from :math:`q_s`, at a cost that does not depend on
-their size. With the error :math:`\varphi` of the draws the ends are
+confidence; s = 0 is a calibrated model. With the error :math:`\varphi` of samples whose outcomes
+are drawn from :math:`q_s`, bin by bin, the ends are
 
 .. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha_\mathrm{low}, \qquad
    P(\varphi(s_\mathrm{high}) \le \varphi_\mathrm{obs}) =
    \tfrac{\alpha}{2}\, P(\varphi(0) \le \varphi_\mathrm{obs}) .
 
-:math:`\alpha_\mathrm{low}` is :math:`\alpha` at s = 0, where an upper end cannot miss, and falls to
-:math:`\alpha / 2` where the candidate's error exceeds the noise: the interval of a calibrated
-model contains 0 with the stated probability. The last factor (the CLs rule of particle physics)
-keeps a lucky small estimate from giving a too-good upper end.
+:math:`\alpha_\mathrm{low}` falls from :math:`\alpha` at s = 0, where an upper end cannot miss, to
+:math:`\alpha / 2` where the candidate's error exceeds the noise. The last factor (the CLs rule of
+particle physics) keeps a lucky small estimate from giving a too-good upper end.
 
 Accuracies stay within [0, 1]. For a model that is never right the candidates therefore end at the
 observed error, though with other inputs its confidence would have been higher or lower. The upper
 end then lies as far above the error of the last candidate as the observed error lies above the
-lower quantile of its draws. The estimate itself is always inside: an interval may be widened by
-that, never narrowed.
+lower quantile of its draws. An interval is widened to contain its estimate, never narrowed.
 """
 
 from __future__ import annotations
@@ -33,8 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
@@ -44,11 +37,7 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, GapCurve, running
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.reductions import WeightedPairs, pairs_from
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, pairs_from
 
 INPUTS = 1.1
 """Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and
@@ -121,11 +110,7 @@ def cells_of(filled: Bins, shape: GapCurve, replicates: int, seed: int) -> Cells
 
 
 def _excess(filled: Bins) -> FloatArray:
-    """Variance of (confidence - outcome) per bin beyond that of the outcomes.
-
-    Confidences that differ within a bin add none if outcomes follow them; those of a model that
-    is always right do.
-    """
+    """Variance of (confidence - outcome) per bin beyond that of the outcomes."""
     held = filled.weight > 0
     excess = np.zeros(held.size)
     accuracy, gap = filled.accuracy[held], (filled.confidence - filled.accuracy)[held]
@@ -164,7 +149,10 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
     rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
-    scales = [_last(partial(_exceeds, partial(undercut, each), rarely)) for each in cells.families]
+    scales = [
+        _last(lambda s, each=each: undercut(each, s) > rarely)  # type: ignore[misc]
+        for each in cells.families
+    ]
     highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]
     low_error, *high_errors = error(np.stack([cells.gaps(low), *highest])).tolist()
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
@@ -304,10 +292,6 @@ def pairs_test(pairs: WeightedPairs, replicates: int = 999, seed: int = 0) -> Ca
 def _lower_tail(error: float, noise: float, alpha: float) -> float:
     """Share of alpha for the lower end: all of it at 0, where the upper end cannot miss."""
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
-
-
-def _exceeds(function: Callable[[float], float], limit: float, scale: float) -> bool:
-    return function(scale) > limit
 
 
 def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_values
-from calibrant.metrics.inputs import Data, Input
 from calibrant.metrics.intervals import Estimate, logit_interval
-from calibrant.metrics.reductions import pairs_from
+from calibrant.metrics.reductions import Data, Input, Unpack, pairs_from
 from calibrant.metrics.summary import Metric, Summary
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
@@ -186,24 +182,20 @@ def _from_here(values: FloatArray) -> FloatArray:
     return np.cumsum(values[::-1])[::-1]
 
 
-def _estimated_auroc(s: Summary) -> Estimate:
-    return s.interval(logit_interval, *auroc_with_error(*s.pairs))
-
-
-def _estimated_aurc(s: Summary) -> Estimate:
+def _aurc_estimate(s: Summary) -> Estimate:
     if s.estimand != "top_label":  # P(class 1) is no confidence in an answer
         return Estimate(math.nan)
     return s.interval(logit_interval, *aurc_with_error(*s.pairs))
 
 
-RANKINGS = {
-    "auroc": Metric(
+TABLE = (
+    Metric(
         "AUROC of confidence",
         auroc,
-        _estimated_auroc,
+        lambda s: s.interval(logit_interval, *auroc_with_error(*s.pairs)),
         aliases=("auc", "roc_auc"),
         higher_is_better=True,
         needs_pairs=True,
     ),
-    "aurc": Metric("AURC", aurc, _estimated_aurc, "Geifman and El-Yaniv 2017", needs_pairs=True),
-}
+    Metric("AURC", aurc, _aurc_estimate, "Geifman and El-Yaniv 2017", needs_pairs=True),
+)

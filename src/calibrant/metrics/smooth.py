@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.fft import dct, idct
@@ -11,13 +10,8 @@ from scipy.fft import dct, idct
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import running
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.intervals import Estimate
-from calibrant.metrics.reductions import WeightedPairs, pairs_from
-from calibrant.metrics.summary import REPLICATES, Metric, Summary
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, pairs_from
+from calibrant.metrics.summary import REPLICATES, Metric
 
 MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
@@ -195,44 +189,44 @@ def _best_lipschitz(steps: FloatArray, residual: FloatArray) -> float:
     return float(offset - sums[-1] + np.maximum(reach, 0) @ np.asarray(rise))
 
 
-def _estimated_ks(s: Summary) -> Estimate:
-    filled = s.pairs.filled(s.pairs.equal_mass_edges(100))
-    return s.error(ks_of_pairs(s.pairs), running, filled, REPLICATES // 2)
-
-
-def _estimated_smooth_ece(s: Summary) -> Estimate:
-    filled = s.pairs.filled(uniform_edges(128))
-    return s.error(smooth_ece_of_pairs(s.pairs), smoothed, filled, REPLICATES // 5)
-
-
-def _estimated_smce(s: Summary) -> Estimate:
-    filled = s.pairs.filled(uniform_edges(40))
-    return s.error(smce_of_pairs(s.pairs), lipschitz_error, filled, REPLICATES // 5)
-
-
-ERRORS_WITHOUT_BINS = {
-    "ks": Metric(
+TABLE = (
+    Metric(
         "KS error",
         ks,
-        _estimated_ks,
+        lambda s: s.error(
+            running,
+            s.pairs.filled(s.pairs.equal_mass_edges(100)),
+            value=ks_of_pairs(s.pairs),
+            replicates=REPLICATES // 2,
+        ),
         "Gupta et al. 2021",
-        aliases=("ks_error", "kolmogorov_smirnov"),
+        ("ks_error", "kolmogorov_smirnov"),
         needs_pairs=True,
     ),
-    "smooth_ece": Metric(
+    Metric(
         "smooth ECE",
         smooth_ece,
-        _estimated_smooth_ece,
+        lambda s: s.error(
+            smoothed,
+            s.pairs.filled(uniform_edges(128)),
+            value=smooth_ece_of_pairs(s.pairs),
+            replicates=REPLICATES // 5,
+        ),
         "Blasiok and Nakkiran 2024",
-        aliases=("smece", "smoothece"),
+        ("smece", "smoothece"),
         needs_pairs=True,
     ),
-    "smce": Metric(
+    Metric(
         "smCE",
         smce,
-        _estimated_smce,
+        lambda s: s.error(
+            lipschitz_error,
+            s.pairs.filled(uniform_edges(40)),
+            value=smce_of_pairs(s.pairs),
+            replicates=REPLICATES // 5,
+        ),
         "Kakade and Foster 2008, Blasiok et al. 2023",
-        aliases=("smooth_calibration_error",),
+        ("smooth_calibration_error",),
         needs_pairs=True,
     ),
-}
+)

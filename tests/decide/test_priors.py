@@ -59,7 +59,7 @@ def test_logits_are_shifted_and_counted_as_their_probabilities(rng):
     odds = shift_prior(torch.tensor([0.0, 1.0]), old_prior=[0.5, 0.5], new_prior=[0.2, 0.8])
     torch.testing.assert_close(odds, torch.tensor([0.0, 1.0]).add(np.log(4)).sigmoid())
     with pytest.raises(TypeError, match="pass either logits or probs=, got both"):
-        shift_prior(logits, probs=probs, old_prior=OLD, new_prior=NEW)  # type: ignore[call-overload]
+        shift_prior(logits, probs=probs, old_prior=OLD, new_prior=NEW)
 
 
 def test_shift_of_one_probability_is_that_of_two(rng):

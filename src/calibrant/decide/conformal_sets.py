@@ -80,21 +80,10 @@ class ConformalSets:
     def sets(
         self, logits: Input = None, *, probs: Input = None, nonempty: bool = False
     ) -> SameForm:
-        """Membership of each class in the set of each row.
+        """Membership of each class in the set of each row, ``(..., classes)`` of bool.
 
-        Parameters
-        ----------
-        logits : (..., classes), or (n,) log-odds
-        probs : (..., classes), or (n,) for P(y = 1)
-            In place of logits.
-        nonempty : bool
-            Put the most probable class into sets that are empty. This can only raise the
-            coverage, so that its upper limit no longer holds.
-
-        Returns
-        -------
-        (..., classes) of bool
-            NumPy for NumPy, a tensor for a tensor.
+        Input as for :func:`conformal`; a tensor for a tensor. ``nonempty`` puts the most probable
+        class into sets that are empty: this can only raise the coverage.
         """
         rows, scores = probabilities(logits, probs)
         if rows.shape[-1] != self.classes:
@@ -134,11 +123,9 @@ def conformal(
 
     Parameters
     ----------
-    logits : (..., classes), or (n,) log-odds
-        Of held-out examples.
+    logits : (..., classes), or (n,) log-odds, of held-out examples
     labels : (...) integers, -100 ignored
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    probs : (..., classes), or (n,) for P(y = 1), in place of logits
     coverage : float in (0, 1)
     score : {"lac", "aps", "raps"}
         ``lac`` for the smallest sets, of which those of hard examples are too small or empty;

@@ -28,15 +28,12 @@ def shift_prior(
 
     .. math:: p'_k = \frac{p_k\, \pi'_k / \pi_k}{\sum_j p_j\, \pi'_j / \pi_j}
 
-    This is Bayes' rule if only the frequencies of the classes differ, and the inputs of each
-    class look as they did.
+    This is Bayes' rule if only the frequencies of the classes differ.
 
     Parameters
     ----------
-    logits : (..., classes), or (n,) log-odds
-        Calibrated.
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    logits : (..., classes), or (n,) log-odds, calibrated
+    probs : (..., classes), or (n,) for P(y = 1), in place of logits
     old_prior : (classes,)
         Frequencies of the classes where the model is calibrated: above zero, sum 1.
     new_prior : (classes,)
@@ -58,7 +55,9 @@ def shift_prior(
     total = shifted.sum(-1, keepdims=True)
     if not total.all():
         at = int((total == 0).reshape(-1).nonzero()[0][0])
-        raise ValueError(f"row {at} has probability only in classes whose new prior is 0: raise it")
+        raise ValueError(
+            f"row {at} has probability only in classes whose new prior is 0: give it a share"
+        )
     shifted /= total
     return in_form_of(scores, shifted if scores.ndim > 1 else shifted[..., 1])
 
@@ -82,8 +81,7 @@ def estimate_prior(logits: Input = None, *, probs: Input = None, old_prior: Valu
     Parameters
     ----------
     logits : (..., classes), or (n,) log-odds
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    probs : (..., classes), or (n,) for P(y = 1), in place of logits
     old_prior : (classes,)
         Frequencies of the classes in the data on which the calibrator was fitted.
 
@@ -129,20 +127,10 @@ def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
 class PriorCorrection(Calibrator):
     r"""A calibrator, corrected for other class frequencies: :math:`f(z) + \log(\pi' / \pi)`.
 
-    :func:`label_shift` makes one from unlabelled data. By itself, :meth:`set_priors` corrects
-    between priors that are known, and ``fit`` fits the calibrator inside, takes the frequencies
-    of the labels for both priors, and so corrects nothing.
+    :func:`label_shift` makes one from unlabelled data; :meth:`set_priors` corrects between priors
+    ``(classes,)`` that are known. ``fit`` fits the calibrator inside, takes the frequencies of the
+    labels for both priors, and so corrects nothing.
 
-    Parameters
-    ----------
-    calibrator : Calibrator
-
-    Attributes
-    ----------
-    old_prior_, new_prior_ : (classes,) Tensor
-
-    Examples
-    --------
     >>> from calibrant.calibrators import Identity
     >>> plain = Identity().fit([[0.0, 0.0], [0.0, 1.0]], [0, 1])
     >>> PriorCorrection(plain).set_priors([0.5, 0.5], [0.2, 0.8]).predict_proba([[0.0, 0.0]])
@@ -206,14 +194,13 @@ def label_shift(
 ) -> PriorCorrection:
     r"""Adapt a fitted calibrator to data with other class frequencies, without labels.
 
-    The frequencies are estimated from the calibrated probabilities of the data by
-    :func:`estimate_prior`, and :class:`PriorCorrection` then shifts all probabilities to them.
-    The result is a calibrator as any other: it can be applied, saved and exported.
+    :func:`estimate_prior` estimates the frequencies. The result is a calibrator as any other: it
+    can be applied, saved and exported.
 
     Parameters
     ----------
     calibrator : Calibrator
-        Fitted; it is used as it is, inside the result.
+        Fitted.
     logits : (..., classes), or (n,) log-odds
         Unlabelled, from where the calibrator will be used.
     old_prior : (classes,)
@@ -247,9 +234,7 @@ def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatA
     """Frequencies of the classes, ``(classes,)``, that sum to one exactly."""
     shares = checks.as_float64(checks.as_scores(prior, name))
     if shares.shape != (classes,):
-        raise ValueError(
-            f"{name} must be ({classes},), one share per class, got {shares.shape}"
-        )
+        raise ValueError(f"{name} must be ({classes},), one share per class, got {shares.shape}")
     if not (shares >= least).all():  # NaN is not
         worst = float(shares[~(shares >= least)][0])
         raise ValueError(

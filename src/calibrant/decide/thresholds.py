@@ -26,28 +26,19 @@ FALL = 3.0
 
 
 class Threshold(NamedTuple):
-    """Confidence from which on to accept, and the error among the examples accepted.
-
-    Attributes
-    ----------
-    threshold : float
-        Accept an example when its confidence is at least this; inf accepts none.
-    coverage : float
-        Share of the examples that it accepts.
-    error : float
-        Share of wrong answers among those; NaN if there are none.
-    bound : float
-        Clopper-Pearson upper bound of the error at the level of the test that this threshold
-        passed. It shows how close the call was; ``max_error`` is what is guaranteed.
-    n : int
-        Number of examples.
-    """
+    """Confidence from which on to accept, and the error among the examples accepted."""
 
     threshold: float
+    """Accept an example when its confidence is at least this; inf accepts none."""
     coverage: float
+    """Share of the examples that it accepts."""
     error: float
+    """Share of wrong answers among those; NaN if there are none."""
     bound: float
+    """Clopper-Pearson upper bound of the error at the level of the test that this threshold passed.
+    It shows how close the call was; ``max_error`` is what is guaranteed."""
     n: int
+    """Number of examples."""
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""

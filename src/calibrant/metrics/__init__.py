@@ -1,7 +1,4 @@
-"""Measuring calibration: metrics, reductions to pairs, intervals, curves, streams.
-
-Every metric of the table is a name of this package; those below are known to type checkers.
-"""
+"""Measuring calibration: metrics, reductions to pairs, intervals, curves, streams."""
 
 from calibrant._core.binning import Bins as Bins
 from calibrant.metrics.accumulator import Accumulator as Accumulator
@@ -53,4 +50,5 @@ from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll a
 from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
 from calibrant.metrics.summary import Metric as Metric
 
+# every metric is a name here; those above are known to type checkers
 globals().update({name: metric.compute for name, metric in METRICS.items()})

@@ -19,14 +19,13 @@ from calibrant.metrics import reductions
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
-from calibrant.metrics.reductions import Input, WeightedPairs
+from calibrant.metrics.reductions import Input, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS, metric_name
 from calibrant.metrics.summary import Moments, Summary
 
 CLASS_NOISE = 1 << 22
 """Numbers kept for the interval of the class-wise error: as many replicates of all classes and
 bins as fit, at most 100. Where fewer than 20 fit, beyond 13 000 classes, there is no interval."""
-
 MOST_SUBGROUPS = 1000
 """Each subgroup takes a fraction of a second."""
 
@@ -34,9 +33,7 @@ MOST_SUBGROUPS = 1000
 class Accumulator:
     """Metrics of a stream: ``update`` with batches, ``merge`` with others, ``compute``.
 
-    Without ``pairs`` the memory does not grow with the examples, and the binned errors and
-    proper scores equal those of all examples at once. With ``pairs`` each example's confidence
-    and outcome are kept (9 bytes, 17 with weights) and every metric is available.
+    Binned errors and proper scores equal those of all examples at once.
 
     Parameters
     ----------
@@ -45,13 +42,14 @@ class Accumulator:
     estimand : {"top_label", "binary", "multilabel"}
         The probability and the event that are compared.
     pairs : bool
-        Keep the confidence and the outcome of every example.
+        Keep the confidence and outcome of every example (9 bytes, 17 with weights), so that every
+        metric is available. Otherwise the memory does not grow with the examples.
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
     level : float, optional
         Coverage of the intervals; None computes none.
     seed : int
-        Seed of the random draws behind intervals and test.
+        Of the draws behind intervals and test.
 
     Examples
     --------
@@ -102,12 +100,10 @@ class Accumulator:
     ) -> Accumulator:
         """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
-        ``sample_weight`` and ``by`` have one value per label, or one per row of labels; ``by``, of
-        any type, asks for the same metrics by subgroup. A refused batch leaves no trace.
+        ``sample_weight`` and ``by``, the subgroups to report on, have one value per label or per
+        row of labels. A refused batch leaves no trace.
         """
-        examples, floored = reductions.labelled_examples(
-            logits, labels, probs, sample_weight, self.estimand
-        )
+        examples, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
         targets = checks.as_labels(labels)  # type: ignore[arg-type]  # checked above
         rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape
         members = {} if by is None else _members(by, rows)
@@ -125,7 +121,8 @@ class Accumulator:
         weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
         for name, where in members.items():
             part = None if weights is None else weights[where]
-            self._subgroup(name).update(examples.logits[where], targets[where], sample_weight=part)
+            subgroup = self.by.setdefault(name, self.like())
+            subgroup.update(examples.logits[where], targets[where], sample_weight=part)
         return self
 
     def merge(self, other: Accumulator) -> Accumulator:
@@ -140,7 +137,7 @@ class Accumulator:
         self.floored += other.floored
         self._kept += other._kept
         for name, part in other.by.items():
-            self._subgroup(name).merge(part)
+            self.by.setdefault(name, self.like()).merge(part)
         return self
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
@@ -161,19 +158,14 @@ class Accumulator:
         checks.check_some(self.moments.count)
         reductions.warn_of_floor(self.floored)
         summary = self._summary()
+        metrics = {name: METRICS[name].estimate(summary) for name in self.metrics}
         tested = self.pairs and self.level is not None
+        test = pairs_test(summary.pairs, seed=self.seed) if tested else None
         # a subgroup whose labels are all ignored has nothing to show
-        by = {name: part.compute() for name, part in self.by.items() if part.moments.count}
-        return Evaluation(
-            {name: METRICS[name].estimate(summary) for name in self.metrics},
-            self.moments.count,
-            self.classes,
-            self.estimand,
-            self.bins,
-            self.level,
-            pairs_test(summary.pairs, seed=self.seed) if tested else None,
-            dict(sorted(by.items(), key=_badness, reverse=True)),
-        )
+        parts = {name: part.compute() for name, part in self.by.items() if part.moments.count}
+        by = dict(sorted(parts.items(), key=_badness, reverse=True))
+        n, kind = self.moments.count, self.estimand
+        return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)
 
     def _form(self) -> dict[str, Any]:
         same = {name: getattr(self, name) for name in ("estimand", "pairs", "metrics", "level")}
@@ -182,9 +174,7 @@ class Accumulator:
     def _class_bins(self, classes: int) -> ClassBins | None:
         """Empty class-wise sums, where they are wanted; checks the number of classes."""
         if self.classes and self.classes != classes:
-            raise ValueError(
-                f"every batch must have the same classes: {self.classes} so far, now {classes}"
-            )
+            raise ValueError(f"batches differ in their classes: {self.classes}, now {classes}")
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
@@ -198,15 +188,9 @@ class Accumulator:
         if self.classwise is not None and sums is not None:
             self.classwise.add(sums)
 
-    def _subgroup(self, name: str) -> Accumulator:
-        if name not in self.by:
-            self.by[name] = self.like()
-        return self.by[name]
-
     def _summary(self) -> Summary:
-        confidence, outcome = (
-            np.concatenate([np.zeros(0), *(kept[i] for kept in self._kept)]) for i in (0, 1)
-        )
+        kept = [np.concatenate([np.zeros(0), *(part[i] for part in self._kept)]) for i in (0, 1)]
+        confidence, outcome = kept
         order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
         weight = None
         if any(kept[2] is not None for kept in self._kept):
@@ -221,19 +205,15 @@ class Accumulator:
 def _members(by: checks.Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
     """Mask of the rows of each subgroup, over the leading dimensions of the labels."""
     values = np.asarray(by.cpu() if isinstance(by, torch.Tensor) else by)
-    if values.ndim == 0 or values.shape != shape[: values.ndim]:
-        raise ValueError(
-            f"by must have one value per example or per row, got {values.shape} for {shape}"
-        )
+    checks.spread(values, shape, "by")  # refuses other shapes
     if values.dtype.kind == "O":
         values = values.astype(str)
     elif values.dtype.kind == "S":
         values = np.char.decode(values, errors="replace")
     names, index = np.unique(values, return_inverse=True)
     if names.size > MOST_SUBGROUPS:
-        raise ValueError(
-            f"by must have at most {MOST_SUBGROUPS} values, got {names.size}: is it an identifier?"
-        )
+        most = f"by must have at most {MOST_SUBGROUPS} values"
+        raise ValueError(f"{most}, got {names.size}: is it an identifier?")
     return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
 
 

@@ -11,7 +11,7 @@ from scipy.stats import beta, norm
 from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
-from calibrant.metrics.reductions import Data, Input, Unpack, margins, pairs_from, top_label
+from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, margins, pairs_from
 from calibrant.metrics.smooth import smooth_ece_of_pairs
 
 
@@ -99,9 +99,8 @@ def smooth_reliability(
 ) -> SmoothReliability:
     """Kernel regression of outcome on confidence, at the bandwidth of smooth ECE.
 
-    The kernel is the reflected Gaussian of :func:`calibrant.smooth_ece`; the band is pointwise.
-    Where the density is near zero the curve rests on few examples. Input as for
-    :func:`calibrant.ece`.
+    The band is pointwise. Where the density is near zero the curve rests on few examples. Input as
+    for :func:`calibrant.ece`.
 
     >>> curve = smooth_reliability(confidence=[0.5] * 100, outcome=[1] * 60 + [0] * 40)
     >>> round(float(curve.accuracy[256]), 2)
@@ -131,13 +130,8 @@ def smooth_reliability(
         edge = np.exp(-(((grid - end) / width) ** 2)) / (np.pi * width**2 * points)
         squares += mirrored * edge
     reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares / points) / density
-    return SmoothReliability(
-        grid,
-        accuracy,
-        np.clip(accuracy - reach, 0, 1),
-        np.clip(accuracy + reach, 0, 1),
-        density / mass.sum() * points,
-    )
+    low, high = (np.clip(accuracy + sign * reach, 0, 1) for sign in (-1, 1))
+    return SmoothReliability(grid, accuracy, low, high, density / mass.sum() * points)
 
 
 def confidence_histogram(
@@ -160,8 +154,7 @@ def reliability_by_margin(
 ) -> list[MarginReliability]:
     """Reliability by margin between the top two logits, smallest margins first (SMART, fig. 15).
 
-    Each bin of margins holds about equally many examples. A model that is calibrated overall may
-    be under-confident where the margin is large and over-confident where it is small.
+    Each bin of margins holds about equally many examples.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(900, 5))
@@ -169,14 +162,12 @@ def reliability_by_margin(
     [True, True, True]
     """
     checks.check_whole("margin_bins", margin_bins)
-    confidence, outcome = top_label(logits, labels)
+    confidence, outcome, _ = pairs_from(logits, labels)
     margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
     order = np.argsort(margin, kind="stable")
-    return [
-        MarginReliability(
-            float(margin[part[0]]),
-            float(margin[part[-1]]),
-            reliability(confidence=confidence[part], outcome=outcome[part], bins=bins, level=level),
-        )
-        for part in np.array_split(order, min(margin_bins, order.size))
-    ]
+    curves = []
+    for part in np.array_split(order, min(margin_bins, order.size)):
+        pairs = WeightedPairs(confidence[part], outcome[part], None)
+        curve = reliability_of(pairs.filled(uniform_edges(bins)), level=level)
+        curves.append(MarginReliability(float(margin[part[0]]), float(margin[part[-1]]), curve))
+    return curves

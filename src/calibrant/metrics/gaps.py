@@ -23,9 +23,6 @@ BANDWIDTH = 0.1
 Functional = Callable[[FloatArray], FloatArray]
 """Maps gaps ``(..., bins)`` to errors ``(...)``."""
 
-GapCurve = Callable[[FloatArray], FloatArray]
-"""Mean of (confidence - outcome) as a function of confidence."""
-
 
 def total(gap: FloatArray) -> FloatArray:
     """Sum of absolute gaps."""
@@ -48,10 +45,7 @@ def running(gap: FloatArray) -> FloatArray:
 
 
 def worst(filled: Bins, min_count: int | None = None) -> Functional:
-    """Largest difference of confidence and accuracy among the bins with ``min_count`` examples.
-
-    The default is 1 % of the examples, at least 10; NaN where no bin has that many.
-    """
+    """Largest difference of confidence and accuracy; see :func:`calibrant.mce`."""
     least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
     held = filled.count >= max(least, 1)
     if not held.any():
@@ -67,7 +61,13 @@ def debiased(filled: Bins) -> float:
     curve = filled.weight / filled.total * gap_curve(filled)(claimed)
 
     def excess(scale: float) -> float:
-        return float(folded_mean(scale * curve, deviation).sum()) - observed
+        """Mean of the sum of absolute gaps with this noise, less the observed sum."""
+        size = np.abs(scale * curve)
+        # beyond forty deviations the sign is certain, and the ratio may not be finite
+        certain = np.full_like(size, 40.0)
+        ratio = np.divide(size, deviation, out=certain, where=size < 40 * deviation)
+        bell = deviation * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
+        return float((bell + size * erf(ratio / math.sqrt(2))).sum()) - observed
 
     if excess(0.0) >= 0 or not curve.any():
         return 0.0
@@ -77,7 +77,7 @@ def debiased(filled: Bins) -> float:
     return min(float(brentq(excess, 0.0, limit)) * float(total(curve)), observed)
 
 
-def gap_curve(filled: Bins) -> GapCurve:
+def gap_curve(filled: Bins) -> Callable[[FloatArray], FloatArray]:
     """Observed gap as a function of confidence: a smooth curve where that explains the gaps."""
     held = filled.weight > 0
     share, gap, claimed = (x[held] for x in (filled.weight, filled.gap, filled.confidence))
@@ -102,12 +102,3 @@ def gap_deviation(filled: Bins) -> FloatArray:
     """Standard deviation of each gap over samples of this size, ``(bins,)``."""
     variance = np.maximum(filled.spread - filled.gap**2 * filled.squares.sum(), 0)
     return np.asarray(np.sqrt(variance) / filled.total)
-
-
-def folded_mean(mean: FloatArray, deviation: FloatArray) -> FloatArray:
-    """Mean of the absolute value of a normal variable."""
-    size = np.abs(mean)
-    # beyond forty deviations the fold is invisible, and the ratio may not be finite
-    ratio = np.divide(size, deviation, out=np.full_like(size, 40.0), where=size < 40 * deviation)
-    bell = deviation * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
-    return np.asarray(bell + size * erf(ratio / math.sqrt(2)))

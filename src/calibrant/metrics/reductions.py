@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
@@ -31,17 +31,12 @@ Input: TypeAlias = Values | None
 
 
 class Data(TypedDict, total=False):
-    """Keyword arguments of the metrics that are functions of pairs.
+    """Keyword arguments of the metrics that are functions of pairs."""
 
-    probs : (..., classes), or (n,) for P(y = 1), with labels (...)
-    confidence : (...) in [0, 1], with outcome (...) 0 or 1
-    sample_weight : (...), or one weight per row
-    """
-
-    probs: Input
-    confidence: Input
-    outcome: Input
-    sample_weight: Input
+    probs: Input  # (..., classes), or (n,) for P(y = 1), with labels (...)
+    confidence: Input  # (...) in [0, 1]
+    outcome: Input  # (...) 0 or 1
+    sample_weight: Input  # (...), or one weight per row
 
 
 class Pairs(NamedTuple):
@@ -99,9 +94,7 @@ def labelled_examples(
     if labels is None:
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
     if logits is not None and _is_floating(labels) and not _is_floating(logits):
-        raise TypeError(
-            "logits and labels are swapped: logits are floats (..., classes), labels integers (...)"
-        )
+        raise TypeError("logits and labels are swapped: pass floats first, then integers")
     check_one_input(logits, probs)
     floored = 0
     if probs is not None:
@@ -139,15 +132,9 @@ def warn_of_floor(floored: int) -> None:
 def top_label(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
     """Confidence in the predicted class, and whether that class is the label.
 
-    Parameters
-    ----------
-    logits : (..., classes) or, for log-odds of two classes, (n,)
-    labels : (...) integers, -100 ignored
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    Logits or probs are ``(..., classes)``, or ``(n,)`` log-odds or P(y = 1) of two classes; labels
+    ``(...)`` integers, -100 ignored.
 
-    Examples
-    --------
     >>> top_label([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [0, 1])
     Pairs(confidence=array([0.33333333, 0.99975324]), outcome=array([ True, False]))
     """
@@ -162,23 +149,18 @@ def positive_class(logits: Input = None, labels: Input = None, *, probs: Input =
     >>> positive_class([0.0, 2.0], [1, 0])
     Pairs(confidence=array([0.5       , 0.88079708]), outcome=array([ True, False]))
     """
-    return _pairs(labelled_examples(logits, labels, probs, estimand="binary")[0])
+    return _pairs(labelled_examples(logits, labels, probs, estimand="binary")[0], 1)
 
 
 def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
     """Probability ``sigmoid(z)`` of every tag of every example, and whether it applies.
 
-    Parameters
-    ----------
-    logits, probs : (..., tags)
-    labels : (..., tags), 0, 1, or -100 for unknown
+    Logits or probs are ``(..., tags)``, and so are labels: 0, 1, or -100 for unknown.
 
-    Examples
-    --------
     >>> multilabel([[0.0, 2.0]], [[1, -100]])
     Pairs(confidence=array([0.5]), outcome=array([ True]))
     """
-    return _pairs(labelled_examples(logits, labels, probs, estimand="multilabel")[0])
+    return _pairs(labelled_examples(logits, labels, probs, estimand="multilabel")[0], 1)
 
 
 def one_vs_rest(
@@ -192,7 +174,7 @@ def one_vs_rest(
     examples, _ = labelled_examples(logits, labels, probs)
     if not 0 <= k < examples.classes:
         raise ValueError(f"k must be a class in [0, {examples.classes}), got {k}")
-    return _pairs(examples, lambda soft: (soft.probs[:, k], soft.chunk.labels == k))
+    return _pairs(examples, k)
 
 
 def margins(logits: Values) -> FloatArray:
@@ -218,10 +200,8 @@ def margins(logits: Values) -> FloatArray:
     # +inf has no softmax: NaN here, so that it is refused below
     gaps = torch.where(first == math.inf, math.nan, first - second).numpy()
     if np.isnan(gaps).any():
-        raise ValueError(
-            "logits must be finite, or -inf for masked classes, got NaN or +inf at row "
-            f"{int(np.flatnonzero(np.isnan(gaps))[0])}: find the example that overflowed"
-        )
+        at = int(np.flatnonzero(np.isnan(gaps))[0])
+        raise ValueError(f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}")
     return gaps.reshape(shape)
 
 
@@ -253,26 +233,14 @@ def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> R
     return Reduced(*chunks.joined([_NOTHING, *chain.from_iterable(parts)]))
 
 
-Event = Callable[["_Softmax"], tuple[Tensor, Tensor]]
-"""Confidence and outcome, each ``(rows,)``, of the softmax of a chunk."""
-
-
-def _pairs(examples: Examples, event: Event | None = None) -> Pairs:
-    event = event or _event(examples.estimand)
-
+def _pairs(examples: Examples, k: int | None = None) -> Pairs:
     def task(row_range: tuple[int, int]) -> list[Pairs]:
-        return [Pairs(*map(_array, event(soft))) for soft in _softmaxes(examples, row_range)]
+        return [Pairs(*map(_array, soft.event(k))) for soft in _softmaxes(examples, row_range)]
 
     parts = chunks.on_threads(task, chunks.thread_ranges(examples))
     pairs = Pairs(*chunks.joined([_NOTHING[:2], *chain.from_iterable(parts)]))
     checks.check_some(pairs.outcome.size)
     return pairs
-
-
-def _event(estimand: Estimand) -> Event:
-    if estimand == "top_label":
-        return lambda soft: (soft.confidence, soft.top == soft.chunk.labels)
-    return lambda soft: (soft.probs[:, 1], soft.chunk.labels == 1)
 
 
 class _Softmax(NamedTuple):
@@ -281,6 +249,12 @@ class _Softmax(NamedTuple):
     confidence: Tensor  # (rows,) its probability
     probs: Tensor  # (rows, classes), overwritten by the next chunk
     nll: Tensor  # (rows,) of the label
+
+    def event(self, k: int | None) -> tuple[Tensor, Tensor]:
+        """Confidence in class k, or in the top class, and whether it is the label."""
+        if k is None:
+            return self.confidence, self.top == self.chunk.labels
+        return self.probs[:, k], self.chunk.labels == k
 
 
 def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
@@ -291,25 +265,22 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
         size, device = chunk.logits.numel(), chunk.logits.device
         if buffer.numel() < size or buffer.device != device:
             buffer = torch.empty(size, dtype=torch.float64, device=device)
-        yield _softmax(chunk, examples, buffer[:size].view_as(chunk.logits))
-
-
-def _softmax(chunk: Chunk, examples: Examples, out: Tensor) -> _Softmax:
-    top = chunks.top_class(chunk.logits)
-    # each row is read before it is written, so the softmax may overwrite its input
-    probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
-    best, own = (chunk.logits.gather(-1, i[:, None])[:, 0].double() for i in (top, chunk.labels))
-    confidence = probs.gather(-1, top[:, None])[:, 0]
-    nll = (best - own) - confidence.log()  # finite also where the probability underflows
-    if not torch.isfinite(nll).all():
-        at = int(chunk.number[~torch.isfinite(nll).cpu().numpy()][0])
-        raise chunks.explained(examples, at)
-    return _Softmax(chunk, top, confidence, probs, nll)
+        out = buffer[:size].view_as(chunk.logits)
+        # each row is read before it is written, so the softmax may overwrite its input
+        probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
+        rows, top = torch.arange(len(out), device=device), chunks.top_class(chunk.logits)
+        best, own = (chunk.logits[rows, label].double() for label in (top, chunk.labels))
+        confidence = probs[rows, top]
+        nll = (best - own) - confidence.log()  # finite also where the probability underflows
+        if not torch.isfinite(nll).all():
+            at = int(chunk.number[~torch.isfinite(nll).cpu().numpy()][0])
+            raise chunks.explained(examples, at)
+        yield _Softmax(chunk, top, confidence, probs, nll)
 
 
 def _reduce(soft: _Softmax, examples: Examples, classwise: ClassBins | None) -> Reduced:
     chunk, top, _, probs, nll = soft
-    confidence, outcome = _event(examples.estimand)(soft)
+    confidence, outcome = soft.event(None if examples.estimand == "top_label" else 1)
     true = probs.gather(-1, chunk.labels[:, None])[:, 0]
     brier = 1 - 2 * true + torch.linalg.vector_norm(probs, dim=-1) ** 2
     if classwise is not None:

@@ -30,7 +30,7 @@ _ALIASES = {alias: name for name, metric in METRICS.items() for alias in metric.
 
 
 def metric_name(name: str) -> str:
-    """Return the name in :data:`METRICS` for a name as typed: any case, or an alias.
+    """Return the name in ``METRICS`` for a name as typed: any case, or an alias.
 
     >>> metric_name("ECE"), metric_name("Brier score")
     ('ece', 'brier')

@@ -76,15 +76,6 @@ TABLE = (
         _mean_of("nll"),
         aliases=("log_loss", "cross_entropy", "negative_log_likelihood"),
         percent=False,
-        proper=True,
     ),
-    Metric(
-        "Brier",
-        brier,
-        _mean_of("brier"),
-        "Brier 1950",
-        ("brier_score",),
-        percent=False,
-        proper=True,
-    ),
+    Metric("Brier", brier, _mean_of("brier"), "Brier 1950", ("brier_score",), percent=False),
 )

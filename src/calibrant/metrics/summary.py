@@ -17,7 +17,7 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import Estimand
 from calibrant.metrics import intervals
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Functional, GapCurve, gap_curve
+from calibrant.metrics.gaps import Functional
 from calibrant.metrics.intervals import Cells, Estimate
 from calibrant.metrics.reductions import Reduced, WeightedPairs
 
@@ -39,7 +39,6 @@ class Metric(NamedTuple):
     aliases: tuple[str, ...] = ()
     percent: bool = True
     higher_is_better: bool = False
-    proper: bool = False
     needs_pairs: bool = False
     """A stream must keep every (confidence, outcome) for it."""
 
@@ -128,17 +127,12 @@ class Summary:
     @cached_property
     def cells(self) -> Cells:
         """The equal-width bins, for drawing."""
-        return intervals.cells_of(self.bins, gap_curve(self.bins), REPLICATES, self.seed)
+        return intervals.cells_of(self.bins, self.bins, REPLICATES, self.seed)
 
     @cached_property
     def equal_mass(self) -> Bins:
         """Sums of the pairs in as many bins of equal mass."""
         return self.pairs.filled(self.pairs.equal_mass_edges(self.bins.count.size))
-
-    @cached_property
-    def curve(self) -> GapCurve:
-        """Gap as a function of confidence, from the pairs."""
-        return gap_curve(self.equal_mass)
 
     def error(
         self,
@@ -148,17 +142,14 @@ class Summary:
         value: float | None = None,
         replicates: int = REPLICATES,
     ) -> Estimate:
-        """A calibration error with its interval, by default of the equal-width bins.
-
-        ``value`` is the error itself where it is not that of the bins.
-        """
+        """A calibration error with its interval; its ``value`` where it is not that of the bins."""
         if value is None:
             value = float(error((filled or self.bins).gap))
         if self.level is None or math.isnan(value):
             return Estimate(value)
         cells = self.cells
         if filled is not None:
-            cells = intervals.cells_of(filled, self.curve, replicates, self.seed)
+            cells = intervals.cells_of(filled, self.equal_mass, replicates, self.seed)
         return intervals.error_interval(value, error, cells, self.level)
 
     def interval(

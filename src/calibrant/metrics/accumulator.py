@@ -127,8 +127,9 @@ class Accumulator:
 
     def merge(self, other: Accumulator) -> Accumulator:
         """Add what another accumulator of the same form has seen."""
-        if self._form() != other._form():
-            raise ValueError(f"accumulators differ in form: {self._form()}, {other._form()}")
+        mine, theirs = self._form(), other._form()
+        if mine != theirs:
+            raise ValueError(f"accumulators must have the same form to merge: {mine}, {theirs}")
         if other.classes:
             self._class_bins(other.classes)  # refuses another number of classes
             self._add_classes(other.classes, other.classwise)
@@ -173,8 +174,9 @@ class Accumulator:
 
     def _class_bins(self, classes: int) -> ClassBins | None:
         """Empty class-wise sums, where they are wanted; checks the number of classes."""
-        if self.classes and self.classes != classes:
-            raise ValueError(f"batches differ in their classes: {self.classes}, now {classes}")
+        if self.classes not in (0, classes):
+            change = f"{self.classes} so far, now {classes}"
+            raise ValueError(f"every batch must have the same classes: {change}")
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size

@@ -111,9 +111,7 @@ class ClassBins:
             if moved:
                 squares[0] -= values.sum()
 
-    def _redraw(
-        self, probs: Tensor, labels: Tensor, weights: Tensor, column: Tensor | None
-    ) -> None:
+    def _redraw(self, probs: Tensor, labels: Tensor, weight: Tensor, column: Tensor | None) -> None:
         """Draw labels from the probabilities, and bin them as the real ones are."""
         # Seeded by the rows themselves: sums of different rows vary independently, and every run
         # gives the same numbers without passing a seed from shard to shard.
@@ -130,7 +128,7 @@ class ClassBins:
             counted = drawn == 1
             cell = (column * self.bins + self._bin(probs[:, 1]))[:, None].expand_as(drawn)
         flat = cell + self.weight.numel() * torch.arange(replicates)
-        share = weights[:, None].expand_as(drawn)
+        share = weight[:, None].expand_as(drawn)
         self.redrawn.view(-1).scatter_add_(0, flat[counted], share[counted])
 
     def _bin(self, claimed: Tensor) -> Tensor:

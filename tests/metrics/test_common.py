@@ -98,7 +98,7 @@ def test_a_row_of_weight_zero_is_as_if_not_there(rng, data, name):
     logits, labels = data
     weight = rng.exponential(size=len(labels)) * (rng.random(len(labels)) < 0.7)
     kept = weight > 0
-    options = {"metrics": [name], "level": None}
+    options: dict[str, Any] = {"metrics": [name], "level": None}
     expected = cal.evaluate(logits[kept], labels[kept], sample_weight=weight[kept], **options)
     found = cal.evaluate(logits, labels, sample_weight=weight, **options)
     assert found[name].value == pytest.approx(expected[name].value, abs=1e-12)

@@ -140,10 +140,11 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
     rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
-    scales = [
-        _last(lambda s, each=each: undercut(each, s) > rarely)  # type: ignore[misc]
-        for each in cells.families
-    ]
+
+    def last(candidates: Cells) -> float:
+        return _last(lambda s: undercut(candidates, s) > rarely)
+
+    scales = list(map(last, cells.families))
     highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]
     low_error, *high_errors = error(np.stack([cells.gaps(low), *highest])).tolist()
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file

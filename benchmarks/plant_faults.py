@@ -529,8 +529,14 @@ FAULTS = (
     Fault(
         "ks-one-sided",
         "metrics",
-        ("np.abs(np.cumsum(residual)).max()", "running(residuals(pairs)[1])"),
-        ("np.cumsum(residual).max()", "np.cumsum(residuals(pairs)[1]).max()"),
+        (
+            "np.abs(np.cumsum(residual)).max()",
+            "running(residuals(pairs_from(logits, labels, **data))[1])",
+        ),
+        (
+            "np.cumsum(residual).max()",
+            "np.cumsum(residuals(pairs_from(logits, labels, **data))[1]).max()",
+        ),
         ("test_peers", "/test_common.py", "metrics/test_smooth"),
     ),
     Fault(
@@ -1170,8 +1176,8 @@ FAULTS = (
     Fault(
         "old-prior-unweighted",
         "decide",
-        "np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)",
-        "np.bincount(given.labels[kept], minlength=given.classes)",
+        "np.bincount(labels[labels != checks.IGNORED], weight, minlength=examples.classes)",
+        "np.bincount(labels[labels != checks.IGNORED], minlength=examples.classes)",
         ("/test_decide.py", "decide/test_priors"),
     ),
     # Models in use.

@@ -49,10 +49,6 @@ def test_every_public_name_is_explained_and_typed(name):
         assert signature.return_annotation is not inspect.Signature.empty
 
 
-def test_every_metric_is_a_public_name():
-    assert set(calibrant.METRICS) <= set(calibrant.__all__)
-
-
 def test_the_list_of_names_is_what_type_checkers_import():
     """Each as ``a as a``, which makes it public to them, and once."""
     assert calibrant.__file__ is not None

@@ -416,7 +416,7 @@ def test_a_threshold_leaves_something_to_count(threshold):
 
 
 def test_an_average_is_by_class_or_by_prevalence():
-    with pytest.raises(ValueError, match='average must be "mean" or "prevalence", got \'sum\''):
+    with pytest.raises(ValueError, match="average must be one of mean, prevalence, got 'sum'"):
         cal.classwise_ece(OK, YES, average="sum")  # type: ignore[arg-type]
 
 

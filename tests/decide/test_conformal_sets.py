@@ -349,5 +349,5 @@ def test_calls_without_exactly_one_form_are_refused():
 def test_sets_refuse_another_number_of_classes(rng):
     probs, labels = probabilities(rng, 100)
     fitted = conformal(probs=probs, labels=labels)
-    with pytest.raises(ValueError, match="expected 8 classes, as in conformal, got 3"):
+    with pytest.raises(ValueError, match="conformal had 8 classes, got 3"):
         fitted.sets(probs=[[0.2, 0.3, 0.5]])

@@ -59,7 +59,7 @@ def test_logits_are_shifted_and_counted_as_their_probabilities(rng):
     odds = shift_prior(torch.tensor([0.0, 1.0]), old_prior=[0.5, 0.5], new_prior=[0.2, 0.8])
     torch.testing.assert_close(odds, torch.tensor([0.0, 1.0]).add(np.log(4)).sigmoid())
     with pytest.raises(TypeError, match="pass either logits or probs=, got both"):
-        shift_prior(logits, probs=probs, old_prior=OLD, new_prior=NEW)  # type: ignore[call-overload]
+        shift_prior(logits, probs=probs, old_prior=OLD, new_prior=NEW)
 
 
 def test_shift_of_one_probability_is_that_of_two(rng):
@@ -96,8 +96,8 @@ def test_a_class_may_vanish():
         ([0.5, 0.5, 0.0], "old_prior must be 1e-12 or more in every class, got 0"),
         ([1.2, -0.1, -0.1], "old_prior must be 1e-12 or more in every class, got -0.1"),
         ([0.5, 0.5, math.nan], "old_prior must be 1e-12 or more in every class, got nan"),
-        ([0.5, 0.5], r"one share for each of 3 classes, got \(2,\)"),
-        ([[0.5, 0.3, 0.2]], r"one share for each of 3 classes, got \(1, 3\)"),
+        ([0.5, 0.5], r"must be \(3,\), one share per class, got \(2,\)"),
+        ([[0.5, 0.3, 0.2]], r"must be \(3,\), one share per class, got \(1, 3\)"),
         ([50.0, 30.0, 20.0], "old_prior must sum to one, got 100: divide counts by their sum"),
     ],
 )

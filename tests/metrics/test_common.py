@@ -3,6 +3,7 @@
 A metric that is added to ``calibrant.METRICS`` is held to all of this without a line here.
 """
 
+import inspect
 import math
 from typing import Any
 
@@ -16,6 +17,13 @@ import calibrant as cal
 from tests.support.simulate import drawn
 
 every = pytest.mark.parametrize("name", cal.METRICS)
+
+
+def takes_pairs(name):
+    """Whether a metric has confidence= and outcome= among its keyword arguments."""
+    parameters = inspect.signature(cal.METRICS[name].compute).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
 
 NOT_REPEATED = {"aurc", "debiased_ece"}
 """A weight is a share of every mean, not a number of copies. A copy would be one more of the
@@ -90,25 +98,24 @@ def test_a_row_of_weight_zero_is_as_if_not_there(rng, data, name):
     logits, labels = data
     weight = rng.exponential(size=len(labels)) * (rng.random(len(labels)) < 0.7)
     kept = weight > 0
-    expected = cal.evaluate(logits[kept], labels[kept], sample_weight=weight[kept], metrics=[name])
-    found = cal.evaluate(logits, labels, sample_weight=weight, metrics=[name])
+    options: dict[str, Any] = {"metrics": [name], "level": None}
+    expected = cal.evaluate(logits[kept], labels[kept], sample_weight=weight[kept], **options)
+    found = cal.evaluate(logits, labels, sample_weight=weight, **options)
     assert found[name].value == pytest.approx(expected[name].value, abs=1e-12)
     assert found.n == expected.n == kept.sum()
 
 
-@every
-def test_only_the_ratio_of_weights_matters(rng, data, name):
+def test_only_the_ratio_of_weights_matters(rng, data):
     weight = rng.exponential(size=len(data[1]))
-    once = cal.evaluate(*data, sample_weight=weight, metrics=[name])[name]
-    found = cal.evaluate(*data, sample_weight=7 * weight, metrics=[name])[name]
-    np.testing.assert_allclose(found, once, atol=1e-9)
+    once, found = (cal.evaluate(*data, sample_weight=factor * weight) for factor in (1, 7))
+    for name in once:
+        np.testing.assert_allclose(found[name], once[name], atol=1e-9, err_msg=name)
 
 
-@every
-def test_equal_weights_are_no_weights(data, name):
-    plain = cal.evaluate(*data, metrics=[name])[name]
-    found = cal.evaluate(*data, sample_weight=np.full(600, 0.25), metrics=[name])[name]
-    np.testing.assert_allclose(found, plain, atol=1e-9)
+def test_equal_weights_are_no_weights(data):
+    plain, found = cal.evaluate(*data), cal.evaluate(*data, sample_weight=np.full(600, 0.25))
+    for name in plain:
+        np.testing.assert_allclose(found[name], plain[name], atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("name", [name for name in cal.METRICS if name not in NOT_REPEATED])
@@ -134,6 +141,51 @@ def test_weights_move_every_figure(rng):
 
 
 # The form of the input
+
+
+@pytest.fixture
+def with_weights(rng):
+    logits, labels = drawn(rng, 300, 4, 1.5)
+    labels[::9] = -100
+    return logits, labels, rng.exponential(size=300)
+
+
+@every
+def test_probabilities_give_the_value_of_their_logits(with_weights, name):
+    logits, labels, weight = with_weights
+    probs = torch.tensor(logits).softmax(-1)
+    metric = cal.METRICS[name].compute
+    expected = metric(logits, labels, sample_weight=weight)
+    evaluated = cal.evaluate(logits, labels, sample_weight=weight, metrics=[name], level=None)
+    assert evaluated[name].value == pytest.approx(expected, abs=1e-12)
+    for form in (probs, probs.numpy(), probs.tolist()):
+        found = metric(probs=form, labels=labels, sample_weight=weight)
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+@every
+def test_pairs_give_the_value_of_the_logits_that_they_come_from(with_weights, name):
+    logits, labels, weight = with_weights
+    metric, kept = cal.METRICS[name].compute, labels != -100
+    confidence, outcome = cal.top_label(logits, labels)
+    pairs = {"confidence": confidence, "outcome": outcome, "sample_weight": weight[kept]}
+    if takes_pairs(name):
+        expected = metric(logits, labels, sample_weight=weight)
+        assert metric(**pairs) == pytest.approx(expected, abs=1e-12)
+    else:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'confidence'"):
+            metric(**pairs)
+
+
+@pytest.mark.parametrize("name", list(filter(takes_pairs, cal.METRICS)))
+def test_pairs_that_are_not_numbers_are_refused(name):
+    function = cal.METRICS[name].compute
+    with pytest.raises(ValueError, match="confidence must be"):
+        function(confidence=[0.5, math.nan], outcome=[1, 0])
+    with pytest.raises(ValueError, match="outcome must be"):
+        function(confidence=[0.5, 0.5], outcome=[1, math.nan])
+    with pytest.raises(ValueError, match="weight must be"):
+        function(confidence=[0.5, 0.5], outcome=[1, 0], sample_weight=[1, math.nan])
 
 
 def as_sequences(logits, labels):
@@ -215,7 +267,7 @@ def test_a_read_only_memory_map_is_measured_and_left_as_it_was(tmp_path, data):
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_the_arrays_of_the_caller_are_not_written_to(data, make):
     logits, labels, weight = make(data[0]), make(data[1]), make(np.arange(600.0))
-    cal.evaluate(logits, labels, sample_weight=weight)
+    cal.evaluate(logits, labels, sample_weight=weight, metrics=["ece", "classwise_ece"])
     cal.evaluate(logits, labels, sample_weight=weight, by=labels, level=None)
     np.testing.assert_array_equal(logits, data[0])
     np.testing.assert_array_equal(labels, data[1])

@@ -6,37 +6,22 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
-from torch import Tensor
 
-from calibrant._core.checks import (
-    IGNORED,
-    BoolArray,
-    FloatArray,
-    Logits,
-    as_labels,
-    check_choice,
-    check_labels,
-    check_shapes,
-    check_some,
-    check_whole,
-    float_info,
-)
-from calibrant.decide.probabilities import check_share, in_form_of, one_input, probabilities
-from calibrant.metrics.inputs import Input
+from calibrant._core import checks
+from calibrant._core.checks import FloatArray, Logits, check_choice
+from calibrant.decide.probabilities import SameForm, check_share, in_form_of, probabilities
+from calibrant.metrics.reductions import Input
 
 Score = Literal["lac", "aps", "raps"]
 """Nonconformity of an example and a class.
 
-- ``lac``: minus the probability of the class. The smallest sets on average; those of hard
-  examples are too small, and may be empty.
+- ``lac``: minus the probability of the class;
 - ``aps``: the probability of all classes before it, from the most probable on, and a random part
-  of its own (Romano et al. 2020), less one. Set sizes follow the difficulty.
-- ``raps``: as ``aps``, and 0.01 for each rank after the fifth (Angelopoulos et al. 2021), which
-  keeps a long tail of classes out.
+  of its own (Romano et al. 2020), less one;
+- ``raps``: as ``aps``, and 0.01 for each rank after the fifth (Angelopoulos et al. 2021).
 
 The papers' scores are larger by one. They cannot tell 1 - 1e-17 from 1, and with probabilities
 that are surer than that every set would hold all classes.
@@ -61,11 +46,9 @@ class ConformalSets:
         A class is in the set when its score is at most this; inf for all classes.
     score : {"lac", "aps", "raps"}
     coverage : float
-        The share that was asked for.
     n, classes : int
         Number of examples behind it, and of their classes.
     seed : int
-        Seed of the random part of ``aps`` and ``raps``.
     """
 
     limit: float
@@ -89,49 +72,31 @@ class ConformalSets:
         check_choice("score", state["score"], get_args(Score))
         check_share(state["coverage"], "coverage", "0.9 means 90 %")
         for name, least in (("n", 1), ("classes", 1), ("seed", 0)):
-            check_whole(name, state[name], least)
+            checks.check_whole(name, state[name], least)
         if not isinstance(limit, (int, float)) or math.isnan(limit):
             raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
         return cls(**{**state, "limit": limit})
 
-    @overload
-    def sets(self, logits: Tensor, *, nonempty: bool = False) -> Tensor: ...
-    @overload
-    def sets(self, logits: ArrayLike, *, nonempty: bool = False) -> BoolArray: ...
-    @overload
-    def sets(self, *, probs: Tensor, nonempty: bool = False) -> Tensor: ...
-    @overload
-    def sets(self, *, probs: ArrayLike, nonempty: bool = False) -> BoolArray: ...
     def sets(
         self, logits: Input = None, *, probs: Input = None, nonempty: bool = False
-    ) -> Tensor | BoolArray:
-        """Membership of each class in the set of each row.
+    ) -> SameForm:
+        """Membership of each class in the set of each row, ``(..., classes)`` of bool.
 
-        Parameters
-        ----------
-        logits : (..., classes), or (n,) log-odds
-        probs : (..., classes), or (n,) for P(y = 1)
-            In place of logits.
-        nonempty : bool
-            Put the most probable class into sets that are empty. This can only raise the
-            coverage, so that its upper limit no longer holds.
-
-        Returns
-        -------
-        (..., classes) of bool
-            NumPy for NumPy, a tensor for a tensor.
+        Input as for :func:`conformal`; a tensor for a tensor. ``nonempty`` puts the most probable
+        class into sets that are empty: this can only raise the coverage.
         """
-        rows, given = probabilities(logits, probs), one_input(logits, probs)
+        rows, scores = probabilities(logits, probs)
         if rows.shape[-1] != self.classes:
-            raise ValueError(
-                f"expected {self.classes} classes, as in conformal, got {rows.shape[-1]}"
-            )
-        # a stored zero is a probability too small for its dtype: it may be that large
-        least = _least(given) if logits is None else 0.0
-        members = _class_scores(rows, self.score, self.seed, least) <= _loosened(self.limit, given)
+            raise ValueError(f"conformal had {self.classes} classes, got {rows.shape[-1]}")
+        least = 0.0
+        if logits is None:  # a stored 0, or 1 for its complement, may be as large as this
+            info = checks.float_info(scores)
+            least = float(info.eps if scores.ndim == 1 else info.tiny * info.eps)
+        limit = _loosened(self.limit, scores)
+        members = _class_scores(rows, self.score, self.seed, least) <= limit
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
-        return in_form_of(given, members)
+        return in_form_of(scores, members)
 
 
 def conformal(
@@ -151,27 +116,22 @@ def conformal(
 
     .. math:: 1 - \alpha \le P(y \in \text{set}) \le 1 - \alpha + \frac{1}{n + 1} ,
 
-    the upper side where no two scores are equal. If many are, as with calibrators that give few
-    different values, the coverage may be well above. The lower side holds for any probabilities:
+    the upper side where no two scores are equal. The lower side holds for any probabilities:
     better calibrated ones give smaller sets, not truer ones. It is an average over examples and
     over draws of the n examples, not a promise for each class or each kind of input, and the n
     examples must not be those on which the model or its calibrator was fitted.
 
-    The random part of ``aps`` and ``raps`` is computed from the first digits of a row's
-    probabilities and the seed: the same row always gets the same set, in whatever batch it comes.
-
     Parameters
     ----------
-    logits : (..., classes), or (n,) log-odds
-        Of held-out examples.
+    logits : (..., classes), or (n,) log-odds, of held-out examples
     labels : (...) integers, -100 ignored
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    probs : (..., classes), or (n,) for P(y = 1), in place of logits
     coverage : float in (0, 1)
     score : {"lac", "aps", "raps"}
-        ``lac`` for the smallest sets, ``aps`` for sizes that follow the difficulty, ``raps`` for
-        many classes.
+        ``lac`` for the smallest sets, of which those of hard examples are too small or empty;
+        ``aps`` for sizes that follow the difficulty; ``raps`` for many classes.
     seed : int
+        Of the random part of ``aps`` and ``raps``. The same row always gets the same set.
 
     Examples
     --------
@@ -187,14 +147,14 @@ def conformal(
     check_choice("score", score, get_args(Score))
     if labels is None:
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
-    rows, targets = probabilities(logits, probs), as_labels(labels)
-    check_shapes(rows, targets)
-    check_labels(targets, rows.shape[-1])
-    kept = targets != IGNORED
-    check_some(int(kept.sum()))
-    scores = _class_scores(rows[kept], score, seed)
-    own = np.take_along_axis(scores, targets[kept][:, None], -1)[:, 0]
-    limit = _loosened(_limit(own, coverage), one_input(logits, probs))
+    (rows, scores), targets = probabilities(logits, probs), checks.as_labels(labels)
+    checks.check_shapes(rows, targets)
+    checks.check_labels(targets, rows.shape[-1])
+    kept = targets != checks.IGNORED
+    checks.check_some(int(kept.sum()))
+    of_classes = _class_scores(rows[kept], score, seed)
+    own = np.take_along_axis(of_classes, targets[kept][:, None], -1)[:, 0]
+    limit = _loosened(_limit(own, coverage), scores)
     return ConformalSets(limit, score, coverage, len(own), rows.shape[-1], seed)
 
 
@@ -211,15 +171,9 @@ def _limit(scores: FloatArray, coverage: float) -> float:
     return float(np.partition(scores, rank - 1)[rank - 1])
 
 
-def _loosened(limit: float, given: Logits) -> float:
+def _loosened(limit: float, scores: Logits) -> float:
     """Raise the limit by the rounding of scores in the precision of the input."""
-    return limit + max(SLACK, float_info(given).eps) * abs(limit)
-
-
-def _least(probs: Logits) -> float:
-    """Largest probability that may be stored as zero, or as one for its complement."""
-    info = float_info(probs)
-    return float(info.eps if probs.ndim == 1 else info.tiny * info.eps)
+    return limit + max(SLACK, checks.float_info(scores).eps) * abs(limit)
 
 
 def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0) -> FloatArray:
@@ -242,12 +196,10 @@ def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0)
 def _uniform(rows: FloatArray, seed: int) -> FloatArray:
     """A number in [0, 1) for each row, hashed from the first digits of its values and the seed.
 
-    A stream of random numbers would give each row that comes alone the same first number, and a
-    service that answers one by one the coverage of that number. Since the score is a function of
-    the row, coverage does not depend on the quality of the hash, which only makes the sets small.
-    Rows that differ in their last digits, by another precision or batch, must get the same number;
-    rows of a very sure model, which differ in the tails only, must not. So the logarithms are
-    rounded.
+    A stream of random numbers would give each row that comes alone the same first number. Coverage
+    does not depend on the quality of the hash, which only makes the sets small. Rows that differ in
+    their last digits, by another precision or batch, must get the same number; rows of a very sure
+    model, which differ in the tails only, must not. So the logarithms are rounded.
     """
     odd = np.random.default_rng(seed).integers(2**63, size=rows.shape[-1], dtype=np.uint64) * 2 + 1
     cells = np.round(-CELLS * np.log(np.clip(rows, FLOOR, 1))).astype(np.uint64)

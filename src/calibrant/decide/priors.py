@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import overload
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    Values,
-    as_float64,
-    as_scores,
-    check_some,
-)
+from calibrant._core import checks
+from calibrant._core.checks import FloatArray, Values
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.decide.probabilities import in_form_of, one_input, probabilities
-from calibrant.metrics.inputs import Input
+from calibrant.decide.probabilities import SameForm, in_form_of, probabilities
+from calibrant.metrics.reductions import Input
 
 PRECISION = 0.01
 """Nats, of all examples together, by which an estimated prior may be below the best."""
@@ -29,30 +21,19 @@ ROUNDS = 5_000
 """Steps after which the search for a prior gives up."""
 
 
-@overload
-def shift_prior(logits: Tensor, *, old_prior: Values, new_prior: Values) -> Tensor: ...
-@overload
-def shift_prior(logits: ArrayLike, *, old_prior: Values, new_prior: Values) -> FloatArray: ...
-@overload
-def shift_prior(*, probs: Tensor, old_prior: Values, new_prior: Values) -> Tensor: ...
-@overload
-def shift_prior(*, probs: ArrayLike, old_prior: Values, new_prior: Values) -> FloatArray: ...
 def shift_prior(
     logits: Input = None, *, probs: Input = None, old_prior: Values, new_prior: Values
-) -> Tensor | FloatArray:
-    r"""Probabilities as they are where the classes have other frequencies.
+) -> SameForm:
+    r"""Correct probabilities for other class frequencies.
 
     .. math:: p'_k = \frac{p_k\, \pi'_k / \pi_k}{\sum_j p_j\, \pi'_j / \pi_j}
 
-    This is Bayes' rule if only the frequencies of the classes differ, and the inputs of each
-    class look as they did.
+    This is Bayes' rule if only the frequencies of the classes differ.
 
     Parameters
     ----------
-    logits : (..., classes), or (n,) log-odds
-        Calibrated.
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    logits : (..., classes), or (n,) log-odds, calibrated
+    probs : (..., classes), or (n,) for P(y = 1), in place of logits
     old_prior : (classes,)
         Frequencies of the classes where the model is calibrated: above zero, sum 1.
     new_prior : (classes,)
@@ -68,45 +49,30 @@ def shift_prior(
     array([[0.2       , 0.8       ],
            [0.69230769, 0.30769231]])
     """
-    rows, given = probabilities(logits, probs), one_input(logits, probs)
+    rows, scores = probabilities(logits, probs)
     old, new = _as_priors(old_prior, new_prior, rows.shape[-1])
     shifted = rows * (new / old)
     total = shifted.sum(-1, keepdims=True)
     if not total.all():
         at = int((total == 0).reshape(-1).nonzero()[0][0])
         raise ValueError(
-            f"row {at} has probability only in classes whose new prior is 0: give those a small "
-            "share"
+            f"row {at} has probability only in classes whose new prior is 0: give it a share"
         )
     shifted /= total
-    return in_form_of(given, shifted if given.ndim > 1 else shifted[..., 1])
+    return in_form_of(scores, shifted if scores.ndim > 1 else shifted[..., 1])
 
 
-@overload
-def estimate_prior(logits: Tensor, *, old_prior: Values) -> Tensor: ...
-@overload
-def estimate_prior(logits: ArrayLike, *, old_prior: Values) -> FloatArray: ...
-@overload
-def estimate_prior(*, probs: Tensor, old_prior: Values) -> Tensor: ...
-@overload
-def estimate_prior(*, probs: ArrayLike, old_prior: Values) -> FloatArray: ...
-def estimate_prior(
-    logits: Input = None, *, probs: Input = None, old_prior: Values
-) -> Tensor | FloatArray:
+def estimate_prior(logits: Input = None, *, probs: Input = None, old_prior: Values) -> SameForm:
     r"""Frequencies of the classes in unlabelled data, from calibrated probabilities.
 
     The prior :math:`q` at the maximum of
 
     .. math:: \sum_i \log \sum_k \frac{p_{ik}\, q_k}{\pi_k} + K \sum_k \pi_k \log q_k ,
 
-    which is concave. The first sum is the likelihood of the data (Saerens et al. 2002). The
-    second counts K examples more, as many as there are classes, at the old frequencies
-    :math:`\pi`: the maximum a posteriori of a Dirichlet prior. Without them a class that no
-    example happens to show gets a prior of zero, and the correction then rules it out. With few
-    examples for each class that is far worse than no correction; with many the second sum hardly
-    counts. EM finds the maximum: shift the probabilities to the present estimate, average them
-    and the K examples, repeat. It stops when no prior can be better by more than a hundredth of
-    a nat, all data together.
+    which is concave. The first sum is the likelihood of the data (Saerens et al. 2002), which EM
+    maximises. The second counts K examples more, as many as there are classes, at the old
+    frequencies :math:`\pi`: the maximum a posteriori of a Dirichlet prior. Without them a class
+    that no example happens to show gets a prior of zero, and the correction then rules it out.
 
     Only the frequencies of the classes may differ from where the probabilities were calibrated,
     and they must be calibrated class by class, not in the largest probability only: methods with
@@ -115,8 +81,7 @@ def estimate_prior(
     Parameters
     ----------
     logits : (..., classes), or (n,) log-odds
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    probs : (..., classes), or (n,) for P(y = 1), in place of logits
     old_prior : (classes,)
         Frequencies of the classes in the data on which the calibrator was fitted.
 
@@ -132,15 +97,15 @@ def estimate_prior(
     >>> estimate_prior(log_odds, old_prior=[0.5, 0.5]).round(2)
     array([0.8, 0.2])
     """
-    rows = probabilities(logits, probs)
+    rows, scores = probabilities(logits, probs)
     old = _as_prior(old_prior, rows.shape[-1], "old_prior", least=1e-12)
     prior = _likeliest(rows.reshape(-1, rows.shape[-1]) / old, old)
-    return in_form_of(one_input(logits, probs), prior)
+    return in_form_of(scores, prior)
 
 
 def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
     """Solve for the maximum of :func:`estimate_prior`, ``(classes,)``."""
-    check_some(len(ratios))
+    checks.check_some(len(ratios))
     added = len(old) * old  # examples of each class that are counted besides the data
     total = len(ratios) + added.sum()
     weights: FloatArray = old
@@ -162,20 +127,10 @@ def _likeliest(ratios: FloatArray, old: FloatArray) -> FloatArray:
 class PriorCorrection(Calibrator):
     r"""A calibrator, corrected for other class frequencies: :math:`f(z) + \log(\pi' / \pi)`.
 
-    :func:`label_shift` makes one from unlabelled data. By itself, :meth:`set_priors` corrects
-    between priors that are known, and ``fit`` fits the calibrator inside, takes the frequencies
-    of the labels for both priors, and so corrects nothing.
+    :func:`label_shift` makes one from unlabelled data; :meth:`set_priors` corrects between priors
+    ``(classes,)`` that are known. ``fit`` fits the calibrator inside, takes the frequencies of the
+    labels for both priors, and so corrects nothing.
 
-    Parameters
-    ----------
-    calibrator : Calibrator
-
-    Attributes
-    ----------
-    old_prior_, new_prior_ : (classes,) Tensor
-
-    Examples
-    --------
     >>> from calibrant.calibrators import Identity
     >>> plain = Identity().fit([[0.0, 0.0], [0.0, 1.0]], [0, 1])
     >>> PriorCorrection(plain).set_priors([0.5, 0.5], [0.2, 0.8]).predict_proba([[0.0, 0.0]])
@@ -202,18 +157,17 @@ class PriorCorrection(Calibrator):
         """Correct from one prior ``(classes,)``, above zero, to another, and return self."""
         inside = self.calibrator
         if not inside.classes:
-            raise RuntimeError(
-                f"this {type(inside).__name__} is not fitted: call fit(logits, labels) first"
-            )
+            name = type(inside).__name__
+            raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")
         old, new = _as_priors(old_prior, new_prior, max(inside.classes, 2))
         self._store(old_prior_=old, new_prior_=new)
         self._set_classes(inside.classes)
         return self
 
-    def _fit(self, given: Examples, context: Context) -> None:
-        self.calibrator.fit_examples(given, context)
-        kept = given.labels != IGNORED
-        mass = np.bincount(given.labels[kept], given.labelled_weight(), minlength=given.classes)
+    def _fit(self, examples: Examples, context: Context) -> None:
+        self.calibrator.fit_examples(examples, context)
+        labels, weight = examples.labels, examples.labelled_weight()
+        mass = np.bincount(labels[labels != checks.IGNORED], weight, minlength=examples.classes)
         self._store(old_prior_=mass / mass.sum(), new_prior_=mass / mass.sum())
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -240,14 +194,13 @@ def label_shift(
 ) -> PriorCorrection:
     r"""Adapt a fitted calibrator to data with other class frequencies, without labels.
 
-    The frequencies are estimated from the calibrated probabilities of the data by
-    :func:`estimate_prior`, and :class:`PriorCorrection` then shifts all probabilities to them.
-    The result is a calibrator as any other: it can be applied, saved and exported.
+    :func:`estimate_prior` estimates the frequencies. The result is a calibrator as any other: it
+    can be applied, saved and exported.
 
     Parameters
     ----------
     calibrator : Calibrator
-        Fitted; it is used as it is, inside the result.
+        Fitted.
     logits : (..., classes), or (n,) log-odds
         Unlabelled, from where the calibrator will be used.
     old_prior : (classes,)
@@ -279,19 +232,16 @@ def _as_priors(old_prior: Values, new_prior: Values, classes: int) -> tuple[Floa
 
 def _as_prior(prior: Values, classes: int, name: str, *, least: float) -> FloatArray:
     """Frequencies of the classes, ``(classes,)``, that sum to one exactly."""
-    shares = as_float64(as_scores(prior, name))
+    shares = checks.as_float64(checks.as_scores(prior, name))
     if shares.shape != (classes,):
-        raise ValueError(
-            f"{name} must have one share for each of {classes} classes, got {shares.shape}"
-        )
+        raise ValueError(f"{name} must be ({classes},), one share per class, got {shares.shape}")
     if not (shares >= least).all():  # NaN is not
         worst = float(shares[~(shares >= least)][0])
         raise ValueError(
             f"{name} must be {least:g} or more in every class, got {worst:g}: a class that never "
             "occurred has no probability to correct"
         )
-    if abs(shares.sum() - 1) > 1e-4:
-        raise ValueError(
-            f"{name} must sum to one, got {shares.sum():g}: divide counts by their sum"
-        )
-    return np.asarray(shares / shares.sum())
+    total = shares.sum()
+    if abs(total - 1) > 1e-4:
+        raise ValueError(f"{name} must sum to one, got {total:g}: divide counts by their sum")
+    return np.asarray(shares / total)

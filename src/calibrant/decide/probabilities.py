@@ -1,8 +1,8 @@
-"""Probabilities from logits or ``probs=``, checked, and results in the form of the input."""
+"""Checked probabilities from logits or ``probs=``, and results in the form of the input."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -10,60 +10,46 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from torch import Tensor
 
-from calibrant._core.checks import (
-    FloatArray,
-    Logits,
-    Values,
-    as_float64,
-    as_scores,
-    check_sums,
-    float_info,
-)
+from calibrant._core import checks
+from calibrant._core.checks import FloatArray, Logits
+from calibrant.metrics.reductions import Input, check_one_input
 
-T = TypeVar("T", bound=np.generic)
+SameForm: TypeAlias = Any
+"""A tensor where the input is a tensor, otherwise a NumPy array."""
 
 
-def one_input(logits: Values | None, probs: Values | None) -> Logits:
-    """Return the one of the two that was passed, as an array or a tensor of floats."""
-    if (logits is None) == (probs is None):
-        problem = "got neither" if logits is None else "got both"
-        raise TypeError(f"pass either logits or probs=, {problem}")
-    return as_scores(probs, "probs") if logits is None else as_scores(logits)  # type: ignore[arg-type]
+def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
+    """Probabilities ``(..., classes)`` in float64, and the input as an array or a tensor.
 
-
-def probabilities(logits: Values | None, probs: Values | None) -> FloatArray:
-    """Probabilities ``(..., classes)`` in float64; of one number per example, both classes."""
-    given = one_input(logits, probs)
-    exact = as_float64(given)
-    if probs is not None:
-        return _checked_probs(exact, float(float_info(given).eps))
-    if np.isnan(exact).any() or np.isposinf(exact).any():
+    One number per example, log-odds or P(y = 1), gives the probabilities of both classes.
+    """
+    check_one_input(logits, probs)
+    name, values = ("logits", logits) if probs is None else ("probs", probs)
+    scores = checks.as_scores(values, name)  # type: ignore[arg-type]  # one is not None
+    rows, eps = checks.as_float64(scores), float(checks.float_info(scores).eps)
+    if probs is None and (np.isnan(rows).any() or np.isposinf(rows).any()):
         raise ValueError("logits must be finite, or -inf for masked classes, got NaN or +inf")
-    rows = np.stack([np.zeros_like(exact), exact], -1) if exact.ndim == 1 else exact
-    if rows.ndim < 2 or rows.shape[-1] < 2:
-        raise ValueError(f"logits must be (..., classes) or (n,), got {exact.shape}")
-    return np.asarray(softmax(rows, -1))
-
-
-def _checked_probs(exact: FloatArray, eps: float) -> FloatArray:
-    if not ((exact >= 0) & (exact <= 1 + 4 * eps)).all():
+    if probs is not None and not ((rows >= 0) & (rows <= 1 + 4 * eps)).all():
         raise ValueError(
             "probs must be in [0, 1], got NaN, negative or larger values: pass scores that are "
             "not probabilities as logits"
         )
-    rows = np.stack([1 - exact, exact], -1) if exact.ndim == 1 else exact
+    if rows.ndim == 1:
+        rows = np.stack([np.zeros_like(rows) if probs is None else 1 - rows, rows], -1)
     if rows.ndim < 2 or rows.shape[-1] < 2:
-        raise ValueError(f"probs must be (..., classes) or (n,), got {exact.shape}")
-    check_sums(rows, eps)
-    return rows
+        raise ValueError(f"{name} must be (..., classes) or (n,), got {tuple(scores.shape)}")
+    if probs is None:
+        return np.asarray(softmax(rows, -1)), scores
+    checks.check_sums(rows, eps)
+    return rows, scores
 
 
-def in_form_of(given: Values, values: NDArray[T]) -> Tensor | NDArray[T]:
+def in_form_of(scores: Logits, values: NDArray[Any]) -> SameForm:
     """NumPy for NumPy; for a tensor one on its device, of its precision unless boolean."""
-    if not isinstance(given, Tensor):
+    if not isinstance(scores, Tensor):
         return values
-    dtype = torch.bool if values.dtype == np.bool_ else given.dtype
-    return torch.from_numpy(values).to(dtype).to(given.device)  # not every device has float64
+    dtype = torch.bool if values.dtype == np.bool_ else scores.dtype
+    return torch.from_numpy(values).to(dtype).to(scores.device)  # not every device has float64
 
 
 def check_share(value: float, name: str, example: str) -> None:

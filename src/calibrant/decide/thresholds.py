@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,19 +13,9 @@ from scipy.special import expit, logit
 from scipy.stats import beta, binom
 from torch import Tensor
 
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    as_float64,
-    as_scores,
-)
+from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
 from calibrant.decide.probabilities import check_share
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.reductions import pairs_from
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from calibrant.metrics.reductions import Data, Input, Unpack, pairs_from
 
 STEPS = 10
 """Thresholds that are tried per unit of log-odds."""
@@ -36,28 +26,19 @@ FALL = 3.0
 
 
 class Threshold(NamedTuple):
-    """Confidence from which on to accept, and the error among the examples accepted.
-
-    Attributes
-    ----------
-    threshold : float
-        Accept an example when its confidence is at least this; inf accepts none.
-    coverage : float
-        Share of the examples that it accepts.
-    error : float
-        Share of wrong answers among those; NaN if there are none.
-    bound : float
-        Clopper-Pearson upper bound of the error at the level of the test that this threshold
-        passed. It shows how close the call was; ``max_error`` is what is guaranteed.
-    n : int
-        Number of examples.
-    """
+    """Confidence from which on to accept, and the error among the examples accepted."""
 
     threshold: float
+    """Accept an example when its confidence is at least this; inf accepts none."""
     coverage: float
+    """Share of the examples that it accepts."""
     error: float
+    """Share of wrong answers among those; NaN if there are none."""
     bound: float
+    """Clopper-Pearson upper bound of the error at the level of the test that this threshold passed.
+    It shows how close the call was; ``max_error`` is what is guaranteed."""
     n: int
+    """Number of examples."""
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""
@@ -67,19 +48,17 @@ class Threshold(NamedTuple):
     def from_state(cls, state: Mapping[str, Any]) -> Threshold:
         """Make a threshold of what :meth:`state` returned."""
         absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
+
+        def is_legal(name: str, value: Any) -> bool:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return math.isfinite(value) if number else value is None and name in absent
+
         named = isinstance(state, Mapping) and set(state) == set(cls._fields)
-        if not named or not all(_is_number(v, k in absent) for k, v in state.items()):
-            raise ValueError(
-                f"a threshold has the numbers {', '.join(cls._fields)}, got {state!r:.200}"
-            )
+        if not named or not all(is_legal(k, v) for k, v in state.items()):
+            names = ", ".join(cls._fields)
+            raise ValueError(f"a threshold has the numbers {names}, got {state!r:.200}")
         numbers: dict[str, Any] = {k: absent[k] if v is None else v for k, v in state.items()}
         return cls(**numbers)
-
-
-def _is_number(value: Any, or_none: bool = False) -> bool:
-    if value is None or isinstance(value, bool):
-        return value is None and or_none
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def threshold(
@@ -97,20 +76,17 @@ def threshold(
 
     .. math:: P\left(R(\hat t) \le \mathtt{max\_error}\right) \ge \mathtt{level}
 
-    over the draw of the examples, for any number of them, with ties, and whether or not the
-    confidences are calibrated or in a useful order. The examples must be independent, from the
-    population to which the threshold will be applied, and not those on which the model or its
-    calibrator was fitted. The promise is about all accepted examples together, not about a class
-    or a subgroup among them.
+    over the draw of the examples, for any number of them, calibrated or not. They must be
+    independent, from the population to which the threshold will be applied, and not those on
+    which the model or its calibrator was fitted. The promise is about all accepted examples
+    together, not about a class or a subgroup among them.
 
-    Thresholds are tried on a grid that does not depend on the data. Of m accepted examples k
-    are wrong; since k is binomial given m, :math:`P(\mathrm{Bin}(m, \mathtt{max\_error}) \le k)`
-    is a p-value. The tests run from high thresholds to low ones, each with the error probability
-    that the one before it had, if that one passed (the fallback procedure of Wiens and Dmitrienko
-    2005, here in the way of Learn then Test, Angelopoulos et al. 2021). What enters sums to
-    :math:`1 - \mathtt{level}`: half of it next to ``1 - max_error``, above which calibrated
-    confidences are safe, and the rest at points around it, where the search may have to start
-    for uncalibrated ones.
+    Thresholds are tried on a fixed grid, from high to low. Of m accepted examples k are wrong, and
+    :math:`P(\mathrm{Bin}(m, \mathtt{max\_error}) \le k)` is a p-value. Each test has the error
+    probability of the one before, if that one passed (the fallback procedure of Wiens and
+    Dmitrienko 2005, in the way of Learn then Test, Angelopoulos et al. 2021), and half of
+    :math:`1 - \mathtt{level}` enters next to ``1 - max_error``, where calibrated confidences are
+    safe.
 
     Parameters
     ----------
@@ -141,7 +117,9 @@ def threshold(
     check_share(level, "level", "0.95 means 95 %")
     grid, shares = _grid(max_error)
     grid = _as_held(grid, data.get("confidence"))
-    accepted, wrong = _accepted(claimed, happened, grid)
+    order = np.argsort(-claimed)
+    accepted = np.searchsorted(-claimed[order], -grid, side="right")
+    wrong = np.append(0, np.cumsum(happened[order] == 0))[accepted]
     p_values = np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
     levels, passed = _fallback(p_values, (1 - level) * shares)
     if not passed.any():
@@ -173,16 +151,6 @@ def _as_held(grid: FloatArray, values: Input) -> FloatArray:
     if isinstance(confidence, Tensor):
         return as_float64(torch.from_numpy(grid).to(confidence.dtype))
     return as_float64(grid.astype(confidence.dtype))
-
-
-def _accepted(
-    claimed: FloatArray, happened: FloatArray, grid: FloatArray
-) -> tuple[IntArray, IntArray]:
-    """Number of examples at or above each threshold, and of wrong ones among them."""
-    order = np.argsort(-claimed)
-    wrong = np.append(0, np.cumsum(happened[order] == 0))
-    accepted = np.searchsorted(-claimed[order], -grid, side="right")
-    return accepted, wrong[accepted]
 
 
 def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, BoolArray]:

@@ -49,3 +49,6 @@ from calibrant.metrics.registry import METRICS as METRICS, metric_name as metric
 from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
 from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
 from calibrant.metrics.summary import Metric as Metric
+
+# every metric is a name here; those above are known to type checkers
+globals().update({name: metric.compute for name, metric in METRICS.items()})

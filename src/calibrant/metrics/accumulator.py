@@ -10,30 +10,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    Values,
-    as_labels,
-    check_level,
-    check_some,
-)
+from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.chunks import Estimand
 from calibrant._core.messages import comma_separated
+from calibrant.metrics import reductions
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.inputs import labelled_examples, warn_of_floor
 from calibrant.metrics.intervals import pairs_test
-from calibrant.metrics.moments import Moments
-from calibrant.metrics.reductions import WeightedPairs, reduce_examples
+from calibrant.metrics.reductions import Input, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS, metric_name
-from calibrant.metrics.summary import Summary
+from calibrant.metrics.summary import Moments, Summary
 
 CLASS_NOISE = 1 << 22
 """Numbers kept for the interval of the class-wise error: as many replicates of all classes and
 bins as fit, at most 100. Where fewer than 20 fit, beyond 13 000 classes, there is no interval."""
-
 MOST_SUBGROUPS = 1000
 """Each subgroup takes a fraction of a second."""
 
@@ -41,9 +33,7 @@ MOST_SUBGROUPS = 1000
 class Accumulator:
     """Metrics of a stream: ``update`` with batches, ``merge`` with others, ``compute``.
 
-    Without ``pairs`` the memory does not grow with the examples, and the binned errors and
-    proper scores equal those of all examples at once. With ``pairs`` each example's confidence
-    and outcome are kept (9 bytes, 17 with weights) and every metric is available.
+    Binned errors and proper scores equal those of all examples at once.
 
     Parameters
     ----------
@@ -52,13 +42,14 @@ class Accumulator:
     estimand : {"top_label", "binary", "multilabel"}
         The probability and the event that are compared.
     pairs : bool
-        Keep the confidence and the outcome of every example.
+        Keep the confidence and outcome of every example (9 bytes, 17 with weights), so that every
+        metric is available. Otherwise the memory does not grow with the examples.
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
     level : float, optional
         Coverage of the intervals; None computes none.
     seed : int
-        Seed of the random draws behind intervals and test.
+        Of the draws behind intervals and test.
 
     Examples
     --------
@@ -80,7 +71,7 @@ class Accumulator:
         seed: int = 0,
     ) -> None:
         if level is not None:
-            check_level(level)
+            checks.check_level(level)
         self.estimand: Estimand = estimand
         self.pairs = pairs
         self.metrics = _chosen(metrics, pairs)
@@ -96,55 +87,49 @@ class Accumulator:
 
     def like(self) -> Accumulator:
         """An accumulator of the same form that has seen nothing."""
-        return Accumulator(
-            bins=self.bins.count.size,
-            estimand=self.estimand,
-            pairs=self.pairs,
-            metrics=self.metrics,
-            level=self.level,
-            seed=self.seed,
-        )
+        return Accumulator(**self._form(), seed=self.seed)
 
     def update(
         self,
-        logits: Values | None = None,
-        labels: Values | None = None,
+        logits: Input = None,
+        labels: Input = None,
         *,
-        probs: Values | None = None,
-        sample_weight: Values | None = None,
-        by: Values | None = None,
+        probs: Input = None,
+        sample_weight: Input = None,
+        by: Input = None,
     ) -> Accumulator:
         """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
-        ``sample_weight`` and ``by`` have one value per label, or one per row of labels; ``by``, of
-        any type, asks for the same metrics by subgroup. A refused batch leaves no trace.
+        ``sample_weight`` and ``by``, the subgroups to report on, have one value per label or per
+        row of labels. A refused batch leaves no trace.
         """
-        given, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
-        targets = as_labels(labels)  # type: ignore[arg-type]  # checked above
+        examples, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
+        targets = checks.as_labels(labels)  # type: ignore[arg-type]  # checked above
         rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape
         members = {} if by is None else _members(by, rows)
-        classwise = self._class_bins(given.columns)
-        reduced = reduce_examples(given, classwise)  # may refuse the batch: nothing was added yet
-        self._add_classes(given.columns, classwise)
-        kept = given.labelled_weight()
+        classwise = self._class_bins(examples.columns)
+        # may refuse the batch: nothing was added yet
+        reduced = reductions.reduce_examples(examples, classwise)
+        self._add_classes(examples.columns, classwise)
+        kept = examples.labelled_weight()
         self.moments += Moments.of(reduced, kept)
         outcome = reduced.outcome.astype(np.float64)
         self.bins += fill(reduced.confidence, outcome, self.bins.edges, kept)
         self.floored += floored
         if self.pairs:
             self._kept.append((reduced.confidence, reduced.outcome, kept))
-        weights = None if given.weight is None else given.weight.reshape(targets.shape)
+        weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
         for name, where in members.items():
             part = None if weights is None else weights[where]
-            self._subgroup(name).update(given.logits[where], targets[where], sample_weight=part)
+            subgroup = self.by.setdefault(name, self.like())
+            subgroup.update(examples.logits[where], targets[where], sample_weight=part)
         return self
 
     def merge(self, other: Accumulator) -> Accumulator:
         """Add what another accumulator of the same form has seen."""
-        if self._form() != other._form():
-            raise ValueError(
-                f"accumulators must have the same form to merge: {self._form()}, {other._form()}"
-            )
+        mine, theirs = self._form(), other._form()
+        if mine != theirs:
+            raise ValueError(f"accumulators must have the same form to merge: {mine}, {theirs}")
         if other.classes:
             self._class_bins(other.classes)  # refuses another number of classes
             self._add_classes(other.classes, other.classwise)
@@ -153,61 +138,45 @@ class Accumulator:
         self.floored += other.floored
         self._kept += other._kept
         for name, part in other.by.items():
-            self._subgroup(name).merge(part)
+            self.by.setdefault(name, self.like()).merge(part)
         return self
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
         """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
 
-        Sums are all-reduced; pairs and subgroups are gathered. Call it once, at the end: a second
-        call would count everything again.
+        Call it once, at the end: a second call would count everything again.
         """
-        forms: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(forms, (self._form(), self.classes, self.floored), group)
-        self.floored = sum(floored for _, _, floored in forms)
-        for form, classes, _ in forms:
-            if form != self._form():
-                raise ValueError(f"ranks differ in form: {self._form()}, {form}")
-            if classes:  # a rank may have had no data at all
-                self._add_classes(classes, self._class_bins(classes))
-        self._reduce_sums(group)
-        rest: list[Any] = [None] * len(forms)
-        dist.all_gather_object(rest, (self._kept, self.by), group)
-        self._kept = [kept for part, _ in rest for kept in part]
-        self.by = {}
-        for _, groups in rest:
-            for name, part in groups.items():
-                self._subgroup(name).merge(part)
+        ranks: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(ranks, self, group)
+        total = self.like()
+        for rank in ranks:
+            total.merge(rank)
+        vars(self).update(vars(total))
         return self
 
     def compute(self) -> Evaluation:
         """Metrics of everything seen so far."""
-        check_some(self.moments.count)
-        warn_of_floor(self.floored)
+        checks.check_some(self.moments.count)
+        reductions.warn_of_floor(self.floored)
         summary = self._summary()
+        metrics = {name: METRICS[name].estimate(summary) for name in self.metrics}
         tested = self.pairs and self.level is not None
+        test = pairs_test(summary.pairs, seed=self.seed) if tested else None
         # a subgroup whose labels are all ignored has nothing to show
-        by = {name: part.compute() for name, part in self.by.items() if part.moments.count}
-        return Evaluation(
-            {name: METRICS[name].estimate(summary) for name in self.metrics},
-            self.moments.count,
-            self.classes,
-            self.estimand,
-            self.bins,
-            self.level,
-            pairs_test(summary.pairs, seed=self.seed) if tested else None,
-            dict(sorted(by.items(), key=_badness, reverse=True)),
-        )
+        parts = {name: part.compute() for name, part in self.by.items() if part.moments.count}
+        by = dict(sorted(parts.items(), key=_badness, reverse=True))
+        n, kind = self.moments.count, self.estimand
+        return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)
 
-    def _form(self) -> tuple[Any, ...]:
-        return (self.bins.count.size, self.estimand, self.pairs, self.metrics, self.level)
+    def _form(self) -> dict[str, Any]:
+        same = {name: getattr(self, name) for name in ("estimand", "pairs", "metrics", "level")}
+        return {"bins": self.bins.count.size, **same}
 
     def _class_bins(self, classes: int) -> ClassBins | None:
         """Empty class-wise sums, where they are wanted; checks the number of classes."""
-        if self.classes and self.classes != classes:
-            raise ValueError(
-                f"every batch must have the same classes: {self.classes} so far, now {classes}"
-            )
+        if self.classes not in (0, classes):
+            change = f"{self.classes} so far, now {classes}"
+            raise ValueError(f"every batch must have the same classes: {change}")
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
@@ -221,31 +190,9 @@ class Accumulator:
         if self.classwise is not None and sums is not None:
             self.classwise.add(sums)
 
-    def _subgroup(self, name: str) -> Accumulator:
-        if name not in self.by:
-            self.by[name] = self.like()
-        return self.by[name]
-
-    def _reduce_sums(self, group: dist.ProcessGroup | None) -> None:
-        m, b = self.moments, self.bins
-        floats = [np.array([m.weight]), m.first, m.powers]
-        floats += [b.weight, b.claimed, b.observed, b.spread, b.squares]
-        tensors = [torch.from_numpy(np.array(x)) for x in floats]
-        if self.classwise is not None:
-            tensors += self.classwise.state()
-        counts = torch.from_numpy(np.append(b.count, m.count))
-        total = _summed(torch.cat([t.reshape(-1) for t in tensors]), group)
-        count = _summed(counts, group).numpy()
-        for mine, summed in zip(tensors, total.split([t.numel() for t in tensors]), strict=True):
-            mine.copy_(summed.view_as(mine))
-        weight, first, powers, *sums = (t.numpy() for t in tensors[:8])
-        self.moments = Moments(int(count[-1]), float(weight[0]), first, powers)
-        self.bins = Bins(b.edges, count[:-1], *sums)
-
     def _summary(self) -> Summary:
-        confidence, outcome = (
-            np.concatenate([np.zeros(0), *(kept[i] for kept in self._kept)]) for i in (0, 1)
-        )
+        kept = [np.concatenate([np.zeros(0), *(part[i] for part in self._kept)]) for i in (0, 1)]
+        confidence, outcome = kept
         order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
         weight = None
         if any(kept[2] is not None for kept in self._kept):
@@ -257,22 +204,18 @@ class Accumulator:
         )
 
 
-def _members(by: Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
+def _members(by: checks.Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
     """Mask of the rows of each subgroup, over the leading dimensions of the labels."""
     values = np.asarray(by.cpu() if isinstance(by, torch.Tensor) else by)
-    if values.ndim == 0 or values.shape != shape[: values.ndim]:
-        raise ValueError(
-            f"by must have one value per example or per row, got {values.shape} for {shape}"
-        )
+    checks.spread(values, shape, "by")  # refuses other shapes
     if values.dtype.kind == "O":
         values = values.astype(str)
     elif values.dtype.kind == "S":
         values = np.char.decode(values, errors="replace")
     names, index = np.unique(values, return_inverse=True)
     if names.size > MOST_SUBGROUPS:
-        raise ValueError(
-            f"by must have at most {MOST_SUBGROUPS} values, got {names.size}: is it an identifier?"
-        )
+        most = f"by must have at most {MOST_SUBGROUPS} values"
+        raise ValueError(f"{most}, got {names.size}: is it an identifier?")
     return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
 
 
@@ -298,10 +241,3 @@ def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
     if METRICS[name].higher_is_better:
         value, low = -value, -high
     return (0.0 if math.isnan(low) else low, value)
-
-
-def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    moved = values.to(device)
-    dist.all_reduce(moved, group=group)
-    return moved.cpu()

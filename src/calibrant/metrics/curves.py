@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
 from scipy.stats import beta, norm
 
+from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    Values,
-    as_labels,
-    as_scores,
-    check_level,
-    check_whole,
-)
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.reductions import margins, pairs_from, top_label
+from calibrant._core.checks import FloatArray, Values, check_level
+from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, margins, pairs_from
 from calibrant.metrics.smooth import smooth_ece_of_pairs
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Reliability(NamedTuple):
@@ -110,9 +99,8 @@ def smooth_reliability(
 ) -> SmoothReliability:
     """Kernel regression of outcome on confidence, at the bandwidth of smooth ECE.
 
-    The kernel is the reflected Gaussian of :func:`calibrant.smooth_ece`; the band is pointwise.
-    Where the density is near zero the curve rests on few examples. Input as for
-    :func:`calibrant.ece`.
+    The band is pointwise. Where the density is near zero the curve rests on few examples. Input as
+    for :func:`calibrant.ece`.
 
     >>> curve = smooth_reliability(confidence=[0.5] * 100, outcome=[1] * 60 + [0] * 40)
     >>> round(float(curve.accuracy[256]), 2)
@@ -142,13 +130,8 @@ def smooth_reliability(
         edge = np.exp(-(((grid - end) / width) ** 2)) / (np.pi * width**2 * points)
         squares += mirrored * edge
     reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares / points) / density
-    return SmoothReliability(
-        grid,
-        accuracy,
-        np.clip(accuracy - reach, 0, 1),
-        np.clip(accuracy + reach, 0, 1),
-        density / mass.sum() * points,
-    )
+    low, high = (np.clip(accuracy + sign * reach, 0, 1) for sign in (-1, 1))
+    return SmoothReliability(grid, accuracy, low, high, density / mass.sum() * points)
 
 
 def confidence_histogram(
@@ -171,23 +154,20 @@ def reliability_by_margin(
 ) -> list[MarginReliability]:
     """Reliability by margin between the top two logits, smallest margins first (SMART, fig. 15).
 
-    Each bin of margins holds about equally many examples. A model that is calibrated overall may
-    be under-confident where the margin is large and over-confident where it is small.
+    Each bin of margins holds about equally many examples.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(900, 5))
     >>> [m.low < m.high for m in reliability_by_margin(logits, logits.argmax(-1))]
     [True, True, True]
     """
-    check_whole("margin_bins", margin_bins)
-    confidence, outcome = top_label(logits, labels)
-    margin = margins(as_scores(logits)[as_labels(labels) != IGNORED])
+    checks.check_whole("margin_bins", margin_bins)
+    confidence, outcome, _ = pairs_from(logits, labels)
+    margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
     order = np.argsort(margin, kind="stable")
-    return [
-        MarginReliability(
-            float(margin[part[0]]),
-            float(margin[part[-1]]),
-            reliability(confidence=confidence[part], outcome=outcome[part], bins=bins, level=level),
-        )
-        for part in np.array_split(order, min(margin_bins, order.size))
-    ]
+    curves = []
+    for part in np.array_split(order, min(margin_bins, order.size)):
+        pairs = WeightedPairs(confidence[part], outcome[part], None)
+        curve = reliability_of(pairs.filled(uniform_edges(bins)), level=level)
+        curves.append(MarginReliability(float(margin[part[0]]), float(margin[part[-1]]), curve))
+    return curves

@@ -15,38 +15,25 @@ from calibrant.metrics.registry import METRICS
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(Mapping[str, Estimate]):
-    """Metrics of one set of predictions: a mapping from name to :class:`Estimate`.
+    """Metrics of one set of predictions: a mapping from name to ``(value, low, high)``.
 
     Printing it gives a table.
-
-    Attributes
-    ----------
-    metrics : dict
-        Estimates by name, each ``(value, low, high)``.
-    n : int
-        Labelled examples.
-    classes : int
-        Number of classes, or of tags.
-    estimand : str
-        The probability and the event that were compared.
-    bins : Bins
-        Sums per equal-width bin, for diagrams.
-    level : float or None
-        Coverage of the intervals.
-    test : CalibrationTest or None
-        Test of whether the model is miscalibrated at all; None in a stream without pairs.
-    by : dict
-        The same by subgroup, worst first; empty without ``by=``.
     """
 
     metrics: dict[str, Estimate]
     n: int
+    """Labelled examples."""
     classes: int
+    """Number of classes, or of tags."""
     estimand: Estimand
     bins: Bins
+    """Sums per equal-width bin, for diagrams."""
     level: float | None
+    """Coverage of the intervals."""
     test: CalibrationTest | None = None
+    """Of whether the model is miscalibrated at all; None in a stream without pairs."""
     by: dict[str, Evaluation] = field(default_factory=dict)
+    """The same by subgroup, worst first; empty without ``by=``."""
 
     def __getitem__(self, name: str) -> Estimate:
         return self.metrics[name]
@@ -82,10 +69,12 @@ class Evaluation(Mapping[str, Estimate]):
 
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""
-        return [
-            (METRICS[name].title, _shown(name, e.value), _interval(name, e))
-            for name, e in self.metrics.items()
-        ]
+        rows = []
+        for name, (value, *ends) in self.metrics.items():
+            low, high = (_shown(name, end).removesuffix(" %") for end in ends)
+            interval = "" if math.isnan(ends[0]) else f"[{low}, {high}]"
+            rows.append((METRICS[name].title, _shown(name, value), interval))
+        return rows
 
     def __str__(self) -> str:
         heading = "" if self.level is None else f"{100 * self.level:g} % interval"
@@ -100,18 +89,13 @@ class Evaluation(Mapping[str, Estimate]):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""
-        result: dict[str, Any] = {
-            "n": self.n,
-            "classes": self.classes,
-            "estimand": self.estimand,
-            "binning": self.binning,
-            "level": self.level,
-            "metrics": {
-                name: {key: v if math.isfinite(v) else None for key, v in e._asdict().items()}
-                for name, e in self.metrics.items()
-            },
-            "test": None if self.test is None else self.test._asdict(),
+        names = ("n", "classes", "estimand", "binning", "level")
+        result: dict[str, Any] = {name: getattr(self, name) for name in names}
+        result["metrics"] = {
+            name: {key: v if math.isfinite(v) else None for key, v in e._asdict().items()}
+            for name, e in self.metrics.items()
         }
+        result["test"] = None if self.test is None else self.test._asdict()
         if self.by:
             result["by"] = {name: part.to_dict() for name, part in self.by.items()}
         return result
@@ -123,10 +107,3 @@ def _shown(name: str, value: float) -> str:
     if METRICS[name].percent:
         return f"{100 * value:.2f} %"
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
-def _interval(name: str, e: Estimate) -> str:
-    if math.isnan(e.low):
-        return ""
-    low, high = (_shown(name, end).removesuffix(" %") for end in (e.low, e.high))
-    return f"[{low}, {high}]"

@@ -1,7 +1,7 @@
-r"""Gaps between confidence and outcome per bin, and calibration errors as functions of them.
+r"""Calibration errors as functions of the gaps per bin.
 
-With :math:`n_b` of :math:`n` examples in bin :math:`b`, mean confidence :math:`\bar{p_b}` and mean
-outcome :math:`\bar{y_b}`, the gap of a bin is :math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
+The gap of a bin with :math:`n_b` of :math:`n` examples, mean confidence :math:`\bar{p_b}` and mean
+outcome :math:`\bar{y_b}` is :math:`g_b = \frac{n_b}{n} (\bar{p_b} - \bar{y_b})`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from scipy.special import erf
 from scipy.stats import chi2
 
 from calibrant._core.binning import Bins, bin_index
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import FloatArray
 
 BANDWIDTH = 0.1
 """Width, in confidence, of the smoothing of the gaps."""
 
 Functional = Callable[[FloatArray], FloatArray]
 """Maps gaps ``(..., bins)`` to errors ``(...)``."""
-
-GapCurve = Callable[[FloatArray], FloatArray]
-"""Mean of (confidence - outcome) as a function of confidence."""
 
 
 def total(gap: FloatArray) -> FloatArray:
@@ -47,23 +44,14 @@ def running(gap: FloatArray) -> FloatArray:
     return np.asarray(np.abs(np.cumsum(gap, axis=-1)).max(-1))
 
 
-def worst(filled: Bins) -> Functional:
-    """Largest difference of confidence and accuracy among the bins with enough examples."""
-    held = enough(filled)
+def worst(filled: Bins, min_count: int | None = None) -> Functional:
+    """Largest difference of confidence and accuracy; see :func:`calibrant.mce`."""
+    least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
+    held = filled.count >= max(least, 1)
+    if not held.any():
+        return lambda gap: np.asarray(math.nan)
     share = filled.weight[held] / filled.total
     return lambda gap: np.asarray(np.abs(gap[..., held] / share).max(-1))
-
-
-def enough(filled: Bins, min_count: int | None = None) -> BoolArray:
-    """Mask of the bins with ``min_count`` examples or more (by default 1 %, at least 10)."""
-    least = max(10, math.ceil(0.01 * int(filled.count.sum()))) if min_count is None else min_count
-    return np.asarray(filled.count >= max(least, 1))
-
-
-def largest(filled: Bins, min_count: int | None = None) -> float:
-    """Largest difference of confidence and accuracy; NaN where no bin has enough examples."""
-    off = np.abs(filled.confidence - filled.accuracy)[enough(filled, min_count)]
-    return float(off.max()) if off.size else math.nan
 
 
 def debiased(filled: Bins) -> float:
@@ -73,7 +61,13 @@ def debiased(filled: Bins) -> float:
     curve = filled.weight / filled.total * gap_curve(filled)(claimed)
 
     def excess(scale: float) -> float:
-        return float(folded_mean(scale * curve, deviation).sum()) - observed
+        """Mean of the sum of absolute gaps with this noise, less the observed sum."""
+        size = np.abs(scale * curve)
+        # beyond forty deviations the sign is certain, and the ratio may not be finite
+        certain = np.full_like(size, 40.0)
+        ratio = np.divide(size, deviation, out=certain, where=size < 40 * deviation)
+        bell = deviation * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
+        return float((bell + size * erf(ratio / math.sqrt(2))).sum()) - observed
 
     if excess(0.0) >= 0 or not curve.any():
         return 0.0
@@ -83,7 +77,7 @@ def debiased(filled: Bins) -> float:
     return min(float(brentq(excess, 0.0, limit)) * float(total(curve)), observed)
 
 
-def gap_curve(filled: Bins) -> GapCurve:
+def gap_curve(filled: Bins) -> Callable[[FloatArray], FloatArray]:
     """Observed gap as a function of confidence: a smooth curve where that explains the gaps."""
     held = filled.weight > 0
     share, gap, claimed = (x[held] for x in (filled.weight, filled.gap, filled.confidence))
@@ -108,12 +102,3 @@ def gap_deviation(filled: Bins) -> FloatArray:
     """Standard deviation of each gap over samples of this size, ``(bins,)``."""
     variance = np.maximum(filled.spread - filled.gap**2 * filled.squares.sum(), 0)
     return np.asarray(np.sqrt(variance) / filled.total)
-
-
-def folded_mean(mean: FloatArray, deviation: FloatArray) -> FloatArray:
-    """Mean of the absolute value of a normal variable."""
-    size = np.abs(mean)
-    # beyond forty deviations the fold is invisible, and the ratio may not be finite
-    ratio = np.divide(size, deviation, out=np.full_like(size, 40.0), where=size < 40 * deviation)
-    bell = deviation * math.sqrt(2 / math.pi) * np.exp(-(ratio**2) / 2)
-    return np.asarray(bell + size * erf(ratio / math.sqrt(2)))

@@ -1,31 +1,23 @@
 r"""Intervals whose coverage was checked by simulation, and a test of calibration.
 
-**Means** (accuracy, NLL, Brier) and **rank statistics** (AUROC, AURC) have a standard error in
-closed form.
-
-**Calibration errors** do not. Each is a kind of norm of the *gaps* between confidence and outcome;
-noise never cancels inside a norm, so the estimate is too large, most of all for a calibrated
-model. A percentile bootstrap adds the noise a second time and misses the truth on the high side.
-Here an interval holds the errors of those true accuracies that are compatible with the data. The
+Means and rank statistics have a standard error in closed form. Calibration errors do not: noise
+never cancels inside a norm of the gaps, so that a percentile bootstrap adds it a second time. Here
+an interval holds the errors of those true accuracies that are compatible with the data. The
 candidates are :math:`q_s(p) = p - s\, d(p)`, where d is the observed gap as a function of
-confidence, smoothed where a smooth curve explains it; s = 0 is a calibrated model. For each s
-samples are drawn, bin by bin, with outcomes from :math:`q_s`, at a cost that does not depend on
-their size. With the error :math:`\varphi` of the draws the ends are
+confidence; s = 0 is a calibrated model. With the error :math:`\varphi` of samples whose outcomes
+are drawn from :math:`q_s`, bin by bin, the ends are
 
 .. math:: P(\varphi(s_\mathrm{low}) \ge \varphi_\mathrm{obs}) = \alpha_\mathrm{low}, \qquad
    P(\varphi(s_\mathrm{high}) \le \varphi_\mathrm{obs}) =
    \tfrac{\alpha}{2}\, P(\varphi(0) \le \varphi_\mathrm{obs}) .
 
-:math:`\alpha_\mathrm{low}` is :math:`\alpha` at s = 0, where an upper end cannot miss, and falls to
-:math:`\alpha / 2` where the candidate's error exceeds the noise: the interval of a calibrated
-model contains 0 with the stated probability. The last factor (the CLs rule of particle physics)
-keeps a lucky small estimate from giving a too-good upper end.
+:math:`\alpha_\mathrm{low}` falls from :math:`\alpha` at s = 0, where an upper end cannot miss, to
+:math:`\alpha / 2` where the candidate's error exceeds the noise. The last factor (the CLs rule of
+particle physics) keeps a lucky small estimate from giving a too-good upper end.
 
-Accuracies stay within [0, 1]. For a model that is never right the candidates therefore end at the
-observed error, though with other inputs its confidence would have been higher or lower. The upper
-end then lies as far above the error of the last candidate as the observed error lies above the
-lower quantile of its draws. The estimate itself is always inside: an interval may be widened by
-that, never narrowed.
+Accuracies stay within [0, 1], so that the candidates of a model that is never right end at the
+observed error. The upper end then lies as far above the error of the last candidate as the observed
+error lies above the lower quantile of its draws.
 """
 
 from __future__ import annotations
@@ -33,8 +25,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
@@ -43,12 +35,8 @@ from scipy.stats import norm, t
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Functional, GapCurve, running
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.reductions import WeightedPairs, pairs_from
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from calibrant.metrics.gaps import Functional, gap_curve, running
+from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, pairs_from
 
 INPUTS = 1.1
 """Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and
@@ -86,17 +74,13 @@ class Cells:
         return self.share * (self.claimed - self.accuracy(scale))
 
     @cached_property
-    def families(self) -> tuple[Cells, Cells, Cells]:
-        """Candidates along the shape, and two whose gap is the same everywhere."""
-        return self, self._shifted(1), self._shifted(-1)
-
-    def _shifted(self, sign: int) -> Cells:
-        """Candidates whose gap at s = 1 is one standard error of the accuracy everywhere."""
+    def families(self) -> list[Cells]:
+        """Candidates along the shape, and two whose gap at s = 1 is one standard error anywhere."""
         count = int(self.size.sum())
         right = float(self.share @ self.claimed - self.observed.sum())
         likely = (right * count + 0.5) / (count + 1)  # unseen errors are possible all the same
-        shape = np.full_like(self.shape, sign * math.sqrt(likely * (1 - likely) / count))
-        return replace(self, shape=shape, draws={})
+        shape = np.full_like(self.shape, math.sqrt(likely * (1 - likely) / count))
+        return [self, *(replace(self, shape=sign * shape, draws={}) for sign in (1, -1))]
 
     def drawn(self, scale: float) -> FloatArray:
         """Gaps in samples of this size, ``(replicates, cells)``."""
@@ -107,9 +91,9 @@ class Cells:
         return self.draws[scale]
 
 
-def cells_of(filled: Bins, shape: GapCurve, replicates: int, seed: int) -> Cells:
-    """Make cells from sums per bin; unequal weights count as fewer examples."""
-    # a sum of equal weights is off by rounding only
+def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
+    """Make cells from sums per bin, and candidates from the gap curve of those or other bins."""
+    # unequal weights count as fewer examples; a sum of equal ones is off by rounding only
     whole = np.floor(filled.effective + 1e-6)
     size = np.maximum(whole, filled.weight > 0).astype(np.int64)
     claimed = np.clip(np.where(size > 0, filled.confidence, 0.0), 0, 1)
@@ -117,15 +101,12 @@ def cells_of(filled: Bins, shape: GapCurve, replicates: int, seed: int) -> Cells
     rng = np.random.default_rng([seed, 1])  # apart from the outcomes, which use the seed alone
     trials = rng.multinomial(size.sum(), size / size.sum(), replicates)
     scatter = np.sqrt(trials * _excess(filled)) * rng.standard_normal(trials.shape)
-    return Cells(filled.gap, share, claimed, shape(claimed), size, trials, seed, scatter)
+    shape = gap_curve(curve)(claimed)
+    return Cells(filled.gap, share, claimed, shape, size, trials, seed, scatter)
 
 
 def _excess(filled: Bins) -> FloatArray:
-    """Variance of (confidence - outcome) per bin beyond that of the outcomes.
-
-    Confidences that differ within a bin add none if outcomes follow them; those of a model that
-    is always right do.
-    """
+    """Variance of (confidence - outcome) per bin beyond that of the outcomes."""
     held = filled.weight > 0
     excess = np.zeros(held.size)
     accuracy, gap = filled.accuracy[held], (filled.confidence - filled.accuracy)[held]
@@ -137,15 +118,13 @@ def _excess(filled: Bins) -> FloatArray:
 def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:
     """Interval of a calibration error by inverting tests along the shape of the gaps.
 
-    Where the gaps happen to be near zero, multiples of them are too. The upper end therefore
-    also tries gaps that are the same everywhere, in either direction.
+    Where these are near zero, multiples of them are too: the upper end also tries constant gaps.
     """
-    alpha = 1 - level
+    alpha, draws = 1 - level, len(cells.trials)
     # draws that equal the observed error but for rounding count on both sides
     observed = float(error(cells.observed[None])[0])
     slack = 1e-9 * observed
-
-    draws = len(cells.trials)
+    noise = float(np.median(error(cells.drawn(0.0))))
 
     def reached(scale: float) -> float:
         hits = int((error(cells.drawn(scale)) >= observed - slack).sum())
@@ -155,16 +134,17 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
         hits = int((error(candidates.drawn(scale)) <= observed + slack).sum())
         return (1 + hits) / (1 + draws)
 
-    noise = float(np.median(error(cells.drawn(0.0))))
-
     def tail(scale: float) -> float:
-        size = float(error(cells.gaps(scale)[None])[0])
-        return _lower_tail(size, noise, alpha)
+        return _lower_tail(float(error(cells.gaps(scale)[None])[0]), noise, alpha)
 
     low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
     # a share below two draws cannot be told from none
     rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
-    scales = [_last(partial(_exceeds, partial(undercut, each), rarely)) for each in cells.families]
+
+    def last(candidates: Cells) -> float:
+        return _last(lambda s: undercut(candidates, s) > rarely)
+
+    scales = list(map(last, cells.families))
     highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]
     low_error, *high_errors = error(np.stack([cells.gaps(low), *highest])).tolist()
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
@@ -176,8 +156,7 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
     """Interval of the class-wise error, from labels redrawn while the sums were collected.
 
-    Over many classes the error is close to normal, so its mean and deviation over the replicates
-    are enough, and few replicates do.
+    Over many classes the error is close to normal, so that few replicates are enough.
     """
     weight = np.asarray(sums.weight.sum(1))[:, None]
     share = sums.shares("mean")[:, None] / np.where(weight > 0, weight, 1.0)
@@ -209,11 +188,7 @@ def _class_noise(sums: ClassBins, share: FloatArray) -> FloatArray:
 
 
 def _class_direction(sums: ClassBins, share: FloatArray, noise: FloatArray) -> FloatArray:
-    """Gaps ``(classes, bins)`` that differ between classes as much as the true ones.
-
-    The observed gaps around their common curve contain noise already; they are shrunk to the
-    spread that is left without it.
-    """
+    """Gaps ``(classes, bins)``, shrunk to their common curve as far as they vary by noise."""
     gap, weights = share * np.asarray(sums.claimed - sums.observed), share * np.asarray(sums.weight)
     common = weights * (gap.sum(0) / np.maximum(weights.sum(0), 1e-300))
     own = gap - common
@@ -237,10 +212,7 @@ def share_interval(value: float, count: float, level: float) -> Estimate:
 
 
 def logit_interval(value: float, deviation: float, freedom: float, level: float) -> Estimate:
-    """Interval of a value in (0, 1), of Student's kind on the logit scale.
-
-    Undefined at 0 and 1, and where fewer than two examples of either kind were seen.
-    """
+    """Student's interval on the logit scale; undefined at 0 and 1 and without freedom."""
     if math.isnan(deviation) or not (0 < value < 1 and freedom > 0):
         return Estimate(value)
     centre = math.log(value / (1 - value))
@@ -266,17 +238,13 @@ def calibration_test(
 ) -> CalibrationTest:
     """Test whether a model is miscalibrated at all.
 
-    Under the hypothesis each outcome happens with the claimed probability. Outcomes are drawn that
-    way and their KS error is compared with the observed one: no bins, no asymptotics, and a
-    p-value below 5 % for at most 5 % of calibrated models. Above two thousand examples, neighbours
-    in confidence are drawn together. With weights the draws are normal, which asks for more than
-    a few examples. Input as for :func:`calibrant.ece`.
+    Outcomes are drawn with the claimed probabilities, and their KS error is compared with the
+    observed one. Above two thousand examples, neighbours in confidence are drawn together. With
+    weights the draws are normal, which needs more than a few examples. Input as for
+    :func:`calibrant.ece`.
 
-    >>> rng = np.random.default_rng(0)
-    >>> p = rng.uniform(0.5, 1, 500)
-    >>> calibration_test(confidence=p, outcome=rng.random(500) < p).p_value > 0.05
-    True
-    >>> calibration_test(confidence=p, outcome=rng.random(500) < p - 0.2).p_value
+    >>> p = np.linspace(0.5, 1, 500)
+    >>> calibration_test(confidence=p, outcome=p > 0.75).p_value
     0.001
     """
     return pairs_test(pairs_from(logits, labels, **data), replicates, seed)
@@ -304,10 +272,6 @@ def pairs_test(pairs: WeightedPairs, replicates: int = 999, seed: int = 0) -> Ca
 def _lower_tail(error: float, noise: float, alpha: float) -> float:
     """Share of alpha for the lower end: all of it at 0, where the upper end cannot miss."""
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
-
-
-def _exceeds(function: Callable[[float], float], limit: float, scale: float) -> bool:
-    return function(scale) > limit
 
 
 def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_values
-from calibrant.metrics.inputs import Data, Input
 from calibrant.metrics.intervals import Estimate, logit_interval
-from calibrant.metrics.reductions import pairs_from
+from calibrant.metrics.reductions import Data, Input, Unpack, pairs_from
 from calibrant.metrics.summary import Metric, Summary
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
@@ -23,8 +19,7 @@ def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> f
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
 
     Of the top label: how well confidence separates right answers from wrong ones. NaN when all
-    outcomes are equal. It depends on the order only: a monotone recalibration does not change it.
-    Input as for :func:`calibrant.ece`.
+    outcomes are equal. Input as for :func:`calibrant.ece`.
 
     >>> auroc(confidence=[0.9, 0.8, 0.8, 0.6], outcome=[1, 1, 0, 0])
     0.875
@@ -35,11 +30,11 @@ def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> f
 def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
     r"""Area under the risk-coverage curve.
 
+    .. math:: \frac1n \sum_{k=1}^n \frac1k \sum_{i=1}^k (1 - y_{(i)})
+
     The mean over k of the error rate among the k most confident examples. Examples of equal
     confidence count as if in random order. A weight is the share of an example in every mean;
     it is not the same as repeating the example. Input as for :func:`calibrant.ece`.
-
-    .. math:: \frac1n \sum_{k=1}^n \frac1k \sum_{i=1}^k (1 - y_{(i)})
 
     >>> aurc(confidence=[0.9, 0.8, 0.7, 0.6], outcome=[1, 1, 1, 0])
     0.0625
@@ -48,11 +43,7 @@ def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
 
 
 class RiskCoverage(NamedTuple):
-    """Error rate among the examples at or above each confidence.
-
-    ``threshold``, ``coverage`` and ``risk`` are ``(distinct confidences,)``, most confident
-    first.
-    """
+    """Error rate among the examples at or above each distinct confidence, highest first."""
 
     threshold: FloatArray
     coverage: FloatArray
@@ -78,29 +69,20 @@ def risk_coverage(logits: Input = None, labels: Input = None, **data: Unpack[Dat
 
 
 def ood_auroc(inside: Values, outside: Values) -> float:
-    """AUROC of a score that separates in-distribution from out-of-distribution examples.
+    """AUROC of scores ``(n,)`` inside against scores ``(m,)`` outside the distribution.
 
-    Parameters
-    ----------
-    inside : (n,) scores of in-distribution examples, higher meaning more familiar
-    outside : (m,) scores of out-of-distribution examples
+    Higher scores mean more familiar examples.
 
-    Examples
-    --------
     >>> ood_auroc([0.9, 0.8, 0.7], [0.6, 0.8])
     0.75
     """
-    known, strange = as_values(inside, "inside"), as_values(outside, "outside")
-    order = np.sort(strange)
-    below = np.searchsorted(order, known, side="left")
-    at_most = np.searchsorted(order, known, side="right")
-    return float((below + at_most).mean() / (2 * order.size))
+    known, strange = as_values(inside, "inside"), np.sort(as_values(outside, "outside"))
+    below, at_most = (np.searchsorted(strange, known, side) for side in ("left", "right"))
+    return float((below + at_most).mean() / (2 * strange.size))
 
 
 def fpr95(inside: Values, outside: Values) -> float:
-    """False positive rate at 95 %: out-of-distribution examples accepted when 95 % inside are.
-
-    The threshold is the largest score that at least 95 % of ``inside`` reach.
+    """Share of out-of-distribution scores that reach what at least 95 % of ``inside`` reach.
 
     >>> fpr95([0.9, 0.8, 0.7, 0.6], [0.65, 0.2])
     0.5
@@ -147,7 +129,6 @@ def aurc_with_error(
     size = np.bincount(tie)
 
     def tied(values: FloatArray) -> FloatArray:
-        """Mean over the examples of equal confidence: they count as if in random order."""
         return np.asarray((np.bincount(tie, values) / size)[tie])
 
     even, failed = tied(mass), tied(mass * wrong)
@@ -167,7 +148,6 @@ def _worth(mass: FloatArray) -> float:
 
 
 def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
-    """Variance of a weighted mean; NaN for a single example."""
     count = _worth(mass)
     if count <= 1:
         return math.nan
@@ -176,34 +156,28 @@ def _mean_variance(mass: FloatArray, values: FloatArray, mean: float) -> float:
 
 
 def _below(group: IntArray, mass: FloatArray) -> FloatArray:
-    """Mass in lower groups plus half of the own, per group."""
     per_group = np.bincount(group, mass)
     return np.cumsum(per_group) - per_group / 2
 
 
 def _from_here(values: FloatArray) -> FloatArray:
-    """Sum of each value and all later ones."""
     return np.cumsum(values[::-1])[::-1]
 
 
-def _estimated_auroc(s: Summary) -> Estimate:
-    return s.interval(logit_interval, *auroc_with_error(*s.pairs))
-
-
-def _estimated_aurc(s: Summary) -> Estimate:
+def _aurc_estimate(s: Summary) -> Estimate:
     if s.estimand != "top_label":  # P(class 1) is no confidence in an answer
         return Estimate(math.nan)
     return s.interval(logit_interval, *aurc_with_error(*s.pairs))
 
 
-RANKINGS = {
-    "auroc": Metric(
+TABLE = (
+    Metric(
         "AUROC of confidence",
         auroc,
-        _estimated_auroc,
+        lambda s: s.interval(logit_interval, *auroc_with_error(*s.pairs)),
         aliases=("auc", "roc_auc"),
         higher_is_better=True,
         needs_pairs=True,
     ),
-    "aurc": Metric("AURC", aurc, _estimated_aurc, "Geifman and El-Yaniv 2017", needs_pairs=True),
-}
+    Metric("AURC", aurc, _aurc_estimate, "Geifman and El-Yaniv 2017", needs_pairs=True),
+)

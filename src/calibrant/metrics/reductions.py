@@ -1,49 +1,42 @@
-"""Reduction of logits to pairs and scores in one pass over the rows.
+"""Examples in every form that metrics take, reduced to pairs and scores in one pass.
 
-The softmax of blocks of rows that fit the cache is computed in float64, on one thread per core.
+The softmax of chunks of rows that fit the cache is computed in float64, on one thread per core.
 Nothing of the size of the logits is allocated, so memory-mapped and half-precision arrays are
-measured as exactly as any other, and the result does not depend on the cut into blocks.
+measured as exactly as any other, and the result does not depend on the cut into chunks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Unpack as Unpack  # comes with torch
 
+from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    Values,
-    as_pairs,
-    as_scores,
-    check_some,
-)
-from calibrant._core.chunks import (
-    Chunk,
-    Estimand,
-    Examples,
-    as_tensor,
-    explained,
-    joined,
-    labelled_chunks,
-    on_threads,
-    raw_chunks,
-    thread_ranges,
-    top_class,
-)
+from calibrant._core.checks import BoolArray, FloatArray, Values
+from calibrant._core.chunks import Chunk, Estimand, Examples
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.inputs import FORMS, Data, Input, labelled_examples
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+FORMS = "(logits, labels), (probs=..., labels=...) or (confidence=..., outcome=...)"
+Input: TypeAlias = Values | None
+"""Logits, probabilities or labels in a call that may have them in another form."""
+
+
+class Data(TypedDict, total=False):
+    """Keyword arguments of the metrics that are functions of pairs."""
+
+    probs: Input  # (..., classes), or (n,) for P(y = 1), with labels (...)
+    confidence: Input  # (...) in [0, 1]
+    outcome: Input  # (...) 0 or 1
+    sample_weight: Input  # (...), or one weight per row
 
 
 class Pairs(NamedTuple):
@@ -80,51 +73,68 @@ def pairs_from(logits: Input = None, labels: Input = None, **data: Unpack[Data])
     confidence, outcome = data.get("confidence"), data.get("outcome")
     probs, sample_weight = data.get("probs"), data.get("sample_weight")
     if confidence is None and outcome is None:
-        given, _ = labelled_examples(logits, labels, probs, sample_weight)
-        pairs = _pairs(given)
-        return WeightedPairs(
-            pairs.confidence, pairs.outcome.astype(np.float64), given.labelled_weight()
-        )
+        examples, _ = labelled_examples(logits, labels, probs, sample_weight)
+        claimed, happened = _pairs(examples)
+        return WeightedPairs(claimed, happened.astype(np.float64), examples.labelled_weight())
     if confidence is None or outcome is None:
         raise TypeError(f"confidence= and outcome= go together: pass {FORMS}")
     if not (logits is labels is probs is None):
         raise TypeError(f"confidence= and outcome= stand alone: pass {FORMS}")
-    return WeightedPairs(*as_pairs(confidence, outcome, sample_weight))
+    return WeightedPairs(*checks.as_pairs(confidence, outcome, sample_weight))
 
 
-class Reduced(NamedTuple):
-    """Numbers kept of each labelled example, each ``(n,)``."""
+def labelled_examples(
+    logits: Input,
+    labels: Input,
+    probs: Input = None,
+    sample_weight: Input = None,
+    estimand: Estimand = "top_label",
+) -> tuple[Examples, int]:
+    """Check logits or probs with their labels; also count the probabilities that were floored."""
+    if labels is None:
+        raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
+    if logits is not None and _is_floating(labels) and not _is_floating(logits):
+        raise TypeError("logits and labels are swapped: pass floats first, then integers")
+    check_one_input(logits, probs)
+    floored = 0
+    if probs is not None:
+        logits, floored = checks.logits_from_probs(probs, tags=estimand == "multilabel")
+    assert logits is not None
+    return chunks.examples(logits, labels, sample_weight, estimand), floored
 
-    confidence: FloatArray
-    outcome: BoolArray
-    correct: BoolArray
-    nll: FloatArray
-    brier: FloatArray
+
+def check_one_input(logits: Input, probs: Input) -> None:
+    """Raise unless exactly one of logits and probs was passed."""
+    if (logits is None) == (probs is None):
+        got = "neither" if logits is None else "both"
+        raise TypeError(f"pass either logits or probs=, got {got}")
 
 
-def reduce_examples(given: Examples, classwise: ClassBins | None = None) -> Reduced:
-    """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
-    runs = thread_ranges(given)
-    owned = [classwise and classwise.like() for _ in runs]
-    parts = on_threads(partial(_reduce_range, given), runs, owned)
-    for sums in owned:
-        if classwise is not None and sums is not None:
-            classwise.add(sums)
-    return Reduced(*joined(parts))
+def _is_floating(values: Values) -> bool:
+    if isinstance(values, Tensor):
+        return values.is_floating_point()
+    try:
+        return np.asarray(values).dtype.kind == "f"
+    except ValueError:  # ragged lists; the checks of each argument explain them
+        return False
+
+
+def warn_of_floor(floored: int) -> None:
+    """Warn the caller's caller of zero probabilities."""
+    if floored:
+        warnings.warn(
+            f"{floored} probabilities are exactly 0 and were floored: NLL depends on the floor; "
+            "pass logits to avoid it",
+            stacklevel=3,
+        )
 
 
 def top_label(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
     """Confidence in the predicted class, and whether that class is the label.
 
-    Parameters
-    ----------
-    logits : (..., classes) or, for log-odds of two classes, (n,)
-    labels : (...) integers, -100 ignored
-    probs : (..., classes), or (n,) for P(y = 1)
-        In place of logits.
+    Logits or probs are ``(..., classes)``, or ``(n,)`` log-odds or P(y = 1) of two classes; labels
+    ``(...)`` integers, -100 ignored.
 
-    Examples
-    --------
     >>> top_label([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [0, 1])
     Pairs(confidence=array([0.33333333, 0.99975324]), outcome=array([ True, False]))
     """
@@ -139,23 +149,18 @@ def positive_class(logits: Input = None, labels: Input = None, *, probs: Input =
     >>> positive_class([0.0, 2.0], [1, 0])
     Pairs(confidence=array([0.5       , 0.88079708]), outcome=array([ True, False]))
     """
-    return _pairs(labelled_examples(logits, labels, probs, estimand="binary")[0])
+    return _pairs(labelled_examples(logits, labels, probs, estimand="binary")[0], 1)
 
 
 def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
     """Probability ``sigmoid(z)`` of every tag of every example, and whether it applies.
 
-    Parameters
-    ----------
-    logits, probs : (..., tags)
-    labels : (..., tags), 0, 1, or -100 for unknown
+    Logits or probs are ``(..., tags)``, and so are labels: 0, 1, or -100 for unknown.
 
-    Examples
-    --------
     >>> multilabel([[0.0, 2.0]], [[1, -100]])
     Pairs(confidence=array([0.5]), outcome=array([ True]))
     """
-    return _pairs(labelled_examples(logits, labels, probs, estimand="multilabel")[0])
+    return _pairs(labelled_examples(logits, labels, probs, estimand="multilabel")[0], 1)
 
 
 def one_vs_rest(
@@ -166,10 +171,10 @@ def one_vs_rest(
     >>> one_vs_rest([[0.0, 0.0], [0.0, 2.0]], [0, 1], k=1).outcome
     array([False,  True])
     """
-    given, _ = labelled_examples(logits, labels, probs)
-    if not 0 <= k < given.classes:
-        raise ValueError(f"k must be a class in [0, {given.classes}), got {k}")
-    return _pairs(given, lambda soft: (soft.probs[:, k], soft.chunk.labels == k))
+    examples, _ = labelled_examples(logits, labels, probs)
+    if not 0 <= k < examples.classes:
+        raise ValueError(f"k must be a class in [0, {examples.classes}), got {k}")
+    return _pairs(examples, k)
 
 
 def margins(logits: Values) -> FloatArray:
@@ -181,91 +186,101 @@ def margins(logits: Values) -> FloatArray:
     >>> margins([[3.0, 1.0, 0.0], [2.0, 2.0, 0.0]])
     array([2., 0.])
     """
-    scores = as_scores(logits)
-    shape = tuple(scores.shape[:-1])
-    if scores.ndim == 1:
-        odds = as_tensor(scores).double().cpu()
-        gaps = torch.where(odds == math.inf, math.nan, odds.abs()).numpy()
-    elif scores.shape[-1] == 1:
-        gaps = np.full(shape, np.inf)
-    else:
-        runs = raw_chunks(scores, int(scores.shape[-1]), 0, math.prod(shape))
-        tops = [as_tensor(rows).topk(2, dim=-1).values.double().cpu() for _, rows in runs]
-        pairs = torch.cat([torch.zeros(0, 2), *tops])
-        # +inf has no softmax: NaN here, so that it is refused below
-        gaps = torch.where(pairs[:, 0] == math.inf, math.nan, pairs[:, 0] - pairs[:, 1]).numpy()
+    scores = checks.as_scores(logits)
+    one_logit = scores.ndim == 1
+    shape, width = (scores.shape, 1) if one_logit else (scores.shape[:-1], scores.shape[-1])
+    if width == 1 and not one_logit:
+        return np.full(shape, np.inf)
+    largest = [torch.zeros(0, 2)]
+    for _, rows in chunks.raw_chunks(scores, width, 0, math.prod(shape)):
+        chunk = chunks.as_tensor(rows)
+        pairs = torch.nn.functional.pad(chunk, (1, 0)) if one_logit else chunk
+        largest.append(pairs.topk(2, dim=-1).values.double().cpu())
+    first, second = torch.cat(largest).unbind(-1)
+    # +inf has no softmax: NaN here, so that it is refused below
+    gaps = torch.where(first == math.inf, math.nan, first - second).numpy()
     if np.isnan(gaps).any():
-        raise ValueError(
-            "logits must be finite, or -inf for masked classes, got NaN or +inf at row "
-            f"{int(np.flatnonzero(np.isnan(gaps))[0])}: find the example that overflowed"
-        )
-    return gaps if scores.ndim == 1 else gaps.reshape(shape)
+        at = int(np.flatnonzero(np.isnan(gaps))[0])
+        raise ValueError(f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}")
+    return gaps.reshape(shape)
 
 
-Event = Callable[["_Softmax"], tuple[Tensor, Tensor]]
-"""Confidence and outcome, each ``(rows,)``, of the softmax of a block."""
+class Reduced(NamedTuple):
+    """Numbers kept of each labelled example, each ``(n,)``."""
+
+    confidence: FloatArray
+    outcome: BoolArray
+    correct: BoolArray
+    nll: FloatArray
+    brier: FloatArray
 
 
-def _event(estimand: Estimand) -> Event:
-    if estimand == "top_label":
-        return lambda soft: (soft.confidence, soft.top == soft.chunk.labels)
-    return lambda soft: (soft.probs[:, 1], soft.chunk.labels == 1)
+_NOTHING = Reduced(*(np.zeros(0, dtype) for dtype in (float, bool, bool, float, float)))
 
 
-def _pairs(given: Examples, event: Event | None = None) -> Pairs:
-    task = partial(_pair_range, given, event or _event(given.estimand))
-    pairs = Pairs(*joined(on_threads(task, thread_ranges(given))))
-    check_some(pairs.outcome.size)
+def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> Reduced:
+    """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
+    ranges = chunks.thread_ranges(examples)
+    owned = [classwise and classwise.like() for _ in ranges]
+
+    def task(row_range: tuple[int, int], sums: ClassBins | None) -> list[Reduced]:
+        return [_reduce(soft, examples, sums) for soft in _softmaxes(examples, row_range)]
+
+    parts = chunks.on_threads(task, ranges, owned)
+    for sums in owned:
+        if classwise is not None and sums is not None:
+            classwise.add(sums)
+    return Reduced(*chunks.joined([_NOTHING, *chain.from_iterable(parts)]))
+
+
+def _pairs(examples: Examples, k: int | None = None) -> Pairs:
+    def task(row_range: tuple[int, int]) -> list[Pairs]:
+        return [Pairs(*map(_array, soft.event(k))) for soft in _softmaxes(examples, row_range)]
+
+    parts = chunks.on_threads(task, chunks.thread_ranges(examples))
+    pairs = Pairs(*chunks.joined([_NOTHING[:2], *chain.from_iterable(parts)]))
+    checks.check_some(pairs.outcome.size)
     return pairs
-
-
-def _reduce_range(
-    given: Examples, row_range: tuple[int, int], classwise: ClassBins | None
-) -> Reduced:
-    parts = [_reduce(soft, given, classwise) for soft in _softmaxes(given, row_range)]
-    return Reduced(*joined([_NOTHING, *parts]))
-
-
-def _pair_range(given: Examples, event: Event, row_range: tuple[int, int]) -> Pairs:
-    parts = [Pairs(*map(_array, event(soft))) for soft in _softmaxes(given, row_range)]
-    return Pairs(*joined([_NO_PAIRS, *parts]))
 
 
 class _Softmax(NamedTuple):
     chunk: Chunk
     top: Tensor  # (rows,) class of the largest logit, the first of equals
     confidence: Tensor  # (rows,) its probability
-    probs: Tensor  # (rows, classes), overwritten by the next block
+    probs: Tensor  # (rows, classes), overwritten by the next chunk
     nll: Tensor  # (rows,) of the label
 
+    def event(self, k: int | None) -> tuple[Tensor, Tensor]:
+        """Confidence in class k, or in the top class, and whether it is the label."""
+        if k is None:
+            return self.confidence, self.top == self.chunk.labels
+        return self.probs[:, k], self.chunk.labels == k
 
-def _softmaxes(given: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
-    """Yield the softmax of every block; a row that has none is refused."""
-    # one buffer for all blocks: fresh memory of this size costs more than the softmax
+
+def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
+    """Yield the softmax of every chunk; a row that has none is refused."""
+    # one buffer for all chunks: fresh memory of this size costs more than the softmax
     buffer = torch.empty(0, dtype=torch.float64)
-    for chunk in labelled_chunks(given, *row_range):
-        if buffer.numel() < chunk.logits.numel() or buffer.device != chunk.logits.device:
-            size, device = chunk.logits.numel(), chunk.logits.device
+    for chunk in chunks.labelled_chunks(examples, *row_range):
+        size, device = chunk.logits.numel(), chunk.logits.device
+        if buffer.numel() < size or buffer.device != device:
             buffer = torch.empty(size, dtype=torch.float64, device=device)
-        probs = buffer[: chunk.logits.numel()].view_as(chunk.logits)
-        yield _softmax(chunk, given, probs)
+        out = buffer[:size].view_as(chunk.logits)
+        # each row is read before it is written, so the softmax may overwrite its input
+        probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
+        rows, top = torch.arange(len(out), device=device), chunks.top_class(chunk.logits)
+        best, own = (chunk.logits[rows, label].double() for label in (top, chunk.labels))
+        confidence = probs[rows, top]
+        nll = (best - own) - confidence.log()  # finite also where the probability underflows
+        if not torch.isfinite(nll).all():
+            at = int(chunk.number[~torch.isfinite(nll).cpu().numpy()][0])
+            raise chunks.explained(examples, at)
+        yield _Softmax(chunk, top, confidence, probs, nll)
 
 
-def _softmax(chunk: Chunk, given: Examples, out: Tensor) -> _Softmax:
-    top = top_class(chunk.logits)
-    # each row is read before it is written, so the softmax may overwrite its input
-    probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
-    best, own = (chunk.logits.gather(-1, i[:, None])[:, 0].double() for i in (top, chunk.labels))
-    confidence = probs.gather(-1, top[:, None])[:, 0]
-    nll = (best - own) - confidence.log()  # finite also where the probability underflows
-    if not torch.isfinite(nll).all():
-        raise explained(given, int(chunk.number[~torch.isfinite(nll).cpu().numpy()][0]))
-    return _Softmax(chunk, top, confidence, probs, nll)
-
-
-def _reduce(soft: _Softmax, given: Examples, classwise: ClassBins | None) -> Reduced:
+def _reduce(soft: _Softmax, examples: Examples, classwise: ClassBins | None) -> Reduced:
     chunk, top, _, probs, nll = soft
-    confidence, outcome = _event(given.estimand)(soft)
+    confidence, outcome = soft.event(None if examples.estimand == "top_label" else 1)
     true = probs.gather(-1, chunk.labels[:, None])[:, 0]
     brier = 1 - 2 * true + torch.linalg.vector_norm(probs, dim=-1) ** 2
     if classwise is not None:
@@ -274,9 +289,5 @@ def _reduce(soft: _Softmax, given: Examples, classwise: ClassBins | None) -> Red
 
 
 def _array(values: Tensor) -> NDArray[Any]:
-    """Take values out of the buffer that the next block overwrites."""
+    """Copy values out of the buffer that the next chunk overwrites."""
     return values.cpu().numpy().copy()
-
-
-_NO_PAIRS = Pairs(np.zeros(0), np.zeros(0, dtype=bool))
-_NOTHING = Reduced(*_NO_PAIRS, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calibrant._core.checks import check_some
-from calibrant.metrics.inputs import Data, Input, labelled_examples, warn_of_floor
+from calibrant.metrics import reductions
 from calibrant.metrics.intervals import Estimate, mean_interval, share_interval
-from calibrant.metrics.moments import Moments
-from calibrant.metrics.reductions import pairs_from, reduce_examples
-from calibrant.metrics.summary import Metric, Summary
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from calibrant.metrics.reductions import Data, Input, Unpack
+from calibrant.metrics.summary import Metric, Moments, Summary
 
 
 def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
@@ -26,7 +21,7 @@ def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -
     >>> accuracy([[2.0, 1.0], [2.0, 1.0]], [0, 1])
     0.5
     """
-    pairs = pairs_from(logits, labels, **data)
+    pairs = reductions.pairs_from(logits, labels, **data)
     return float(np.average(pairs.outcome, weights=pairs.weight))
 
 
@@ -39,7 +34,7 @@ def nll(
     0.6931
     """
     moments, floored = _moments(logits, labels, probs, sample_weight)
-    warn_of_floor(floored)
+    reductions.warn_of_floor(floored)
     return moments.mean("nll")
 
 
@@ -57,41 +52,30 @@ def brier(
 
 
 def _moments(logits: Input, labels: Input, probs: Input, weight: Input) -> tuple[Moments, int]:
-    given, floored = labelled_examples(logits, labels, probs, weight)
-    reduced = reduce_examples(given)
+    examples, floored = reductions.labelled_examples(logits, labels, probs, weight)
+    reduced = reductions.reduce_examples(examples)
     check_some(reduced.nll.size)
-    return Moments.of(reduced, given.labelled_weight()), floored
+    return Moments.of(reduced, examples.labelled_weight()), floored
 
 
-def _estimated_accuracy(s: Summary) -> Estimate:
-    return s.interval(share_interval, s.moments.mean("correct"), s.moments.worth)
+def _mean_of(score: str) -> Callable[[Summary], Estimate]:
+    return lambda s: s.interval(mean_interval, s.moments.mean(score), s.moments.deviation(score))
 
 
-def _estimated(name: str) -> Callable[[Summary], Estimate]:
-    return lambda s: s.interval(mean_interval, s.moments.mean(name), s.moments.deviation(name))
-
-
-ACCURACY = {
-    "accuracy": Metric(
-        "accuracy", accuracy, _estimated_accuracy, aliases=("acc",), higher_is_better=True
+TABLE = (
+    Metric(
+        "accuracy",
+        accuracy,
+        lambda s: s.interval(share_interval, s.moments.mean("correct"), s.moments.worth),
+        aliases=("acc",),
+        higher_is_better=True,
     ),
-}
-PROPER_SCORES = {
-    "nll": Metric(
+    Metric(
         "NLL",
         nll,
-        _estimated("nll"),
+        _mean_of("nll"),
         aliases=("log_loss", "cross_entropy", "negative_log_likelihood"),
         percent=False,
-        proper=True,
     ),
-    "brier": Metric(
-        "Brier",
-        brier,
-        _estimated("brier"),
-        "Brier 1950",
-        aliases=("brier_score",),
-        percent=False,
-        proper=True,
-    ),
-}
+    Metric("Brier", brier, _mean_of("brier"), "Brier 1950", ("brier_score",), percent=False),
+)

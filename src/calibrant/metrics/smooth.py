@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.fft import dct, idct
@@ -11,13 +10,8 @@ from scipy.fft import dct, idct
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import running
-from calibrant.metrics.inputs import Data, Input
-from calibrant.metrics.intervals import Estimate
-from calibrant.metrics.reductions import WeightedPairs, pairs_from
-from calibrant.metrics.summary import REPLICATES, Metric, Summary
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, pairs_from
+from calibrant.metrics.summary import REPLICATES, Metric
 
 MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
@@ -33,21 +27,18 @@ def ks(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> floa
     >>> ks(confidence=[0.2, 0.8], outcome=[1, 0])
     0.4
     """
-    return ks_of_pairs(pairs_from(logits, labels, **data))
+    return float(running(residuals(pairs_from(logits, labels, **data))[1]))
 
 
 def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
     r"""Smooth ECE with its self-tuned bandwidth.
 
-    The residuals :math:`p_i - y_i`, placed at :math:`p_i`, are smoothed with a Gaussian kernel
-    that is reflected at 0 and 1, and
-
     .. math:: \mathrm{smECE}_\sigma = \int_0^1 | \frac{1}{n} \sum_i
-        \tilde K_\sigma(t, p_i) (p_i - y_i) | \, dt .
+        \tilde K_\sigma(t, p_i) (p_i - y_i) | \, dt
 
-    Wider kernels give smaller values; the one returned is at the bandwidth
-    :math:`\sigma = \mathrm{smECE}_\sigma`. Input as for :func:`calibrant.ece`. Blasiok and
-    Nakkiran 2024, eq. 8 and 10.
+    with a Gaussian kernel that is reflected at 0 and 1, at the bandwidth :math:`\sigma =
+    \mathrm{smECE}_\sigma`. Input as for :func:`calibrant.ece`. Blasiok and Nakkiran 2024, eq. 8
+    and 10.
 
     >>> round(smooth_ece(confidence=[0.7] * 100, outcome=[1] * 50 + [0] * 50), 3)
     0.2
@@ -60,23 +51,14 @@ def smce(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
 
     .. math:: \max_{\phi} \frac{1}{n} \sum_i \phi(p_i) (p_i - y_i)
 
-    over all 1-Lipschitz :math:`\phi : [0, 1] \to [-1, 1]`. Unlike ECE it is continuous in the
-    predictions: no bin edge makes it jump. Gaps whose sign alternates within a short range of
-    confidence cancel.
-
-    The linear program is solved by dynamic programming over the sorted confidences in
-    :math:`O(n \log n)`: a million examples take seconds. Input as for :func:`calibrant.ece`.
-    Blasiok et al. 2023, def. 5.1.
+    over all 1-Lipschitz :math:`\phi : [0, 1] \to [-1, 1]`, in :math:`O(n \log n)`. Unlike ECE it
+    is continuous in the predictions. Gaps whose sign alternates within a short range of confidence
+    cancel. Input as for :func:`calibrant.ece`. Blasiok et al. 2023, def. 5.1.
 
     >>> smce(confidence=[0.7] * 10, outcome=[1] * 5 + [0] * 5)
     0.2
     """
     return smce_of_pairs(pairs_from(logits, labels, **data))
-
-
-def ks_of_pairs(pairs: WeightedPairs) -> float:
-    """Compute :func:`ks` of checked pairs."""
-    return float(running(residuals(pairs)[1]))
 
 
 def smooth_ece_of_pairs(pairs: WeightedPairs) -> float:
@@ -86,18 +68,8 @@ def smooth_ece_of_pairs(pairs: WeightedPairs) -> float:
     return float(smoothed(shares.astype(np.float64, copy=False)))
 
 
-def smce_of_pairs(pairs: WeightedPairs) -> float:
-    """Compute :func:`smce` of checked pairs."""
-    position, residual = residuals(pairs)
-    return _best_lipschitz(np.diff(position), residual)
-
-
 def residuals(pairs: WeightedPairs) -> tuple[FloatArray, FloatArray]:
-    """Distinct confidences in order, and the share of the residuals ``p - y`` at each.
-
-    >>> residuals(pairs_from(confidence=[0.5, 0.2, 0.5], outcome=[1, 0, 0]))
-    (array([0.2, 0.5]), array([0.06666667, 0.        ]))
-    """
+    """Distinct confidences in order, and the share of the residuals ``p - y`` at each."""
     order = np.argsort(pairs.confidence, kind="stable")
     position, start = np.unique(pairs.confidence[order], return_index=True)
     return position, np.add.reduceat(_residual_shares(pairs)[order], start)
@@ -150,11 +122,11 @@ def lipschitz_error(residual: FloatArray) -> FloatArray:
     return np.asarray(best.max(-1))
 
 
-def _best_lipschitz(steps: FloatArray, residual: FloatArray) -> float:
-    r"""Maximum of :math:`\sum_j r_j \phi_j` over :math:`|\phi_j| \le 1`, differences bounded.
+def smce_of_pairs(pairs: WeightedPairs) -> float:
+    r"""Compute :func:`smce` of checked pairs by dynamic programming over sorted confidences.
 
-    With running sums :math:`S_j = r_1 + \dots + r_j` the dual problem is to approximate them by
-    a path v that varies little,
+    With running sums :math:`S_j` of the residuals and steps :math:`d_j` of the confidence, the dual
+    problem is to approximate the sums by a path v that varies little,
 
     .. math:: \min_{v_0 = 0,\, v_n = S_n} \sum_j |v_j - v_{j-1}| + \sum_j d_j |S_j - v_j| .
 
@@ -163,6 +135,8 @@ def _best_lipschitz(steps: FloatArray, residual: FloatArray) -> float:
     slope rises by :math:`2 d_j`, so the cut takes :math:`d_j` of rise from either end. Both
     ends are heaps, and each breakpoint enters and leaves each of them once.
     """
+    position, residual = residuals(pairs)
+    steps = np.diff(position)
     sums = np.concatenate([[0.0], np.cumsum(residual)])
     order = np.argsort(sums[:-1], kind="stable")
     place = sums[order].tolist()  # of each breakpoint, in order of size
@@ -195,44 +169,44 @@ def _best_lipschitz(steps: FloatArray, residual: FloatArray) -> float:
     return float(offset - sums[-1] + np.maximum(reach, 0) @ np.asarray(rise))
 
 
-def _estimated_ks(s: Summary) -> Estimate:
-    filled = s.pairs.filled(s.pairs.equal_mass_edges(100))
-    return s.error(ks_of_pairs(s.pairs), running, filled, REPLICATES // 2)
-
-
-def _estimated_smooth_ece(s: Summary) -> Estimate:
-    filled = s.pairs.filled(uniform_edges(128))
-    return s.error(smooth_ece_of_pairs(s.pairs), smoothed, filled, REPLICATES // 5)
-
-
-def _estimated_smce(s: Summary) -> Estimate:
-    filled = s.pairs.filled(uniform_edges(40))
-    return s.error(smce_of_pairs(s.pairs), lipschitz_error, filled, REPLICATES // 5)
-
-
-ERRORS_WITHOUT_BINS = {
-    "ks": Metric(
+TABLE = (
+    Metric(
         "KS error",
         ks,
-        _estimated_ks,
+        lambda s: s.error(
+            running,
+            s.pairs.filled(s.pairs.equal_mass_edges(100)),
+            value=float(running(residuals(s.pairs)[1])),
+            replicates=REPLICATES // 2,
+        ),
         "Gupta et al. 2021",
-        aliases=("ks_error", "kolmogorov_smirnov"),
+        ("ks_error", "kolmogorov_smirnov"),
         needs_pairs=True,
     ),
-    "smooth_ece": Metric(
+    Metric(
         "smooth ECE",
         smooth_ece,
-        _estimated_smooth_ece,
+        lambda s: s.error(
+            smoothed,
+            s.pairs.filled(uniform_edges(128)),
+            value=smooth_ece_of_pairs(s.pairs),
+            replicates=REPLICATES // 5,
+        ),
         "Blasiok and Nakkiran 2024",
-        aliases=("smece", "smoothece"),
+        ("smece", "smoothece"),
         needs_pairs=True,
     ),
-    "smce": Metric(
+    Metric(
         "smCE",
         smce,
-        _estimated_smce,
+        lambda s: s.error(
+            lipschitz_error,
+            s.pairs.filled(uniform_edges(40)),
+            value=smce_of_pairs(s.pairs),
+            replicates=REPLICATES // 5,
+        ),
         "Kakade and Foster 2008, Blasiok et al. 2023",
-        aliases=("smooth_calibration_error",),
+        ("smooth_calibration_error",),
         needs_pairs=True,
     ),
-}
+)

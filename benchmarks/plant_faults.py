@@ -1207,7 +1207,7 @@ FAULTS = (
         "export",
         "up.log() * (x / torch.where(exact, 1, rounded))",
         "up.log()",
-        ("/test_export.py", "deploy/test_onnx", "deploy/test_export"),
+        ("/test_export.py", "deploy/test_export"),
     ),
     Fault(
         "export-checked-from-above",
@@ -1217,7 +1217,7 @@ FAULTS = (
             "torch.maximum(low - probs, probs - high)",
         ),
         ("claimed - high", "probs - high"),
-        ("deploy/test_export_check", "/test_export.py", "deploy/test_onnx"),
+        ("deploy/test_export", "/test_export.py"),
     ),
     Fault(
         "classes-in-sorted-order",
@@ -1309,7 +1309,7 @@ FAULTS = (
         "monitor",
         '"over" if TILTS[tilt] < 0 else "under"',
         '"over" if TILTS[tilt] > 0 else "under"',
-        ("/test_monitor.py", "monitor/test_drift"),
+        ("/test_monitor.py", "monitor/test_report"),
     ),
     Fault(
         "reference-bins-not-corrected",
@@ -1328,7 +1328,7 @@ FAULTS = (
         "monitor",
         " < -math.log(self.level):",
         " < -math.log(self.false_alarms):",
-        ("/test_monitor.py", "monitor/test_stream", "monitor/test_drift"),
+        ("/test_monitor.py", "monitor/test_stream", "monitor/test_report"),
     ),
     Fault(
         "first-windows-shown",

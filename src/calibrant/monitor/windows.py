@@ -157,21 +157,14 @@ class Windows:
         assert self.first is not None
         return number - self.first + 1
 
-    def is_summed(self, number: int) -> bool:
-        """Tell whether a window is no longer kept."""
-        return self.summed.position > 0 and self.position(number) <= self.summed.position
-
     def put(self, window: Window) -> None:
-        """Add a window, or add to the window of its number."""
+        """Add to the window of a number, and sum up the oldest windows beyond those to keep."""
         number = window.number
         if self.first is None:
             self.first = number
         if self._before is not None and number < self._before[0]:
             self._before = None  # an earlier window changes
         self.kept[number] = self.kept[number] + window if number in self.kept else window
-
-    def trim(self) -> None:
-        """Sum up the oldest windows beyond those to keep."""
         while len(self.kept) > self.keep:
             oldest = self.kept.pop(min(self.kept))
             self.summed_n += oldest.n

@@ -1,7 +1,9 @@
-"""ONNX files give what the calibrator gives."""
+"""Exported files give what the calibrator gives, in ONNX Runtime and with torch.export."""
 
 import copy
+import json
 import sys
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,9 @@ import calibrant
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy import export_onnx
+from calibrant.deploy import EXPORTS, export_onnx, export_program
+from calibrant.deploy.export import PRECISE
 from calibrant.deploy.export_graph import quiet
-from calibrant.deploy.onnx import PRECISE
 from tests.support.exported import (
     CLASSES,
     WIDTH,
@@ -281,7 +283,7 @@ def test_refused(options, error, message, tmp_path, monkeypatch):
 
 
 def test_model_larger_than_an_onnx_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.deploy.onnx.LARGEST", 100)
+    monkeypatch.setattr("calibrant.deploy.export.LARGEST", 100)
     with pytest.raises(ValueError, match=r"the weights have .* GB and an ONNX file holds 2"):
         export_onnx(fitted("vector"), tmp_path / "a.onnx")
 
@@ -369,3 +371,59 @@ def test_log_sums_are_precise(tmp_path, rng):
     many = (np.zeros((3, 50_000)) + 1e-4 * rng.normal(size=(3, 1))).astype("float32")
     (sums,) = by_onnx([lambda x: x.logsumexp(-1)], tmp_path, many)
     np.testing.assert_allclose(sums, np.log(50_000) + many[:, 0], rtol=3e-7)
+
+
+# ----------------------------------------------------- torch.export, and inputs of both
+
+
+# the ONNX export of every method begins with the same program
+@pytest.mark.parametrize("name", ["ts", "smart", "isotonic", "procal", "blend"])
+def test_programs(name, tmp_path):
+    calibrator, path = fitted(name), tmp_path / "calibrator.pt2"
+    assert export_program(calibrator, path) <= 1e-5
+    for rows in (1, 1000):
+        data = simulated(rows, 3, int(calibrator.classes_))
+        arrays = [data["logits"], *([data["features"]] if calibrator.needs_features else [])]
+        output = run_file(path, *arrays)
+        np.testing.assert_allclose(softmax(output), calibrator.predict_proba(*arrays), atol=1e-5)
+    with zipfile.ZipFile(path) as archive:
+        (inside,) = (one for one in archive.namelist() if one.endswith("calibrant.json"))
+        assert json.loads(archive.read(inside))["kind"] == name
+
+
+class Named(nn.Module):
+    """Takes its inputs by name and returns a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, *, left, right):
+        return {"logits": self.fc(left + right), "rest": left}
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_inputs_by_name(suffix, tmp_path):
+    torch.manual_seed(0)
+    model, path = Named(), tmp_path / f"model{suffix}"
+    left, right = torch.randn(2, 9, WIDTH)
+    example = {"right": right[:2], "left": left[:2]}  # another order than that of the model
+    EXPORTS[suffix](fitted("ts"), path, model=model, example=example)
+    with torch.no_grad():
+        wanted = fitted("ts").predict_proba(model.fc(left + right)).numpy()
+    output = run_file(path, right=right.numpy(), left=left.numpy())
+    np.testing.assert_allclose(softmax(output), wanted, atol=1e-6)
+    if suffix == ".onnx":
+        assert [one.name for one in onnx.load(path).graph.input] == ["right", "left"]
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_features_of_a_model(suffix, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+    path, inputs = tmp_path / f"model{suffix}", torch.randn(9, 3)
+    EXPORTS[suffix](shifted(), path, model=model, example=inputs[:2], last_layer=model[2])
+    with torch.no_grad():
+        wanted = shifted().predict_proba(model(inputs), model[:2](inputs)).numpy()
+    np.testing.assert_allclose(softmax(run_file(path, inputs.numpy())), wanted, atol=1e-6)
+    assert not model[2]._forward_pre_hooks

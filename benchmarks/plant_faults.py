@@ -1573,7 +1573,7 @@ FAULTS = (
         "bench",
         "torch.randint(0, 2 * shift + 1, (count, 1)",
         "torch.randint(0, 2 * shift, (count, 1)",
-        ("/test_bench.py", "bench/train/test_augmentation"),
+        ("/test_bench.py", "bench/train/test_trainer"),
     ),
     Fault(
         "best-epoch-is-last-of-equals",

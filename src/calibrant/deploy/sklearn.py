@@ -251,7 +251,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable classes; most methods keep the estimator's prediction."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(-1)])
+        best = self.predict_proba(X).argmax(-1)  # first, since it checks that there was a fit
+        return np.asarray(self.classes_[best])
 
     def _calibrated(self, X: Any) -> Tensor:
         check_is_fitted(self)

@@ -54,22 +54,16 @@ def make_image_set(train: ImageSplit, test: ImageSplit) -> ImageSet:
     for name, (images, labels) in (("train", train), ("test", test)):
         check_images(images, f"{name} images")
         if len(images) == 0 or labels.shape != (len(images),):
-            raise ValueError(
-                f"{name} must have at least one image and a label for each, got {len(images)} "
-                f"images and labels of shape {labels.shape}"
-            )
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise ValueError(
-            "train and test images must have the same (channels, height, width), got "
-            f"{train.images.shape[1:]} and {test.images.shape[1:]}"
-        )
+            got = f"{len(images)} images and labels of shape {labels.shape}"
+            raise ValueError(f"{name} must have some images and a label for each, got {got}")
+    shape, other = train.images.shape[1:], test.images.shape[1:]
+    if shape != other:
+        raise ValueError(f"train and test images must have the same shape, got {shape} and {other}")
     classes = int(train.labels.max()) + 1
     labels = np.concatenate([train.labels, test.labels])
     if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(
-            f"labels must be from 0 to {classes - 1}, the largest in train, got {labels.min()} to "
-            f"{labels.max()}"
-        )
+        got = f"{labels.min()} to {labels.max()}"
+        raise ValueError(f"labels must be from 0 to {classes - 1}, the largest in train, got {got}")
     return ImageSet(train, test, classes, fingerprint(train, test))
 
 
@@ -85,10 +79,8 @@ def fingerprint(*splits: ImageSplit) -> str:
 def check_images(images: Pixels, name: str = "images") -> None:
     """Raise unless the images are bytes of shape ``(n, channels, height, width)``."""
     if images.dtype != np.uint8 or images.ndim != 4:
-        raise ValueError(
-            f"{name} must be uint8 of shape (n, channels, height, width), got {images.dtype} of "
-            f"shape {images.shape}: scale to 0 ... 255 and reshape"
-        )
+        got = f"{images.dtype} of shape {images.shape}: scale to 0 ... 255 and reshape"
+        raise ValueError(f"{name} must be uint8 (n, channels, height, width), got {got}")
 
 
 def hold_out(images: ImageSet, share: float = 0.1, seed: int = 0) -> TrainingSplits:

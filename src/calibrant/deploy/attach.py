@@ -109,7 +109,9 @@ class CalibratedModel(nn.Module):
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """Return calibrated logits, in the shape of the logits."""
         if logits.ndim == 0:
-            raise ValueError("logits must come first, got a number (a loss?): call the model without labels")
+            raise ValueError(
+                "logits must come first, got a number (a loss?): call the model without labels"
+            )
         output: Tensor
         one_column = self.calibrator.classes == 1 and logits.shape[-1] == 1
         if features is not None and one_column and features.ndim == logits.ndim:

@@ -1290,7 +1290,7 @@ FAULTS = (
         "monitor",
         "if self._before is not None and number < self._before[0]:",
         "if False:",
-        ("/test_monitor.py", "monitor/test_windows", "monitor/test_stream"),
+        ("/test_monitor.py", "monitor/test_e_process", "monitor/test_stream"),
     ),
     Fault(
         "bets-against-the-wrong-bound",
@@ -1299,7 +1299,6 @@ FAULTS = (
         "(low if tilt > 0 else high)",
         (
             "/test_monitor.py",
-            "monitor/test_windows",
             "monitor/test_e_process",
             "monitor/test_stream",
         ),
@@ -1318,7 +1317,6 @@ FAULTS = (
         "tail = level / 2",
         (
             "/test_monitor.py",
-            "monitor/test_windows",
             "monitor/test_e_process",
             "monitor/test_stream",
         ),
@@ -1594,7 +1592,7 @@ FAULTS = (
         "bench",
         "[:, labels - 1]",
         "[:, 0]",
-        ("/test_images.py", "images/test_archives"),
+        ("/test_images.py", "images/test_read"),
     ),
     Fault(
         "bytes-cut-not-rounded",

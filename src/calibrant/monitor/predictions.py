@@ -12,7 +12,7 @@ from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs, reduce_examples
-from calibrant.monitor.windows import Tolerated, Window
+from calibrant.monitor.e_process import Tolerated, Window
 
 Id = int | str
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED
-from calibrant.monitor.e_process import TILTS, EProcess, bin_ranges
-from calibrant.monitor.windows import Tolerated, Window, Windows
+from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
 
 FEW = 10
 """Bins with fewer examples, or with less than 1 % of them, are not reported."""

@@ -25,10 +25,9 @@ from calibrant.data.dataset import TEST_SPLITS, open_dataset
 from calibrant.data.shards import Place, located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
-from calibrant.monitor.e_process import EProcess
+from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
 from calibrant.monitor.predictions import Id, PendingPredictions
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
-from calibrant.monitor.windows import Tolerated, Window, Windows, reference_gaps
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 

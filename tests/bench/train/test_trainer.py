@@ -42,7 +42,7 @@ def test_constant_channel_becomes_zero(tmp_path, value):
         split.images[:, 1] = value
     assert channel_moments(splits.train.images)[1][0, 1] == 1
     trainer = make_trainer(tmp_path, splits=splits)
-    assert trainer.standardised(trainer.splits["val"].images)[:, 1].abs().max() < 1e-6
+    assert trainer.standardised(trainer.splits["val"][0])[:, 1].abs().max() < 1e-6
 
 
 # One epoch.
@@ -70,7 +70,7 @@ def test_epochs_are_those_of_a_plain_loop(tmp_path, loss, clip):
     labels = torch.tensor(splits.train.labels)
     descent, values = PlainDescent(network, criterion, recipe), []
     for number, index in enumerate(batches):
-        features = network.features(images[index])
+        features = network.backbone(images[index]).mean((-2, -1))
         logits = features @ network.last.weight.T + network.last.bias
         value = criterion(logits, labels[index], features, index)
         descent.step(value, 0.1 if number < 4 else 0.01)
@@ -117,7 +117,7 @@ def test_images_are_augmented_in_training_only(tmp_path, monkeypatch):
     for (plain, moved), (_, used) in zip(calls, inputs[:4], strict=True):
         assert torch.equal(moved, used)
         assert not torch.equal(moved, plain)
-    torch.testing.assert_close(inputs[4][1], trainer.standardised(trainer.splits["val"].images))
+    torch.testing.assert_close(inputs[4][1], trainer.standardised(trainer.splits["val"][0]))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -152,14 +152,14 @@ def test_mixup_is_the_mixed_loss_of_mixed_images(tmp_path):
     trainer = make_trainer(tmp_path, short_recipe(mixup=2.0))
     trainer.network.eval()
     index = torch.tensor([4, 0, 2, 7])
-    images = trainer.standardised(trainer.splits["train"].images[index])
+    images = trainer.standardised(trainer.images[index])
     loss = trainer._loss(images, index, torch.Generator().manual_seed(5))
     random = torch.Generator().manual_seed(5)
     seed = int(torch.randint(1 << 62, (), generator=random))
     share = np.random.default_rng(seed).beta(2.0, 2.0)
     order = torch.randperm(4, generator=random)
-    logits = trainer.network(share * images + (1 - share) * images[order])
-    labels = trainer.splits["train"].labels[index]
+    logits, _ = trainer.network(share * images + (1 - share) * images[order])
+    labels = trainer.labels[index]
     expected = share * nn.functional.cross_entropy(logits, labels)
     expected += (1 - share) * nn.functional.cross_entropy(logits, labels[order])
     torch.testing.assert_close(loss, expected)

@@ -26,14 +26,12 @@ class Network(nn.Module):
         self.backbone = backbone
         self.last = nn.Linear(width, classes)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Return the inputs of the last layer ``(n, width)``."""
-        return torch.mean(self.backbone(images), (-2, -1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits ``(n, classes)``."""
-        logits: Tensor = self.last(self.features(images))
-        return logits
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits ``(n, classes)``, and the features ``(n, width)`` before the last layer."""
+        features = self.backbone(images).mean((-2, -1))
+        with torch.autocast(features.device.type, enabled=False):
+            # bfloat16 is too coarse for confidences
+            return self.last(features.float()), features
 
 
 class _ResidualBlock(nn.Module):

@@ -20,7 +20,7 @@ from calibrant._core.checks import IGNORED
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import own_device
 from calibrant.bench.train.images.image_set import ImageSplit, Pixels, TrainingSplits, fingerprint
-from calibrant.bench.train.networks import NETWORKS, Network
+from calibrant.bench.train.networks import NETWORKS
 from calibrant.bench.train.ranks import average_gradients, ranks, share_buffers
 from calibrant.bench.train.recipe import Recipe
 from calibrant.bench.train.training_log import GateStatistics, LogWriter
@@ -37,11 +37,6 @@ class Outputs(NamedTuple):
 
     logits: Tensor
     features: Tensor
-    labels: Tensor
-
-
-class _SplitTensors(NamedTuple):
-    images: Tensor
     labels: Tensor
 
 
@@ -73,6 +68,7 @@ class Trainer:
         self.first = self.ranks.rank == 0  # this process writes the files
         self.device = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.splits = {name: self._on_device(s) for name, s in splits._asdict().items()}
+        self.images, self.labels = self.splits["train"]
         mean, deviation = channel_moments(splits.train.images)
         self.mean, self.deviation = mean.to(self.device), deviation.to(self.device)
         origin = {"data": fingerprint(*splits), "processes": self.ranks.size}
@@ -97,9 +93,8 @@ class Trainer:
             self._resume()
 
     def _wrapped(self) -> Any:
-        model: Any = _WithFeatures(self.network)
-        if self.ranks.size > 1:
-            model = nn.parallel.DistributedDataParallel(model)
+        several = self.ranks.size > 1
+        model = nn.parallel.DistributedDataParallel(self.network) if several else self.network
         return torch.compile(model) if self.recipe.compiled else model
 
     def run(self, progress: Progress | None = None) -> None:
@@ -119,7 +114,7 @@ class Trainer:
                 self.log_writer.write(self.log)
 
     def _train_epoch(self, progress: Progress | None) -> dict[str, float]:
-        recipe, examples = self.recipe, len(self.splits["train"].labels)
+        recipe, examples = self.recipe, len(self.labels)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.rate_at(self.epoch)
         self.network.train()
@@ -147,7 +142,7 @@ class Trainer:
     def _batches(self, random: torch.Generator) -> Iterator[tuple[Tensor, float]]:
         """Yield the indices for this process, and the weight of their mean among all processes."""
         rank, size = self.ranks
-        order = torch.randperm(len(self.splits["train"].labels), generator=random)
+        order = torch.randperm(len(self.labels), generator=random)
         if size > 1:
             random.manual_seed(random.initial_seed() + 1_000_000_007 * (rank + 1))
         for batch in order.to(self.device).split(self.recipe.batch):
@@ -157,7 +152,7 @@ class Trainer:
 
     def _step(self, index: Tensor, share: float, random: torch.Generator) -> Tensor:
         """Take a step with the training examples at an index, and return their mean loss."""
-        images = self.standardised(self.splits["train"].images[index])
+        images = self.standardised(self.images[index])
         if self.recipe.augment:
             images = shift_and_mirror(images, random)
         loss = self._loss(images, index, random)
@@ -180,10 +175,9 @@ class Trainer:
 
     def _loss_of(self, images: Tensor, indices: list[Tensor]) -> list[Tensor]:
         """Return the losses of a batch with the labels at each of the indices."""
-        labels = self.splits["train"].labels
         with self._precision():
             logits, features = self.model(images)
-        return [self.loss(logits, labels[index], features, index) for index in indices]
+        return [self.loss(logits, self.labels[index], features, index) for index in indices]
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.half)
@@ -201,11 +195,8 @@ class Trainer:
         chunks = []
         for some in images.split(chunk):
             with self._precision():
-                chunks.append(_WithFeatures(self.network)(self.standardised(some)))
-        logits, features = (
-            torch.cat([values.float().cpu() for values in column])
-            for column in zip(*chunks, strict=True)
-        )
+                chunks.append(self.network(self.standardised(some)))
+        logits, features = (torch.cat(arrays).float().cpu() for arrays in zip(*chunks, strict=True))
         return Outputs(logits, features, labels.cpu())
 
     def predictions(self, others: Mapping[str, ImageSplit] | None = None) -> dict[str, Any]:
@@ -221,8 +212,8 @@ class Trainer:
         arrays["head_bias"] = self.network.last.bias.detach().cpu().numpy()
         return arrays
 
-    def _on_device(self, split: ImageSplit) -> _SplitTensors:
-        return _SplitTensors(*(torch.as_tensor(values).to(self.device) for values in split))
+    def _on_device(self, split: ImageSplit) -> tuple[Tensor, ...]:
+        return tuple(torch.as_tensor(values).to(self.device) for values in split)
 
     def use_best(self) -> None:
         """Load the weights with the best validation accuracy."""
@@ -253,20 +244,6 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         for name in PROGRESS:
             setattr(self, name, state[name])
-
-
-class _WithFeatures(nn.Module):
-    """Returns logits and features in one call, as wrappers for several processes need."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network.features(images)
-        with torch.autocast(features.device.type, enabled=False):
-            # bfloat16 is too coarse for confidences
-            return self.network.last(features.float()), features
 
 
 def channel_moments(images: Pixels) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,13 @@
-"""Folders of PNG and JPEG files: a folder for each class, and Tiny-ImageNet."""
+"""Image sets against files written here: CIFAR and MNIST byte by byte, and PNG and JPEG files."""
 
+import gzip
+import io
+import pickle
 import shutil
+import struct
 import sys
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +16,323 @@ from PIL import Image
 from calibrant.bench.train.images.image_set import ImageSplit
 from calibrant.bench.train.images.read import read_images
 from tests.support.images import assert_image_set, random_images
+
+
+def assert_refused(folder, *words):
+    with pytest.raises(ValueError, match=r".") as raised:
+        read_images(folder)
+    for word in words:
+        assert str(word) in str(raised.value)
+
+
+# CIFAR and MNIST.
+
+
+def fifths(split):
+    return [split.subset(slice(start, None, 5)) for start in range(5)]
+
+
+def concatenated(batches):
+    return ImageSplit(*map(np.concatenate, zip(*batches, strict=True)))
+
+
+# Writers return the usual folder name, the files, and the training split in their order.
+
+
+def python2_pickle(split, key):
+    """A batch as Python 2 pickled it, opcode by opcode."""
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value
+
+    def number(value):
+        return b"J" + struct.pack("<i", value)
+
+    rows = b"".join(image.tobytes() for image in split.images)  # red, green, blue planes
+    kind = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|") + b"NNN"
+    kind += number(-1) + number(-1) + b"K\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b")
+    array += b"\x87R(K\x01" + number(len(split.images)) + number(3072) + b"\x86" + kind
+    array += b"\x89T" + struct.pack("<i", len(rows)) + rows + b"tb"
+    labels = b"](" + b"".join(number(int(label)) for label in split.labels) + b"e"
+    coarse = text(b"coarse_labels") + b"](" + number(0) * len(split.labels) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + coarse + text(key) + labels + b"u."
+
+
+def cifar10_python(train, test):
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    batches = [python2_pickle(batch, b"labels") for batch in fifths(train)]
+    files = dict(zip(names, batches, strict=True))
+    files |= {"test_batch": python2_pickle(test, b"labels"), "batches.meta": b"names"}
+    return "cifar-10-batches-py", files, concatenated(fifths(train))
+
+
+def cifar100_python(train, test):
+    files = {"train": python2_pickle(train, b"fine_labels"), "meta": b"names"}
+    files["test"] = python2_pickle(test, b"fine_labels")
+    return "cifar-100-python", files, train
+
+
+def records(split, coarse=b""):
+    rows = zip(split.images, split.labels, strict=True)
+    return b"".join(coarse + bytes([label]) + image.tobytes() for image, label in rows)
+
+
+def cifar10_binary(train, test):
+    files = {f"data_batch_{n}.bin": records(batch) for n, batch in enumerate(fifths(train), 1)}
+    files |= {"test_batch.bin": records(test), "batches.meta.txt": b"names"}
+    return "cifar-10-batches-bin", files, concatenated(fifths(train))
+
+
+def cifar100_binary(train, test):
+    files = {"train.bin": records(train, b"\x07"), "test.bin": records(test, b"\x07")}
+    return "cifar-100-binary", files, train
+
+
+def idx(values):
+    header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    return header + values.astype(np.uint8).tobytes()
+
+
+def idx_files(train, test):
+    files = {}
+    for name, split in (("train", train), ("t10k", test)):
+        files[f"{name}-images-idx3-ubyte"] = idx(split.images[:, 0])
+        files[f"{name}-labels-idx1-ubyte"] = idx(split.labels)
+    return "raw", files, train
+
+
+def compressed_idx_files(train, test):
+    folder, files, train = idx_files(train, test)
+    return folder, {f"{name}.gz": gzip.compress(x) for name, x in files.items()}, train
+
+
+NOT_READ = {"meta", "batches.meta", "batches.meta.txt"}
+COLOUR, GRAY = (3, 32, 32), (1, 28, 28)
+WRITERS = {
+    cifar10_python: (COLOUR, 10),
+    cifar100_python: (COLOUR, 20),
+    cifar10_binary: (COLOUR, 10),
+    cifar100_binary: (COLOUR, 20),
+    idx_files: (GRAY, 10),
+    compressed_idx_files: (GRAY, 10),
+}
+
+
+def written(folder, files):
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def archived(path, files, folder="some/where", mode="w:gz"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture(params=WRITERS, ids=lambda writer: writer.__name__)
+def published(request, rng):
+    """Folder name, files, and the image set that they contain."""
+    shape, classes = WRITERS[request.param]
+    train, test = random_images(rng, 40, shape, classes), random_images(rng, 10, shape, 10)
+    folder, files, train = request.param(train, test)
+    return folder, files, (train, test, classes)
+
+
+def test_set_is_read_from_its_folder_and_from_the_parent_folder(published, tmp_path):
+    name, files, expected = published
+    folder = written(tmp_path / name, files)
+    assert_image_set(read_images(folder), *expected)
+    if name.startswith("cifar"):
+        assert_image_set(read_images(str(tmp_path)), *expected)
+
+
+def test_set_is_read_from_plain_and_compressed_archives_without_unpacking(published, tmp_path):
+    _, files, expected = published
+    for mode in ("w", "w:gz"):
+        path = archived(tmp_path / "archive", files, mode=mode)
+        assert_image_set(read_images(path), *expected)
+        assert [*tmp_path.iterdir()] == [path]
+
+
+def test_plain_file_is_preferred_to_a_compressed_one(tmp_path, rng):
+    _, files, train = idx_files(random_images(rng, 10, GRAY), test := random_images(rng, 10, GRAY))
+    files["train-images-idx3-ubyte.gz"] = b"damaged"
+    assert_image_set(read_images(written(tmp_path / "idx", files)), train, test, 10)
+
+
+# Errors name the file, the problem and the remedy.
+
+
+class Malicious:
+    """Its pickle creates a file when it is loaded without care."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_malicious_pickle_is_refused(tmp_path, nested):
+    trace = tmp_path / "trace"
+    code = Malicious(trace)
+    content = pickle.dumps({b"data": code, b"labels": [0]} if nested else code)
+    pickle.loads(content)
+    assert trace.exists()  # so the pickle works
+    trace.unlink()
+    path = archived(tmp_path / "c.tar.gz", {"train": content, "test": content})
+    assert_refused(path, "does not belong in an image archive", "train", "trusted")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", ["eval", "getattr", "__import__"])
+def test_builtins_in_a_pickle_are_refused(tmp_path, name):
+    content = b"cbuiltins\n" + name.encode() + b"\n(S'1'\ntR."
+    folder = written(tmp_path / "c", {"train": content, "test": content})
+    assert_refused(folder, f"builtins.{name}")
+
+
+def test_paths_of_members_are_not_used(tmp_path, rng):
+    _, files, train = cifar100_binary(random_images(rng, 10), test := random_images(rng, 10))
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for folder in ("../..", "/etc"):
+        path = archived(inner / "c.tar", files, folder=folder, mode="w")
+        assert_image_set(read_images(path), train, test, 10)
+    assert sorted(tmp_path.rglob("*")) == [inner, inner / "c.tar"]
+
+
+def test_links_in_archives_are_not_followed(tmp_path, rng):
+    _, files, _ = cifar100_binary(split := random_images(rng, 10), split)
+    (tmp_path / "secret").write_bytes(files.pop("test.bin"))
+    path = archived(tmp_path / "c.tar", files, mode="w")
+    with tarfile.open(path, "a") as archive:
+        link = tarfile.TarInfo("test.bin")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
+        archive.addfile(link)
+    assert_refused(path, "lacks test.bin")
+
+
+@pytest.mark.parametrize("published", [cifar10_python, compressed_idx_files], indirect=True)
+def test_truncated_archive_is_refused(published, tmp_path):
+    _, files, _ = published
+    path = tmp_path / "cut.tar"
+    whole = archived(path, files).read_bytes()
+    for share in (0.01, 0.3, 0.7, 0.99):
+        path.write_bytes(whole[: int(share * len(whole))])
+        assert_refused(path, "cut.tar", "truncated", "download it again")
+    whole = archived(path, files, mode="w").read_bytes()
+    half = len(whole) // 2
+    for end in (700, half, half // 512 * 512):
+        path.write_bytes(whole[:end])
+        assert_refused(path, "cut.tar", "download it again")
+
+
+def test_changed_byte_is_detected_by_the_checksum(tmp_path, rng):
+    _, files, _ = cifar100_binary(random_images(rng, 10), random_images(rng, 10))
+    plain = archived(tmp_path / "c.tar", files, mode="w").read_bytes()
+    content = bytearray(gzip.compress(plain, 0))  # stored, so that the rest stays legal
+    path = tmp_path / "c.tar.gz"
+    path.write_bytes(content)
+    read_images(path)
+    content[5000] ^= 1
+    path.write_bytes(content)
+    assert_refused(path, "c.tar.gz", "damaged", "download it again")
+
+
+def test_files_without_images_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    assert_refused(tmp_path / "notes.txt", "not a tar archive", "name the folder")
+    path = archived(tmp_path / "a.tgz", {"x.txt": b"x"})
+    assert_refused(path, "a.tgz must be CIFAR-10", "no known file")
+    path = archived(tmp_path / "a.tar", {"train.bin": b"", "more/train.bin": b""}, mode="w")
+    assert_refused(path, "a.tar contains train.bin twice", "keep one")
+
+
+@pytest.mark.parametrize("published", [cifar10_python, compressed_idx_files], indirect=True)
+def test_missing_file_is_named(published, tmp_path):
+    _, files, _ = published
+    for number, name in enumerate(set(files) - NOT_READ):
+        rest = {other: content for other, content in files.items() if other != name}
+        folder = written(tmp_path / str(number), rest)
+        assert_refused(folder, folder.name, f"lacks {name.removesuffix('.gz')}", "put all files")
+
+
+def pickled(data, labels):
+    return pickle.dumps({b"data": data, b"labels": labels}, 2)
+
+
+ROWS = np.zeros((4, 3072), np.uint8)
+DAMAGES = {
+    "bin size": (cifar10_binary, "data_batch_3.bin", lambda x: x[:-1], "multiple of 3073"),
+    "bin empty": (cifar10_binary, "test_batch.bin", lambda x: b"", "damaged"),
+    "bin 100 size": (cifar100_binary, "test.bin", lambda x: x + b"x", "multiple of 3074"),
+    "pickle cut": (cifar10_python, "data_batch_2", lambda x: x[:-50], "not a pickle"),
+    "pickle list": (cifar10_python, "test_batch", lambda x: b"](K\x01K\x02e.", "not a pickle"),
+    "pickle empty": (cifar100_python, "train", lambda x: b"", "not a pickle"),
+    "no data": (cifar100_python, "train", lambda x: pickled(None, [0]), "got object of shape ()"),
+    "no labels": (cifar100_python, "train", lambda x: b"}.", "labels must be integers"),
+    "data type": (cifar100_python, "test", lambda x: pickled(ROWS / 1, [0] * 4), "got float64"),
+    "data shape": (cifar100_python, "test", lambda x: pickled(ROWS[:, :9], [0] * 4), "(4, 9)"),
+    "ragged data": (cifar100_python, "test", lambda x: pickled([[1], [1, 2]], [0] * 2), "shape"),
+    "labels": (cifar100_python, "test", lambda x: pickled(ROWS, [0] * 3), "and 3 labels"),
+    "ragged labels": (cifar100_python, "test", lambda x: pickled(ROWS, [[1], [1, 2]]), "shape"),
+    "idx axes": (
+        *(idx_files, "train-labels-idx1-ubyte"),
+        *(lambda x: b"\0\0\x08\x03" + x[4:], "bytes must follow the header"),
+    ),
+    "idx type": (
+        *(idx_files, "train-labels-idx1-ubyte"),
+        *(lambda x: b"\0\0\x0d" + x[3:], "no idx header"),
+    ),
+    "idx size": (idx_files, "train-images-idx3-ubyte", lambda x: x[:-1], "40 x 28 x 28"),
+    "idx header": (idx_files, "t10k-images-idx3-ubyte", lambda x: x[:6], "no idx header"),
+    "idx labels": (idx_files, "t10k-labels-idx1-ubyte", lambda x: idx(np.arange(9)), "(9,)"),
+    "gz cut": (compressed_idx_files, "t10k-images-idx3-ubyte.gz", lambda x: x[:-100], "ended"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_is_named(damage, tmp_path, rng):
+    writer, name, change, message = DAMAGES[damage]
+    shape, classes = WRITERS[writer]
+    train, test = random_images(rng, 40, shape, classes), random_images(rng, 10, shape, 10)
+    folder, files, _ = writer(train, test)
+    files[name] = change(files[name])
+    path = str(tmp_path / folder / name).removesuffix(".gz")
+    assert_refused(written(tmp_path / folder, files), path, message, "download it again")
+
+
+def test_missing_and_unknown_folders_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        read_images(tmp_path / "nowhere")
+    assert_refused(tmp_path, str(tmp_path), "no known file", "train/CLASS")
+    for name in "dcab":
+        (tmp_path / name).touch()
+    assert_refused(tmp_path, "contains a, b, c", "Fashion-MNIST")
+
+
+def test_complete_set_is_preferred_to_leftovers_of_another(tmp_path, rng):
+    name, files, train = cifar100_binary(random_images(rng, 10), test := random_images(rng, 10))
+    folder = written(tmp_path / name, files | {"data_batch_1": b"of another set"})
+    assert_image_set(read_images(folder), train, test, 10)
+
+
+def test_several_sets_in_one_folder_are_refused(tmp_path, rng):
+    for writer in (cifar10_binary, cifar100_binary):
+        name, files, _ = writer(split := random_images(rng, 50), split)
+        written(tmp_path / name, files)
+    assert_refused(tmp_path, "several sets, cifar-10-batches-bin, cifar-100-binary", "name one")
+
+
+# Folders of PNG and JPEG files.
 
 
 def save_picture(path, image, **options):
@@ -98,13 +421,6 @@ def test_tiny_imagenet_is_read_in_the_order_of_its_list(tiny_imagenet):
 
 
 # Errors name the file, the problem and the remedy.
-
-
-def assert_refused(folder, *words):
-    with pytest.raises(ValueError, match=r".") as raised:
-        read_images(folder)
-    for word in words:
-        assert str(word) in str(raised.value)
 
 
 def test_missing_test_split_is_named(animals):

@@ -87,8 +87,7 @@ def _contrast(pixels: Tensor, level: float, _: np.random.Generator) -> Tensor:
 
 
 def _pixelate(pixels: Tensor, level: float, _: np.random.Generator) -> Tensor:
-    height, width = pixels.shape[2:]
-    side = int(level)
+    (height, width), side = pixels.shape[2:], int(level)
     means = F.avg_pool2d(pixels, side, ceil_mode=True)  # smaller squares at the right and bottom
     large = means.repeat_interleave(side, 2).repeat_interleave(side, 3)
     return large[:, :, :height, :width]
@@ -99,10 +98,8 @@ CORRUPTIONS: dict[str, tuple[_Corruption, tuple[float, ...]]] = {
     "noise": (_noise, (0.04, 0.08, 0.12, 0.16, 0.20)),  # standard deviation of pixels in [0, 1]
     "blur": (_blur, (0.5, 0.75, 1.0, 1.5, 2.0)),  # standard deviation of the filter in pixels
     "contrast": (_contrast, (0.8, 0.6, 0.45, 0.3, 0.15)),  # factor of differences from the mean
-    "brightness": (
-        lambda pixels, level, _: pixels + level,
-        (0.1, 0.2, 0.3, 0.4, 0.5),
-    ),  # added to pixels in [0, 1]
+    # added to pixels in [0, 1]
+    "brightness": (lambda pixels, level, _: pixels + level, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "pixelate": (_pixelate, (2, 3, 4, 6, 8)),  # side of the averaged squares in pixels
 }
 """Corruptions and their levels at severities 1 to 5."""
@@ -117,12 +114,10 @@ def ood_images(like: Pixels, kind: str | Pixels, seed: int = 0) -> Pixels:
     kind : str or uint8 array (m, channels, height, width)
         ``"gaussian"``: independent pixels with the mean and standard deviation of each channel of
         ``like``, clipped; ``"uniform"``: independent uniform pixels; ``"shuffled"``: ``like`` with
-        the pixels of each image in random order.
-
-        Or images of another set, of which up to n are drawn. Gray is repeated for colour, and
-        colour becomes gray by the weights .299, .587, .114. Smaller images are centred on black,
-        because blur from scaling up would give them away. Larger ones are scaled down to the size
-        (bilinear with antialiasing), without keeping the aspect ratio.
+        the pixels of each image in random order. Or images of another set, of which up to n are
+        drawn. Gray is repeated for colour, and colour becomes gray by the weights .299, .587, .114.
+        Smaller images are centred on black, since blur from scaling up would give them away; larger
+        ones are scaled down (bilinear with antialiasing), without keeping the aspect ratio.
 
     Examples
     --------
@@ -183,10 +178,8 @@ def _fitted(images: Pixels, shape: tuple[int, ...]) -> Pixels:
 
 def _with_channels(images: Pixels, channels: int) -> Pixels:
     current = images.shape[1]
-    if current == channels:
-        return images
-    if current == 1:
-        return images.repeat(channels, 1)
+    if current in (1, channels):
+        return images.repeat(channels // current, 1)
     if (current, channels) == (3, 1):
         weights = np.array([0.299, 0.587, 0.114], np.float32)
         gray: Pixels = np.rint(np.einsum("nchw,c->nhw", images, weights)).astype(np.uint8)

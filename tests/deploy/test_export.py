@@ -113,7 +113,7 @@ def test_every_method(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("none", {}), ("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
+    [("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
 )
 def test_log_odds(name, options, tmp_path):
     calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"
@@ -369,7 +369,7 @@ def test_operators_are_precise(tmp_path, rng):
 
 
 # the ONNX export of every method begins with the same program
-@pytest.mark.parametrize("name", ["ts", "smart", "isotonic", "procal", "blend"])
+@pytest.mark.parametrize("name", ["ts", "smart", "isotonic", "procal"])
 def test_programs(name, tmp_path):
     calibrator, path = fitted(name), tmp_path / "calibrator.pt2"
     assert export_program(calibrator, path) <= 1e-5

@@ -191,10 +191,7 @@ def quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def check_export(graph: ExportGraph, run: Run, runtime: str, tolerance: float) -> float:
-    """Return the largest difference of a probability in all trials; raise where it is too large.
-
-    ``run`` gives the output of the written file for some inputs.
-    """
+    """Return the largest difference of a probability in all trials that ``run`` the file."""
     worst = 0.0
     for trial, inputs in _trials(graph):
         try:
@@ -225,9 +222,8 @@ def _difference(
     if difference > tolerance:
         difference = _distance(probs, *_rounding_range(graph, *before))
     if difference > tolerance:
-        raise ValueError(
-            f"probabilities differ from torch by {difference:.2g}, {tolerance:g} is allowed"
-        )
+        limit = f"{tolerance:g} is allowed"
+        raise ValueError(f"probabilities differ from torch by {difference:.2g}, {limit}")
     if graph.calibrator.keeps_argmax and (_top(graph, output) != _top(graph, expected)).any():
         raise ValueError("predicted classes differ from torch")
     return difference

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Arguments: TypeAlias = dict[str, Any]
-Fold: TypeAlias = tuple[IntArray, IntArray]
-"""Examples to fit on, and examples to score."""
+Fold: TypeAlias = tuple[IntArray, IntArray]  # examples to fit on, and examples to score
 LEAST = math.log(1e-30)
 """Smaller log-probabilities are raised to this one: no estimator can know them."""
 RESCALINGS = 5

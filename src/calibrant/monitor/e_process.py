@@ -183,14 +183,10 @@ class Tolerated:
         index = bin_index(confidence, uniform_edges(bins))
         low, high = self.accuracy(confidence, index)
         costs = [np.log1p((high if tilt > 0 else low) * np.expm1(tilt)) for tilt in TILTS]
-
-        def total(values: FloatArray) -> FloatArray:
-            return np.bincount(index, values, bins).astype(np.float64, copy=False)
-
-        count = np.bincount(index, minlength=bins).astype(np.int64)
-        right = total(outcome.astype(np.float64)).astype(np.int64)
-        cumulant = np.stack([*map(total, costs)])
-        return Window(number, name, count, right, total(confidence), cumulant)
+        count = np.bincount(index, minlength=bins)
+        columns: tuple[FloatArray, ...] = (outcome.astype(np.float64), confidence, *costs)
+        right, claimed, *cumulant = (np.bincount(index, values, bins) for values in columns)
+        return Window(number, name, count, right.astype(np.int64), claimed, np.stack(cumulant))
 
 
 def reference_gaps(reference: tuple[Values, Values], bins: int, level: float) -> FloatArray:
@@ -226,10 +222,9 @@ class Windows:
         return self.summed_n + sum(window.n for window in self.kept.values())
 
     def next_number(self) -> int:
-        """Number of the window after the last."""
-        if self.kept:
-            return max(self.kept) + 1
-        return 1 if self.first is None else self.first
+        """Return the number of the window after the last."""
+        first = 1 if self.first is None else self.first
+        return max(self.kept, default=first - 1) + 1
 
     def position(self, number: int) -> int:
         """Place of a window in the stream, from 1."""

@@ -49,28 +49,14 @@ class Drift(NamedTuple):
 class MonitorReport:
     """State of a monitor; printing it gives a table and a verdict.
 
-    Attributes
-    ----------
-    n : int
-        Labelled examples so far.
-    windows : list of dict
-        ``window``, ``n``, ``accuracy``, ``confidence``, ``gap`` (confidence - accuracy), ``ece``
-        and ``e_value``, of the windows that are kept.
-    e_value, limit : float
-        Evidence against calibration, 1 at the start, and its value for an alarm.
-    alarm : Alarm or None
-        The first time that the limit was reached.
-    drift : Drift or None
-        Estimate of what has changed, if there was an alarm.
-    bins : list of dict
-        Bins that are beyond the tolerance and beyond chance since the drift began.
-    false_alarms, tolerance, reference
-        The settings; ``reference`` is True if there is one.
-    counts : dict
-        ``pending`` predictions; ``dropped``, ``repeated`` and ``unknown`` ids; ``ignored`` labels.
+    ``windows`` has ``window``, ``n``, ``accuracy``, ``confidence``, ``gap`` (confidence -
+    accuracy), ``ece`` and ``e_value`` of each window that is kept. ``e_value`` is the evidence
+    against calibration, 1 at the start, ``limit`` its value for an alarm, and ``alarm`` the first
+    time that this was reached. Then ``drift`` is an estimate of what has changed, and ``bins`` has
+    the bins that have been beyond the tolerance and beyond chance since.
     """
 
-    n: int
+    n: int  # labelled examples so far
     windows: list[dict[str, Any]]
     e_value: float
     limit: float
@@ -79,8 +65,8 @@ class MonitorReport:
     bins: list[dict[str, float]]
     false_alarms: float
     tolerance: float
-    reference: bool
-    counts: dict[str, int]
+    reference: bool  # True if gaps are compared with those of a reference
+    counts: dict[str, int]  # by the keys of COUNTS
 
     def advice(self) -> str:
         """Return the verdict in words."""

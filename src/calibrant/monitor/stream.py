@@ -254,8 +254,8 @@ class Monitor:
             self._windows.first = other._windows.first
         for number in other.windows:
             self._check_open(number)
-        for number in sorted(other.windows):
-            self._windows.put(other.windows[number])
+        for _, window in sorted(other.windows.items()):
+            self._windows.put(window)
         for digest, sums in other._files.items():
             self._files.setdefault(digest, []).extend(sums)
         self._pending.merge(other._pending)

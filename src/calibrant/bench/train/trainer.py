@@ -77,13 +77,13 @@ class Trainer:
         network = NETWORKS[recipe.network](classes=classes, channels=mean.shape[1])
         self.network = network.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs miss it
         self.loss = recipe.make_loss(classes, len(splits.train.labels)).to(self.device)
-        self.optimiser = torch.optim.SGD(
-            [*self.network.parameters(), *self.loss.parameters()],
-            lr=recipe.rate,
-            momentum=recipe.momentum,
-            weight_decay=recipe.decay,
-        )
-        self.model = self._wrapped()
+        parameters = [*self.network.parameters(), *self.loss.parameters()]
+        decay, momentum = recipe.decay, recipe.momentum
+        self.optimiser = torch.optim.SGD(parameters, recipe.rate, momentum, weight_decay=decay)
+        model: Any = self.network
+        if self.ranks.size > 1:
+            model = nn.parallel.DistributedDataParallel(model)
+        self.model = torch.compile(model) if recipe.compiled else model
         self.epoch, self.best = 0, -1.0
         self.signs: Tensor | None = None  # of FeDLaS in the last epoch
         self.log: list[dict[str, float]] = []
@@ -91,11 +91,6 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.checkpoint.exists():
             self._resume()
-
-    def _wrapped(self) -> Any:
-        several = self.ranks.size > 1
-        model = nn.parallel.DistributedDataParallel(self.network) if several else self.network
-        return torch.compile(model) if self.recipe.compiled else model
 
     def run(self, progress: Progress | None = None) -> None:
         """Train to the end, and write the log and a checkpoint after each epoch."""

@@ -57,8 +57,7 @@ class GateStatistics:
         device = loss.mean_.device
         self.loss = loss
         self.signs = torch.zeros(examples, dtype=torch.int8, device=device)
-        self.lowered = torch.zeros((), device=device)
-        self.ratio = torch.zeros((), device=device)
+        self.lowered, self.ratio = (torch.zeros((), device=device) for _ in range(2))
 
     def update(self, index: Tensor) -> None:
         """Add the last batch, which had the training examples at an index."""

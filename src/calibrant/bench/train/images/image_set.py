@@ -42,15 +42,7 @@ class TrainingSplits(NamedTuple):
 
 
 def make_image_set(train: ImageSplit, test: ImageSplit) -> ImageSet:
-    """Check two splits against each other and combine them.
-
-    Examples
-    --------
-    >>> train = ImageSplit(np.zeros((4, 1, 2, 2), np.uint8), np.array([0, 1, 2, 1]))
-    >>> images = make_image_set(train, train.subset(slice(2)))
-    >>> images.classes, images.fingerprint[:8]
-    (3, '4f32462f')
-    """
+    """Check two splits against each other and combine them."""
     for name, (images, labels) in (("train", train), ("test", test)):
         check_images(images, f"{name} images")
         if len(images) == 0 or labels.shape != (len(images),):
@@ -87,13 +79,6 @@ def hold_out(images: ImageSet, share: float = 0.1, seed: int = 0) -> TrainingSpl
     """Hold out the same share of every class of the training images for validation.
 
     The seed is not that of a run, so that all runs share the split.
-
-    Examples
-    --------
-    >>> train = ImageSplit(np.zeros((40, 1, 2, 2), np.uint8), np.arange(40) % 2)
-    >>> splits = hold_out(make_image_set(train, train))
-    >>> len(splits.train.labels), np.bincount(splits.val.labels)
-    (36, array([2, 2]))
     """
     train = images.train
     val = stratified_share(train.labels, share, seed)

@@ -184,8 +184,8 @@ class Tolerated:
         low, high = self.accuracy(confidence, index)
         costs = [np.log1p((high if tilt > 0 else low) * np.expm1(tilt)) for tilt in TILTS]
         count = np.bincount(index, minlength=bins)
-        columns: tuple[FloatArray, ...] = (outcome.astype(np.float64), confidence, *costs)
-        right, claimed, *cumulant = (np.bincount(index, values, bins) for values in columns)
+        sums: list[Any] = [np.bincount(index, x, bins) for x in (outcome, confidence, *costs)]
+        right, claimed, *cumulant = sums
         return Window(number, name, count, right.astype(np.int64), claimed, np.stack(cumulant))
 
 

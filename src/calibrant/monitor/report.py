@@ -26,7 +26,7 @@ COUNTS = {
 
 
 class Alarm(NamedTuple):
-    """When the e-value first reached its limit."""
+    """The first time that the e-value reached its limit."""
 
     window: str
     examples: int

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import calibrant
-from calibrant.calibrators.affine import VectorScaling
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
@@ -148,7 +147,7 @@ def test_features_are_the_second_input(corrected, tmp_path):
 
 
 def test_calibrator_of_an_own_class_is_not_changed(tmp_path):
-    class Own(VectorScaling):
+    class Own(TemperatureScaling):
         pass
 
     calibrator = Own().fit([[0.0, 1.0], [2.0, 0.0], [1.0, 0.5]], [1, 0, 1]).train()

@@ -150,7 +150,8 @@ def test_calibrator_of_an_own_class_is_not_changed(tmp_path):
     class Own(TemperatureScaling):
         pass
 
-    calibrator = Own().fit([[0.0, 1.0], [2.0, 0.0], [1.0, 0.5]], [1, 0, 1]).train()
+    data = simulated(300)
+    calibrator = Own().fit(data["logits"], data["labels"]).train()
     before = {name: value.clone() for name, value in calibrator.state_dict().items()}
     export_onnx(calibrator, tmp_path / "a.onnx")
     assert about(tmp_path / "a.onnx")["kind"] == "Own"

@@ -1213,7 +1213,7 @@ FAULTS = (
         "export",
         "up.log() * (x / torch.where(exact, 1, rounded))",
         "up.log()",
-        ("/test_export.py", "deploy/test_onnx", "deploy/test_export"),
+        ("/test_export.py", "deploy/test_export"),
     ),
     Fault(
         "export-checked-from-above",
@@ -1223,7 +1223,7 @@ FAULTS = (
             "torch.maximum(low - probs, probs - high)",
         ),
         ("claimed - high", "probs - high"),
-        ("deploy/test_export_check", "/test_export.py", "deploy/test_onnx"),
+        ("deploy/test_export", "/test_export.py"),
     ),
     Fault(
         "classes-in-sorted-order",
@@ -1296,7 +1296,7 @@ FAULTS = (
         "monitor",
         "if self._before is not None and number < self._before[0]:",
         "if False:",
-        ("/test_monitor.py", "monitor/test_windows", "monitor/test_stream"),
+        ("/test_monitor.py", "monitor/test_e_process", "monitor/test_stream"),
     ),
     Fault(
         "bets-against-the-wrong-bound",
@@ -1305,7 +1305,6 @@ FAULTS = (
         "(low if tilt > 0 else high)",
         (
             "/test_monitor.py",
-            "monitor/test_windows",
             "monitor/test_e_process",
             "monitor/test_stream",
         ),
@@ -1315,7 +1314,7 @@ FAULTS = (
         "monitor",
         '"over" if TILTS[tilt] < 0 else "under"',
         '"over" if TILTS[tilt] > 0 else "under"',
-        ("/test_monitor.py", "monitor/test_drift"),
+        ("/test_monitor.py", "monitor/test_report"),
     ),
     Fault(
         "reference-bins-not-corrected",
@@ -1324,7 +1323,6 @@ FAULTS = (
         "tail = level / 2",
         (
             "/test_monitor.py",
-            "monitor/test_windows",
             "monitor/test_e_process",
             "monitor/test_stream",
         ),
@@ -1334,7 +1332,7 @@ FAULTS = (
         "monitor",
         " < -math.log(self.level):",
         " < -math.log(self.false_alarms):",
-        ("/test_monitor.py", "monitor/test_stream", "monitor/test_drift"),
+        ("/test_monitor.py", "monitor/test_stream", "monitor/test_report"),
     ),
     Fault(
         "first-windows-shown",
@@ -1578,7 +1576,7 @@ FAULTS = (
         "bench",
         "torch.randint(0, 2 * shift + 1, (count, 1)",
         "torch.randint(0, 2 * shift, (count, 1)",
-        ("/test_bench.py", "bench/train/test_augmentation"),
+        ("/test_bench.py", "bench/train/test_trainer"),
     ),
     Fault(
         "best-epoch-is-last-of-equals",
@@ -1599,7 +1597,7 @@ FAULTS = (
         "bench",
         "[:, labels - 1]",
         "[:, 0]",
-        ("/test_images.py", "images/test_archives"),
+        ("/test_images.py", "images/test_read"),
     ),
     Fault(
         "bytes-cut-not-rounded",

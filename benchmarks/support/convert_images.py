@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from calibrant.bench.train.images.formats import unpickle_arrays
+from calibrant.bench.train.images.read import unpickle_arrays
 
 
 def convert_cifar10(archive: Path, folder: Path) -> None:

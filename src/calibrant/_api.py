@@ -21,7 +21,7 @@ from calibrant.data import (
 from calibrant.decide import conformal as conformal, threshold as threshold
 from calibrant.deploy.attach import calibrated as calibrated
 from calibrant.deploy.collect import collect as collect
-from calibrant.deploy.onnx import export_onnx as export_onnx
+from calibrant.deploy.export import export_onnx as export_onnx
 from calibrant.deploy.sklearn import CalibratedClassifier as CalibratedClassifier
 from calibrant.losses import LOSSES as LOSSES, AdaFocal as AdaFocal, FeDLaS as FeDLaS
 from calibrant.metrics import (

@@ -16,14 +16,8 @@ import numpy as np
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.margin_curves import MarginChange, MarginTemperature
-from calibrant.metrics.curves import (
-    Histogram,
-    MarginReliability,
-    Reliability,
-    SmoothReliability,
-    reliability,
-    reliability_of,
-)
+from calibrant.metrics import curves
+from calibrant.metrics.curves import Histogram, MarginReliability, Reliability, SmoothReliability
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import RiskCoverage
 from calibrant.metrics.reductions import Pairs
@@ -43,13 +37,8 @@ def reliability_diagram(
 ) -> Axes:
     """Accuracy per bin with intervals, the gap to the confidence, and the share of each bin.
 
-    Parameters
-    ----------
-    data : Reliability, Evaluation or Pairs
-        From ``calibrant.reliability``, ``calibrant.evaluate`` or ``calibrant.top_label``.
-    ax : Axes, optional
-    label : str
-        Legend of the bars.
+    ``data`` is from ``calibrant.reliability``, ``calibrant.evaluate`` or ``calibrant.top_label``;
+    ``label`` is the legend of the bars.
 
     Examples
     --------
@@ -68,9 +57,8 @@ def reliability_diagram(
     axes.bar(height=claimed - accuracy, bottom=accuracy, label="gap to confidence", **gap, **bars)
     reach = np.abs(np.stack([curve.low[seen], curve.high[seen]]) - accuracy)
     axes.errorbar(claimed, accuracy, yerr=reach, fmt="o", ms=3, lw=1, capsize=2, color=_ink())
-    _diagonal(axes)
     _counts(axes, curve.edges, curve.share)
-    _legend(axes, "lower right")  # where the bars are solid and hide nothing
+    _legend(axes, loc="lower right")  # where the bars are solid and hide nothing
     return axes
 
 
@@ -78,13 +66,11 @@ def _reliability(data: object) -> Reliability:
     if isinstance(data, Reliability):
         return data
     if isinstance(data, Evaluation):
-        return reliability_of(data.bins, level=data.level or 0.9)
+        return curves.reliability_of(data.bins, level=data.level or 0.9)
     if isinstance(data, Pairs):
-        return reliability(confidence=data.confidence, outcome=data.outcome)
-    raise TypeError(
-        "a reliability diagram needs a Reliability, an Evaluation or Pairs, got "
-        f"{type(data).__name__}: pass calibrant.metrics.reliability(logits, labels)"
-    )
+        return curves.reliability(confidence=data.confidence, outcome=data.outcome)
+    kind = type(data).__name__
+    raise TypeError(f"data must be from reliability, evaluate or top_label, got {kind}")
 
 
 def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: str = "") -> Axes:
@@ -101,23 +87,17 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
     axes.fill_between(
         x, curve.low, curve.high, where=seen.tolist(), color=RIGHT, alpha=0.25, lw=0, label="band"
     )
-    points = np.stack([x, y], -1)
-    lines = np.stack([points[:-1], points[1:]], 1)[seen[:-1] & seen[1:]]
-    weight = 0.8 + 4 * np.sqrt(curve.density / curve.density.max())[:-1][seen[:-1] & seen[1:]]
-    axes.add_collection(
-        LineCollection(list(lines), linewidths=weight.tolist(), colors=RIGHT, capstyle="round")
-    )
+    points, shown = np.stack([x, y], -1), seen[:-1] & seen[1:]
+    lines = list(np.stack([points[:-1], points[1:]], 1)[shown])
+    wide = (0.8 + 4 * np.sqrt(curve.density / curve.density.max())[:-1][shown]).tolist()
+    axes.add_collection(LineCollection(lines, linewidths=wide, colors=RIGHT, capstyle="round"))
     axes.plot([], [], color=RIGHT, lw=2.5, label=label or "accuracy")
-    _diagonal(axes)
     _legend(axes)
     return axes
 
 
 def confidence_histogram(shares: Histogram, ax: Axes | None = None) -> Axes:
-    """Distribution of confidence among right and among wrong answers.
-
-    On a logarithmic scale, since most answers of a modern network have a confidence near 1.
-    """
+    """Distribution of confidence among right and among wrong answers, on a logarithmic scale."""
     axes = _axes(ax)
     for values, color, label in ((shares.right, RIGHT, "right"), (shares.wrong, WRONG, "wrong")):
         axes.stairs(100 * values, shares.edges, fill=True, color=color, alpha=0.35)
@@ -170,7 +150,7 @@ def temperature_plot(
     axes.plot(curve.margin, curve.temperature, color=RIGHT, lw=2, label=label)
     axes.axhline(1, color=_ink(), lw=1, ls="--", label="unchanged")
     axes.set(xlabel="margin of the top two logits", ylabel="temperature")
-    axes.legend(framealpha=0.8, edgecolor="none")  # the line may go anywhere
+    _legend(axes, loc="best")  # the line may go anywhere
     return axes
 
 
@@ -192,16 +172,11 @@ GATE = {
 
 
 def gate_plot(log: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
-    """Gate of FeDLaS by epoch, as shares of the training examples.
-
-    ``log`` is that of a :class:`calibrant.bench.train.trainer.Trainer`, or the rows of its
-    ``log.csv``.
-    """
+    """Gate of FeDLaS by epoch, from the log of ``calibrant bench train``: rows of ``log.csv``."""
     missing = [name for name in GATE if not log or name not in log[0]]
     if missing:
-        raise ValueError(
-            f"the log must be of a training with FeDLaS, it has no {comma_separated(missing)}"
-        )
+        names = comma_separated(missing)
+        raise ValueError(f"the log must be of a training with FeDLaS, it has no {names}")
     axes, epochs = _axes(ax), [int(row["epoch"]) for row in log]
     _lines(axes, {GATE[name]: (epochs, [100 * float(row[name]) for row in log]) for name in GATE})
     axes.set(xlabel="epoch", ylabel="training examples (%)", ylim=(0, 100))
@@ -212,13 +187,8 @@ def keep_plot(history: Sequence[Epoch], ax: Axes | None = None) -> Axes:
     """Keep-rate, confidence and accuracy of a :class:`calibrant.MaCCal` in each epoch."""
     axes, epochs = _axes(ax), range(1, len(history) + 1)
     columns = {"keep-rate q": "keep", "confidence": "confidence", "accuracy": "accuracy"}
-    _lines(
-        axes,
-        {
-            title: (epochs, [100 * getattr(epoch, name) for epoch in history])
-            for title, name in columns.items()
-        },
-    )
+    values = {k: [100 * getattr(epoch, name) for epoch in history] for k, name in columns.items()}
+    _lines(axes, {title: (epochs, y) for title, y in values.items()})
     axes.set(xlabel="epoch", ylabel="%", ylim=(0, 102))
     return axes
 
@@ -227,16 +197,15 @@ def _lines(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
     """Draw lines ``{title: (x, y)}`` that can be told apart without their colours."""
     for (title, (x, y)), style in zip(lines.items(), cycle(["-", "--", "-.", ":"]), strict=False):
         axes.plot(x, y, lw=2, ls=style, label=title)
-    axes.legend(framealpha=0.8, edgecolor="none")
+    _legend(axes, loc="best")
 
 
 def _pyplot() -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError(
-            f"diagrams need matplotlib ({error}): pip install 'calibrant[plot]'"
-        ) from error
+        message = f"diagrams need matplotlib ({error}): pip install 'calibrant[plot]'"
+        raise ImportError(message) from error
     return plt
 
 
@@ -252,15 +221,12 @@ def _square(ax: Axes | None) -> Axes:
         figure, ax = _pyplot().subplots(figsize=(4.2, 4.8))
         figure.subplots_adjust(left=0.14, right=0.97, bottom=0.1, top=0.84)  # room for a strip
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    ax.plot([0, 1], [0, 1], color=_ink(), lw=1, ls="--", zorder=1.5)  # above bars
     return ax
 
 
-def _legend(axes: Axes, place: Literal["upper left", "lower right"] = "upper left") -> None:
-    axes.legend(loc=place, framealpha=0.8, edgecolor="none")
-
-
-def _diagonal(axes: Axes) -> None:
-    axes.plot([0, 1], [0, 1], color=_ink(), lw=1, ls="--", zorder=1)
+def _legend(axes: Axes, loc: Literal["upper left", "lower right", "best"] = "upper left") -> None:
+    axes.legend(loc=loc, framealpha=0.8, edgecolor="none")
 
 
 def _counts(axes: Axes, edges: FloatArray, share: FloatArray) -> None:
@@ -275,7 +241,5 @@ def _counts(axes: Axes, edges: FloatArray, share: FloatArray) -> None:
 
 
 def _ink() -> str:
-    """Colour of text in the style in use: black on paper, light in a dark notebook."""
-    import matplotlib as mpl
-
-    return str(mpl.rcParams["text.color"])
+    """Return the colour of text in the style in use: black on paper, light in a dark notebook."""
+    return str(_pyplot().rcParams["text.color"])

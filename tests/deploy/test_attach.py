@@ -103,7 +103,7 @@ def test_output_without_logits(form):
 @pytest.mark.parametrize("one_logit", [False, True])
 def test_loss_instead_of_logits(one_logit):
     model = calibrated(Returning(lambda x: (x.sum(), x)), fitted("ts", one_logit=one_logit))
-    with pytest.raises(ValueError, match="must return logits first, got a single number: a loss"):
+    with pytest.raises(ValueError, match="logits must come first, got a number"):
         model(torch.randn(5, CLASSES))
 
 
@@ -280,7 +280,7 @@ def test_compiled(network, inputs, features):
             (nn.Identity(), shifted()),
             {},
             ValueError,
-            "Shifted needs features: pass last_layer=, the layer of the model",
+            "Shifted needs features: pass last_layer=, the layer",
         ),
         (
             (nn.Sequential(nn.Tanh(), nn.ReLU()), shifted()),

@@ -79,13 +79,13 @@ def test_nonlinear_methods_are_refused(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         calibrator = fitted(name)
-    with pytest.raises(ValueError, match="cannot be folded into a linear layer, since it is not"):
+    with pytest.raises(ValueError, match="is not linear in the logits"):
         fold_into_linear(calibrator, nn.Linear(3, CLASSES))
 
 
 def test_auto_with_a_nonlinear_choice():
     calibrator = fitted("auto", candidates=["blend"])
-    with pytest.raises(ValueError, match="Blend cannot be folded into a linear layer"):
+    with pytest.raises(ValueError, match="Blend is not linear in the logits"):
         fold_into_linear(calibrator, nn.Linear(3, CLASSES))
 
 

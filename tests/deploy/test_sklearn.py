@@ -409,7 +409,7 @@ def test_frozen_estimator_in_a_search(three):
 
 @pytest.mark.parametrize("wrap", [frozen, prefit])
 def test_prefit_estimator_that_is_not_fitted(three, wrap):
-    with pytest.raises(NotFittedError, match=r"this .* is not fitted, and .* fit it first"):
+    with pytest.raises(NotFittedError, match=r"this .* is not fitted, or .*: fit it first"):
         wrap(LogisticRegression()).fit(*three)
 
 
@@ -431,7 +431,7 @@ def test_calibration_data_without_a_class(three, method):
 def test_classes_unknown_to_the_estimator(three):
     X, y = three
     base = LogisticRegression().fit(X[y != 2], y[y != 2])
-    with pytest.raises(ValueError, match="not fitted on: 2; it knows 0, 1"):
+    with pytest.raises(ValueError, match="not fitted on: 2"):
         frozen(base).fit(X, y)
 
 
@@ -736,9 +736,7 @@ def test_one_vs_one_scores_are_refused(rng, classes):
 def test_wrong_number_of_columns(rng):
     honest, labels = drawn(rng, 100, 3)
     wide = np.concatenate([honest, honest], 1)
-    with pytest.raises(
-        ValueError, match=r"of Boastful must have a column for each of 3 .* \(20, 6"
-    ):
+    with pytest.raises(ValueError, match=r"of Boastful must be \(n, 3\), a column .* \(20, 6"):
         CalibratedClassifier(Boastful()).fit(wide, labels)
 
 
@@ -827,9 +825,7 @@ def test_weight_zero_leaves_an_example_out(three):
 def test_estimator_without_sample_weight(three, rng):
     X, y = three
     model = CalibratedClassifier(KNeighborsClassifier(30), method="ts")
-    with pytest.warns(
-        UserWarning, match="fit of KNeighborsClassifier takes no sample_weight: only"
-    ):
+    with pytest.warns(UserWarning, match=r"KNeighborsClassifier\.fit takes no sample_weight: only"):
         model.fit(X, y, sample_weight=rng.uniform(0.2, 3, size=600))
 
 
@@ -1005,7 +1001,7 @@ def test_parallel_folds(three):
 @pytest.mark.parametrize(
     ("cv", "message"),
     [
-        ("prefitt", 'cv must be a number of folds, .* "prefit", got'),
+        ("prefitt", 'cv must be folds, .* "prefit", got'),
         (1, "n_splits"),
         (601, "n_spl"),
     ],
@@ -1036,7 +1032,7 @@ class Needy(cal.TemperatureScaling):
 
 @pytest.mark.parametrize("method", [Needy(), *NEEDY])
 def test_methods_with_features_are_refused(three, method):
-    with pytest.raises(ValueError, match="needs the features before the last layer, which a sci"):
+    with pytest.raises(ValueError, match="needs features of a last layer"):
         CalibratedClassifier(method=method).fit(*three)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from calibrant.deploy.attach import CalibratedModel, calibrated
 from calibrant.deploy.collect import collect
+from calibrant.deploy.export import export_onnx, export_program
 from calibrant.deploy.fold import fold_into_linear
-from calibrant.deploy.onnx import export_onnx
-from calibrant.deploy.torch_export import export_program
 
 __all__ = [
     "EXPORTS",

@@ -1,20 +1,21 @@
-"""Models with a calibrator behind them."""
+"""Models with a calibrator behind them, and the folders and cards they are saved with."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
+from calibrant._core.atomic_files import replacing
 from calibrant._core.torch_models import layer_inputs, logits_of, name_of
-from calibrant.artifacts import load, save
+from calibrant.artifacts import load, read, save
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.model_card import CALIBRATOR, CARD, model_card, write_card
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
 
     from calibrant.workflows.effect import Effect
 
+Layer: TypeAlias = nn.Module | str
+CALIBRATOR, CARD = "calibrator", "README.md"
+"""Files of the calibrator and the model card within the folder of a model."""
+OURS = "<!-- Written by calibrant, and again by the next save: delete this line to keep yours. -->"
+
 
 def calibrated(
-    model: nn.Module, calibrator: Calibrator | MaCCal, *, last_layer: nn.Module | str | None = None
+    model: nn.Module, calibrator: Calibrator | MaCCal, *, last_layer: Layer | None = None
 ) -> CalibratedModel:
     """Put a calibrator behind a model: the same model, with calibrated logits.
 
@@ -37,8 +43,7 @@ def calibrated(
     calibrator : Calibrator
         Fitted on logits of this model, or unfitted to load a state dict into.
     last_layer : nn.Module or str, optional
-        The layer of the model, or its name in it, whose input is the features; for methods that
-        need them.
+        The layer of the model, or its name in it, whose input a method takes as features.
 
     Examples
     --------
@@ -56,14 +61,8 @@ def calibrated(
 class CalibratedModel(nn.Module):
     """A model and the calibrator behind it; :func:`calibrated` makes one.
 
-    All arguments go to the model, and its output comes back with calibrated logits: float32 or
-    wider, the largest of each row 0. Everything else in the output is kept, also a loss, which is
-    that of the logits before calibration.
-
-    Attributes
-    ----------
-    model : nn.Module
-    calibrator : Calibrator
+    Its output is that of the model with calibrated logits, in float32 or wider, of which the
+    largest of each row is 0. A loss in the output is that of the logits before calibration.
 
     Examples
     --------
@@ -79,21 +78,15 @@ class CalibratedModel(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        calibrator: Calibrator | MaCCal,
-        *,
-        last_layer: nn.Module | str | None = None,
+        self, model: nn.Module, calibrator: Calibrator | MaCCal, *, last_layer: Layer | None = None
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         calibrator = as_calibrator(calibrator)
         if calibrator.needs_features and last_layer is None:
-            raise ValueError(
-                f"{type(calibrator).__name__} needs features: pass last_layer=, the layer of the "
-                "model, or its name, whose input they are"
-            )
+            name = type(calibrator).__name__
+            raise ValueError(f"{name} needs features: pass last_layer=, the layer they go into")
         self.model = model
         self.calibrator = calibrator
         # by name, since a module that is held twice would be saved twice
@@ -101,12 +94,12 @@ class CalibratedModel(nn.Module):
         self.training = model.training  # the layers within keep their own modes
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The output of the model, with calibrated logits."""
+        """Return the output of the model, with calibrated logits."""
         output, features = self.model_output(*inputs, **named)
         return with_logits(output, self.calibrate(logits_of(output), features))
 
     def model_output(self, *inputs: Any, **named: Any) -> tuple[Any, Tensor | None]:
-        """The output of the model, and the features where the calibrator needs them."""
+        """Return the output of the model, and features if the calibrator needs them."""
         if not self.calibrator.needs_features:
             return self.model(*inputs, **named), None
         assert self.last_layer is not None
@@ -114,11 +107,10 @@ class CalibratedModel(nn.Module):
             return self.model(*inputs, **named), features()
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        """Calibrated logits, in the shape of the logits."""
+        """Return calibrated logits, in the shape of the logits."""
         if logits.ndim == 0:
             raise ValueError(
-                "the model must return logits first, got a single number: a loss? Call it without "
-                "labels"
+                "logits must come first, got a number (a loss?): call the model without labels"
             )
         output: Tensor
         one_column = self.calibrator.classes == 1 and logits.shape[-1] == 1
@@ -134,24 +126,17 @@ class CalibratedModel(nn.Module):
     ) -> None:
         """Write a folder for :meth:`from_pretrained`, with a model card.
 
-        The calibrator goes into the subfolder ``calibrator`` and the card to ``README.md``. A model
-        with a ``save_pretrained`` of its own, such as those of Hugging Face, writes its files
-        beside them; other models are left to the caller.
-
-        Parameters
-        ----------
-        folder : path
-            Created where it does not exist. Other files in it stay.
-        figures : Effect, optional
-            Metrics before and after calibration, for the card.
+        The calibrator goes into the subfolder ``calibrator`` and the card, with the ``figures``
+        before and after calibration, to ``README.md``. A model with a ``save_pretrained`` of its
+        own, such as those of Hugging Face, writes its files beside them; other models are left to
+        the caller. Other files in the folder stay.
         """
         target = Path(folder)
         target.mkdir(exist_ok=True)
         save(self.calibrator, target / CALIBRATOR)  # first, since it may be refused
-        own = getattr(self.model, "save_pretrained", None)
-        if own is not None:
-            own(target)
-        write_card(target / CARD, model_card(self, target, figures))
+        if hasattr(self.model, "save_pretrained"):
+            self.model.save_pretrained(target)  # type: ignore[operator]  # an attribute of any kind
+        _write_card(target / CARD, _model_card(self, target, figures))
 
     @classmethod
     def from_pretrained(
@@ -159,18 +144,13 @@ class CalibratedModel(nn.Module):
         folder: str | os.PathLike[str],
         *,
         model: nn.Module | type | None = None,
-        last_layer: nn.Module | str | None = None,
+        last_layer: Layer | None = None,
     ) -> Self:
         """Read a folder that :meth:`save_pretrained` wrote, without network access.
 
-        Parameters
-        ----------
-        folder : path
-        model : nn.Module or class, optional
-            A model, or the class of transformers that reads it from the folder:
-            ``AutoModelForSequenceClassification`` by default.
-        last_layer : nn.Module or str, optional
-            As for :func:`calibrated`.
+        ``model`` is a model, or the class of transformers that reads it from the folder:
+        ``AutoModelForSequenceClassification`` by default. ``last_layer`` is as for
+        :func:`calibrated`.
         """
         target = Path(folder)
         if not target.is_dir():
@@ -192,7 +172,7 @@ def fitted_calibrator(module: nn.Module) -> Calibrator:
 
 
 def with_logits(output: Any, logits: Tensor) -> Any:
-    """The output of a model, with other logits."""
+    """Return the output of a model, with other logits."""
     if isinstance(output, Tensor):
         return logits
     if dataclasses.is_dataclass(output):
@@ -211,7 +191,55 @@ def _sequence_classifier() -> Any:
     try:
         from transformers import AutoModelForSequenceClassification
     except ImportError as problem:
-        raise ImportError(
-            f"a model in a folder needs transformers ({problem}): install it, or pass model="
-        ) from problem
+        message = f"a model in a folder needs transformers ({problem}): install it, or pass model="
+        raise ImportError(message) from problem
     return AutoModelForSequenceClassification
+
+
+def _write_card(path: Path, text: str) -> None:
+    """Write the card of a model, unless there is one that calibrant did not write."""
+    if path.exists() and OURS not in path.read_text("utf-8"):
+        warnings.warn(f"{path} was written by someone else and stays as it is", stacklevel=3)
+        return
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+def _model_card(model: CalibratedModel, folder: Path, figures: Effect | None) -> str:
+    about = read(folder / CALIBRATOR)
+    inside = type(model.model).__name__
+    arguments = [f'"{folder.name}"']
+    if not hasattr(model.model, "save_pretrained"):
+        arguments.append("model=network")
+    if model.calibrator.needs_features:
+        arguments.append(f'last_layer="{model.last_layer}"')
+    return f"""---
+library_name: calibrant
+tags:
+- calibration
+---
+{OURS}
+
+# {inside}, calibrated
+
+The logits of a `{inside}` go through the calibrator in the folder `{CALIBRATOR}`, so that their
+softmax is a calibrated probability.
+
+{about.description} (method `{about.kind}`, calibrant {about.calibrant}).
+
+```python
+from calibrant.deploy import CalibratedModel
+
+model = CalibratedModel.from_pretrained({", ".join(arguments)})
+```
+{"" if figures is None else _figures(figures)}"""
+
+
+def _figures(effect: Effect) -> str:
+    level = effect.after.level
+    interval = "" if level is None else f"{100 * level:g} % interval"
+    tables = zip(effect.before.table(), effect.after.table(), strict=True)
+    rows = [("", "before", interval, "after", interval), ("---", *["---:"] * 4)]
+    rows += [(*before, *after[1:]) for before, after in tables]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"\nMeasured on {effect.after.describe()}:\n\n{table}\n"

@@ -1,4 +1,4 @@
-"""Logits and labels of a model, collected from a data loader."""
+"""Collect logits and labels of a model from a data loader."""
 
 from __future__ import annotations
 
@@ -8,29 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from calibrant._core import torch_models
 from calibrant._core.checks import IGNORED
-from calibrant._core.torch_models import (
-    device_of,
-    evaluating,
-    layer_inputs,
-    logits_of,
-    moved,
-    name_of,
-    taken_apart,
-)
+from calibrant._core.torch_models import evaluating, layer_inputs, logits_of, moved
+from calibrant.deploy.attach import Layer
 
 
 def collect(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    last_layer: nn.Module | str | None = None,
+    last_layer: Layer | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, ...]:
     """Collect logits and labels for the fit of a calibrator.
 
-    The model runs in ``eval`` mode and without gradients; afterwards its layers return to their
-    modes.
+    The model runs without gradients in ``eval`` mode, and its layers return to their modes.
 
     Parameters
     ----------
@@ -49,8 +42,8 @@ def collect(
     logits : (n, ..., classes)
     labels : (n, ...)
     features : (n, ..., width)
-        Only with ``last_layer``. All are on the CPU. Where batches have texts of different
-        lengths, only tokens with a label are returned, one per row.
+        With ``last_layer``. All are on the CPU. If batches have texts of different lengths, only
+        tokens with a label are returned, one per row.
 
     Examples
     --------
@@ -62,8 +55,8 @@ def collect(
     """
     if device is not None:
         model.to(device)
-    place = device_of(model, device or "cpu")
-    layer = None if last_layer is None else name_of(model, last_layer)
+    place = torch_models.device_of(model, device or "cpu")
+    layer = None if last_layer is None else torch_models.name_of(model, last_layer)
     with evaluating(model), torch.no_grad():
         batches = [_outputs(model, batch, layer, place) for batch in loader]
     if not batches:
@@ -76,8 +69,8 @@ def collect(
 def _outputs(
     model: nn.Module, batch: Any, layer: str | None, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Logits, labels and, with a layer, features of a batch, on the CPU."""
-    inputs, named, labels = taken_apart(batch)
+    """Return logits, labels and, with a layer, features of a batch, on the CPU."""
+    inputs, named, labels = torch_models.taken_apart(batch)
     inputs, named = moved(inputs, device), moved(named, device)
     targets = torch.as_tensor(labels).cpu()
     if layer is None:
@@ -88,7 +81,6 @@ def _outputs(
 
 
 def _labelled_rows(logits: Tensor, labels: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
-    targets = labels.reshape(-1)
-    kept = targets != IGNORED
-    rows, *others = (part.reshape(-1, part.shape[-1])[kept] for part in (logits, *features))
-    return rows, targets[kept], *others
+    kept = labels.reshape(-1) != IGNORED
+    rows, *others = (values.flatten(0, -2)[kept] for values in (logits, *features))
+    return rows, labels.reshape(-1)[kept], *others

@@ -1,4 +1,4 @@
-"""The graph to export, and example inputs to trace it with."""
+"""The graph to export, and its comparison with the calibrator before the file gets its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,18 @@ from torch import Tensor, nn
 from calibrant._core.torch_models import logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.attach import CalibratedModel, fitted_calibrator
+from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
 from calibrant.retrain.maccal import MaCCal
+
+TOLERANCE = 1e-5
+"""Largest difference of a probability between the written file and the calibrator."""
+LARGEST_BATCH = 1 << 22
+"""Numbers in the largest batch of a trial."""
+MASKED = "masked classes"
+NUDGES, ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
+"""Trials of logits with rounding errors at the steps of a method, and the errors' relative size."""
+
+Run = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 class ExportGraph(nn.Module):
@@ -31,66 +41,74 @@ class ExportGraph(nn.Module):
 
     def __init__(
         self,
-        inner: Calibrator | CalibratedModel,
-        inputs: dict[str, Tensor],
-        *,
-        by_name: bool,
-        varying: int,
+        calibrator: Calibrator | MaCCal,
+        model: nn.Module | None,
+        example: Any,
+        last_layer: Layer | None,
+        tokens: bool,
         probabilities: bool,
     ) -> None:
         super().__init__()
+        if (model is None) != (example is None):
+            raise ValueError("model and example belong together: pass both or neither")
+        self.by_name, self.varying = isinstance(example, Mapping), 2 if tokens else 1
+        self.probabilities = probabilities
+        calibrator = fitted_calibrator(calibrator)
+        inner: Calibrator | CalibratedModel = calibrator
+        if model is None:
+            shape, random = (2, 3)[: self.varying], torch.Generator().manual_seed(0)
+            values = _random_inputs(calibrator, shape, random)
+            self.inputs = dict(zip(("logits", "features"), values, strict=False))
+        else:
+            inner = CalibratedModel(model, calibrator, last_layer=last_layer)
+            self.inputs = _example_inputs(example)
         on_cpu = all(v.device.type == "cpu" for v in (*inner.parameters(), *inner.buffers()))
         self.inner = inner if on_cpu else copy.deepcopy(inner).cpu()
-        self.inputs, self.by_name = inputs, by_name
-        self.varying, self.probabilities = varying, probabilities
 
         def forward(*values: Tensor, **named: Tensor) -> Tensor:
             return self.calibrate(*self.model_output(*values, **named))
 
         # for tracing torch needs a named argument for each input
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(name, kind) for name in inputs]
+        parameters = [inspect.Parameter(name, kind) for name in self.inputs]
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         self.forward = forward
 
     @property
     def calibrator(self) -> Calibrator:
-        """The calibrator."""
-        inner = self.inner
-        return inner.calibrator if isinstance(inner, CalibratedModel) else inner
+        """The calibrator, also that behind a model."""
+        return self.inner.calibrator if isinstance(self.inner, CalibratedModel) else self.inner
 
     def model_output(self, *values: Tensor, **named: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits and features before calibration."""
+        """Return logits and features before calibration."""
         if isinstance(self.inner, CalibratedModel):
             output, features = self.inner.model_output(*values, **named)
             return logits_of(output), features
         return values[0], values[1] if len(values) > 1 else None
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        """Calibrated logits or probabilities."""
-        inner = self.inner
-        apply = inner.calibrate if isinstance(inner, CalibratedModel) else inner
-        output: Tensor = apply(logits, features)
+        """Return calibrated logits or probabilities."""
+        output: Tensor = getattr(self.inner, "calibrate", self.inner)(logits, features)
         return self.softmax(output) if self.probabilities else output
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """Probabilities of logits."""
+        """Return probabilities of logits."""
         return logits.sigmoid() if self.calibrator.classes == 1 else logits.softmax(-1)
 
     def arguments(self, values: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Values of all inputs as arguments of a call, by position and by name."""
+        """Return values of all inputs as positional and named arguments of a call."""
         values = tuple(values)
         return ((), dict(zip(self.inputs, values, strict=True))) if self.by_name else (values, {})
 
     def dynamic_shapes(self, *dims: Any) -> dict[str, Any]:
-        """The dimensions of any size of each input."""
+        """Return the dimensions of any size of each input."""
         return {
             name: dict(enumerate(dims[: min(self.varying, value.ndim)]))
             for name, value in self.inputs.items()
         }
 
     def program(self) -> torch.export.ExportedProgram:
-        """The traced graph."""
+        """Return the traced graph."""
         args, named = self.arguments(self.inputs.values())
         shapes = self.dynamic_shapes(*[torch.export.Dim.DYNAMIC] * 2)
         with self.explained("torch.export"), quiet(), torch.no_grad():
@@ -98,44 +116,18 @@ class ExportGraph(nn.Module):
 
     @contextmanager
     def explained(self, exporter: str) -> Iterator[None]:
-        """Turn an error of torch about a model that it cannot export into one that names both."""
+        """Name the model and the exporter in errors of torch."""
         try:
             yield
         except Exception as error:
             name = type(getattr(self.inner, "model", self.calibrator)).__name__
             cause = error.__cause__ or error  # the outer error is about torch
             lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-            raise ValueError(
-                f"{name} cannot be exported: {exporter} says {' '.join(lines[:2])!r}"
-            ) from error
-
-
-def export_graph(
-    calibrator: Calibrator | MaCCal,
-    model: nn.Module | None,
-    example: Any,
-    last_layer: nn.Module | str | None,
-    tokens: bool,
-    probabilities: bool,
-) -> ExportGraph:
-    """Build the graph for the arguments of an export."""
-    calibrator = fitted_calibrator(calibrator)
-    if (model is None) != (example is None):
-        raise ValueError("model and example belong together: pass both or neither")
-    varying = 2 if tokens else 1
-    inner: Calibrator | CalibratedModel = calibrator
-    if model is None:
-        values = random_inputs(calibrator, (2, 3)[:varying], torch.Generator().manual_seed(0))
-        inputs = dict(zip(("logits", "features"), values, strict=False))
-    else:
-        inner = CalibratedModel(model, calibrator, last_layer=last_layer)
-        inputs = _example_inputs(example)
-    by_name = isinstance(example, Mapping)
-    return ExportGraph(inner, inputs, by_name=by_name, varying=varying, probabilities=probabilities)
+            message = f"{name} cannot be exported: {exporter} says {' '.join(lines[:2])!r}"
+            raise ValueError(message) from error
 
 
 def _example_inputs(example: Any) -> dict[str, Tensor]:
-    """Inputs by name."""
     inputs = {"input": example}
     if isinstance(example, Mapping):
         inputs = dict(example)
@@ -143,23 +135,18 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
         inputs = {f"input_{i}": value for i, value in enumerate(example)}
     values = inputs.values()
     if not values or not all(isinstance(v, Tensor) and v.ndim and len(v) for v in values):
-        raise TypeError(
-            "example must be a tensor, or a tuple or dictionary of tensors, with one row or more, "
-            f"got {type(example).__name__}"
-        )
+        kind = type(example).__name__
+        raise TypeError(f"example must be tensors with one row or more, got {kind}: pass a batch")
     rows = {len(value) for value in values}
     if len(rows) > 1:
         raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")
-    inputs = {name: value.detach().cpu() for name, value in inputs.items()}
-    if rows == {1}:  # torch would take it for a constant
-        inputs = {name: torch.cat([value, value]) for name, value in inputs.items()}
-    return inputs
+    copies = 2 if rows == {1} else 1  # torch would take a single row for a constant
+    return {name: torch.cat([value.detach().cpu()] * copies) for name, value in inputs.items()}
 
 
-def random_inputs(
+def _random_inputs(
     calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """Logits, and features where they are needed, for examples of a shape."""
     classes = calibrator.classes
     logits = 3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)
     if not calibrator.needs_features:
@@ -168,7 +155,7 @@ def random_inputs(
 
 
 def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
-    """Path of the file to write, checked."""
+    """Return the path of the file to write, checked."""
     target = Path(path)
     if target.suffix != suffix:
         raise ValueError(f"cannot write {target}: the suffix must be {suffix}")
@@ -178,7 +165,7 @@ def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
 
 
 def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
-    """Method, number of classes and version, to be stored in the file."""
+    """Return method, number of classes and version, to be stored in the file."""
     from calibrant import __version__
 
     try:
@@ -190,7 +177,7 @@ def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch about its own future and about other libraries."""
+    """Silence warnings and log messages of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with warnings.catch_warnings():
@@ -200,3 +187,128 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
+
+
+@torch.no_grad()
+def check_export(graph: ExportGraph, run: Run, runtime: str, tolerance: float) -> float:
+    """Return the largest difference of a probability in all trials that ``run`` the file."""
+    worst = 0.0
+    for trial, inputs in _trials(graph):
+        try:
+            worst = max(worst, _difference(graph, run, inputs, tolerance, trial == MASKED))
+        except Exception as error:
+            message = f"{runtime} fails on {trial}: {str(error).strip().splitlines()[0]}"
+            raise ValueError(f"nothing was written: {message}") from error
+    return worst
+
+
+def _difference(
+    graph: ExportGraph, run: Run, inputs: tuple[Tensor, ...], tolerance: float, may_refuse: bool
+) -> float:
+    """Largest difference of a probability; raise for whatever makes the export wrong."""
+    args, named = graph.arguments(inputs)
+    before = graph.model_output(*args, **named)
+    expected = graph.calibrate(*before)
+    if expected.isnan().any():
+        if may_refuse:
+            return 0.0
+        raise ValueError("torch itself gives NaN")
+    output = run(inputs)
+    got, shape = tuple(output.shape), tuple(expected.shape)
+    if got != shape:
+        raise ValueError(f"the shape is {got}, and {shape} with torch")
+    probs, wanted = _probs(graph, output), _probs(graph, expected)
+    difference = _distance(probs, wanted, wanted)
+    if difference > tolerance:
+        difference = _distance(probs, *_rounding_range(graph, *before))
+    if difference > tolerance:
+        limit = f"{tolerance:g} is allowed"
+        raise ValueError(f"probabilities differ from torch by {difference:.2g}, {limit}")
+    if graph.calibrator.keeps_argmax and (_top(graph, output) != _top(graph, expected)).any():
+        raise ValueError("predicted classes differ from torch")
+    return difference
+
+
+def _probs(graph: ExportGraph, output: Tensor) -> Tensor:
+    return output.double() if graph.probabilities else graph.softmax(output.double())
+
+
+def _top(graph: ExportGraph, output: Tensor) -> Tensor:
+    if graph.calibrator.classes == 1:
+        return output > (0.5 if graph.probabilities else 0)
+    return output.argmax(-1)
+
+
+def _distance(probs: Tensor, low: Tensor, high: Tensor) -> float:
+    """Largest distance of a probability from its range; NaN is infinitely far."""
+    beyond = torch.maximum(low - probs, probs - high)
+    return float(torch.where(beyond.isnan(), torch.inf, beyond).max())
+
+
+def _rounding_range(
+    graph: ExportGraph, logits: Tensor, features: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the smallest and largest probabilities of torch for logits with rounding errors.
+
+    At a step of a method rounding decides which side is taken, and either side is right.
+    """
+    size = torch.where(logits.isfinite(), logits, 0).abs()
+    if graph.calibrator.classes > 1:
+        size = size.amax(-1, keepdim=True)
+    step = ROUNDING * size.clamp(min=8)  # log-odds of small logits are several units too
+    random = torch.Generator().manual_seed(0)
+    low = high = _probs(graph, graph.calibrate(logits, features))
+    moved = (logits / step).round() * step  # near ties become ties, then logits move at random
+    for _ in range(NUDGES):
+        probs = _probs(graph, graph.calibrate(moved.to(logits.dtype), features))
+        low, high = torch.minimum(low, probs), torch.maximum(high, probs)
+        moved = logits + step * (2 * torch.rand(logits.shape, generator=random) - 1)
+    return low, high
+
+
+def _trials(graph: ExportGraph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Yield descriptions of inputs to try, and the inputs."""
+    if isinstance(graph.inner, CalibratedModel):
+        example = tuple(graph.inputs.values())
+        have = len(example[0])
+        for rows in (1, have, 7, 64):
+            index = torch.arange(rows) % have
+            yield f"{rows} rows of the example", tuple(v[index] for v in example)
+        if graph.varying == 2:
+            short = tuple(v[:, : (v.shape[1] + 1) // 2] for v in example)
+            yield "half of the tokens of the example", short
+        return
+    calibrator, random = graph.calibrator, torch.Generator().manual_seed(1)
+    most = max(8, min(1000, LARGEST_BATCH // calibrator.classes))
+    for rows in (1, 2, 7, most):
+        shape = (rows, 1 + rows % 5)[: graph.varying]
+        yield f"a batch of {rows}", _random_inputs(calibrator, shape, random)
+    for trial, logits in _edge_cases(calibrator.classes, random):
+        if graph.varying == 2:
+            logits = logits[:, None]
+        features = _random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]
+        yield trial, (logits, *features)
+
+
+def _edge_cases(classes: int, random: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Yield logits at the limits of what is legal, ``(rows, classes)`` or ``(rows,)``."""
+    rows = torch.randn((16,) if classes == 1 else (16, classes), generator=random)
+    if classes > 1:  # the first class leads in one row, the last in another
+        rows[0], rows[1] = rows[0].sort(descending=True).values, rows[1].sort().values
+    yield "large logits", 1e4 * rows
+    yield "small logits", 1e-4 * rows
+    yield "equal logits", torch.zeros_like(rows)
+    if classes == 1:
+        return
+    at, (first, second) = torch.arange(len(rows)), rows.topk(2, dim=-1).indices.unbind(-1)
+    tied = rows.clone()
+    tied[at, second] = rows[at, first]
+    yield "ties", tied
+    near = rows.clone()
+    near[at, second] = rows[at, first].nextafter(torch.tensor(torch.inf))
+    yield "near ties", near
+    masked = torch.cat([rows, 1e3 * rows])
+    masked[:, ::2] = -torch.inf
+    masked[0] = -torch.inf
+    masked[0, 0] = 0
+    yield MASKED, masked

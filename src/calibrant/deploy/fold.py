@@ -1,4 +1,4 @@
-"""Calibrators folded into the last linear layer."""
+"""Fold calibrators into the last linear layer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
     Returns
     -------
     nn.Linear
-        A new layer, whose logits differ from the calibrated ones by a constant for each row at
-        most. Values are computed in float64 and rounded to the type of ``linear``.
+        A new layer. Its logits are the calibrated ones up to a constant for each row, computed in
+        float64 and rounded to the type of ``linear``.
 
     Examples
     --------
@@ -74,7 +74,9 @@ def _folded(calibrator: Calibrator, weight: Tensor, bias: Tensor) -> tuple[Tenso
         return _folded(calibrator.chosen_, weight, bias)
     if isinstance(calibrator, PriorCorrection):
         weight, bias = _folded(calibrator.calibrator, weight, bias)
-        return weight, bias + _shift(calibrator).to(bias)
+        zeros = calibrator.new_prior_.new_zeros(() if calibrator.classes == 1 else len(bias))
+        shift = calibrator(zeros) - calibrator.calibrator(zeros)  # up to a constant
+        return weight, bias + (torch.stack([zeros, shift]) if shift.ndim == 0 else shift).to(bias)
     if isinstance(calibrator, Identity):
         return weight, bias
     if isinstance(calibrator, TemperatureScaling):
@@ -89,15 +91,5 @@ def _folded(calibrator: Calibrator, weight: Tensor, bias: Tensor) -> tuple[Tenso
         scale = calibrator.weight_.to(bias)
         matrix = scale.diag() if scale.ndim == 1 else scale
         return matrix @ weight, matrix @ bias + calibrator.bias_.to(bias)
-    raise ValueError(
-        f"{type(calibrator).__name__} cannot be folded into a linear layer, since it is not linear "
-        "in the logits: use calibrated(model, calibrator)"
-    )
-
-
-def _shift(correction: PriorCorrection) -> Tensor:
-    """Vector that the correction adds to calibrated logits, up to a constant."""
-    classes = int(correction.classes_)
-    zeros = correction.new_prior_.new_zeros(() if classes == 1 else classes)
-    shift: Tensor = correction(zeros) - correction.calibrator(zeros)
-    return torch.stack([zeros, shift]) if classes == 1 else shift
+    name = type(calibrator).__name__
+    raise ValueError(f"{name} is not linear in the logits: use calibrated(model, calibrator)")

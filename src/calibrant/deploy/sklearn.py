@@ -1,7 +1,4 @@
-"""A scikit-learn classifier with calibrated probabilities, around any other.
-
-Needs scikit-learn: ``pip install 'calibrant[sklearn]'``.
-"""
+"""A scikit-learn classifier with calibrated probabilities, around any other."""
 
 from __future__ import annotations
 
@@ -9,23 +6,17 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    as_weight,
-    logits_from_probs,
-    warn,
-)
+from calibrant._core import checks
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import BOUNDS, Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
@@ -38,32 +29,22 @@ try:
     from sklearn.frozen import FrozenEstimator
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
-    from sklearn.utils import check_random_state, get_tags
-    from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
+    from sklearn.utils import check_random_state, get_tags, metadata_routing, validation
     from sklearn.utils.metaestimators import _safe_split
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.parallel import Parallel, delayed
-    from sklearn.utils.validation import (
-        _check_method_params,
-        assert_all_finite,
-        check_consistent_length,
-        check_is_fitted,
-        column_or_1d,
-        has_fit_parameter,
-        indexable,
-    )
+    from sklearn.utils.validation import check_is_fitted
 except ImportError as problem:
-    raise ImportError(
-        f"calibrant.deploy.sklearn needs scikit-learn 1.6 or newer ({problem}): "
-        "pip install 'calibrant[sklearn]'"
-    ) from problem
+    message = f"this needs scikit-learn 1.6 or newer ({problem}): pip install 'calibrant[sklearn]'"
+    raise ImportError(message) from problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PREFIT = "prefit"
-LEAST = 1e-30
-"""Smaller probabilities are raised to this one: no estimator can know them."""
+Arguments: TypeAlias = dict[str, Any]
+Fold: TypeAlias = tuple[IntArray, IntArray]  # examples to fit on, and examples to score
+LEAST = math.log(1e-30)
+"""Smaller log-probabilities are raised to this one: no estimator can know them."""
 RESCALINGS = 5
 """Scales of scores to try, each 20 times the one before, or a twentieth of it."""
 
@@ -74,8 +55,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     An unfitted estimator is cross-fitted: the calibrator is fitted once, on the out-of-fold scores
     of all examples, and the estimator is fitted on all data. A
     :class:`sklearn.frozen.FrozenEstimator` stays as it is, and all data of ``fit`` calibrate it.
-    Scores are those of ``decision_function`` or, where there is none, the logarithms of
-    ``predict_proba``.
+    Scores are those of ``decision_function``, or the logarithms of ``predict_proba`` without one.
 
     Parameters
     ----------
@@ -105,8 +85,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Logit of a probability of 0: the logarithm of half of the smallest positive probability in
         the fit, at least that of 1e-30. None with ``decision_function``.
     scale_ : float
-        Divisor of scores before the calibrator: 1, unless the best temperature is outside of
-        [0.05, 20].
+        Divisor of scores: 1, unless the best temperature is outside of [0.05, 20].
     n_features_in_, feature_names_in_
         Those of ``estimator_``, if it has them.
 
@@ -147,16 +126,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.n_jobs = n_jobs
         self.random_state = random_state
 
-    # ------------------------------------------------------------------------------------- fit
-
     def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        groups: Any = None,
-        **fit_params: Any,
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, **fit_params: Any
     ) -> Self:
         """Fit the estimator, unless it is fitted, and the calibrator.
 
@@ -167,44 +138,41 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         y : (n,)
             Classes, as numbers or strings.
         sample_weight : (n,), optional
-            Weights for the calibrator and, where it accepts them, the estimator.
+            Weights for the calibrator and, if it accepts them, the estimator.
         groups : (n,), optional
-            Examples of one group (a patient, a document) stay in one fold, of the estimator and of
-            a method that cross-validates.
+            Examples of one group stay in one fold, also of a method that cross-validates.
         **fit_params
             Further arguments of the estimator's ``fit``.
         """
-        y = _targets(y)
-        check_consistent_length(X, y, sample_weight, groups)
+        y = np.asarray(validation.column_or_1d(y, warn=True))
+        validation.assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        validation.check_consistent_length(X, y, sample_weight, groups)
         if sample_weight is not None:
-            sample_weight = as_weight(sample_weight, y.shape)
+            sample_weight = checks.as_weight(sample_weight, y.shape)
             if not sample_weight.any():
                 raise ValueError("sample_weight must not be zero for every example")
         groups = None if groups is None else np.asarray(groups)
         calibrator, estimator = self._calibrator(), self._estimator()
-        if self._prefit(estimator):
+        if isinstance(self.cv, str) and self.cv != "prefit":
+            raise ValueError(f'cv must be folds, their number or "prefit", got {self.cv!r}')
+        if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
             scores = _frozen_scores(estimator, X, y, fit_params)
         else:
-            X, y = indexable(X, y)
+            X, y = validation.indexable(X, y)
             params, split = self._routed(estimator, sample_weight, groups, fit_params)
-            folds = self._folds(X, y, groups, split)
-            unfitted, estimator = estimator, clone(estimator).fit(X, y, **params)
-            scores = self._cross_scores(unfitted, estimator, X, y, folds, params)
+            estimator, scores = self._cross_fitted(X, y, params, groups, split)
             scores = _usable(scores, masks=calibrator.accepts_masked)
             if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
                 groups = np.arange(len(y))  # copies of an example stay together
         weight = None if sample_weight is None else sample_weight[scores.rows]
-        floor = None if _has_scores(estimator) else _floor(scores.logits, weight)
-        logits = _log_odds(_floored(scores.logits, scores.known, floor))
-        scale = 1.0
-        if not isinstance(calibrator, Identity):
-            scale = _scale(logits, scores.labels, weight)
-        calibrator.fit(
-            logits / scale,
-            scores.labels,
-            sample_weight=weight,
-            groups=None if groups is None else groups[scores.rows],
-        )
+        has_scores = hasattr(estimator, "decision_function")
+        floor = None if has_scores else _floor(scores.logits, weight)
+        logits = _log_odds(scores.logits, floor, scores.known)
+        same = isinstance(calibrator, Identity)
+        scale = 1.0 if same else _scale(logits, scores.labels, weight)
+        kept = None if groups is None else groups[scores.rows]
+        calibrator.fit(logits / scale, scores.labels, sample_weight=weight, groups=kept)
         self.estimator_, self.classes_, self.calibrator_ = estimator, scores.classes, calibrator
         self.floor_, self.scale_ = floor, scale
         return self
@@ -218,50 +186,49 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 options["seed"] = int(check_random_state(self.random_state).randint(1 << 31))
         calibrator = copy.deepcopy(make_calibrator(self.method, options))
         if calibrator.needs_features:
-            raise ValueError(
-                f"{type(calibrator).__name__} needs the features before the last layer, which a "
-                "scikit-learn estimator does not provide: choose another method"
-            )
+            name = type(calibrator).__name__
+            raise ValueError(f"{name} needs features of a last layer: choose another method")
         return calibrator
 
     def _estimator(self) -> Any:
         if self.estimator is not None:
             return self.estimator
         default = LogisticRegression()
-        return default.set_fit_request(sample_weight=True) if _routing() else default
-
-    def _prefit(self, estimator: Any) -> bool:
-        if isinstance(self.cv, str) and self.cv != PREFIT:
-            raise ValueError(
-                f'cv must be a number of folds, a splitter, folds or "{PREFIT}", got {self.cv!r}'
-            )
-        return isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator)
+        return default.set_fit_request(sample_weight=True) if _is_routing() else default
 
     def _routed(
-        self,
-        estimator: Any,
-        sample_weight: FloatArray | None,
-        groups: NDArray[Any] | None,
-        fit_params: dict[str, Any],
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self, estimator: Any, sample_weight: Any, groups: Any, fit_params: Arguments
+    ) -> tuple[Arguments, Arguments]:
         """Return the arguments of the estimator's ``fit`` and of the splitter's ``split``."""
-        if _routing():
-            routed = process_routing(
+        if _is_routing():
+            routed = metadata_routing.process_routing(
                 self, "fit", sample_weight=sample_weight, groups=groups, **fit_params
             )
             return routed.estimator.fit, routed.splitter.split
         params = dict(fit_params)
-        if sample_weight is not None and has_fit_parameter(estimator, "sample_weight"):
+        if sample_weight is not None and validation.has_fit_parameter(estimator, "sample_weight"):
             params["sample_weight"] = sample_weight
         elif sample_weight is not None:
             name = type(estimator).__name__
-            warn(f"the fit of {name} takes no sample_weight: only the calibrator is weighted")
+            checks.warn(f"{name}.fit takes no sample_weight: only the calibrator is weighted")
         return params, {} if groups is None else {"groups": groups}
 
-    def _folds(
-        self, X: Any, y: NDArray[Any], groups: NDArray[Any] | None, split: dict[str, Any]
-    ) -> list[tuple[IntArray, IntArray]]:
-        """Return the examples to fit on and to score, for each fold."""
+    def _cross_fitted(
+        self, X: Any, y: NDArray[Any], params: Arguments, groups: Any, split: Arguments
+    ) -> tuple[Any, _Scores]:
+        """Return the estimator fitted on all data, and the out-of-fold scores of all examples."""
+        folds = self._folds(X, y, groups, split)
+        estimator = clone(self._estimator()).fit(X, y, **params)
+        classes = _classes(estimator, y)
+        parts = Parallel(n_jobs=self.n_jobs)(
+            delayed(_out_of_fold)(clone(self._estimator()), X, y, fold, params, classes)
+            for fold in folds
+        )
+        rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
+        logits, known = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return estimator, _Scores(classes, rows, logits, known, _positions(classes, y)[rows])
+
+    def _folds(self, X: Any, y: NDArray[Any], groups: Any, split: Arguments) -> list[Fold]:
         cv = 5 if self.cv is None else self.cv
         if isinstance(cv, Integral):
             kind = StratifiedKFold if groups is None else StratifiedGroupKFold
@@ -273,48 +240,24 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             warnings.filterwarnings("ignore", message="The least populated class in y has only")
             return list(check_cv(cv, y, classifier=True).split(X, y, **split))
 
-    def _cross_scores(
-        self,
-        unfitted: Any,
-        estimator: Any,
-        X: Any,
-        y: NDArray[Any],
-        folds: list[tuple[IntArray, IntArray]],
-        params: dict[str, Any],
-    ) -> _Scores:
-        """Score every fold by a copy that was fitted on the others."""
-        classes = _classes(estimator, y)
-        parts = Parallel(n_jobs=self.n_jobs)(
-            delayed(_out_of_fold)(clone(unfitted), X, y, train, test, params, classes)
-            for train, test in folds
-        )
-        rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
-        logits, known = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return _Scores(classes, rows, logits, known, _positions(classes, y)[rows])
-
-    # --------------------------------------------------------------------------------- predict
-
     def predict_proba(self, X: Any) -> FloatArray:
-        """Calibrated probabilities ``(n, classes)``, in the order of ``classes_``."""
+        """Return calibrated probabilities ``(n, classes)``, in the order of ``classes_``."""
         return np.asarray(self._calibrated(X).softmax(-1).numpy())
 
     def predict_log_proba(self, X: Any) -> FloatArray:
-        """Logarithms of the calibrated probabilities, without underflow."""
+        """Return logarithms of the calibrated probabilities, without underflow."""
         return np.asarray(self._calibrated(X).log_softmax(-1).numpy())
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Most probable class; methods that keep the argmax keep the estimator's prediction."""
-        best = self.predict_proba(X).argmax(-1)
+        """Return the most probable classes; most methods keep the estimator's prediction."""
+        best = self.predict_proba(X).argmax(-1)  # first, since it checks that there was a fit
         return np.asarray(self.classes_[best])
 
     def _calibrated(self, X: Any) -> Tensor:
-        """Calibrated logits ``(n, classes)``."""
         check_is_fitted(self)
-        scores = _floored(_class_logits(self.estimator_, X, self.classes_), True, self.floor_)
-        logits = torch.as_tensor(self.calibrator_.transform(_log_odds(scores) / self.scale_))
+        scores = _log_odds(_class_logits(self.estimator_, X, self.classes_), self.floor_)
+        logits = torch.as_tensor(self.calibrator_.transform(scores / self.scale_))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
-
-    # ----------------------------------------------------------------------------- conventions
 
     @property
     def n_features_in_(self) -> int:
@@ -327,10 +270,10 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return np.asarray(self.estimator_.feature_names_in_)
 
     def get_metadata_routing(self) -> Any:
-        """Routes of ``sample_weight``, ``groups`` and other arguments of ``fit``."""
-        fit = MethodMapping().add(caller="fit", callee="fit")
-        split = MethodMapping().add(caller="fit", callee="split")
-        router = MetadataRouter(owner=self).add_self_request(self)
+        """Return the routes of ``sample_weight``, ``groups`` and other arguments of ``fit``."""
+        fit = metadata_routing.MethodMapping().add(caller="fit", callee="fit")
+        split = metadata_routing.MethodMapping().add(caller="fit", callee="split")
+        router = metadata_routing.MetadataRouter(owner=self).add_self_request(self)
         return router.add(estimator=self._estimator(), method_mapping=fit).add(
             splitter=self.cv, method_mapping=split
         )
@@ -341,9 +284,6 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if inner.classifier_tags is not None:
             tags.classifier_tags.multi_class = inner.classifier_tags.multi_class
         return tags
-
-
-# ----------------------------------------------------------------------------------------- scores
 
 
 class _Scores(NamedTuple):
@@ -360,19 +300,17 @@ class _Scores(NamedTuple):
     labels: IntArray
 
 
-def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str, Any]) -> _Scores:
-    """Scores of an estimator that is fitted already."""
+def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments) -> _Scores:
     if fit_params:
-        raise ValueError(
-            f"the estimator is fitted already and takes no {comma_separated(fit_params)}"
-        )
+        names = comma_separated(fit_params)
+        raise ValueError(f"the estimator is fitted already and takes no {names}")
     try:
         check_is_fitted(estimator)
     except NotFittedError as problem:
+        name = type(estimator).__name__
         raise NotFittedError(
-            f'this {type(estimator).__name__} is not fitted, and cv="{PREFIT}" or FrozenEstimator '
-            "leave it so: fit it first. Clones (GridSearchCV, cross_val_score) forget fits unless "
-            "the estimator is a FrozenEstimator"
+            f"this {name} is not fitted, or a clone (as in GridSearchCV) has forgotten its fit: "
+            "fit it first, and wrap it in a FrozenEstimator"
         ) from problem
     classes = _classes(estimator, y)
     labels, logits = _positions(classes, y), _class_logits(estimator, X, classes)
@@ -380,18 +318,13 @@ def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: dict[str
 
 
 def _out_of_fold(
-    estimator: Any,
-    X: Any,
-    y: NDArray[Any],
-    train: IntArray,
-    test: IntArray,
-    params: dict[str, Any],
-    classes: NDArray[Any],
+    estimator: Any, X: Any, y: NDArray[Any], fold: Fold, params: Arguments, classes: NDArray[Any]
 ) -> tuple[FloatArray, BoolArray]:
-    """Scores ``(test, classes)`` of an estimator fitted on ``train``, and the classes it knows."""
+    """Return scores ``(test, classes)`` by a fit on the rest, and the classes that it knows."""
+    train, test = fold
     X_train, y_train = _safe_split(estimator, X, y, train)
     X_test, _ = _safe_split(estimator, X, y, test, train)
-    fitted = estimator.fit(X_train, y_train, **_check_method_params(X, params, train))
+    fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
     seen = getattr(fitted, "classes_", np.unique(y_train))
     logits = np.full((len(y[test]), len(classes)), -np.inf)
     known = np.zeros(logits.shape, bool)
@@ -401,13 +334,9 @@ def _out_of_fold(
     return logits, known
 
 
-def _has_scores(estimator: Any) -> bool:
-    return hasattr(estimator, "decision_function")
-
-
 def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
-    """Scores ``(n, classes)``; probabilities of 0 are -inf."""
-    if _has_scores(estimator):
+    """Return scores ``(n, classes)``; probabilities of 0 are -inf."""
+    if hasattr(estimator, "decision_function"):
         name = f"the decision_function of {type(estimator).__name__}"
         scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
         if len(classes) == 2 and scores.size == len(scores):
@@ -416,51 +345,42 @@ def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
             raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
     else:
         name = f"the predict_proba of {type(estimator).__name__}"
-        scores = _log_probs(np.asarray(estimator.predict_proba(X)))
+        probs = np.asarray(estimator.predict_proba(X))
+        scores = np.maximum(checks.logits_from_probs(probs)[0], LEAST)
+        scores = np.where(probs > 0, scores, -np.inf)
     if scores.ndim != 2 or scores.shape[1] != len(classes):
         raise ValueError(
-            f"{name} must have a column for each of {len(classes)} classes, got {scores.shape}"
+            f"{name} must be (n, {len(classes)}), a column per class, got {scores.shape}"
         )
     return scores
 
 
 def _one_vs_one(estimator: Any) -> bool:
-    """Tell whether scores are of pairs of classes; three classes have three pairs."""
+    """Return True if scores are of pairs of classes, of which three classes have three."""
     params = estimator.get_params() if hasattr(estimator, "get_params") else {}
-    return any(
-        name.rpartition("__")[2] == "decision_function_shape" and value == "ovo"
-        for name, value in params.items()
-    )
-
-
-def _log_probs(probs: NDArray[Any]) -> FloatArray:
-    logs = np.maximum(logits_from_probs(probs)[0], math.log(LEAST))
-    return np.where(probs > 0, logs, -np.inf)
+    return any(k.endswith("decision_function_shape") and v == "ovo" for k, v in params.items())
 
 
 def _floor(logits: FloatArray, weight: FloatArray | None) -> float:
-    """Logit of a probability of 0: that of half of the smallest positive probability.
+    """Return the logit of half of the smallest positive probability, to stand for that of 0.
 
     Estimators that count (votes, neighbours) give 0 to classes that are merely rare.
     """
     logits = logits if weight is None else logits[weight > 0]
-    half = float(logits[np.isfinite(logits)].min()) - math.log(2)
-    return max(half, math.log(LEAST))
+    return max(float(logits[np.isfinite(logits)].min()) - math.log(2), LEAST)
 
 
-def _floored(logits: FloatArray, known: BoolArray | bool, floor: float | None) -> FloatArray:
-    return logits if floor is None else np.where(known & np.isneginf(logits), floor, logits)
-
-
-def _log_odds(logits: FloatArray) -> FloatArray:
-    """Logits as the calibrator takes them: for two classes one column, the log-odds."""
+def _log_odds(logits: FloatArray, floor: float | None, known: Any = True) -> FloatArray:
+    """Return the log-odds for two classes, the logits for more; those of 0 get the floor."""
+    if floor is not None:
+        logits = np.where(known & np.isneginf(logits), floor, logits)
     return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
 
 def _scale(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
-    """Divisor of scores that brings their best temperature into the bounds of calibrators.
+    """Return the divisor of scores that brings their best temperature into the usual bounds.
 
-    It is 1 where there is no best temperature: all examples are right, or worse than chance.
+    It is 1 if there is no best temperature: all examples are right, or worse than chance.
     """
     wrong = (logits > 0 if logits.ndim == 1 else logits.argmax(-1)) != labels
     if not (wrong if weight is None else wrong & (weight > 0)).any():
@@ -486,34 +406,21 @@ def _usable(scores: _Scores, *, masks: bool) -> _Scores:
     kept = own & (True if masks else scores.known.all(1))
     if kept.all():
         return scores
-    names = _named(scores.classes[~scores.known.all(0)])
+    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
     problem = (
         f"{(~kept).sum():,} of {len(own):,} examples were scored without one of these classes in "
         f"the training part of their fold: {names}"
     )
     if not kept.any():
-        raise ValueError(
-            f"{problem}. None is left to calibrate on: use folds that have every class, or a "
-            "method that allows masked classes (ts)"
-        )
-    warn(f"{problem}. They are left out of the calibration")
+        remedy = "use folds that have every class, or a method that allows masked classes (ts)"
+        raise ValueError(f"{problem}. None is left to calibrate on: {remedy}")
+    checks.warn(f"{problem}. They are left out of the calibration")
     columns: Any = (column[kept] for column in scores[1:])
     return _Scores(scores.classes, *columns)
 
 
-# ---------------------------------------------------------------------------------------- targets
-
-
-def _targets(y: Any) -> NDArray[Any]:
-    """Classes ``(n,)``, checked."""
-    targets = column_or_1d(y, warn=True)
-    assert_all_finite(targets, input_name="y")
-    check_classification_targets(targets)
-    return np.asarray(targets)
-
-
 def _classes(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
-    """Classes of a fitted estimator, in the order of its scores."""
+    """Return the classes of a fitted estimator, in the order of its scores."""
     classes = np.asarray(getattr(estimator, "classes_", np.unique(y)))
     if len(classes) < 2:
         raise ValueError(f"y must have two classes or more, got one class, {str(classes[0])!r}")
@@ -521,21 +428,14 @@ def _classes(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
 
 
 def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
-    """Position of each value among the classes."""
+    """Return the position of each value among the classes."""
     known = np.isin(values, classes)
     if not known.all():
-        others = _named(np.unique(values[~known]))
-        raise ValueError(
-            f"y has classes that the estimator was not fitted on: {others}; it knows "
-            f"{_named(classes)}"
-        )
+        others = comma_separated(map(str, np.unique(values[~known])))
+        raise ValueError(f"y has classes that the estimator was not fitted on: {others}")
     order = np.argsort(classes)
     return np.asarray(order[np.searchsorted(classes, values, sorter=order)])
 
 
-def _named(values: Iterable[Any]) -> str:
-    return comma_separated([str(value) for value in values])
-
-
-def _routing() -> bool:
+def _is_routing() -> bool:
     return bool(get_config().get("enable_metadata_routing", False))

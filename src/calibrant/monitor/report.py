@@ -1,4 +1,4 @@
-"""Reports of a monitor."""
+"""Reports of a monitor: windows, alarm, and estimates of a drift."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from calibrant._core.checks import IGNORED
-from calibrant.monitor.drift import Drift
+import numpy as np
 
+from calibrant._core.binning import uniform_edges
+from calibrant._core.checks import IGNORED
+from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
+
+FEW = 10
+"""Bins with fewer examples, or with less than 1 % of them, are not reported."""
 SHOWN = 20
 """Windows that are printed."""
 COUNTS = {
@@ -21,41 +26,37 @@ COUNTS = {
 
 
 class Alarm(NamedTuple):
-    """When the e-value first reached its limit."""
+    """The first time that the e-value reached its limit."""
 
     window: str
     examples: int
     e_value: float
 
 
+class Drift(NamedTuple):
+    """The most successful bet: what has changed, where and since when."""
+
+    direction: str  # "over" or "under"
+    since: str
+    low: float  # ends of the range of confidence
+    high: float
+    n: int  # examples in that range since then
+    confidence: float
+    accuracy: float
+
+
 @dataclass(frozen=True, eq=False)
 class MonitorReport:
     """State of a monitor; printing it gives a table and a verdict.
 
-    Attributes
-    ----------
-    n : int
-        Labelled examples so far.
-    windows : list of dict
-        ``window``, ``n``, ``accuracy``, ``confidence``, ``gap`` (confidence - accuracy), ``ece``
-        and ``e_value``, of the windows that are kept.
-    e_value, limit : float
-        Evidence against calibration, 1 at the start, and its value for an alarm.
-    alarm : Alarm or None
-        The first time that the limit was reached.
-    drift : Drift or None
-        Estimate of what has changed, if there was an alarm.
-    bins : list of dict
-        Bins that are beyond the tolerance and beyond chance since the drift began.
-    false_alarms, tolerance : float
-        The settings.
-    reference : bool
-        Whether gaps are compared with those of a reference.
-    counts : dict
-        ``pending`` predictions; ``dropped``, ``repeated`` and ``unknown`` ids; ``ignored`` labels.
+    ``windows`` has ``window``, ``n``, ``accuracy``, ``confidence``, ``gap`` (confidence -
+    accuracy), ``ece`` and ``e_value`` of each window that is kept. ``e_value`` is the evidence
+    against calibration, 1 at the start, ``limit`` its value for an alarm, and ``alarm`` the first
+    time that this was reached. Then ``drift`` is an estimate of what has changed, and ``bins`` has
+    the bins that have been beyond the tolerance and beyond chance since.
     """
 
-    n: int
+    n: int  # labelled examples so far
     windows: list[dict[str, Any]]
     e_value: float
     limit: float
@@ -64,11 +65,11 @@ class MonitorReport:
     bins: list[dict[str, float]]
     false_alarms: float
     tolerance: float
-    reference: bool
-    counts: dict[str, int]
+    reference: bool  # True if gaps are compared with those of a reference
+    counts: dict[str, int]  # by the keys of COUNTS
 
     def advice(self) -> str:
-        """The verdict in words."""
+        """Return the verdict in words."""
         if self.alarm is None or self.drift is None:
             return f"No drift detected: the e-value is {self.e_value:.3g} (limit {self.limit:g})."
         drift, alarm = self.drift, self.alarm
@@ -91,7 +92,7 @@ class MonitorReport:
         )
 
     def remarks(self) -> list[str]:
-        """Bins that are off, and counts of ids and labels that were not matched."""
+        """Return bins that are off, and counts of ids and labels that were not matched."""
         off = [
             f"confidence {100 * b['low']:.0f} to {100 * b['high']:.0f} %: {_shares(b)} "
             f"({b['n']:,} examples)"
@@ -100,7 +101,7 @@ class MonitorReport:
         return off + [f"{text}: {self.counts[k]:,}" for k, text in COUNTS.items() if self.counts[k]]
 
     def table(self) -> list[tuple[str, ...]]:
-        """Headings and the last windows, as text."""
+        """Return headings and the last windows, as text."""
         headings = ("window", "examples", "accuracy", "confidence", "gap", "ECE", "e-value")
         rows: list[tuple[str, ...]] = [headings]
         for row in self.windows[-SHOWN:]:
@@ -112,14 +113,12 @@ class MonitorReport:
 
     def __str__(self) -> str:
         table = self.table()
-        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            f"{row[0]:<{wide[0]}}  " + "  ".join(map(str.rjust, row[1:], wide[1:])) for row in table
-        ]
+        first, *wide = (max(map(len, column)) for column in zip(*table, strict=True))
+        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], wide)]) for row in table]
         return "\n".join([self.describe(), *lines, *self.remarks(), self.advice()])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: errors as fractions, undefined values as None."""
+        """Return the values for JSON: errors as fractions, undefined values as None."""
         values = asdict(self)
         values["alarm"] = self.alarm and self.alarm._asdict()
         values["drift"] = self.drift and self.drift._asdict()
@@ -132,3 +131,44 @@ class MonitorReport:
 
 def _shares(values: dict[str, float]) -> str:
     return f"{100 * values['confidence']:.1f} % claimed, {100 * values['accuracy']:.1f} % right"
+
+
+def find_drift(windows: Windows, state: EProcess) -> tuple[Drift, Window]:
+    """Return the most successful bet, and the sum of all windows since it began to win."""
+    shares = state.log_shares()
+    tilt, best = np.unravel_index(int(shares.argmax()), shares.shape)
+    low, high = (int(ends[best]) for ends in bin_ranges(state.bins)[:2])
+    numbers = sorted(windows.kept)
+    gains = [windows.kept[k].log_factors()[tilt, low:high].sum() for k in numbers]
+    positions = np.array([windows.position(k) for k in numbers], dtype=float)
+    won = np.cumsum(gains[::-1])[::-1] - np.log(positions * (positions + 1))
+    begin = int(won.argmax())
+    total = Window.empty(state.bins, name=windows.kept[numbers[begin]].name)
+    for number in numbers[begin:]:
+        total += windows.kept[number]
+    edges, n = uniform_edges(state.bins), int(total.count[low:high].sum())
+    drift = Drift(
+        "over" if TILTS[tilt] < 0 else "under",
+        total.name + " or earlier" * (begin == 0 and windows.summed.position > 0),
+        float(edges[low]),
+        float(edges[high]),
+        n,
+        float(total.claimed[low:high].sum() / (n or math.nan)),
+        float(total.right[low:high].sum() / (n or math.nan)),
+    )
+    return drift, total
+
+
+def bins_off(total: Window, tolerated: Tolerated) -> list[dict[str, float]]:
+    """Return bins whose accuracy is beyond the tolerance by more than two standard errors."""
+    off: list[dict[str, float]] = []
+    edges = uniform_edges(total.count.size)
+    for b in np.flatnonzero(total.count >= max(FEW, 0.01 * total.n)).tolist():
+        n = int(total.count[b])
+        confidence, accuracy = float(total.claimed[b] / n), float(total.right[b] / n)
+        low, high = tolerated.accuracy(confidence, b)
+        limit = min(max(accuracy, low), high)
+        if abs(accuracy - limit) > 2 * math.sqrt(max(limit * (1 - limit), 1 / n) / n):
+            ends = {"low": float(edges[b]), "high": float(edges[b + 1]), "n": n}
+            off.append({**ends, "confidence": confidence, "accuracy": accuracy})
+    return off

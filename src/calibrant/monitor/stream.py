@@ -11,65 +11,43 @@ from concurrent.futures import Executor
 from datetime import date
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
+from calibrant._core import checks
 from calibrant._core.binning import check_bins
-from calibrant._core.checks import (
-    Logits,
-    Values,
-    as_pairs,
-    as_scores,
-    check_labels,
-    check_whole,
-    logits_from_probs,
-    warn,
-)
+from calibrant._core.checks import Logits, Values
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, open_dataset
 from calibrant.data.shards import Place, located
 from calibrant.metrics.reductions import Pairs
-from calibrant.monitor.drift import bins_off, find_drift
-from calibrant.monitor.e_process import EProcess
-from calibrant.monitor.predictions import (
-    Id,
-    PendingPredictions,
-    as_ids,
-    class_count,
-    integer_labels,
-    is_empty,
-    labelled_pairs,
-    shard_sums,
-    top_predictions,
-)
-from calibrant.monitor.report import Alarm, MonitorReport
-from calibrant.monitor.windows import Tolerated, Window, Windows, reference_gaps
+from calibrant.monitor import predictions
+from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
+from calibrant.monitor.predictions import Id, PendingPredictions
+from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 
-MOST_BINS = 100
-
-WindowId = int | date
+WindowId: TypeAlias = int | date
 
 
 class Monitor:
     """Detect calibration drift of a deployed model, with few false alarms over the whole stream.
 
     While every prediction is right with a probability within ``tolerance`` of its confidence,
-    whatever came before it, an alarm is raised with a probability of at most ``false_alarms``: not
-    per window but ever. See :mod:`calibrant.monitor.e_process` for the test.
+    whatever came before it, the probability of ever raising an alarm is at most ``false_alarms``.
+    See :mod:`calibrant.monitor.e_process` for the test.
 
     Parameters
     ----------
     calibrator : Calibrator, optional
         Applied to logits first.
     window : int
-        Labelled examples after which a new window begins, where windows are not named.
+        Labelled examples after which a new window begins, if windows are not named.
     false_alarms : float
-        Probability of ever raising an alarm while there is no drift.
     tolerance : float
         Largest difference of accuracy and confidence that is not drift: 0.02 is two points.
     reference : pair of arrays, optional
@@ -118,7 +96,15 @@ class Monitor:
         pending: int = 100_000,
         keep: int = 1000,
     ) -> None:
-        _check_settings(window, false_alarms, tolerance, bins, pending, keep)
+        for name, value in (("window", window), ("pending", pending), ("keep", keep)):
+            checks.check_whole(name, value)
+        check_bins(bins)
+        if bins > 100:
+            raise ValueError(f"bins must be at most 100, got {bins}")
+        if not 0 < false_alarms < 1:
+            raise ValueError(f"false_alarms must be between 0 and 1, got {false_alarms}")
+        if not 0 <= tolerance < 0.5:
+            raise ValueError(f"tolerance must be at least 0 and below 0.5, got {tolerance}")
         self.calibrator = None if calibrator is None else as_calibrator(calibrator)
         self.fingerprint = None if self.calibrator is None else _fingerprint(self.calibrator)
         self.window, self.bins = int(window), int(bins)
@@ -134,8 +120,6 @@ class Monitor:
         self._files: dict[str, list[float]] = {}  # sums of confidences by digests of windows
         self._classes = 0
 
-    # ------------------------------------------------------------------------------------ input
-
     def update(
         self,
         logits: Values | None = None,
@@ -148,15 +132,15 @@ class Monitor:
         """Add logits ``(..., classes)``, or ``probs``, with their labels ``(...)``.
 
         ``features`` ``(..., width)`` are for calibrators that need them. Without ``window`` the
-        examples fill windows of the size that was set, with the numbers, or dates, after the
-        last. Refused input changes nothing.
+        examples fill windows of the size that was set, after the last. Refused input changes
+        nothing.
         """
         if labels is None:
             raise TypeError("labels are missing: (logits, labels) are wanted")
         self._check_open(window)
-        targets, scores = integer_labels(labels), self._scores(logits, probs)
-        pairs = labelled_pairs(self.calibrator, scores, targets, features)
-        self._set_classes(class_count(scores))
+        targets, scores = predictions.integer_labels(labels), self._scores(logits, probs)
+        pairs = predictions.labelled_pairs(self.calibrator, scores, targets, features)
+        self._set_classes(predictions.class_count(scores))
         self._pending.counts["ignored"] += targets.size - pairs.outcome.size
         return self._take(pairs, window)
 
@@ -169,9 +153,9 @@ class Monitor:
         2
         """
         self._check_open(window)
-        if is_empty(confidence) and is_empty(outcome):
+        if predictions.is_empty(confidence) and predictions.is_empty(outcome):
             return self._take(Pairs(np.zeros(0), np.zeros(0, np.bool_)), window)
-        claimed, happened, _ = as_pairs(confidence, outcome)
+        claimed, happened, _ = checks.as_pairs(confidence, outcome)
         return self._take(Pairs(claimed, happened > 0), window)
 
     def predicted(
@@ -186,12 +170,12 @@ class Monitor:
 
         An id that is already waiting is replaced and counted.
         """
-        keys, scores = as_ids(ids), self._scores(logits, probs)
-        if scores.ndim > 2 or scores.ndim == 0 or len(scores) != len(keys):
-            shape = tuple(scores.shape)
+        keys, scores = predictions.as_ids(ids), self._scores(logits, probs)
+        shape = tuple(scores.shape)
+        if len(shape) not in (1, 2) or shape[0] != len(keys):
             raise ValueError(f"one row of logits for each id is wanted, got {shape}, {len(keys)}")
-        confidences, classes = top_predictions(self.calibrator, scores, features)
-        self._set_classes(class_count(scores))
+        confidences, classes = predictions.top_predictions(self.calibrator, scores, features)
+        self._set_classes(predictions.class_count(scores))
         self._pending.add(keys, confidences, classes)
 
     def labelled(self, ids: Iterable[Id], labels: Values, *, window: WindowId | None = None) -> int:
@@ -200,11 +184,11 @@ class Monitor:
         An example belongs to the window in which its label comes. Ids that are not waiting are
         counted and left out. The label -100 means that none will come.
         """
-        keys, targets = as_ids(ids), integer_labels(labels)
+        keys, targets = predictions.as_ids(ids), predictions.integer_labels(labels)
         if targets.shape != (len(keys),):
             raise ValueError(f"one label per id is wanted, got {targets.shape} for {len(keys)}")
         if self._classes:
-            check_labels(targets, self._classes)
+            checks.check_labels(targets, self._classes)
         self._check_open(window)
         pairs = self._pending.match(keys, targets)
         self._take(pairs, window)
@@ -231,7 +215,8 @@ class Monitor:
         self._check_calibrator()
         number = self._windows.next_number() if window is None else _number(window)
         total, ignored = Window.empty(self.bins, number, name), 0
-        task, columns = partial(shard_sums, self.calibrator, self.tolerated), ["logits", "labels"]
+        task = partial(predictions.shard_sums, self.calibrator, self.tolerated)
+        columns = ["logits", "labels"]
         if self.calibrator is not None and self.calibrator.needs_features:
             columns.append("features")
         shards = chosen.walk(
@@ -239,11 +224,12 @@ class Monitor:
         )
         for sums, unlabelled in chain.from_iterable(shards):
             total, ignored = total + sums, ignored + unlabelled
-        if self._has_file(total):
-            warn(f"{name} is in the stream already and is not counted again")
+        totals = self._files.get(total.digest(), []) if total.n else []
+        if any(math.isclose(total.claimed.sum(), known, rel_tol=1e-9) for known in totals):
+            checks.warn(f"{name} is in the stream already and is not counted again")
             return self
         if total.n == 0:
-            warn(f"{name} has no labelled examples: its window is empty")
+            checks.warn(f"{name} has no labelled examples: its window is empty")
         with located(Place(chosen.path)):
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._pending.counts["ignored"] += ignored
@@ -261,16 +247,15 @@ class Monitor:
             raise ValueError(f"settings must agree to merge, got {self._form()}, {other._form()}")
         if other._windows.summed.position:
             raise ValueError(
-                f"the other monitor has summed up all but {other._windows.keep} windows and cannot "
-                "be merged: raise keep, or merge the other way round"
+                f"a monitor that has summed up all but {other._windows.keep} windows cannot be "
+                "merged into another: raise keep, or merge the other way round"
             )
         if self._windows.first is None:
             self._windows.first = other._windows.first
         for number in other.windows:
             self._check_open(number)
-        for window in other.windows.values():
+        for _, window in sorted(other.windows.items()):
             self._windows.put(window)
-        self._windows.trim()
         for digest, sums in other._files.items():
             self._files.setdefault(digest, []).extend(sums)
         self._pending.merge(other._pending)
@@ -284,8 +269,6 @@ class Monitor:
         fresh.tolerated, fresh.fingerprint = self.tolerated, self.fingerprint
         fresh._dated = self._dated
         return fresh
-
-    # ----------------------------------------------------------------------------------- output
 
     @property
     def windows(self) -> dict[int, Window]:
@@ -311,8 +294,8 @@ class Monitor:
         """Return the windows, the alarm if there was one, and the drift behind it."""
         rows, state = [], self._windows.summed
         for window, state in self._windows.history():
-            row = {"window": window.name, "n": window.n, **window.figures()}
-            rows.append({**row, "e_value": state.e_value})
+            figures = {"n": window.n, **window.figures(), "e_value": state.e_value}
+            rows.append({"window": window.name, **figures})
         alarm, drift, off = self.alarm or self._alarmed(state), None, []
         if alarm is not None:
             drift, total = find_drift(self._windows, state)
@@ -331,8 +314,6 @@ class Monitor:
             counts={"pending": len(self._pending.waiting), **self._pending.counts},
         )
 
-    # ------------------------------------------------------------------------------------ state
-
     def resume(self, calibrator: Calibrator | MaCCal) -> Monitor:
         """Continue a loaded stream with logits; the calibrator must be the one of the stream.
 
@@ -341,10 +322,8 @@ class Monitor:
         calibrator = as_calibrator(calibrator)
         wanted, got = self.fingerprint or "no calibrator", _fingerprint(calibrator)
         if wanted != got:
-            raise ValueError(
-                f"this stream was collected with {wanted}, not with {got}: begin a new stream "
-                "after a new fit"
-            )
+            message = f"this stream was collected with {wanted}, not with {got}"
+            raise ValueError(f"{message}: begin a new stream after a new fit")
         self.calibrator = calibrator
         return self
 
@@ -395,61 +374,51 @@ class Monitor:
         return watch
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            "window": self.window,
-            "false_alarms": self.false_alarms,
-            "tolerance": self.tolerance,
-            "bins": self.bins,
-            "first": self._windows.first,
-            "pending": self._pending.limit,
-            "keep": self._windows.keep,
-        }
+        names = ("window", "false_alarms", "tolerance", "bins")
+        settings = {name: getattr(self, name) for name in names}
+        first, keep = self._windows.first, self._windows.keep
+        return {**settings, "first": first, "pending": self._pending.limit, "keep": keep}
 
     def _form(self) -> tuple[Any, ...]:
         """Settings that monitors must share to merge."""
         gaps = self.tolerated.gaps.round(12).tolist() if self.tolerated.has_reference else None
         return self.bins, self.tolerance, self.false_alarms, self.fingerprint, gaps
 
-    # ---------------------------------------------------------------------------------- plumbing
-
     def _scores(self, logits: Values | None, probs: Values | None) -> Logits:
-        """Logits before calibration."""
         self._check_calibrator()
         if probs is not None and logits is None:
-            return logits_from_probs(probs)[0]
+            return checks.logits_from_probs(probs)[0]
         if logits is None or probs is not None:
             raise TypeError("either logits or probs are wanted: (logits, ...) or (probs=...)")
-        return as_scores(logits)
+        return checks.as_scores(logits)
 
     def _check_calibrator(self) -> None:
         if self.calibrator is None and self.fingerprint is not None:
             raise ValueError(f"this stream is of {self.fingerprint}: pass it to resume(calibrator)")
 
     def _set_classes(self, classes: int) -> None:
-        if self._classes and classes and classes != self._classes:
-            raise ValueError(
-                f"every batch must have the same classes: {self._classes} so far, now {classes}"
-            )
-        self._classes = classes or self._classes
+        known = self._classes
+        if known and classes and classes != known:
+            raise ValueError(f"batches must have the same classes: {known} so far, now {classes}")
+        self._classes = classes or known
 
     def _check_open(self, window: WindowId | None) -> None:
-        """Raise where a window lies before the stream, or among those that were summed up."""
+        """Raise if a window lies before the stream, or among those that were summed up."""
         if window is None:
             return
-        number, first = _number(window), self._windows.first
-        if first is not None and number < first:
-            raise ValueError(
-                f"window {window} is before the first, {self._name(first)}: set first= at the start"
-            )
-        if self._windows.is_summed(number):
-            kept = self._windows.keep
+        number, windows = _number(window), self._windows
+        if windows.first is not None and number < windows.first:
+            first = self._name(windows.first)
+            raise ValueError(f"window {window} is before the first, {first}: set first= to it")
+        if windows.summed.position and windows.position(number) <= windows.summed.position:
+            kept = windows.keep
             raise ValueError(f"window {window} was summed up, all but {kept} were: raise keep")
 
     def _take(self, pairs: Pairs, window: WindowId | None) -> Monitor:
         """Add pairs to one window, or to as many numbered ones as they fill."""
         if window is not None:
             self._dated = self._dated or isinstance(window, date)
-            self._add_pairs(pairs, _number(window))
+            self._add(self.tolerated.window(pairs, _number(window), self._name(_number(window))))
             return self
         confidence, outcome = pairs
         while outcome.size:
@@ -457,17 +426,14 @@ class Monitor:
             last = self.windows.get(number - 1)
             if last is not None and last.n < self.window:
                 number, room = last.number, self.window - last.n
-            self._add_pairs(Pairs(confidence[:room], outcome[:room]), number)
+            filling = Pairs(confidence[:room], outcome[:room])
+            self._add(self.tolerated.window(filling, number, self._name(number)))
             confidence, outcome = confidence[room:], outcome[room:]
         return self
-
-    def _add_pairs(self, pairs: Pairs, number: int) -> None:
-        self._add(self.tolerated.window(pairs, number, self._name(number)))
 
     def _add(self, window: Window) -> None:
         """Add a window to the stream, and remember the first alarm."""
         self._windows.put(window)
-        self._windows.trim()
         if self.alarm is None:
             self.alarm = self._alarmed(self._windows.e_process())
 
@@ -476,28 +442,9 @@ class Monitor:
             return None
         return Alarm(self.windows[max(self.windows)].name, self.seen, state.e_value)
 
-    def _has_file(self, window: Window) -> bool:
-        """Tell whether a file of this name and these sums, up to rounding, is in the stream."""
-        totals = self._files.get(window.digest(), []) if window.n else []
-        return any(math.isclose(window.claimed.sum(), total, rel_tol=1e-9) for total in totals)
-
     def _name(self, number: int) -> str:
-        """Name of a window that was not given one."""
+        """Return the name of a window that was not named."""
         return date.fromordinal(number).isoformat() if self._dated else str(number)
-
-
-def _check_settings(
-    window: int, false_alarms: float, tolerance: float, bins: int, pending: int, keep: int
-) -> None:
-    for name, value in (("window", window), ("pending", pending), ("keep", keep)):
-        check_whole(name, value)
-    check_bins(bins)
-    if bins > MOST_BINS:
-        raise ValueError(f"bins must be at most {MOST_BINS}, got {bins}")
-    if not 0 < false_alarms < 1:
-        raise ValueError(f"false_alarms must be between 0 and 1, got {false_alarms}")
-    if not 0 <= tolerance < 0.5:
-        raise ValueError(f"tolerance must be at least 0 and below 0.5, got {tolerance}")
 
 
 def _number(window: WindowId) -> int:

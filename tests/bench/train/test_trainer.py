@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from calibrant.bench.train import trainer as training
-from calibrant.bench.train.augmentation import shift_and_mirror
 from calibrant.bench.train.images.image_set import ImageSplit, TrainingSplits
-from calibrant.bench.train.trainer import Trainer, channel_moments
+from calibrant.bench.train.trainer import Trainer, channel_moments, shift_and_mirror
 from calibrant.losses.registry import LOSSES
 from tests.support.training import (
     CLASSES,
@@ -43,7 +42,7 @@ def test_constant_channel_becomes_zero(tmp_path, value):
         split.images[:, 1] = value
     assert channel_moments(splits.train.images)[1][0, 1] == 1
     trainer = make_trainer(tmp_path, splits=splits)
-    assert trainer.standardised(trainer.splits["val"].images)[:, 1].abs().max() < 1e-6
+    assert trainer.standardised(trainer.splits["val"][0])[:, 1].abs().max() < 1e-6
 
 
 # One epoch.
@@ -71,7 +70,7 @@ def test_epochs_are_those_of_a_plain_loop(tmp_path, loss, clip):
     labels = torch.tensor(splits.train.labels)
     descent, values = PlainDescent(network, criterion, recipe), []
     for number, index in enumerate(batches):
-        features = network.features(images[index])
+        features = network.backbone(images[index]).mean((-2, -1))
         logits = features @ network.last.weight.T + network.last.bias
         value = criterion(logits, labels[index], features, index)
         descent.step(value, 0.1 if number < 4 else 0.01)
@@ -118,7 +117,7 @@ def test_images_are_augmented_in_training_only(tmp_path, monkeypatch):
     for (plain, moved), (_, used) in zip(calls, inputs[:4], strict=True):
         assert torch.equal(moved, used)
         assert not torch.equal(moved, plain)
-    torch.testing.assert_close(inputs[4][1], trainer.standardised(trainer.splits["val"].images))
+    torch.testing.assert_close(inputs[4][1], trainer.standardised(trainer.splits["val"][0]))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -153,14 +152,14 @@ def test_mixup_is_the_mixed_loss_of_mixed_images(tmp_path):
     trainer = make_trainer(tmp_path, short_recipe(mixup=2.0))
     trainer.network.eval()
     index = torch.tensor([4, 0, 2, 7])
-    images = trainer.standardised(trainer.splits["train"].images[index])
+    images = trainer.standardised(trainer.images[index])
     loss = trainer._loss(images, index, torch.Generator().manual_seed(5))
     random = torch.Generator().manual_seed(5)
     seed = int(torch.randint(1 << 62, (), generator=random))
     share = np.random.default_rng(seed).beta(2.0, 2.0)
     order = torch.randperm(4, generator=random)
-    logits = trainer.network(share * images + (1 - share) * images[order])
-    labels = trainer.splits["train"].labels[index]
+    logits, _ = trainer.network(share * images + (1 - share) * images[order])
+    labels = trainer.labels[index]
     expected = share * nn.functional.cross_entropy(logits, labels)
     expected += (1 - share) * nn.functional.cross_entropy(logits, labels[order])
     torch.testing.assert_close(loss, expected)
@@ -346,3 +345,49 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path):
 def test_device_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(ValueError, match="device 'cuda:7' cannot be used here"):
         Trainer(small_splits(), CLASSES, short_recipe(), tmp_path, device="cuda:7")
+
+
+# Shifted and mirrored images.
+
+
+def pixel_by_pixel(images, random, shift):
+    """Cut each image out of one with black around it."""
+    count, _, height, width = images.shape
+    down = torch.randint(0, 2 * shift + 1, (count, 1), generator=random)
+    right = torch.randint(0, 2 * shift + 1, (count, 1), generator=random)
+    mirrored = torch.rand((count, 1), generator=random) < 0.5
+    moved = torch.zeros_like(images)
+    for i in range(count):
+        for y in range(height):
+            for x in range(width):
+                from_y = y + int(down[i]) - shift
+                from_x = (width - 1 - x if mirrored[i] else x) + int(right[i]) - shift
+                if 0 <= from_y < height and 0 <= from_x < width:
+                    moved[i, :, y, x] = images[i, :, from_y, from_x]
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shift"), [(torch.float32, 4), (torch.bfloat16, 1), (torch.uint8, 4)]
+)
+def test_images_are_moved_as_in_the_slow_definition(dtype, shift):
+    images = torch.randint(1, 256, (12, 3, 8, 6)).to(dtype)
+    one, other = (torch.Generator().manual_seed(5) for _ in range(2))
+    moved = shift_and_mirror(images, one, shift)
+    assert (moved.dtype, moved.shape) == (dtype, images.shape)
+    assert torch.equal(moved, pixel_by_pixel(images, other, shift))
+
+
+def test_half_are_mirrored_and_all_shifts_are_equally_likely():
+    count = 8100
+    image = torch.arange(1.0, 257).reshape(1, 1, 16, 16)
+    moved = shift_and_mirror(image.expand(count, 1, 16, 16), torch.Generator().manual_seed(1))[:, 0]
+    inner = moved[:, 6:9, 6:9]  # never touched by the black border
+    step = inner[:, 0, 1] - inner[:, 0, 0]
+    assert set(step.tolist()) == {1.0, -1.0}
+    assert abs((step < 0).double().mean() - 0.5) < 4 * 0.5 / math.sqrt(count)
+    y, x = (inner[:, 1, 1] - 1).long() // 16, (inner[:, 1, 1] - 1).long() % 16
+    shifts = torch.stack([y - 7, torch.where(step < 0, x - 8, x - 7)])
+    assert (int(shifts.min()), int(shifts.max())) == (-4, 4)
+    counts = torch.bincount((shifts[0] + 4) * 9 + shifts[1] + 4, minlength=81)
+    assert (counts - 100).abs().max() < 45  # 4.5 deviations of a count of 100

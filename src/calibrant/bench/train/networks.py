@@ -26,18 +26,15 @@ class Network(nn.Module):
         self.backbone = backbone
         self.last = nn.Linear(width, classes)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Return the inputs of the last layer ``(n, width)``."""
-        pooled: Tensor = self.backbone(images).mean((-2, -1))
-        return pooled
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits ``(n, classes)``."""
-        logits: Tensor = self.last(self.features(images))
-        return logits
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits ``(n, classes)``, and the features ``(n, width)`` before the last layer."""
+        features = self.backbone(images).mean((-2, -1))
+        with torch.autocast(features.device.type, enabled=False):
+            # bfloat16 is too coarse for confidences
+            return self.last(features.float()), features
 
 
-class ResidualBlock(nn.Module):
+class _ResidualBlock(nn.Module):
     """Layers beside a shortcut."""
 
     def __init__(self, layers: Sequence[nn.Module], inputs: int, outputs: int, stride: int) -> None:
@@ -49,17 +46,14 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the path to the shortcut."""
         return F.relu(self.path(x) + self.shortcut(x), inplace=True)
 
 
-def basic_layers(inputs: int, width: int, stride: int) -> Sequence[nn.Module]:
-    """Return two 3x3 convolutions."""
+def _basic_layers(inputs: int, width: int, stride: int) -> Sequence[nn.Module]:
     return _conv(inputs, width, stride=stride), *_norm_relu(width), _conv(width, width)
 
 
-def bottleneck_layers(inputs: int, width: int, stride: int) -> Sequence[nn.Module]:
-    """Return 1x1, 3x3 and 1x1 convolutions, the last with four times as many outputs."""
+def _bottleneck_layers(inputs: int, width: int, stride: int) -> Sequence[nn.Module]:
     narrow = _conv(inputs, width, 1), *_norm_relu(width)
     middle = _conv(width, width, stride=stride), *_norm_relu(width)
     return *narrow, *middle, _conv(width, 4 * width, 1)
@@ -81,29 +75,25 @@ def resnet(
         for i in range(depth):
             stride = 2 if stage and not i else 1
             inner = layers(inputs, width << stage, stride)
-            blocks.append(ResidualBlock(inner, inputs, outputs, stride))
+            blocks.append(_ResidualBlock(inner, inputs, outputs, stride))
             inputs = outputs
     return Network(nn.Sequential(*blocks), inputs, classes)
 
 
-class PreActivation(nn.Module):
+class _PreActivation(nn.Module):
     """Block of wide networks: twice normalisation, activation and convolution, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Sequential(*_norm_relu(inputs))
-        self.path = nn.Sequential(
-            _conv(inputs, width, stride=stride), *_norm_relu(width), _conv(width, width)
-        )
+        self.path = nn.Sequential(*_basic_layers(inputs, width, stride))
         same = stride == 1 and inputs == width
         self.shortcut = None if same else _conv(inputs, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the path to the shortcut, which starts after the activation where shapes differ."""
         active = self.first(x)
         shortcut = x if self.shortcut is None else self.shortcut(active)
-        outputs: Tensor = self.path(active) + shortcut
-        return outputs
+        return torch.add(self.path(active), shortcut)
 
 
 def wide_resnet(depth: int, factor: int, classes: int, channels: int = 3) -> Network:
@@ -116,12 +106,12 @@ def wide_resnet(depth: int, factor: int, classes: int, channels: int = 3) -> Net
     for stage in range(3):
         width = 16 * factor << stage
         for i in range(blocks):
-            layers.append(PreActivation(inputs, width, 2 if stage and not i else 1))
+            layers.append(_PreActivation(inputs, width, 2 if stage and not i else 1))
             inputs = width
     return Network(nn.Sequential(*layers, *_norm_relu(inputs)), inputs, classes)
 
 
-class DenseLayer(nn.Module):
+class _DenseLayer(nn.Module):
     """Concatenates its output to its input."""
 
     def __init__(self, inputs: int, growth: int) -> None:
@@ -132,7 +122,6 @@ class DenseLayer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inputs, ...) -> (n, inputs + growth, ...)."""
         return torch.cat([x, self.path(x)], 1)
 
 
@@ -145,18 +134,18 @@ def densenet(depths: Sequence[int], classes: int, channels: int = 3, growth: int
             layers += [*_norm_relu(inputs), _conv(inputs, inputs // 2, 1), nn.AvgPool2d(2)]
             inputs //= 2
         for _ in range(depth):
-            layers.append(DenseLayer(inputs, growth))
+            layers.append(_DenseLayer(inputs, growth))
             inputs += growth
     return Network(nn.Sequential(*layers, *_norm_relu(inputs)), inputs, classes)
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {
-    "resnet18": partial(resnet, basic_layers, 1, (2, 2, 2, 2)),
-    "resnet50": partial(resnet, bottleneck_layers, 4, (3, 4, 6, 3)),
-    "resnet101": partial(resnet, bottleneck_layers, 4, (3, 4, 23, 3)),
+    "resnet18": partial(resnet, _basic_layers, 1, (2, 2, 2, 2)),
+    "resnet50": partial(resnet, _bottleneck_layers, 4, (3, 4, 6, 3)),
+    "resnet101": partial(resnet, _bottleneck_layers, 4, (3, 4, 23, 3)),
     "wrn16_4": partial(wide_resnet, 16, 4),
     "wrn28_10": partial(wide_resnet, 28, 10),
     "densenet121": partial(densenet, (6, 12, 24, 16)),
-    "tiny": partial(resnet, basic_layers, 1, (1, 1), width=16),
+    "tiny": partial(resnet, _basic_layers, 1, (1, 1), width=16),
 }
 """Networks by name: call one with ``classes`` and ``channels``."""

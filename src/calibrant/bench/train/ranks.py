@@ -14,18 +14,18 @@ from calibrant.losses.base import summed_over_ranks
 
 
 class Ranks(NamedTuple):
-    """Number of this process, and of all processes.
-
-    >>> ranks()
-    Ranks(rank=0, size=1)
-    """
+    """Number of this process, and of all processes."""
 
     rank: int
     size: int
 
 
 def ranks() -> Ranks:
-    """Return the rank of this process and the number of processes in its group."""
+    """Return the rank of this process and the number of processes in its group.
+
+    >>> ranks()
+    Ranks(rank=0, size=1)
+    """
     if not (distributed.is_available() and distributed.is_initialized()):
         return Ranks(0, 1)
     return Ranks(distributed.get_rank(), distributed.get_world_size())
@@ -33,10 +33,7 @@ def ranks() -> Ranks:
 
 @contextmanager
 def joining(device: str | None = None) -> Iterator[Ranks]:
-    """Join the processes that ``torchrun`` started, if it did and they have not joined yet.
-
-    ``device`` is where they compute; by default each process has its own GPU, if there are any.
-    """
+    """Join the processes that ``torchrun`` started; by default each has its own GPU if possible."""
     if int(os.environ.get("WORLD_SIZE", "1")) == ranks().size:
         yield ranks()
         return

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from calibrant._core.checks import check_whole
+from calibrant._core.messages import unknown_name
 from calibrant.bench.train.networks import NETWORKS
 from calibrant.losses.registry import LOSSES, loss_name
 
@@ -43,9 +44,8 @@ class Recipe:
     def __post_init__(self) -> None:
         """Check names and numbers, and add the options of the papers."""
         for kind, known in (("network", NETWORKS), ("loss", LOSSES)):
-            name = getattr(self, kind)
-            if name not in known:
-                raise ValueError(f"unknown {kind} {name!r}: choose from {', '.join(known)}")
+            if getattr(self, kind) not in known:
+                raise unknown_name(kind, getattr(self, kind), known)
         check_whole("epochs", self.epochs)
         check_whole("batch", self.batch)
         if not 0 <= self.mixup < math.inf:
@@ -61,10 +61,12 @@ class Recipe:
 
     def make_loss(self, classes: int, examples: int) -> nn.Module:
         """Build the loss; some need the number of classes or of examples."""
-        sizes = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
-        sizes["crl"] = {"samples": examples}
-        options = {**sizes.get(self.loss, {}), **self.loss_options}
-        if isinstance(options.get("base"), str) and not self.loss.startswith("fedlas"):
+        options = dict(self.loss_options)
+        if self.loss == "crl":
+            options = {"samples": examples, **options}
+        if self.loss.startswith("fedlas"):
+            options = {"classes": classes, **options}
+        elif isinstance(options.get("base"), str):
             options["base"] = LOSSES[loss_name(options["base"])]()
         try:
             return LOSSES[self.loss](**options)

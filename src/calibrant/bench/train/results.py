@@ -65,7 +65,7 @@ def train(
     Returns
     -------
     list of dict
-        One row for each of ``AFTER``; empty in all processes but the first.
+        A row for each of ``AFTER``; none in all processes but the first.
     """
     home = Path(folder)
     splits = hold_out(images, held_out)
@@ -95,21 +95,12 @@ def result_rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
     """Measure the predictions of a completed run, as they are and after each calibrator."""
     home = Path(folder)
     if not (home / "run.json").exists():
-        raise FileNotFoundError(
-            f"{home} has no completed run (no run.json): complete it with calibrant bench train"
-        )
+        raise FileNotFoundError(f"{home} has no completed run: complete it with bench train")
     run = json.loads((home / "run.json").read_text())
     recipe = Recipe(**run["recipe"])
-    shared = {
-        "data": run["data"],
-        "digest": run["digest"][:16],
-        "network": recipe.network,
-        "loss": recipe.loss,
-        "options": " ".join(f"{k}={v}" for k, v in recipe.loss_options.items()),
-        "epochs": str(recipe.epochs),
-        "seed": str(recipe.seed),
-        "ood": run["ood"],
-    }
+    shared = {name: str(getattr(recipe, name)) for name in ("network", "loss", "epochs", "seed")}
+    shared |= {"data": run["data"], "digest": run["digest"][:16], "ood": run["ood"]}
+    shared["options"] = " ".join(f"{k}={v}" for k, v in recipe.loss_options.items())
     rows = []
     for after in AFTER:
         row = {**shared, "after": after, **_figures(home / "predictions.npz", after)}
@@ -133,21 +124,15 @@ def _figures(path: Path, after: str) -> dict[str, str]:
 
 def add_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
     """Add rows to a file, in place of earlier ones about the same runs."""
-    kept: dict[tuple[str, ...], Mapping[str, str]] = {}
-    before: list[dict[str, str]] = []
-    if path.exists():
-        with path.open(newline="") as file:
-            before = list(csv.DictReader(file))
-    for row in (*before, *rows):
-        kept[tuple(row[name] for name in RUN)] = row
+    before = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
+    kept = {tuple(row[name] for name in RUN): row for row in (*before, *rows)}
     write_csv(path, COLUMNS, kept.values())
 
 
 def summary(rows: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
     """Return a table with a heading and a line per row, errors in percent."""
-    table: list[tuple[str, ...]] = [
-        ("loss", "after", "accuracy", "ECE", "AECE", "O-ECE", "U-ECE", "NLL", "OOD AUROC")
-    ]
+    names = ("loss", "after", "accuracy", "ECE", "AECE", "O-ECE", "U-ECE", "NLL", "OOD AUROC")
+    table: list[tuple[str, ...]] = [names]
     for row in rows:
         cells = [f"{100 * float(row[name]):.2f}" for name in FIGURES[:5]]
         ood = f"{100 * float(row['ood_auroc']):.1f}" if row["ood_auroc"] else "-"

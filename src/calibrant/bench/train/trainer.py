@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,21 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import own_device
-from calibrant.bench.train.augmentation import draw_mixup, shift_and_mirror
-from calibrant.bench.train.gate_statistics import GateStatistics
 from calibrant.bench.train.images.image_set import ImageSplit, Pixels, TrainingSplits, fingerprint
-from calibrant.bench.train.networks import NETWORKS, Network
+from calibrant.bench.train.networks import NETWORKS
 from calibrant.bench.train.ranks import average_gradients, ranks, share_buffers
 from calibrant.bench.train.recipe import Recipe
-from calibrant.bench.train.training_log import LogWriter
+from calibrant.bench.train.training_log import GateStatistics, LogWriter
 from calibrant.losses.base import summed_over_ranks
 from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
+
+LEARNED, PROGRESS = ("network", "loss", "optimiser"), ("epoch", "best", "log", "signs")
+"""Attributes of a trainer in its checkpoint."""
 
 
 class Outputs(NamedTuple):
@@ -39,11 +40,6 @@ class Outputs(NamedTuple):
     labels: Tensor
 
 
-class _SplitTensors(NamedTuple):
-    images: Tensor
-    labels: Tensor
-
-
 class Trainer:
     """Trains a network; can be stopped at any time and continued after its last whole epoch.
 
@@ -51,23 +47,9 @@ class Trainer:
     share of each batch, gradients are averaged, and the first process writes the files. Moving
     averages of batch normalisation are those of the first process.
 
-    Parameters
-    ----------
-    splits : TrainingSplits
-    classes : int
-    recipe : Recipe
-    folder : path
-        Folder of the checkpoint and the log. A run that was stopped there is continued.
-    device : str, optional
-    tensorboard : bool
-        Also write a log for TensorBoard.
-
-    Attributes
-    ----------
-    epoch : int
-        Number of completed epochs.
-    log : list of dict
-        Figures of each completed epoch.
+    ``folder`` has the checkpoint and the log, also one for ``tensorboard`` if that is True; a run
+    that was stopped there is continued. ``log`` has the figures of each of the ``epoch`` completed
+    epochs.
     """
 
     def __init__(
@@ -86,24 +68,22 @@ class Trainer:
         self.first = self.ranks.rank == 0  # this process writes the files
         self.device = own_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.splits = {name: self._on_device(s) for name, s in splits._asdict().items()}
+        self.images, self.labels = self.splits["train"]
         mean, deviation = channel_moments(splits.train.images)
         self.mean, self.deviation = mean.to(self.device), deviation.to(self.device)
-        self.settings = {
-            **asdict(recipe),
-            "data": fingerprint(*splits),
-            "processes": self.ranks.size,
-        }
+        origin = {"data": fingerprint(*splits), "processes": self.ranks.size}
+        self.settings = {**asdict(recipe), **origin}
         torch.manual_seed(recipe.seed)
         network = NETWORKS[recipe.network](classes=classes, channels=mean.shape[1])
         self.network = network.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs miss it
         self.loss = recipe.make_loss(classes, len(splits.train.labels)).to(self.device)
-        self.optimiser = torch.optim.SGD(
-            [*self.network.parameters(), *self.loss.parameters()],
-            lr=recipe.rate,
-            momentum=recipe.momentum,
-            weight_decay=recipe.decay,
-        )
-        self.model = self._wrapped()
+        parameters = [*self.network.parameters(), *self.loss.parameters()]
+        decay, momentum = recipe.decay, recipe.momentum
+        self.optimiser = torch.optim.SGD(parameters, recipe.rate, momentum, weight_decay=decay)
+        model: Any = self.network
+        if self.ranks.size > 1:
+            model = nn.parallel.DistributedDataParallel(model)
+        self.model = torch.compile(model) if recipe.compiled else model
         self.epoch, self.best = 0, -1.0
         self.signs: Tensor | None = None  # of FeDLaS in the last epoch
         self.log: list[dict[str, float]] = []
@@ -111,12 +91,6 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.checkpoint.exists():
             self._resume()
-
-    def _wrapped(self) -> Any:
-        model: Any = _WithFeatures(self.network)
-        if self.ranks.size > 1:
-            model = nn.parallel.DistributedDataParallel(model)
-        return torch.compile(model) if self.recipe.compiled else model
 
     def run(self, progress: Progress | None = None) -> None:
         """Train to the end, and write the log and a checkpoint after each epoch."""
@@ -135,7 +109,7 @@ class Trainer:
                 self.log_writer.write(self.log)
 
     def _train_epoch(self, progress: Progress | None) -> dict[str, float]:
-        recipe, examples = self.recipe, len(self.splits["train"].labels)
+        recipe, examples = self.recipe, len(self.labels)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.rate_at(self.epoch)
         self.network.train()
@@ -163,7 +137,7 @@ class Trainer:
     def _batches(self, random: torch.Generator) -> Iterator[tuple[Tensor, float]]:
         """Yield the indices for this process, and the weight of their mean among all processes."""
         rank, size = self.ranks
-        order = torch.randperm(len(self.splits["train"].labels), generator=random)
+        order = torch.randperm(len(self.labels), generator=random)
         if size > 1:
             random.manual_seed(random.initial_seed() + 1_000_000_007 * (rank + 1))
         for batch in order.to(self.device).split(self.recipe.batch):
@@ -173,7 +147,7 @@ class Trainer:
 
     def _step(self, index: Tensor, share: float, random: torch.Generator) -> Tensor:
         """Take a step with the training examples at an index, and return their mean loss."""
-        images = self.standardised(self.splits["train"].images[index])
+        images = self.standardised(self.images[index])
         if self.recipe.augment:
             images = shift_and_mirror(images, random)
         loss = self._loss(images, index, random)
@@ -187,23 +161,21 @@ class Trainer:
     def _loss(self, images: Tensor, index: Tensor, random: torch.Generator) -> Tensor:
         if not self.recipe.mixup:
             return self._loss_of(images, [index])[0]
-        share, order = draw_mixup(self.recipe.mixup, len(index), random)
-        order = order.to(self.device)
+        seed = int(torch.randint(1 << 62, (), generator=random))  # torch's Beta takes no generator
+        share = float(np.random.default_rng(seed).beta(self.recipe.mixup, self.recipe.mixup))
+        order = torch.randperm(len(index), generator=random).to(self.device)
         mixed = share * images + (1 - share) * images[order]
         own, other = self._loss_of(mixed, [index, index[order]])
         return share * own + (1 - share) * other
 
     def _loss_of(self, images: Tensor, indices: list[Tensor]) -> list[Tensor]:
         """Return the losses of a batch with the labels at each of the indices."""
-        labels = self.splits["train"].labels
         with self._precision():
             logits, features = self.model(images)
-        return [self.loss(logits, labels[index], features, index) for index in indices]
+        return [self.loss(logits, self.labels[index], features, index) for index in indices]
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        if not self.recipe.half:
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.half)
 
     def standardised(self, images: Tensor) -> Tensor:
         """Subtract the mean of each channel of the training images, and divide by its deviation."""
@@ -218,11 +190,8 @@ class Trainer:
         chunks = []
         for some in images.split(chunk):
             with self._precision():
-                chunks.append(_WithFeatures(self.network)(self.standardised(some)))
-        logits, features = (
-            torch.cat([values.float().cpu() for values in column])
-            for column in zip(*chunks, strict=True)
-        )
+                chunks.append(self.network(self.standardised(some)))
+        logits, features = (torch.cat(arrays).float().cpu() for arrays in zip(*chunks, strict=True))
         return Outputs(logits, features, labels.cpu())
 
     def predictions(self, others: Mapping[str, ImageSplit] | None = None) -> dict[str, Any]:
@@ -234,12 +203,12 @@ class Trainer:
             arrays[f"{name}_logits"] = outputs.logits.numpy()
             arrays[f"{name}_labels"] = outputs.labels.numpy()
             arrays[f"{name}_features"] = outputs.features.half().numpy()
-        arrays["weight"] = self.network.last.weight.detach().cpu().numpy()
-        arrays["bias"] = self.network.last.bias.detach().cpu().numpy()
+        arrays["head_weight"] = self.network.last.weight.detach().cpu().numpy()
+        arrays["head_bias"] = self.network.last.bias.detach().cpu().numpy()
         return arrays
 
-    def _on_device(self, split: ImageSplit) -> _SplitTensors:
-        return _SplitTensors(*(torch.as_tensor(values).to(self.device) for values in split))
+    def _on_device(self, split: ImageSplit) -> tuple[Tensor, ...]:
+        return tuple(torch.as_tensor(values).to(self.device) for values in split)
 
     def use_best(self) -> None:
         """Load the weights with the best validation accuracy."""
@@ -251,16 +220,9 @@ class Trainer:
         if accuracy > self.best:
             self.best = accuracy
             _write(self.folder / "best.pt", self.network.state_dict())
-        state = {
-            "recipe": self.settings,
-            "epoch": self.epoch,
-            "best": self.best,
-            "log": self.log,
-            "network": self.network.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "signs": self.signs,
-        }
+        state: dict[str, Any] = {"recipe": self.settings}
+        state |= {name: getattr(self, name) for name in PROGRESS}
+        state |= {name: getattr(self, name).state_dict() for name in LEARNED}
         _write(self.checkpoint, state)
 
     def _resume(self) -> None:
@@ -268,29 +230,15 @@ class Trainer:
         saved = state["recipe"]
         changed = [name for name, value in saved.items() if self.settings.get(name) != value]
         if changed:
+            values = ", ".join(repr(saved[name]) for name in changed)
             raise ValueError(
-                f"{self.folder} has a run with another {' and '.join(changed)} "
-                f"({', '.join(repr(saved[name]) for name in changed)}): remove it, or use another "
-                "folder"
+                f"{self.folder} has a run with another {' and '.join(changed)} ({values}): remove "
+                "it, or use another folder"
             )
-        for module in ("network", "loss", "optimiser"):
-            getattr(self, module).load_state_dict(state[module])
-        for name in ("epoch", "best", "log", "signs"):
+        for name in LEARNED:
+            getattr(self, name).load_state_dict(state[name])
+        for name in PROGRESS:
             setattr(self, name, state[name])
-
-
-class _WithFeatures(nn.Module):
-    """Returns logits and features in one call, as wrappers for several processes need."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network.features(images)
-        with torch.autocast(features.device.type, enabled=False):
-            # bfloat16 is too coarse for confidences
-            return self.network.last(features.float()), features
 
 
 def channel_moments(images: Pixels) -> tuple[Tensor, Tensor]:
@@ -313,10 +261,8 @@ def _check_splits(splits: TrainingSplits, classes: int) -> None:
         labels = split.labels[split.labels != IGNORED]
         wrong = labels[(labels < 0) | (labels >= classes)]
         if wrong.size:
-            raise ValueError(
-                f"labels of the {name} split must be from 0 to {classes - 1}, or {IGNORED} to be "
-                f"ignored, got {wrong[0]}"
-            )
+            allowed = f"from 0 to {classes - 1}, or {IGNORED} to be ignored"
+            raise ValueError(f"labels of the {name} split must be {allowed}, got {wrong[0]}")
 
 
 def _accuracy(outputs: Outputs) -> float:
@@ -326,3 +272,20 @@ def _accuracy(outputs: Outputs) -> float:
 def _write(path: Path, state: Any) -> None:
     with replacing(path) as temporary:
         torch.save(state, temporary)
+
+
+def shift_and_mirror(images: Tensor, random: torch.Generator, shift: int = 4) -> Tensor:
+    """Shift each image ``(n, c, h, w)`` by up to ``shift`` pixels and mirror half of them."""
+    count, _, height, width = images.shape
+    down, right = (
+        torch.randint(0, 2 * shift + 1, (count, 1), generator=random).to(images.device)
+        for _ in range(2)
+    )
+    mirrored = (torch.rand((count, 1), generator=random) < 0.5).to(images.device)
+    rows = down + torch.arange(height, device=images.device)
+    columns = torch.arange(width, device=images.device).expand(count, width)
+    columns = right + torch.where(mirrored, columns.flip(-1), columns)
+    padded = F.pad(images, (shift,) * 4)
+    image = torch.arange(count, device=images.device)[:, None, None]
+    moved = padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2)

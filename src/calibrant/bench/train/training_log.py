@@ -1,13 +1,19 @@
-"""Log files of a training run."""
+"""Figures of each epoch: log files of a training run, and statistics of the gate of FeDLaS."""
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from calibrant._core.atomic_files import replacing
+from calibrant.losses.base import summed_over_ranks
+from calibrant.losses.fedlas import FeDLaS
 
 
 class LogWriter:
@@ -39,7 +45,36 @@ def _summary_writer(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(
-            f"TensorBoard is not installed ({error}): pip install tensorboard"
-        ) from error
+        message = f"TensorBoard is not installed ({error}): pip install tensorboard"
+        raise ImportError(message) from error
     return SummaryWriter(str(folder))
+
+
+class GateStatistics:
+    """Signs of the gate for each training example ``(n,)``, and its smoothing, in one epoch."""
+
+    def __init__(self, loss: FeDLaS, examples: int) -> None:
+        device = loss.mean_.device
+        self.loss = loss
+        self.signs = torch.zeros(examples, dtype=torch.int8, device=device)
+        self.lowered, self.ratio = (torch.zeros((), device=device) for _ in range(2))
+
+    def update(self, index: Tensor) -> None:
+        """Add the last batch, which had the training examples at an index."""
+        signs, weights = self.loss.last
+        self.signs[index] = signs.to(torch.int8)
+        self.lowered += (weights < self.loss.alpha).sum()
+        self.ratio += weights.sum() / self.loss.alpha
+
+    def compute(self, before: Tensor | None) -> dict[str, float]:
+        """Return fractions of the examples; ``before`` has the signs of the last epoch."""
+        for values in (self.signs, self.lowered, self.ratio):
+            summed_over_ranks(values)
+        count = len(self.signs)
+        flips = math.nan if before is None else float((self.signs != before).float().mean())
+        return {
+            "gate_positive": float((self.signs > 0).float().mean()),
+            "gate_flips": flips,
+            "smoothing_lowered": float(self.lowered) / count,
+            "smoothing_ratio": float(self.ratio) / count,
+        }

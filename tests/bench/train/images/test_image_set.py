@@ -31,7 +31,7 @@ def test_missing_scikit_learn_is_named(monkeypatch):
         (lambda x: ImageSplit(x.images / 255, x.labels), "test images must be uint8"),
         (lambda x: ImageSplit(x.images[0], x.labels), "n, channels, height, width"),
         (lambda x: ImageSplit(x.images, x.labels[1:]), r"6 images and labels of shape \(5,\)"),
-        (lambda x: x.subset(slice(0)), "at least one image"),
+        (lambda x: x.subset(slice(0)), "some images"),
         (lambda x: ImageSplit(x.images[:, :, 1:], x.labels), r"\(3, 31, 32\)"),
         (lambda x: ImageSplit(x.images, x.labels + 1), "got 0 to 3"),
         (lambda x: ImageSplit(x.images, x.labels - 1), "got -1 to 2"),

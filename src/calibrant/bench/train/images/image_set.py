@@ -42,34 +42,20 @@ class TrainingSplits(NamedTuple):
 
 
 def make_image_set(train: ImageSplit, test: ImageSplit) -> ImageSet:
-    """Check two splits against each other and combine them.
-
-    Examples
-    --------
-    >>> train = ImageSplit(np.zeros((4, 1, 2, 2), np.uint8), np.array([0, 1, 2, 1]))
-    >>> images = make_image_set(train, train.subset(slice(2)))
-    >>> images.classes, images.fingerprint[:8]
-    (3, '4f32462f')
-    """
+    """Check two splits against each other and combine them."""
     for name, (images, labels) in (("train", train), ("test", test)):
         check_images(images, f"{name} images")
         if len(images) == 0 or labels.shape != (len(images),):
-            raise ValueError(
-                f"{name} must have at least one image and a label for each, got {len(images)} "
-                f"images and labels of shape {labels.shape}"
-            )
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise ValueError(
-            "train and test images must have the same (channels, height, width), got "
-            f"{train.images.shape[1:]} and {test.images.shape[1:]}"
-        )
+            got = f"{len(images)} images and labels of shape {labels.shape}"
+            raise ValueError(f"{name} must have some images and a label for each, got {got}")
+    shape, other = train.images.shape[1:], test.images.shape[1:]
+    if shape != other:
+        raise ValueError(f"train and test images must have the same shape, got {shape} and {other}")
     classes = int(train.labels.max()) + 1
     labels = np.concatenate([train.labels, test.labels])
     if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(
-            f"labels must be from 0 to {classes - 1}, the largest in train, got {labels.min()} to "
-            f"{labels.max()}"
-        )
+        got = f"{labels.min()} to {labels.max()}"
+        raise ValueError(f"labels must be from 0 to {classes - 1}, the largest in train, got {got}")
     return ImageSet(train, test, classes, fingerprint(train, test))
 
 
@@ -85,23 +71,14 @@ def fingerprint(*splits: ImageSplit) -> str:
 def check_images(images: Pixels, name: str = "images") -> None:
     """Raise unless the images are bytes of shape ``(n, channels, height, width)``."""
     if images.dtype != np.uint8 or images.ndim != 4:
-        raise ValueError(
-            f"{name} must be uint8 of shape (n, channels, height, width), got {images.dtype} of "
-            f"shape {images.shape}: scale to 0 ... 255 and reshape"
-        )
+        got = f"{images.dtype} of shape {images.shape}: scale to 0 ... 255 and reshape"
+        raise ValueError(f"{name} must be uint8 (n, channels, height, width), got {got}")
 
 
 def hold_out(images: ImageSet, share: float = 0.1, seed: int = 0) -> TrainingSplits:
     """Hold out the same share of every class of the training images for validation.
 
     The seed is not that of a run, so that all runs share the split.
-
-    Examples
-    --------
-    >>> train = ImageSplit(np.zeros((40, 1, 2, 2), np.uint8), np.arange(40) % 2)
-    >>> splits = hold_out(make_image_set(train, train))
-    >>> len(splits.train.labels), np.bincount(splits.val.labels)
-    (36, array([2, 2]))
     """
     train = images.train
     val = stratified_share(train.labels, share, seed)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calibrant._core.checks import check_choice
 from calibrant.bench.train.images.image_set import Pixels, check_images
 
 CHUNK = 1000
@@ -25,8 +26,7 @@ def corrupted(images: Pixels, name: str, severity: int, seed: int = 0) -> Pixels
     """Corrupt images ``(n, channels, height, width)``; only noise depends on the seed.
 
     ``CORRUPTIONS`` has the names, and a level for each severity from 1 to 5. On images of 16 to 64
-    pixels a side, each severity changes more than the one before. On 8 x 8 images pixelate 4
-    changes less than 3, because squares of 6 pixels leave small ones at the edge.
+    pixels a side, each severity changes more than the one before.
 
     Examples
     --------
@@ -35,8 +35,7 @@ def corrupted(images: Pixels, name: str, severity: int, seed: int = 0) -> Pixels
     151
     """
     check_images(images)
-    if name not in CORRUPTIONS:
-        raise ValueError(f"name must be one of {', '.join(CORRUPTIONS)}, got {name!r}")
+    check_choice("name", name, list(CORRUPTIONS))
     corrupt, levels = CORRUPTIONS[name]
     if severity not in range(1, len(levels) + 1):
         raise ValueError(f"severity must be 1, 2 ... {len(levels)}, got {severity!r}")
@@ -48,9 +47,7 @@ def corrupted(images: Pixels, name: str, severity: int, seed: int = 0) -> Pixels
     return _in_chunks(change, images, images.shape[1:])
 
 
-def _in_chunks(
-    change: Callable[[Pixels], Tensor], images: Pixels, shape: tuple[int, ...]
-) -> Pixels:
+def _in_chunks(change: Callable[[Pixels], Tensor], images: Pixels, shape: Sequence[int]) -> Pixels:
     """Apply a function whose results are pixels in [0, 1] of a shape, and return these as bytes."""
     result = np.empty((len(images), *shape), np.uint8)
     for start in range(0, len(images), CHUNK):
@@ -89,13 +86,8 @@ def _contrast(pixels: Tensor, level: float, _: np.random.Generator) -> Tensor:
     return mean + level * (pixels - mean)
 
 
-def _brightness(pixels: Tensor, level: float, _: np.random.Generator) -> Tensor:
-    return pixels + level
-
-
 def _pixelate(pixels: Tensor, level: float, _: np.random.Generator) -> Tensor:
-    height, width = pixels.shape[2:]
-    side = int(level)
+    (height, width), side = pixels.shape[2:], int(level)
     means = F.avg_pool2d(pixels, side, ceil_mode=True)  # smaller squares at the right and bottom
     large = means.repeat_interleave(side, 2).repeat_interleave(side, 3)
     return large[:, :, :height, :width]
@@ -106,7 +98,8 @@ CORRUPTIONS: dict[str, tuple[_Corruption, tuple[float, ...]]] = {
     "noise": (_noise, (0.04, 0.08, 0.12, 0.16, 0.20)),  # standard deviation of pixels in [0, 1]
     "blur": (_blur, (0.5, 0.75, 1.0, 1.5, 2.0)),  # standard deviation of the filter in pixels
     "contrast": (_contrast, (0.8, 0.6, 0.45, 0.3, 0.15)),  # factor of differences from the mean
-    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # added to pixels in [0, 1]
+    # added to pixels in [0, 1]
+    "brightness": (lambda pixels, level, _: pixels + level, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "pixelate": (_pixelate, (2, 3, 4, 6, 8)),  # side of the averaged squares in pixels
 }
 """Corruptions and their levels at severities 1 to 5."""
@@ -121,12 +114,10 @@ def ood_images(like: Pixels, kind: str | Pixels, seed: int = 0) -> Pixels:
     kind : str or uint8 array (m, channels, height, width)
         ``"gaussian"``: independent pixels with the mean and standard deviation of each channel of
         ``like``, clipped; ``"uniform"``: independent uniform pixels; ``"shuffled"``: ``like`` with
-        the pixels of each image in random order.
-
-        Or images of another set, of which up to n are drawn. Gray is repeated for colour, and
-        colour becomes gray by the weights .299, .587, .114. Smaller images are centred on black,
-        because blur from scaling up would give them away. Larger ones are scaled down to the size
-        (bilinear with antialiasing), without keeping the aspect ratio.
+        the pixels of each image in random order. Or images of another set, of which up to n are
+        drawn. Gray is repeated for colour, and colour becomes gray by the weights .299, .587, .114.
+        Smaller images are centred on black, since blur from scaling up would give them away; larger
+        ones are scaled down (bilinear with antialiasing), without keeping the aspect ratio.
 
     Examples
     --------
@@ -142,10 +133,7 @@ def ood_images(like: Pixels, kind: str | Pixels, seed: int = 0) -> Pixels:
         check_images(kind, "kind")
         drawn = np.sort(random.permutation(len(kind))[: len(like)])
         return _fitted(kind[drawn], like.shape[1:])
-    if kind not in OOD_KINDS:
-        raise ValueError(
-            f"kind must be images of another set or one of {', '.join(OOD_KINDS)}, got {kind!r}"
-        )
+    check_choice("kind", kind, list(OOD_KINDS))
     return OOD_KINDS[kind](like, random)
 
 
@@ -154,10 +142,6 @@ def _gaussian(like: Pixels, random: np.random.Generator) -> Pixels:
     moments = torch.tensor([(plane.mean(), plane.std()) for plane in like.swapaxes(0, 1)])
     mean, deviation = (moments.float() / 255).T.reshape(2, -1, 1, 1)
     return _in_chunks(lambda x: mean + deviation * _normal(x.shape, random), like, like.shape[1:])
-
-
-def _uniform(like: Pixels, random: np.random.Generator) -> Pixels:
-    return random.integers(0, 256, like.shape, np.uint8)
 
 
 def _shuffled(like: Pixels, random: np.random.Generator) -> Pixels:
@@ -170,7 +154,11 @@ def _shuffled(like: Pixels, random: np.random.Generator) -> Pixels:
     return result
 
 
-OOD_KINDS = {"gaussian": _gaussian, "uniform": _uniform, "shuffled": _shuffled}
+OOD_KINDS: dict[str, Callable[[Pixels, np.random.Generator], Pixels]] = {
+    "gaussian": _gaussian,
+    "uniform": lambda like, random: random.integers(0, 256, like.shape, np.uint8),
+    "shuffled": _shuffled,
+}
 
 
 def _fitted(images: Pixels, shape: tuple[int, ...]) -> Pixels:
@@ -190,14 +178,10 @@ def _fitted(images: Pixels, shape: tuple[int, ...]) -> Pixels:
 
 def _with_channels(images: Pixels, channels: int) -> Pixels:
     current = images.shape[1]
-    if current == channels:
-        return images
-    if current == 1:
-        return images.repeat(channels, 1)
+    if current in (1, channels):
+        return images.repeat(channels // current, 1)
     if (current, channels) == (3, 1):
         weights = np.array([0.299, 0.587, 0.114], np.float32)
         gray: Pixels = np.rint(np.einsum("nchw,c->nhw", images, weights)).astype(np.uint8)
         return gray[:, None]
-    raise ValueError(
-        f"images must be gray or have {channels} channels, got {current}: convert them first"
-    )
+    raise ValueError(f"images must have 1 or {channels} channels, got {current}: convert them")

@@ -1,7 +1,8 @@
-"""ONNX files give what the calibrator gives."""
+"""Exported files give what the calibrator gives, in ONNX Runtime and with torch.export."""
 
-import copy
+import json
 import sys
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from torch import nn
 
 import calibrant
 from calibrant.calibrators.registry import CALIBRATORS
-from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
-from calibrant.deploy import export_onnx
+from calibrant.deploy import EXPORTS, export_onnx, export_program
+from calibrant.deploy.export import PRECISE
 from calibrant.deploy.export_graph import quiet
-from calibrant.deploy.onnx import PRECISE
 from tests.support.exported import (
     CLASSES,
     WIDTH,
@@ -111,7 +112,7 @@ def test_every_method(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("none", {}), ("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
+    [("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
 )
 def test_log_odds(name, options, tmp_path):
     calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"
@@ -145,18 +146,15 @@ def test_features_are_the_second_input(corrected, tmp_path):
     check_parity(calibrator, path, tokens=not corrected)
 
 
-def test_own_class_is_named(tmp_path):
-    class Own(Identity):
+def test_calibrator_of_an_own_class_is_not_changed(tmp_path):
+    class Own(TemperatureScaling):
         pass
 
-    export_onnx(Own().fit([[0.0, 1.0]], [1]), tmp_path / "a.onnx")
-    assert about(tmp_path / "a.onnx")["kind"] == "Own"
-
-
-def test_calibrator_is_not_changed(tmp_path):
-    calibrator = copy.deepcopy(fitted("vector")).train()
+    data = simulated(300)
+    calibrator = Own().fit(data["logits"], data["labels"]).train()
     before = {name: value.clone() for name, value in calibrator.state_dict().items()}
     export_onnx(calibrator, tmp_path / "a.onnx")
+    assert about(tmp_path / "a.onnx")["kind"] == "Own"
     assert calibrator.training
     assert all(torch.equal(value, before[name]) for name, value in calibrator.state_dict().items())
 
@@ -170,11 +168,10 @@ def network():
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(144, CLASSES))
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_model_and_calibrator(rows, tmp_path):
+def test_model_and_calibrator(tmp_path):
     model, path = network(), tmp_path / "model.onnx"
     model[3].eval()  # of layers in different modes each keeps its own
-    export_onnx(fitted("smart"), path, model=model, example=torch.randn(rows, 1, 8, 8))
+    export_onnx(fitted("smart"), path, model=model, example=torch.randn(1, 1, 8, 8))
     assert [layer.training for layer in model] == [True, True, True, False, True, True]
     images = torch.randn(33, 1, 8, 8)
     with torch.no_grad():
@@ -246,7 +243,7 @@ def test_model_that_cannot_be_exported(model, by, tmp_path):
         ({"opset": 17}, ValueError, "opset must be 18 or newer, got 17"),
         ({"model": nn.Identity()}, ValueError, "model and example belong together"),
         ({"example": torch.zeros(2, CLASSES)}, ValueError, "model and example belong together"),
-        ({"model": nn.Identity(), "example": 3}, TypeError, "example must be a tensor, .* got int"),
+        ({"model": nn.Identity(), "example": 3}, TypeError, "example must be tensors .* got int"),
         ({"model": nn.Identity(), "example": ()}, TypeError, "example must be .* got tuple"),
         (
             {"model": nn.Identity(), "example": {"a": torch.zeros(2), "b": 1}},
@@ -281,7 +278,7 @@ def test_refused(options, error, message, tmp_path, monkeypatch):
 
 
 def test_model_larger_than_an_onnx_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.deploy.onnx.LARGEST", 100)
+    monkeypatch.setattr("calibrant.deploy.export.LARGEST", 100)
     with pytest.raises(ValueError, match=r"the weights have .* GB and an ONNX file holds 2"):
         export_onnx(fitted("vector"), tmp_path / "a.onnx")
 
@@ -338,34 +335,87 @@ def test_operators_are_precise(tmp_path, rng):
     edges = [-np.inf, -200.0, -80.0, -20.0, -1.0, -0.75, -1e-8, 0.0, 1e-8, 1e-3, 3.0, 20.0, 80.0]
     inside = rng.normal(size=999) * 10.0 ** rng.uniform(-8, 1, 999)
     values = np.concatenate([edges, [1e20, np.inf], inside]).astype("float32")
-    outputs = by_onnx([torch.log1p, torch.expm1, torch.sigmoid], tmp_path, values)
+    left, right = (200 * rng.normal(size=(2, 500))).astype("float32")
+    left[:4], right[:4] = [-np.inf, -np.inf, 1, np.inf], [-np.inf, 3, -np.inf, 2]
+    rows = np.stack([np.full(500, -np.inf, "float32"), left, right], 1)
+    many = (np.zeros((3, 50_000)) + 1e-4 * rng.normal(size=(3, 1))).astype("float32")
+    *outputs, pair, flat, column, total, sums = by_onnx(
+        [
+            *(lambda x, *_: x.log1p(), lambda x, *_: x.expm1(), lambda x, *_: x.sigmoid()),
+            lambda _, rows, __: torch.logaddexp(rows[:, 1], rows[:, 2]),
+            lambda _, rows, __: rows.logsumexp(-1),
+            lambda _, rows, __: rows.logsumexp(-1, keepdim=True),
+            lambda _, rows, __: rows[4:, 1:].logsumexp((0, -1)),
+            lambda _, __, many: many.logsumexp(-1),
+        ],
+        *(tmp_path, values, rows, many),
+    )
     exact = values.astype("float64")
     with np.errstate(all="ignore"):
         wanted = [np.log1p(exact), np.expm1(exact), scipy.special.expit(exact)]
     legal = exact >= -1, exact < 88, exact > -87  # elsewhere NaN, or beyond float32
-    for output, right, where in zip(outputs, wanted, legal, strict=True):
-        where = where | np.isposinf(exact) | (np.isneginf(exact) & ~np.isnan(right))
-        np.testing.assert_allclose(output[where], right[where], rtol=1e-6, atol=1e-38)
-
-
-def test_log_sums_are_precise(tmp_path, rng):
-    left, right = (200 * rng.normal(size=(2, 500))).astype("float32")
-    left[:4], right[:4] = [-np.inf, -np.inf, 1, np.inf], [-np.inf, 3, -np.inf, 2]
-    wanted = np.logaddexp(left.astype("float64"), right)
-    rows = np.stack([np.full(500, -np.inf, "float32"), left, right], 1)
-    pair, flat, column = by_onnx(
-        [
-            lambda rows: torch.logaddexp(rows[:, 1], rows[:, 2]),
-            lambda rows: rows.logsumexp(-1),
-            lambda rows: rows.logsumexp(-1, keepdim=True),
-        ],
-        *(tmp_path, rows),
-    )
-    np.testing.assert_allclose(pair, wanted, rtol=1e-6)
-    np.testing.assert_allclose(flat, wanted, rtol=1e-6)
-    np.testing.assert_allclose(column, wanted[:, None], rtol=1e-6)
-    (total,) = by_onnx([lambda x: x.logsumexp((0, -1))], tmp_path, rows[:, 1:][4:])
-    np.testing.assert_allclose(total, np.logaddexp.reduce(wanted[4:]), rtol=1e-6)
-    many = (np.zeros((3, 50_000)) + 1e-4 * rng.normal(size=(3, 1))).astype("float32")
-    (sums,) = by_onnx([lambda x: x.logsumexp(-1)], tmp_path, many)
+    for output, expected, where in zip(outputs, wanted, legal, strict=True):
+        where = where | np.isposinf(exact) | (np.isneginf(exact) & ~np.isnan(expected))
+        np.testing.assert_allclose(output[where], expected[where], rtol=1e-6, atol=1e-38)
+    logs = np.logaddexp(left.astype("float64"), right)
+    np.testing.assert_allclose(pair, logs, rtol=1e-6)
+    np.testing.assert_allclose(flat, logs, rtol=1e-6)
+    np.testing.assert_allclose(column, logs[:, None], rtol=1e-6)
+    np.testing.assert_allclose(total, np.logaddexp.reduce(logs[4:]), rtol=1e-6)
     np.testing.assert_allclose(sums, np.log(50_000) + many[:, 0], rtol=3e-7)
+
+
+# ----------------------------------------------------- torch.export, and inputs of both
+
+
+# the ONNX export of every method begins with the same program
+@pytest.mark.parametrize("name", ["ts", "smart", "isotonic", "procal"])
+def test_programs(name, tmp_path):
+    calibrator, path = fitted(name), tmp_path / "calibrator.pt2"
+    assert export_program(calibrator, path) <= 1e-5
+    for rows in (1, 1000):
+        data = simulated(rows, 3, int(calibrator.classes_))
+        arrays = [data["logits"], *([data["features"]] if calibrator.needs_features else [])]
+        output = run_file(path, *arrays)
+        np.testing.assert_allclose(softmax(output), calibrator.predict_proba(*arrays), atol=1e-5)
+    with zipfile.ZipFile(path) as archive:
+        (inside,) = (one for one in archive.namelist() if one.endswith("calibrant.json"))
+        assert json.loads(archive.read(inside))["kind"] == name
+
+
+class Named(nn.Module):
+    """Takes its inputs by name and returns a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, *, left, right):
+        return {"logits": self.fc(left + right), "rest": left}
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_inputs_by_name(suffix, tmp_path):
+    torch.manual_seed(0)
+    model, path = Named(), tmp_path / f"model{suffix}"
+    left, right = torch.randn(2, 9, WIDTH)
+    example = {"right": right[:2], "left": left[:2]}  # another order than that of the model
+    EXPORTS[suffix](fitted("ts"), path, model=model, example=example)
+    with torch.no_grad():
+        wanted = fitted("ts").predict_proba(model.fc(left + right)).numpy()
+    output = run_file(path, right=right.numpy(), left=left.numpy())
+    np.testing.assert_allclose(softmax(output), wanted, atol=1e-6)
+    if suffix == ".onnx":
+        assert [one.name for one in onnx.load(path).graph.input] == ["right", "left"]
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_features_of_a_model(suffix, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+    path, inputs = tmp_path / f"model{suffix}", torch.randn(9, 3)
+    EXPORTS[suffix](shifted(), path, model=model, example=inputs[:2], last_layer=model[2])
+    with torch.no_grad():
+        wanted = shifted().predict_proba(model(inputs), model[:2](inputs)).numpy()
+    np.testing.assert_allclose(softmax(run_file(path, inputs.numpy())), wanted, atol=1e-6)
+    assert not model[2]._forward_pre_hooks

@@ -1,7 +1,8 @@
-"""Export to ONNX."""
+"""Export to ONNX and with torch.export."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,11 @@ from torch import Tensor, nn
 from calibrant._core.atomic_files import replacing
 from calibrant._core.torch_models import evaluating
 from calibrant.calibrators.base import Calibrator
-from calibrant.deploy.export_check import TOLERANCE, check_export
-from calibrant.deploy.export_graph import export_graph, export_target, metadata, quiet
+from calibrant.deploy import export_graph
+from calibrant.deploy.attach import Layer
+from calibrant.deploy.export_graph import TOLERANCE, ExportGraph, check_export, quiet
 from calibrant.retrain.maccal import MaCCal
 
-OPSET = 20
-OLDEST = 18
-"""The first opset that torch translates to."""
 LARGEST = 1_900_000_000
 """Bytes of weights that fit into one ONNX file, whose limit is 2 GB."""
 
@@ -29,18 +28,18 @@ def export_onnx(
     *,
     model: nn.Module | None = None,
     example: Any = None,
-    last_layer: nn.Module | str | None = None,
+    last_layer: Layer | None = None,
     tokens: bool = False,
     probabilities: bool = False,
-    opset: int = OPSET,
+    opset: int = 20,
     tolerance: float = TOLERANCE,
 ) -> float:
     """Write a fitted calibrator, or a model with one behind it, to an ONNX file.
 
     The file is tried with ONNX Runtime before it gets its name: on batches of 1 to 1000, large
-    logits, ties, near ties and masked classes, or for a model on rows of its example. If a
-    probability differs from torch by more than the tolerance, or a predicted class that the
-    method keeps differs, nothing is written.
+    logits, ties, near ties and masked classes, or for a model on rows of its example. Nothing is
+    written if a probability differs from torch by more than the tolerance, or if a predicted class
+    that the method keeps differs.
 
     Parameters
     ----------
@@ -48,12 +47,10 @@ def export_onnx(
         Fitted.
     path : path
         With the suffix ``.onnx``.
-    model : nn.Module, optional
-        Put before the calibrator, as :func:`calibrant.calibrated` does.
+    model, last_layer : optional
+        As for :func:`calibrant.calibrated`.
     example : tensor, tuple of tensors, or dictionary of tensors by name
         Inputs of the model, a batch in the first dimension of each.
-    last_layer : nn.Module or str, optional
-        As for :func:`calibrant.calibrated`.
     tokens : bool
         Inputs have a second dimension of any size: ``(batch, tokens, ...)``.
     probabilities : bool
@@ -86,11 +83,16 @@ def export_onnx(
     True
     """
     onnxruntime = _onnx_runtime()
-    if opset < OLDEST:
-        raise ValueError(f"opset must be {OLDEST} or newer, got {opset}")
-    graph = export_graph(calibrator, model, example, last_layer, tokens, probabilities)
-    _check_size(graph)
-    with replacing(export_target(path, ".onnx")) as temporary, evaluating(graph):
+    if opset < 18:  # the first that torch translates to
+        raise ValueError(f"opset must be 18 or newer, got {opset}")
+    graph = ExportGraph(calibrator, model, example, last_layer, tokens, probabilities)
+    size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
+    if size > LARGEST:
+        raise ValueError(
+            f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "
+            "without the model, or write a .pt2 file"
+        )
+    with replacing(export_graph.export_target(path, ".onnx")) as temporary, evaluating(graph):
         program = graph.program()
         with graph.explained("torch.onnx"), quiet():
             converted = torch.onnx.export(
@@ -103,7 +105,7 @@ def export_onnx(
                 dynamic_shapes=graph.dynamic_shapes("batch", "tokens"),
             )
         assert converted is not None
-        converted.model.metadata_props.update(metadata(calibrator))
+        converted.model.metadata_props.update(export_graph.metadata(calibrator))
         converted.save(temporary, external_data=False)
         session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
 
@@ -114,13 +116,51 @@ def export_onnx(
         return check_export(graph, run, "ONNX Runtime", tolerance)
 
 
-def _check_size(graph: nn.Module) -> None:
-    size = sum(v.numel() * v.element_size() for v in (*graph.parameters(), *graph.buffers()))
-    if size > LARGEST:
-        raise ValueError(
-            f"the weights have {size / 1e9:.1f} GB and an ONNX file holds 2: export the calibrator "
-            "without the model, or write a .pt2 file"
-        )
+def export_program(
+    calibrator: Calibrator | MaCCal,
+    path: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    example: Any = None,
+    last_layer: Layer | None = None,
+    tokens: bool = False,
+    probabilities: bool = False,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Write a fitted calibrator, or a model with one behind it, as a program of ``torch.export``.
+
+    ``torch.export.load(path).module()`` runs it, without calibrant. Parameters, checks, inputs and
+    outputs are as for :func:`export_onnx`, but the suffix of ``path`` is ``.pt2``. The metadata are
+    in the file ``calibrant.json`` of the archive.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> logits = torch.tensor([[4.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 2.0], [4.0, 2.0]])
+    >>> fitted = TemperatureScaling().fit(logits, [0, 0, 1, 0, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     difference = export_program(fitted, f"{folder}/calibrator.pt2")
+    ...     again = torch.export.load(f"{folder}/calibrator.pt2").module()
+    >>> torch.equal(again(logits), fitted(logits))
+    True
+    """
+    graph = ExportGraph(calibrator, model, example, last_layer, tokens, probabilities)
+    with replacing(export_graph.export_target(path, ".pt2")) as temporary, evaluating(graph):
+        program = graph.program()
+        extra = {"calibrant.json": json.dumps(export_graph.metadata(calibrator))}
+        # as open files, since torch looks at the suffix of a path
+        with temporary.open("wb") as written, quiet():
+            torch.export.save(program, written, extra_files=extra)
+        with temporary.open("rb") as read, quiet():
+            again = torch.export.load(read).module()
+
+        def run(inputs: tuple[Tensor, ...]) -> Tensor:
+            args, named = graph.arguments(inputs)
+            output: Tensor = again(*args, **named)
+            return output
+
+        return check_export(graph, run, "the saved program", tolerance)
 
 
 def _onnx_runtime() -> Any:
@@ -129,9 +169,8 @@ def _onnx_runtime() -> Any:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"ONNX export needs more libraries ({error}): pip install 'calibrant[export]'"
-        ) from error
+        message = f"ONNX export needs more libraries ({error}): pip install 'calibrant[export]'"
+        raise ImportError(message) from error
     return onnxruntime
 
 

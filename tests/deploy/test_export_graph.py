@@ -82,11 +82,9 @@ def planted(kind):
         (Halved, ".pt2", r"fails on a batch of \d+: probabilities differ from torch by 0\.\d+, "),
         (Halved, ".onnx", r"ONNX Runtime fails on a batch of \d+: probabilities differ from"),
         (Rounded, ".pt2", "fails on small logits: predicted classes differ from torch"),
-        (Rounded, ".onnx", "fails on small logits: predicted classes differ from torch"),
         (Moved, ".pt2", "probabilities differ from torch"),
         (Nothing, ".pt2", "the saved program fails on a batch of 1: torch itself gives NaN"),
         (Lost, ".pt2", "fails on a batch of 1: .* differ from torch by inf"),
-        (Lost, ".onnx", "fails on a batch of 1: .* differ from torch by inf"),
         (Short, ".pt2", rf"of 1: the shape is \(1, {CLASSES - 1}\), and \(1, {CLASSES}\) with"),
     ],
 )

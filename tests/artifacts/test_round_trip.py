@@ -29,8 +29,8 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold, conformal, threshold
 from calibrant.llm import AnswerCalibrator, FittedHead
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
-from calibrant.llm.huggingface import ModelFingerprint
 from calibrant.monitor import Monitor
 from calibrant.retrain import as_calibrator
 from tests.support.artifacts import FORMAT_1, examples, fitted, fitted_kind, temperature

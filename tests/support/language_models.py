@@ -8,8 +8,8 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import make_head
-from calibrant.llm.huggingface import ModelFingerprint
 from calibrant.llm.tokens.tables import TokenTable
 
 transformers = pytest.importorskip("transformers")

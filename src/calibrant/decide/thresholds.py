@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,11 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
 from calibrant.decide.probabilities import check_share
-from calibrant.metrics.reductions import Data, Input, Unpack, pairs_from
+from calibrant.metrics.reductions import Data, Input, pairs_from
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 STEPS = 10
 """Thresholds that are tried per unit of log-odds."""

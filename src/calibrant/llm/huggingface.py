@@ -1,16 +1,13 @@
-"""Hugging Face models: loading them, the parts that calibration needs, and their identity."""
+"""Hugging Face models: loading them, and the parts that calibration needs."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,8 +18,6 @@ SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits, and of the hidden states whose logits were scaled."""
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names of the bound of the logits in model configurations."""
-ROWS = 256
-"""Rows of the output embedding that are hashed."""
 PROBE_TOKENS = 8
 """Number of tokens on which the parts of a model are compared with the whole."""
 
@@ -255,60 +250,3 @@ def _scale(raw: Tensor, logits: Tensor, softcap: float | None) -> float:
         x, y = x[kept], y[kept]
     factor = float((x * y).sum() / (x * x).sum().clamp(min=torch.finfo(torch.double).tiny))
     return 1.0 if abs(factor - 1) < _tolerance(raw, logits) / 20 else factor
-
-
-@dataclass(frozen=True)
-class ModelFingerprint:
-    """Identity of a model, as far as its hidden states and logits are concerned.
-
-    ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, and ``half`` the
-    same rounded to float16 first. With both, a float32 model matches its own copies in either half
-    precision; these do not match each other. The name is not compared: models are renamed.
-    """
-
-    name: str
-    hidden_size: int  # of the states that go into the output embedding
-    vocabulary: int  # number of logits
-    digest: str
-    softcap: float | None  # bound of the logits, in models of the Gemma family and some others
-    half: str = ""
-
-    def check(self, other: ModelFingerprint, what: str) -> None:
-        """Raise unless ``what``, with the fingerprint ``other``, belongs to this model."""
-        names = ["hidden_size", "vocabulary", "softcap"]
-        if not {self.digest, self.half} & {other.digest, other.half} - {""}:
-            names.append("digest")
-        differing = [
-            f"{name} {getattr(other, name)} where {self.name} has {getattr(self, name)}"
-            for name in names
-            if getattr(other, name) != getattr(self, name)
-        ]
-        if differing:
-            raise ValueError(
-                f"{what} belongs to another model: {other.name} has {', '.join(differing)}; load "
-                "that model, or collect and fit again (bfloat16 and float16 copies of a model "
-                "differ: load it in float32)"
-            )
-
-
-def fingerprint_of(model: nn.Module) -> ModelFingerprint:
-    """Compute the fingerprint of a Hugging Face causal language model."""
-    layer = output_embeddings(model)
-    config: Any = getattr(model, "config", None)
-    with weights_loaded(layer):
-        return ModelFingerprint(
-            name=str(getattr(config, "_name_or_path", "") or type(model).__name__),
-            hidden_size=int(layer.weight.shape[1]),
-            vocabulary=int(layer.weight.shape[0]),
-            digest=_digest(layer.weight),
-            softcap=softcap_of(model),
-            half=_digest(layer.weight, torch.float16),
-        )
-
-
-def _digest(weight: Tensor, first: torch.dtype | None = None) -> str:
-    """Hash some rows, rounded to ``first`` and then to bfloat16."""
-    rows = np.linspace(0, len(weight) - 1, min(ROWS, len(weight))).astype(np.int64)
-    chosen = weight.detach()[torch.from_numpy(rows).to(weight.device)]
-    rounded = chosen.to(first or weight.dtype).to(torch.bfloat16).float().cpu().contiguous().numpy()
-    return hashlib.sha256(rounded.astype("<f4").tobytes()).hexdigest()[:16]

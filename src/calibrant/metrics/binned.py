@@ -6,14 +6,18 @@ Logits and probabilities are measured by the top label; pairs may come from any 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_some
 from calibrant.metrics import gaps, reductions
 from calibrant.metrics.classwise import Average, ClassBins
 from calibrant.metrics.intervals import Estimate, class_interval
-from calibrant.metrics.reductions import Data, Input, Unpack, labelled_examples, pairs_from
+from calibrant.metrics.reductions import Data, Input, labelled_examples, pairs_from
 from calibrant.metrics.summary import Metric, Summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def binned_pairs(

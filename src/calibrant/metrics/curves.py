@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
@@ -11,8 +11,11 @@ from scipy.stats import beta, norm
 from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
-from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, margins, pairs_from
+from calibrant.metrics.reductions import Data, Input, WeightedPairs, margins, pairs_from
 from calibrant.metrics.smooth import smooth_ece_of_pairs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Reliability(NamedTuple):

@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import expit
@@ -36,7 +36,11 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, gap_curve, running
-from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, pairs_from
+from calibrant.metrics.reductions import Data, Input, WeightedPairs, pairs_from
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 INPUTS = 1.1
 """Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_values
 from calibrant.metrics.intervals import Estimate, logit_interval
-from calibrant.metrics.reductions import Data, Input, Unpack, pairs_from
+from calibrant.metrics.reductions import Data, Input, pairs_from
 from calibrant.metrics.summary import Metric, Summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:

@@ -11,19 +11,22 @@ import math
 import warnings
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import Unpack as Unpack  # comes with torch
 
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Chunk, Estimand, Examples
 from calibrant.metrics.classwise import ClassBins
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 FORMS = "(logits, labels), (probs=..., labels=...) or (confidence=..., outcome=...)"
 Input: TypeAlias = Values | None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calibrant._core.checks import check_some
 from calibrant.metrics import reductions
 from calibrant.metrics.intervals import Estimate, mean_interval, share_interval
-from calibrant.metrics.reductions import Data, Input, Unpack
+from calibrant.metrics.reductions import Data, Input
 from calibrant.metrics.summary import Metric, Moments, Summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:

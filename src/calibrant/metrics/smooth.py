@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.fft import dct, idct
@@ -10,8 +11,12 @@ from scipy.fft import dct, idct
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import running
-from calibrant.metrics.reductions import Data, Input, Unpack, WeightedPairs, pairs_from
+from calibrant.metrics.reductions import Data, Input, WeightedPairs, pairs_from
 from calibrant.metrics.summary import REPLICATES, Metric
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""

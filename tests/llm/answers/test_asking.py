@@ -19,8 +19,8 @@ from calibrant.llm.answers.questions import (
     Question,
     choice_prompt,
 )
+from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.huggingface import fingerprint_of
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
-from calibrant.llm.huggingface import fingerprint_of
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import open_table
 from tests.support.language_models import (

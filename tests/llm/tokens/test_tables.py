@@ -9,7 +9,7 @@ import torch
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.llm.huggingface import ModelFingerprint
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import TokenTable, open_table
 from tests.support.language_models import (

@@ -16,6 +16,7 @@ from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
+from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import generation as generations
 from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
@@ -220,7 +221,7 @@ def _generations(
     With them come the logits ``(rows, vocabulary)`` of their first tokens, without a head.
     """
     inner = huggingface.plain_model(model)
-    plain = FittedHead.from_temperature(1.0, huggingface.fingerprint_of(inner))
+    plain = FittedHead.from_temperature(1.0, fingerprint_of(inner))
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
         matching_model(inner, fitted)

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.llm import huggingface
+from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import DecoderHead, Head, Memory, bounded
-from calibrant.llm.huggingface import SCALES, fingerprint_of, output_embeddings
+from calibrant.llm.huggingface import SCALES, output_embeddings
 
 STATES = ("past_key_values", "cache_params", "state")
 """Arguments that hold the state of earlier tokens; only the first is followed."""

@@ -94,7 +94,7 @@ def fit_head(
     --------
     >>> from calibrant._core.logpartition import tabulate
     >>> from calibrant._core.chunks import examples
-    >>> from calibrant.llm.huggingface import ModelFingerprint
+    >>> from calibrant.llm.fingerprint import ModelFingerprint
     >>> rng = np.random.default_rng(0)
     >>> hidden = rng.normal(size=(4000, 4))
     >>> logits = 2 * rng.normal(size=(4000, 10))

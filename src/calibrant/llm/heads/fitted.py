@@ -13,9 +13,9 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._core.logpartition import Records
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
-from calibrant.llm.huggingface import ModelFingerprint
 from calibrant.llm.tokens.tables import Hidden, TokenTable
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, IntArray
 from calibrant._core.logpartition import Records, concatenate
-from calibrant.llm.huggingface import ModelFingerprint
+from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.tokens.documents import padded_batches
 
 FORMAT = 1

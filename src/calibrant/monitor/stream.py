@@ -30,7 +30,7 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, open_dataset
-from calibrant.data.shards import Place, located
+from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor.drift import bins_off, find_drift
 from calibrant.monitor.e_process import EProcess
@@ -244,7 +244,7 @@ class Monitor:
             return self
         if total.n == 0:
             warn(f"{name} has no labelled examples: its window is empty")
-        with located(Place(chosen.path)):
+        with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._pending.counts["ignored"] += ignored
         self._files.setdefault(total.digest(), []).append(float(total.claimed.sum()))

@@ -18,12 +18,11 @@ import torch
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.columns import Column, fill, read_all
+from calibrant.data.columns import SCORES, Column, full_key, joint_header, read_all
 from calibrant.data.dataset import Data, Dataset, Split, as_dataset
 from calibrant.data.files import check_writable, save_predictions
 from calibrant.data.formats import Array
-from calibrant.data.keys import SCORES, full_key
-from calibrant.data.shards import Chunk, Place, located
+from calibrant.data.shards import Chunk, located
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.fit import check_features
@@ -119,7 +118,7 @@ def _check_fits(calibrator: Calibrator, split: Split) -> None:
     if calibrator.needs_features:
         check_features(calibrator, split)
         width = split.shards[0].column("features").shape[1:]
-        with located(Place(split.path)):
+        with located(split.path):
             calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
 
 
@@ -215,8 +214,7 @@ class _Spool:
 
     def copied(self, columns: Sequence[Column]) -> Array:
         """Return columns one after another."""
-        dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
+        shape, dtype = joint_header(columns)
         if not dtype.itemsize or (len(columns) == 1 and columns[0].mapped() is not None):
             return read_all(columns)  # text, whose length is unknown, or mapped already
-        whole = self.empty((sum(c.shape[0] for c in columns), *columns[0].shape[1:]), dtype)
-        return fill(whole, columns)
+        return read_all(columns, self.empty(shape, dtype))

@@ -16,9 +16,9 @@ from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.registry import make_calibrator
+from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Data, Split, as_dataset
-from calibrant.data.keys import full_key
-from calibrant.data.shards import Place, located
+from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 
@@ -199,7 +199,7 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     if split.groups is not None:
         beside["groups"] = spread(split.groups, targets.shape, "groups")
     logits = split.logits
-    with located(Place(split.path)), warnings.catch_warnings():
+    with located(split.path), warnings.catch_warnings():
         # the split has warned of that itself, with the name of the file
         warnings.filterwarnings("ignore", "logits look like probabilities")
         return calibrator.fit(logits, targets, **beside)

@@ -835,21 +835,21 @@ FAULTS = (
         "calibrators",
         "np.lexsort((rng.random(len(labels)), labels))",
         "rng.permutation(len(labels))",
-        ("test_auto", "/test_fit_files.py", "workflows/test_cross_fit"),
+        ("test_auto", "/test_fit_files.py", "workflows/test_fit"),
     ),
     Fault(
         "groups-over-folds",
         "calibrators",
         "(rng.permutation(len(names)) % count)[member]",
         "rng.integers(count, size=len(member))",
-        ("test_auto", "/test_fit_files.py", "workflows/test_cross_fit"),
+        ("test_auto", "/test_fit_files.py", "workflows/test_fit"),
     ),
     Fault(
         "folds-seed-ignored",
         "calibrators",
         "rng = np.random.default_rng(seed)",
         "rng = np.random.default_rng(0)",
-        ("test_auto", "/test_fit_files.py", "workflows/test_cross_fit"),
+        ("test_auto", "/test_fit_files.py", "workflows/test_fit"),
         within="folds",
     ),
     Fault(
@@ -970,7 +970,7 @@ FAULTS = (
             "np.where(weight > 0, labels, IGNORED)",
         ),
         "labels",
-        ("/test_fit_files.py", "workflows/test_cross_fit", "data/test_dataset"),
+        ("/test_fit_files.py", "workflows/test_fit", "data/test_dataset"),
     ),
     Fault(
         "network-extrapolates",
@@ -1026,7 +1026,7 @@ FAULTS = (
         "calibrators",
         "records.take(of_record != left_out)",
         "records.take(of_record == left_out)",
-        ("/test_fit_files.py", "workflows/test_cross_fit"),
+        ("/test_fit_files.py", "workflows/test_fit"),
     ),
     Fault(
         "step-closed-on-other-side",

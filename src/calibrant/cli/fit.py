@@ -83,8 +83,7 @@ def fit(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import calibrator_name
-    from calibrant.workflows.cross_fit import cross_fit
-    from calibrant.workflows.fit import fit_and_measure
+    from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
     given: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups, "split": split}

@@ -390,8 +390,8 @@ def as_dataset(
     'sample_weight'
     """
     roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
-    used: dict[str, Any] = {role: v for role, v in roles.items() if v is not None}
-    names = {role: v if isinstance(v, str) else role for role, v in used.items()}
+    used = {role: v for role, v in roles.items() if v is not None}
+    names: dict[str, Any] = {role: v if isinstance(v, str) else role for role, v in used.items()}
     arrays = {"labels": labels, "probs": probs, "features": features, **roles}
     values: dict[str, Any] = {
         key: v for key, v in arrays.items() if v is not None and not isinstance(v, str)

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import (
-    SET,
-    method_options,
-    names_in,
-    new_console,
-    progress_bar,
-    say,
-    text_table,
-    until_closed,
-)
+from calibrant.cli import shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +28,7 @@ def bench() -> None:
 @bench.command()
 @click.argument("data", required=False, metavar="[DATA]")
 @click.option("--loss", default=LOSSES, metavar="NAMES", help=f"Losses.  [default: {LOSSES}]")
-@SET
+@shared.SET
 @click.option("--network", metavar="NAME", help="Network.  [default: tiny for digits, resnet18]")
 @click.option("--epochs", type=int, help="Number of epochs.  [default: 30 for digits, 350]")
 @click.option("--batch", default=128, show_default=True, help="Batch size over all processes.")
@@ -95,9 +86,9 @@ def train(
     from calibrant.bench.train.recipe import Recipe
     from calibrant.bench.train.results import add_rows, summary, train as run
 
-    losses = list(dict.fromkeys(names_in(loss) or []))
-    seeds = list(dict.fromkeys(_whole(word) for word in names_in(seed) or []))
-    loss_options = method_options(options)
+    losses = list(dict.fromkeys(shared.names_in(loss) or []))
+    seeds = list(dict.fromkeys(_whole(word) for word in shared.names_in(seed) or []))
+    loss_options = shared.method_options(options)
     if not losses or not seeds:
         raise click.UsageError("name a loss with --loss, and a seed with --seed")
     if loss_options and len(losses) != 1:
@@ -116,7 +107,7 @@ def train(
     with joining(device) as ranks:
         for one in recipes:
             folder = Path(out) / f"{one.network}-{one.loss}-{one.seed}"
-            with progress_bar(f"steps of {one.loss}, seed {one.seed},") as progress:
+            with shared.progress_bar(f"steps of {one.loss}, seed {one.seed},") as progress:
                 rows = run(
                     images,
                     one,
@@ -130,12 +121,12 @@ def train(
                 )
             if rows:
                 add_rows(Path(out) / "results.csv", rows)
-                say(f"{folder}: ECE {100 * float(rows[0]['ece']):.2f} %")
+                shared.say(f"{folder}: ECE {100 * float(rows[0]['ece']):.2f} %")
             results += rows
     if results:
-        with until_closed():
+        with shared.until_closed():
             headings, *lines = summary(results)
-            new_console().print(text_table(headings, lines, names=2))
+            shared.new_console().print(shared.text_table(headings, lines, names=2))
 
 
 @bench.command()
@@ -149,7 +140,7 @@ def rows(folders: tuple[str, ...]) -> None:
     """  # noqa: D301
     from calibrant.bench.train.results import COLUMNS, result_rows
 
-    with until_closed():
+    with shared.until_closed():
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for folder in folders:

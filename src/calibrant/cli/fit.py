@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import (
-    AS_JSON,
-    GROUPS,
-    SAMPLE_WEIGHT,
-    SET,
-    how_written,
-    interval_heading,
-    method_options,
-    new_console,
-    progress_bar,
-    say,
-    text_table,
-    until_closed,
-)
+from calibrant.cli import shared
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +24,7 @@ METRICS = ("accuracy", "ece", "nll", "brier")
 @click.option(
     "--split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
 )
-@SET
+@shared.SET
 @click.option(
     "--cross-fit",
     "folds",
@@ -47,26 +34,24 @@ METRICS = ("accuracy", "ece", "nll", "brier")
     metavar="[K]",
     help="Fit on all examples of a file without a val set, and measure out of K folds.  [K: 5]",
 )
-@SAMPLE_WEIGHT
-@GROUPS
+@shared.SAMPLE_WEIGHT
+@shared.GROUPS
 @click.option("--seed", default=0, show_default=True, help="Seed of the folds.")
 @click.option(
     "--train", metavar="FILE", help="Features of the training set, for maccal.  [default: PRED]"
 )
-@AS_JSON
+@shared.AS_JSON
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 def fit(
     pred: str,
     method: str,
-    split: str | None,
     options: tuple[str, ...],
     folds: int | None,
-    sample_weight: str | None,
-    groups: str | None,
     seed: int,
     train: str | None,
     as_json: bool,
     out: str,
+    **columns: str | None,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
 
@@ -86,10 +71,8 @@ def fit(
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
-    given: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups, "split": split}
-    if folds:
-        given |= {"folds": folds, "seed": seed}
-    chosen = method_options(options)
+    given: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
+    chosen = shared.method_options(options)
     if method.lower() == "maccal":
         if any(given.values()):
             raise click.UsageError(
@@ -97,7 +80,7 @@ def fit(
                 "--cross-fit, --split, --sample-weight and --groups"
             )
         name = "maccal"
-        with progress_bar("epochs") as progress:
+        with shared.progress_bar("epochs") as progress:
             fitted = retrain_and_measure(
                 pred, train=train, options=chosen, metrics=METRICS, progress=progress
             )
@@ -105,19 +88,19 @@ def fit(
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
         name, workflow = calibrator_name(method), cross_fit if folds else fit_and_measure
-        with progress_bar() as progress:
+        with shared.progress_bar() as progress:
             fitted = workflow(
                 pred, name, options=chosen, metrics=METRICS, progress=progress, **given
             )
-    written = how_written(out, "saved in")
+    written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
-    with until_closed():
+    with shared.until_closed():
         if as_json:
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
             click.echo(json.dumps({**about, **fitted.to_dict()}, indent=2))
         else:
             _print_fit(fitted, f"{name} on {pred}", folds)
-    say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
+    shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
 
 
 @click.command()
@@ -140,14 +123,14 @@ def apply(folder: str, pred: str, out: str) -> None:
     from calibrant.artifacts import load
     from calibrant.workflows import apply as workflow
 
-    written = how_written(out)
-    with progress_bar() as progress:
+    written = shared.how_written(out)
+    with shared.progress_bar() as progress:
         workflow.apply(load(folder), pred, out, progress=progress)
-    say(f"{written}; to measure it: calibrant evaluate {out}")
+    shared.say(f"{written}; to measure it: calibrant evaluate {out}")
 
 
 def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
-    console = new_console()
+    console = shared.new_console()
     where = f", {fitted.split} split" if fitted.split else ""
     console.print(title + where, style="bold", soft_wrap=True)
     for line in fitted.describe():
@@ -170,7 +153,7 @@ def _effect_table(effect: Effect, folds: int | None) -> Table:
     both = list(zip(effect.before.table(), effect.after.table(), strict=True))
     if not folds:
         rows = [(before[0], before[1], after[1]) for before, after in both]
-        return text_table(("on the data of the fit", "before", "after"), rows, bold=[2])
-    heading = interval_heading(effect.before)
+        return shared.text_table(("on the data of the fit", "before", "after"), rows, bold=[2])
+    heading = shared.interval_heading(effect.before)
     headings = (f"out of {folds} folds", "before", heading, "after", heading)
-    return text_table(headings, [(*before, *after[1:]) for before, after in both], bold=[3])
+    return shared.text_table(headings, [(*before, *after[1:]) for before, after in both], bold=[3])

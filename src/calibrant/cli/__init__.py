@@ -23,8 +23,7 @@ VERBS = {
     "bench": ["bench"],
     "compare": ["compare", "demo"],
     "evaluate": ["evaluate"],
-    "export": ["export"],
-    "fit": ["apply", "fit"],
+    "fit": ["apply", "export", "fit"],
     "llm": ["llm"],
     "monitor": ["monitor"],
 }
@@ -33,24 +32,21 @@ VERBS = {
 
 def main() -> None:
     """Run the command line and exit."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+    code: Any = 2
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as problem:
         problem.show()
-        code = 2
     except (click.Abort, KeyboardInterrupt):
         say("stopped")
-        code = 2
     except SystemExit as stopped:  # click's own, a closed pipe for instance
         code = 2 if stopped.code else 0
     except EXPECTED as problem:
         say(f"error: {problem}")
-        code = 2
     except Exception:
         traceback.print_exc()
         say("this is a bug in calibrant: please report it with the lines above")
-        code = 2
     sys.exit(code or 0)
 
 
@@ -63,7 +59,3 @@ def cli() -> None:
 for module, verbs in VERBS.items():
     for verb in verbs:
         cli.add_command(getattr(import_module(f"calibrant.cli.{module}"), verb))
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    say(f"warning: {message}")

@@ -29,24 +29,13 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="For the fit of each method; 0: none.",
 )
-@click.option(
-    "--fit-split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
-)
-@click.option(
-    "--test-split",
-    metavar="NAME",
-    help="Split to measure on.  [default: test, else the plain arrays]",
-)
+@click.option("--fit-split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
+@click.option("--test-split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.BINS
 @shared.LEVEL
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    help="Of the halves, and of the draws behind the intervals.",
-)
+@click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
 @shared.AS_JSON
 def compare(
     pred: str, methods: str | None, time_limit: float, level: float, as_json: bool, **options: Any
@@ -113,7 +102,6 @@ STEPS = """The same for a file of yours:
   calibrant compare predictions.npz
   calibrant fit predictions.npz -o calibrator
   calibrant apply calibrator predictions.npz -o calibrated.npz"""
-"""Commands that do the same for another file."""
 
 
 def _print_comparison(comparison: Comparison, title: str) -> None:
@@ -147,7 +135,6 @@ def _diagram(evaluation: Evaluation, block: str, line: str) -> Table:
         filled, mark = round(right * width), min(round(claimed * width), width - 1)
         bar = Text(block * filled + " " * (width - filled), style="cyan")
         bar = bar[:mark] + Text(line, style="bold red") + bar[mark + 1 :]
-        table.add_row(
-            f"{100 * low:.0f} to {100 * high:.0f} %", f"{count:,}", f"{100 * right:.1f} %", bar
-        )
+        ends = f"{100 * low:.0f} to {100 * high:.0f} %"
+        table.add_row(ends, f"{count:,}", f"{100 * right:.1f} %", bar)
     return table

@@ -10,21 +10,14 @@ import click
 from calibrant.cli import shared
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from calibrant.metrics.evaluation import Evaluation
 
 
 @click.command()
 @click.argument("pred")
+@click.option("--split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
 @click.option(
-    "--split", metavar="NAME", help="Split to measure.  [default: test, else the plain arrays]"
-)
-@click.option(
-    "--max-ece",
-    metavar="FRACTION",
-    type=float,
-    help="Exit with 1 if the ECE exceeds this: 0.03 is 3 %.",
+    "--max-ece", type=float, metavar="FRACTION", help="Exit with 1 if the ECE exceeds this limit."
 )
 @shared.AS_JSON
 @click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
@@ -105,20 +98,16 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console.print(shared.text_table(headings, evaluation.table(), bold=[1]))
     if evaluation.verdict():
         console.print(evaluation.verdict(), soft_wrap=True)
-    if evaluation.by:
-        console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")
-        console.print(_subgroup_table(evaluation))
-
-
-def _subgroup_table(evaluation: Evaluation) -> Table:
-    """Show three figures of each; only the first has its interval, for narrow terminals."""
+    if not evaluation.by:
+        return
+    console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")
+    # three figures of each; only the first has its interval, for narrow terminals
     usual = [name for name in ("ece", "accuracy", "nll") if name in evaluation]
     first, *others = usual or list(evaluation)[:3]
     titles = {name: row[0] for name, row in zip(evaluation, evaluation.table(), strict=True)}
-    heading = shared.interval_heading(evaluation)
-    figures = (titles[first], heading, *(titles[name] for name in others))
+    figures = (titles[first], headings[2], *(titles[name] for name in others))
     rows = []
     for value, subgroup in evaluation.by.items():
         cells = dict(zip(subgroup, subgroup.table(), strict=True))
         rows.append((value, f"{subgroup.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
-    return shared.text_table(("subgroup", "examples", *figures), rows, bold=[2, 4, 5])
+    console.print(shared.text_table(("subgroup", "examples", *figures), rows, bold=[2, 4, 5]))

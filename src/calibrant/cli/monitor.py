@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     "--state", metavar="FILE", help="Go on from this file where it exists, and write it anew."
 )
 @click.option(
-    "--tolerance",
-    type=float,
-    metavar="FRACTION",
-    help="How far accuracy may be from confidence.  [default: 0.02, 2 points]",
+    "--tolerance", type=float, metavar="FRACTION", help="Tolerated miscalibration.  [default: 0.02]"
 )
 @click.option(
     "--false-alarms",
@@ -46,9 +43,7 @@ if TYPE_CHECKING:
 )
 @click.option("--bins", type=int, help="Number of bins.  [default: 15]")
 @click.option(
-    "--reference",
-    metavar="PRED",
-    help="Watch for a change against this file, calibrated alike, instead of for miscalibration.",
+    "--reference", metavar="PRED", help="Watch for a change against this file, calibrated alike."
 )
 @click.option("--reference-split", metavar="NAME", help="Its split.  [default: as for evaluate]")
 @click.option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
@@ -146,18 +141,16 @@ def _resumed(
 
 
 def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs:
-    """Return the pairs of a reference."""
     from calibrant.data.dataset import TEST_SPLITS, open_dataset
     from calibrant.metrics.reductions import top_label
 
     chosen = open_dataset(path).split(split, TEST_SPLITS)
     if chosen.domain != "logits":
         raise ValueError(f"{path} has probs; a reference needs logits")
-    logits = chosen.logits
-    if calibrator is not None:
-        features = chosen.features if calibrator.needs_features else None
-        logits = calibrator.transform(logits, features)
-    return top_label(logits, chosen.labels)
+    if calibrator is None:
+        return top_label(chosen.logits, chosen.labels)
+    features = chosen.features if calibrator.needs_features else None
+    return top_label(calibrator.transform(chosen.logits, features), chosen.labels)
 
 
 def _expanded(files: tuple[str, ...]) -> list[str]:

@@ -37,6 +37,7 @@ SET = click.option(
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
 )
+SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
 GROUPS = click.option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )

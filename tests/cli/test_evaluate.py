@@ -145,7 +145,7 @@ def test_groups_come_worst_first(run, path, arrays):
         assert found["n"] == rows.sum()
         assert found["metrics"]["ece"]["value"] == pytest.approx(part["ece"].value, abs=1e-12)
     _, table, _ = run("evaluate", path, *options)
-    assert "by group, worst first" in table
+    assert "by subgroup, worst first" in table
     assert re.findall(r"^([abc]) ", table, re.M) == ["c", "a", "b"]
 
 

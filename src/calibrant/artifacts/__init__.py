@@ -22,10 +22,8 @@ from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
 
 __all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "save"]
 
-FILE = "calibrant.safetensors"
-"""Name of the artifact in a folder."""
-FILE_SUFFIXES = (".safetensors", ".json")
-"""Suffixes of paths that name the file itself, not a folder for it."""
+FILE = "calibrant.safetensors"  # in a folder
+FILE_SUFFIXES = (".safetensors", ".json")  # of paths that name the file itself
 
 
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
@@ -37,12 +35,10 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     obj : object
-        A fitted calibrator of ``calibrant.CALIBRATORS``, a ``PriorCorrection`` or ``MaCCal``, a
-        ``FittedHead`` or ``AnswerCalibrator`` of :mod:`calibrant.llm`, a ``Threshold``,
-        ``ConformalSets``, or a ``Monitor``.
+        A fitted calibrator, or an object of the other kinds (:data:`KINDS`).
     path : path
         A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
-        suffix .safetensors or .json, the file itself. The parent must exist.
+        suffix .safetensors or .json, the file itself.
 
     Examples
     --------

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from calibrant._core.messages import comma_separated
 
-FORMAT = 2
-"""Version of the layout; a release reads its own and every earlier one."""
+FORMAT = 2  # a release reads its own and every earlier one
 KEYS = ("format", "kind", "description", "calibrant", "config", "extra", "sha256")
-"""Metadata of an artifact; config and extra are JSON."""
 
 
 class Artifact(NamedTuple):
@@ -33,7 +31,7 @@ class Artifact(NamedTuple):
 
 
 def packed(artifact: Artifact) -> bytes:
-    """Serialise an artifact, with its description first, where a pager shows it."""
+    """Serialise an artifact; config and extra are JSON, and metadata come first in the file."""
     config, extra = to_json(artifact.config), to_json(artifact.extra)
     digest = _digest(config, extra, artifact.tensors)
     values = (str(artifact.format), *artifact[1:4], config, extra, digest)

@@ -138,13 +138,9 @@ def array_column(key: str, values: Values, path: str) -> Column:
 
 
 def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
-    """Return columns one after another, in ``whole`` or in a new array.
-
-    A single ``.npy`` file is mapped, not loaded.
-    """
-    first = columns[0]
+    """Return columns one after another, in ``whole``, in a new array, or as a mapped file."""
     if whole is None:
-        if len(columns) == 1 and (mapped := first.mapped()) is not None:
+        if len(columns) == 1 and (mapped := columns[0].mapped()) is not None:
             return mapped
         shape, dtype = joint_header(columns)
         if not dtype.itemsize:  # text, whose length the header does not tell
@@ -180,10 +176,8 @@ def split_names(keys: Iterable[str]) -> list[str]:
 def owner(key: str, names: Collection[str]) -> tuple[str, str]:
     """Return the longest of ``names`` that starts ``key``, and the column that remains.
 
-    >>> owner("noise_3_labels", ["noise", "noise_3"])
-    ('noise_3', 'labels')
-    >>> owner("sample_weight", ["noise", "noise_3"])
-    ('', 'sample_weight')
+    >>> owner("noise_3_labels", ["noise", "noise_3"]), owner("sample_weight", ["noise"])
+    (('noise_3', 'labels'), ('', 'sample_weight'))
     """
     ends = [i for i, character in enumerate(key) if character == "_" and key[:i] in names]
     return (key[: ends[-1]], key[ends[-1] + 1 :]) if ends else ("", key)

@@ -35,7 +35,7 @@ from calibrant.data.columns import (
 )
 from calibrant.data.files import find_shards
 from calibrant.data.formats import Array
-from calibrant.data.shards import Chunk, Shard, ShardTask, in_worker, located
+from calibrant.data.shards import Chunk, Shard, in_worker, located, run_shard
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -47,8 +47,7 @@ Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
 FIT_SPLITS = ("val", "")
 TEST_SPLITS = ("test", "")
 ROLES = ("sample_weight", "by", "groups")
-ARRAYS = "the arrays"
-"""Stands for the path where there is no file."""
+ARRAYS = "the arrays"  # in place of a path
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ class Split:
     @property
     def keys(self) -> list[str]:
         """Columns that every shard has, as stored: with probs in place of logits, ``"probs"``."""
-        first, *others = self.shards
-        return [key for key in first.columns if all(key in shard.columns for shard in others)]
+        return [key for key in self.shards[0].columns if all(key in s.columns for s in self.shards)]
 
     @property
     def domain(self) -> str:
@@ -162,20 +160,12 @@ class Split:
     ) -> Iterator[T]:
         """Yield ``task(chunks)`` for every shard, in order.
 
-        Parameters
-        ----------
-        task : callable
-            Called with an iterator over the chunks of a shard; picklable for a process pool. Its
-            ValueErrors and TypeErrors get the file and the row in front.
-        *columns : str
-            ``"logits"`` are converted from probs where those are stored. ``"sample_weight"``,
-            ``"by"`` and ``"groups"`` are left out if the dataset names no columns for them.
-        rows : int, optional
-            Rows of a chunk; by default as many as make about four million numbers.
-        executor : concurrent.futures.Executor, optional
-            Each shard becomes a task.
-        progress : callable, optional
-            Called with (rows done, rows in all) after each chunk, or each shard of an executor.
+        ``task`` is called with an iterator over the chunks of a shard; its ValueErrors and
+        TypeErrors get the file and the row in front. ``"logits"`` are converted from probs where
+        those are stored; ``"sample_weight"``, ``"by"`` and ``"groups"`` are left out if the
+        dataset names no columns for them. By default ``rows`` make about four million numbers.
+        With an executor each shard is a task, which must be picklable for a process pool.
+        ``progress`` is called with (rows done, rows in all) after each chunk or shard.
         """
         roles = {role: getattr(self.dataset, role) for role in ROLES}
         wanted = {name: roles.get(name, name) for name in columns}
@@ -183,7 +173,7 @@ class Split:
         widths = [self.shards[0].column(column).width for column in stored.values()]
         converted = "logits" in stored and self.domain == "probs"
         rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
-        work = ShardTask(task, stored, converted, rows)
+        work = partial(run_shard, task, stored, converted, rows)
         total, done = self.rows, 0
 
         def report(count: int) -> None:
@@ -232,13 +222,6 @@ class Dataset:
 
     ``files`` has the arrays of each file by key. ``sample_weight``, ``by`` and ``groups`` name the
     columns with weights, with subgroups to report on, and with examples that share a fold.
-
-    Examples
-    --------
-    >>> from calibrant.data import sample_path
-    >>> data: Dataset = open_dataset(sample_path())
-    >>> data.splits, data.split("test").classes, data.has_head
-    (['val', 'test'], 10, True)
     """
 
     path: str
@@ -324,13 +307,12 @@ class Dataset:
         if not self.splits:
             keys = dict.fromkeys(key for arrays in self.files for key in arrays)
             problem = f" has no logits, probs or features, only {comma_separated(keys)}"
-        elif not named:
-            problem = f" has no split {wanted[0]!r}, only plain arrays: name no split"
-        elif len(wanted) == 1 and wanted[0]:
+        elif named and len(wanted) == 1 and wanted[0]:
             problem = f": {unknown_name('split', wanted[0], named)}"
         else:
             asked = " or ".join(f"split {name!r}" if name else "plain arrays" for name in wanted)
-            problem = f" has no {asked}: name one of {comma_separated(named)}"
+            known = f": name one of {comma_separated(named)}" if named else ", only plain arrays"
+            problem = f" has no {asked}{known}"
         return ValueError(self.path + problem)
 
 
@@ -353,8 +335,8 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     --------
     >>> from calibrant.data import sample_path
     >>> data = open_dataset(sample_path())
-    >>> data.splits, data.split("val").read("logits").shape
-    (['val', 'test'], (5000, 10))
+    >>> data.splits, data.split("val").read("logits").shape, data.has_head
+    (['val', 'test'], (5000, 10), True)
     """
     files = OpenFiles()
     shards = []
@@ -386,8 +368,6 @@ def as_dataset(
     --------
     >>> as_dataset({"val_logits": np.zeros((3, 2)), "val_labels": [0, 1, 1]}).splits
     ['val']
-    >>> as_dataset(np.zeros((3, 2)), [0, 1, 1], sample_weight=[1, 2, 1]).sample_weight
-    'sample_weight'
     """
     roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
     used = {role: v for role, v in roles.items() if v is not None}

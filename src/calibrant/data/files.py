@@ -59,10 +59,8 @@ def check_writable(target: Path) -> None:
 def sample_path() -> Path:
     """Path of the real predictions that come with the package.
 
-    They are those of a ResNet-50 that this project trained on CIFAR-10: ``val_logits`` and
-    ``val_labels`` of 5,000 images held out of the training set, ``test_logits`` and
-    ``test_labels`` of the 10,000 test images (float16 logits of 10 classes), and ``weight``
-    (10, 2048) and ``bias`` (10,) of the last layer.
+    They are those of a ResNet-50 that this project trained on CIFAR-10: logits (float16) and
+    labels of 5,000 held-out images (val) and 10,000 test images, and the last layer.
 
     >>> sample_path().name
     'cifar10_resnet50.npz'

@@ -25,9 +25,6 @@ Order: TypeAlias = Literal["C", "F"]
 Fingerprint: TypeAlias = tuple[int, int, int, int]
 """Device, inode, size and time of the last change of a file."""
 
-PARQUET_BUFFER = 2**18
-"""Bytes of a parquet file that are read at once."""
-
 
 class Header(NamedTuple):
     """Shape and dtype of a stored array."""
@@ -92,7 +89,7 @@ def _slices(whole: Array, rows: int) -> Iterator[Array]:
 
 @contextmanager
 def _reading(path: str, *damage: type[Exception]) -> Iterator[None]:
-    """Turn the errors by which a library reports a damaged file into one error."""
+    """Turn the errors by which a library reports a damaged file into one."""
     try:
         yield
     except damage as error:
@@ -190,7 +187,6 @@ class _NpzReader(Reader):
 
 
 def _write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays as ``numpy.savez`` does, under any keys."""
     with zipfile.ZipFile(path, "w") as archive:
         for key, values in arrays.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as stream:
@@ -243,14 +239,12 @@ class _SafetensorsReader(Reader):
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write numbers; there is no dtype for text."""
     from safetensors.numpy import save_file
 
     for key, values in arrays.items():
         if values.dtype.name not in _SAFETENSORS_DTYPES.values():
-            raise ValueError(
-                f".safetensors cannot hold {key}, which is {values.dtype.name}; write .npz"
-            )
+            kind = values.dtype.name
+            raise ValueError(f".safetensors cannot hold {key}, which is {kind}; write .npz")
     save_file(dict(arrays), path)
 
 
@@ -262,9 +256,8 @@ def _pyarrow() -> Any:
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError(
-            "parquet files need pyarrow: pip install 'calibrant[data]'", name="pyarrow"
-        ) from error
+        remedy = "pip install 'calibrant[data]'"
+        raise ImportError(f"parquet files need pyarrow: {remedy}", name="pyarrow") from error
     return pyarrow
 
 
@@ -277,7 +270,7 @@ class _ParquetReader(Reader):
         with self._reading():
             # Both options keep it from holding a row group, which may be the whole file, in memory.
             self._file = pa.parquet.ParquetFile(
-                pa.PythonFile(self.stream), pre_buffer=False, buffer_size=PARQUET_BUFFER
+                pa.PythonFile(self.stream), pre_buffer=False, buffer_size=2**18
             )
             self.headers = {
                 field.name: _parquet_header(self._file.metadata, field)

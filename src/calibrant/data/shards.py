@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from calibrant.data.columns import SCORES, Column
 from calibrant.data.formats import Array
 
 T = TypeVar("T")
+Report: TypeAlias = Callable[[int], object]  # called with the number of rows of each chunk
 
 
 @dataclass(frozen=True)
@@ -124,39 +125,36 @@ def located(path: str, shard: Shard | None = None) -> Iterator[Place]:
         raise kind(f"{where}: {problem}") from problem
 
 
-@dataclass(frozen=True)
-class ShardTask(Generic[T]):
-    """The work on every shard; travels to other processes."""
+def run_shard(
+    task: Callable[[Iterator[Chunk]], T],
+    columns: Mapping[str, str],
+    converted: bool,
+    rows: int,
+    shard: Shard,
+    report: Report,
+) -> T:
+    """Return ``task(chunks)`` of one shard."""
 
-    task: Callable[[Iterator[Chunk]], T]
-    columns: Mapping[str, str]
-    converted: bool
-    rows: int
-
-    def __call__(self, shard: Shard, report: Callable[[int], object]) -> T:
-        """Return the result of one shard; ``report`` is called with the rows of each chunk."""
-        with located(shard.path, shard) as place:
-            return self.task(self._chunks(shard, place, report))
-
-    def _chunks(
-        self, shard: Shard, place: Place, report: Callable[[int], object]
-    ) -> Iterator[Chunk]:
+    def chunks(place: Place) -> Iterator[Chunk]:
         place.reading = True
-        for values in shard.chunks(self.rows, list(self.columns.values())):
+        for values in shard.chunks(rows, list(columns.values())):
             place.reading = False
             count, floored = len(values[0]), 0
-            columns = dict(zip(self.columns, values, strict=True))
-            if self.converted:
-                columns["logits"], floored = logits_from_probs(columns["logits"])
-            yield Chunk(columns, floored)
-            del values, columns  # else they would stay in memory while the next chunk is read
+            named = dict(zip(columns, values, strict=True))
+            if converted:
+                named["logits"], floored = logits_from_probs(named["logits"])
+            yield Chunk(named, floored)
+            del values, named  # else they would stay in memory while the next chunk is read
             place.row += count
             report(count)
             place.reading = True
         place.reading = False
 
+    with located(shard.path, shard) as place:
+        return task(chunks(place))
 
-def in_worker(work: ShardTask[T], home: int, shard: Shard) -> T:
+
+def in_worker(work: Callable[[Shard, Report], T], home: int, shard: Shard) -> T:
     """Work on a shard; in a process of its own on one thread, since the pool uses the cores."""
     if os.getpid() != home:
         torch.set_num_threads(1)

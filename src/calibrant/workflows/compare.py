@@ -61,10 +61,8 @@ def compare(
         plain arrays). A single split is cut at random into two halves with a share of each class.
     sample_weight, groups : str or array, optional
         Weights of the examples, and groups that stay together in that cut and in folds.
-    bins, level
-        As in :func:`calibrant.evaluate`.
-    seed : int
-        Seed of that cut and of the draws behind the intervals.
+    bins, level, seed
+        As in :func:`calibrant.evaluate`; the seed is also that of the cut.
     progress : callable, optional
         Called with (methods done, methods in all).
 

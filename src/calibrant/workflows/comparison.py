@@ -14,31 +14,14 @@ from calibrant.metrics.registry import METRICS
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One method of a comparison.
-
-    Attributes
-    ----------
-    method : str
-    evaluation : Evaluation or None
-        Metrics on the test examples; None where the method failed.
-    fit_seconds : float
-        Time of the fit, with that of the log-partition table, which methods share.
-    argmax_changed : int or None
-        Number of test examples whose predicted class changed.
-    error : str or None
-        The message, if the method failed or ran out of time.
-    notes : list of str
-        Warnings of the fit.
-    calibrator : Calibrator or None
-        Fitted; None where the method failed.
-    """
+    """One method of a comparison; without evaluation and calibrator where it failed."""
 
     method: str
-    evaluation: Evaluation | None
-    fit_seconds: float
-    argmax_changed: int | None
-    error: str | None
-    notes: list[str] = field(default_factory=list)
+    evaluation: Evaluation | None  # on the test examples
+    fit_seconds: float  # with the time of the log-partition table, which methods share
+    argmax_changed: int | None  # test examples whose predicted class changed
+    error: str | None  # the message, if the method failed or ran out of time
+    notes: list[str] = field(default_factory=list)  # warnings of the fit
     calibrator: Calibrator | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,8 +67,7 @@ class Comparison:
     def best(self, metric: str = "ece") -> list[str]:
         """Return the methods within the noise of the best one, from good to bad.
 
-        Within its interval, or half the width of that away: noise lifts an ECE, so that its
-        interval may lie below it. Methods that are left out may still be as good.
+        Within its interval, or half the width of that away: noise lifts an ECE above its interval.
         """
         sign = -1 if METRICS[metric].higher_is_better else 1
         known = {m: e[metric] for m, e in self.measured.items() if not math.isnan(e[metric].value)}
@@ -100,8 +82,8 @@ class Comparison:
     def choice(self) -> str | None:
         """Return the method with the least NLL + ECE among those that keep the predictions.
 
-        A low ECE alone may come from giving up information; NLL does not allow that. Methods
-        whose fit warned, or that change predictions, are chosen if there are no others.
+        A low ECE alone may come from giving up information. Methods whose fit warned, or that
+        change predictions, are chosen if there are no others.
         """
         sums = self._sums()
         safe = {row.method for row in self.rows if not row.argmax_changed and not row.notes}

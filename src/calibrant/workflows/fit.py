@@ -60,11 +60,6 @@ def fit(
     progress : callable, optional
         Called with (examples done, examples in all) after each chunk or shard.
 
-    Returns
-    -------
-    Calibrator
-        Fitted.
-
     Examples
     --------
     >>> from calibrant.data import sample_path
@@ -103,14 +98,13 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         before, after, argmax_changed, temperatures = self.effect
-        low, high = temperatures or (None, None)
         return {
             "split": self.split or None,
             "n": before.n,
             "classes": before.classes,
             "parameters": self.calibrator.size(before.classes),
             "learned": self.calibrator.learned(),
-            "temperature": {"low": low, "high": high},
+            "temperature": dict(zip(("low", "high"), temperatures or (None, None), strict=True)),
             "argmax_changed": argmax_changed,
             "before": before.to_dict()["metrics"],
             "after": after.to_dict()["metrics"],
@@ -121,20 +115,15 @@ def fit_and_measure(
     data: Data,
     method: str | Calibrator = "auto",
     *,
-    split: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    sample_weight: Values | str | None = None,
-    groups: Values | str | None = None,
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Fit:
     """Fit as :func:`fit` does, and measure the same examples before and after.
 
     There are no intervals: figures of examples that a fit has seen are too good.
     """
-    calibrator, examples = _fitted(
-        data, method, split, options, sample_weight, groups, None, progress
-    )
+    calibrator, examples = _fitted(data, method, progress=progress, **options)
     stream = Accumulator(pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream, progress)
     return Fit(calibrator, meter.effect(), examples.name)
@@ -143,12 +132,12 @@ def fit_and_measure(
 def _fitted(
     data: Data,
     method: str | Calibrator,
-    split: str | None,
-    options: Mapping[str, Any] | None,
-    sample_weight: Values | str | None,
-    groups: Values | str | None,
-    executor: Executor | None,
-    progress: Progress | None,
+    split: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    sample_weight: Values | str | None = None,
+    groups: Values | str | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Calibrator, Split]:
     """Fit on a split, from the table if that suffices; return it as well."""
     calibrator = make_calibrator(method, options)
@@ -156,8 +145,7 @@ def _fitted(
     if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
             f"{dataset.path} has no split 'val' and no plain arrays to fit on, only "
-            f"{comma_separated(dataset.splits)}: name a split (--split), or fit and measure on the "
-            "same examples by cross-fitting (--cross-fit)"
+            f"{comma_separated(dataset.splits)}: name a split (--split), or use --cross-fit"
         )
     examples = dataset.split(split, FIT_SPLITS)
     examples.warn_if_probs()
@@ -235,9 +223,8 @@ def cross_fit(
     """Fit on all examples, and measure the method on the same ones out of fold.
 
     For predictions without a validation set. The examples are cut into folds in which every
-    class has its share, and each fold is calibrated by a fit on the others, so that no example
-    is measured by a calibrator that has seen it. The figures describe the method, fitted on
-    ``(folds - 1) / folds`` of the examples; the calibrator for use is fitted on all of them.
+    class has its share, and each fold is calibrated by a fit on the others. The figures describe
+    the method, fitted on ``(folds - 1) / folds`` of the examples.
 
     Parameters
     ----------
@@ -249,12 +236,8 @@ def cross_fit(
         Split to use; ``val``, else the plain arrays, else ``test``, by default.
     groups : str or array, optional
         A column; the rows of one group are in one fold, and classes are left to chance.
-    bins, metrics, level
-        As in :func:`calibrant.evaluate`.
-    seed : int
-        Seed of the folds and of the draws behind the intervals.
-    progress : callable, optional
-        Called with (examples done, examples in all) during each walk over the logits.
+    bins, metrics, level, seed, progress
+        As in :func:`calibrant.evaluate`; the seed is also that of the folds.
 
     Examples
     --------
@@ -295,10 +278,7 @@ def cross_fit(
 
 
 def row_folds(split: Split, count: int, seed: int) -> IntArray:
-    """Return the fold of each row, -1 for rows without label.
-
-    Classes are dealt out in equal shares. Groups stay together, and classes are left to chance.
-    """
+    """Return the fold of each row, -1 for rows without label; groups stay together."""
     labels, groups = split.labels, split.groups
     labelled = np.flatnonzero((labels != IGNORED).reshape(len(labels), -1).any(1))
     if groups is not None and groups.shape != (len(labels),):

@@ -4,9 +4,8 @@ Expected values come from ``fit`` on the arrays before they were written, which 
 calibrators check.
 """
 
-import multiprocessing
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -251,19 +250,18 @@ def test_unknown_methods_and_options(method, options, kind, message):
 
 
 @pytest.mark.slow
-def test_process_pool(tmp_path):
+def test_process_pool(tmp_path, process_pool):
     arrays = predictions()
     path = as_npz_folder(tmp_path, arrays)
     expected = TemperatureScaling().fit(
         arrays["logits"], arrays["labels"], sample_weight=arrays["importance"]
     )
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        found: Any = fit(path, "ts", sample_weight="importance", executor=pool)
-        arrays["logits"][-1] = np.nan
-        arrays["labels"][-1] = 1
-        np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
-        with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
-            fit(path, "ts", executor=pool)
+    found: Any = fit(path, "ts", sample_weight="importance", executor=process_pool)
+    arrays["logits"][-1] = np.nan
+    arrays["labels"][-1] = 1
+    np.savez(path / "part3.npz", **cut(arrays, 250)[-1])
+    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
+        fit(path, "ts", executor=process_pool)
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
 
 

@@ -1,10 +1,9 @@
 """Artifacts: everything that calibrant saves, in one format.
 
 An artifact is one safetensors file: learned values, and metadata (see :class:`Artifact`) that name
-a class and the arguments of its constructor. Nothing in it is executed. A class of :data:`KINDS`
-or ``CALIBRATORS`` has ``config()``, ``state_dict()`` and ``load_state_dict()``, as modules do, or
-``state()`` and ``from_state()``, whose JSON becomes the only tensor. Shapes are checked on a
-skeleton without memory: loading takes no more of it than the file holds.
+a class and the arguments of its constructor. Nothing in it is executed. A class of ``KINDS`` or
+``CALIBRATORS`` has ``config()``, ``state_dict()`` and ``load_state_dict()``, as modules do, or
+``state()`` and ``from_state()``, whose JSON becomes the only tensor.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     obj : object
-        A fitted calibrator, or an object of the other kinds (:data:`KINDS`).
+        A fitted calibrator, or an object of the other kinds (``KINDS``).
     path : path
         A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
         suffix .safetensors or .json, the file itself.

@@ -120,8 +120,7 @@ CALIBRATOR, WEIGHTS, HEAD = "config.json", "weights.safetensors", "head.json"
 KEYS_1 = ("format", "kind", "calibrant", "config", "weights_sha256")
 CALIBRATOR_KEYS = ("description", "classes", "parameters")
 HEAD_KEYS = ("objective", "kept", "reasons", "figures", "settings")
-RENAMED = {"chosen": "chosen_", "head": "classifier"}
-"""Modules that may have another name since."""
+RENAMED = {"chosen": "chosen_", "head": "classifier"}  # modules that may have another name since
 
 
 def read_folder(folder: Path) -> Artifact:

@@ -1,6 +1,6 @@
 """The command line: one verb, one call into the library.
 
-Data go to stdout, talk and progress to stderr. Exit codes: 0 done, 1 a limit was exceeded, 2
+Data go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 a limit was exceeded, 2
 could not run. Nothing heavy is imported before a verb runs, so ``--help`` answers at once.
 """
 
@@ -16,9 +16,9 @@ import click
 
 from calibrant.cli.shared import say
 
+# Failures that are explained in a line; anything else is a bug and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
-"""Failures that are explained in a line; anything else is a bug and shows its traceback."""
-
+# Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "bench": ["bench"],
     "compare": ["compare", "demo"],
@@ -27,7 +27,6 @@ VERBS = {
     "llm": ["llm"],
     "monitor": ["monitor"],
 }
-"""Modules of this package, and the verbs that each defines under their names."""
 
 
 def main() -> None:

@@ -17,19 +17,13 @@ import torch
 from calibrant._core.checks import Values
 from calibrant.data.formats import READERS, Array, Fingerprint, Reader, changed
 
-CHUNK = 1 << 22
-"""Numbers read at a time: 32 MiB of float64, enough work for every core."""
-MOST_OPEN = 64
-"""Files of a dataset that are kept open."""
-
+CHUNK = 1 << 22  # numbers read at a time: 32 MiB of float64, enough work for every core
+MOST_OPEN = 64  # files of a dataset that are kept open
 SCORES = ("logits", "probs")
-HEAD = (("head_weight", "head_bias"), ("weight", "bias"))
-"""Keys of the last linear layer, weight (classes, features) and bias (classes,)."""
+HEAD = (("head_weight", "head_bias"), ("weight", "bias"))  # keys of the last linear layer
 CLASS_NAMES = "class_names"
-VAL_NAMES = ("val", "validation", "valid", "dev")
-"""Names of the validation split: each stands for the others where there is only one of them."""
-NAMED_SPLITS = ("train", "test", *VAL_NAMES)
-"""Names of files that say which split the file is, even if the names of its arrays do not."""
+VAL_NAMES = ("val", "validation", "valid", "dev")  # aliases, if there is only one
+NAMED_SPLITS = ("train", "test", *VAL_NAMES)  # files of these names are those splits
 
 _SPLIT_KEY = re.compile(r"(?:(.+)_)?(?:logits|probs|features)")
 

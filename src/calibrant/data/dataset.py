@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
-"""A prediction file, folder or glob, arrays by the keys they would have in a file, or a dataset."""
 
 FIT_SPLITS = ("val", "")
 TEST_SPLITS = ("test", "")
@@ -322,14 +321,10 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     Parameters
     ----------
     path
-        One of
-
-        - a ``.npz``, ``.safetensors`` or ``.parquet`` file;
-        - ``X_logits.npy``, with the files that share its prefix: plain arrays, unless X is
-          train, val or test;
-        - a folder of ``.npy`` files, whose stems are keys; shards are numbered in front;
-        - a folder or glob of other files, or a glob of ``*_logits.npy``: shards in natural
-          order. Files named train, val or test are those splits.
+        A ``.npz``, ``.safetensors`` or ``.parquet`` file; ``X_logits.npy``, with the files that
+        share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
+        shard in front; or a folder or glob of shards, in natural order. Plain arrays of files
+        named train, val or test are those splits.
 
     Examples
     --------

@@ -75,9 +75,8 @@ def find_shards(path: str) -> list[ShardFiles]:
         return _of_file(location)
     is_folder = location.is_dir()
     if not is_folder and not re.search(r"[*?[]", path):
-        raise FileNotFoundError(
-            f"{path} does not exist; expected a prediction file, folder or glob"
-        )
+        expected = "expected a prediction file, folder or glob"
+        raise FileNotFoundError(f"{path} does not exist; {expected}")
     files = _matches(os.path.join(glob.escape(path), "*") if is_folder else path)
     if not files:
         problem = f"folder {path} holds no prediction file; expected {known}"

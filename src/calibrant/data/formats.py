@@ -22,8 +22,7 @@ from calibrant._core.messages import comma_separated
 
 Array: TypeAlias = NDArray[Any]
 Order: TypeAlias = Literal["C", "F"]
-Fingerprint: TypeAlias = tuple[int, int, int, int]
-"""Device, inode, size and time of the last change of a file."""
+Fingerprint: TypeAlias = tuple[int, int, int, int]  # device, inode, size, time of last change
 
 
 class Header(NamedTuple):

@@ -157,10 +157,7 @@ class _Bench:
         return self.fit_on.records(), time.perf_counter() - start
 
     def prepare(self, calibrators: Sequence[Calibrator]) -> tuple[int, int]:
-        """Read what methods share, so that faults of the data are not blamed on a method.
-
-        Returns the number of test examples, and of classes.
-        """
+        """Read what methods share, so that faults of the data are not blamed on a method."""
         if any(map(self._from_table, calibrators)):
             _ = self.table
         else:

@@ -118,10 +118,7 @@ class Comparison:
         )
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return headings, then the cells of each row, as text.
-
-        A star marks the best ECE and NLL, and those within its noise (see :meth:`best`).
-        """
+        """Return headings, then the cells of each row; a star marks what :meth:`best` returns."""
         interval = "" if self.level is None else f"{100 * self.level:g} % interval"
         headings = ("method", "ECE %", interval, "NLL", "Brier", "acc. %", "changed", "fit")
         marked = {name: self.best(name) for name in ("ece", "nll")}

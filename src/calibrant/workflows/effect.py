@@ -104,11 +104,7 @@ def measure(
 
 @dataclass
 class Meter:
-    """Sums of predictions before and after calibration.
-
-    With several calibrators, each serves the rows of its fold. Without ``before``, the caller has
-    checked the rows.
-    """
+    """Sums of predictions before and after calibration; several calibrators serve folds."""
 
     calibrators: Sequence[Calibrator]
     after: Accumulator

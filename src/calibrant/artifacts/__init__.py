@@ -127,7 +127,6 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _target(place: Path) -> Path:
-    """Return the file to write for a path; other files are not replaced."""
     if not place.parent.is_dir():
         raise FileNotFoundError(f"folder {place.parent} does not exist; create it first")
     if place.is_dir() or not (place.exists() or place.suffix in FILE_SUFFIXES):

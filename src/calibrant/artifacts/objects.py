@@ -72,7 +72,6 @@ def artifact_of(obj: Any) -> Artifact:
 
 
 def _plain(value: Any) -> Any:
-    """Replace the modules in a config by their kinds and configs."""
     if isinstance(value, nn.Module):
         return {"kind": kind_of(value), "config": _plain(value.config())}  # type: ignore[operator]
     if isinstance(value, Mapping):
@@ -126,7 +125,6 @@ def _from_text(cls: Any, artifact: Artifact) -> Any:
 
 
 def _built(kind: Any, config: Any) -> Any:
-    """Make an object without learned values."""
     cls = _class_of(kind)
     build = getattr(cls, "from_config", cls)
     if not isinstance(config, dict):

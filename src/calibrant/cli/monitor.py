@@ -154,7 +154,6 @@ def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs
 
 
 def _expanded(files: tuple[str, ...]) -> list[str]:
-    """Return names of files; a pattern stands for its files in natural order."""
     from calibrant.data.files import natural_order
 
     names: list[str] = []

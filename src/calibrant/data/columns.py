@@ -113,8 +113,7 @@ class Column:
         return self.files.reader(self.path, self.fingerprint)
 
 
-Columns: TypeAlias = dict[str, Column]
-"""The arrays of one file, or of the ``.npy`` files that belong together, by key."""
+Columns: TypeAlias = dict[str, Column]  # of one file, or of a shard's .npy files, by key
 
 
 def native(values: Array) -> Array:

@@ -21,13 +21,10 @@ Report: TypeAlias = Callable[[int], object]  # called with the number of rows of
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are held in memory at one time, by column; ``"logits"`` are never probabilities.
-
-    ``floored`` counts the probabilities of zero that were floored to have a logarithm.
-    """
+    """Rows that are held in memory at one time, by column; ``"logits"`` are never probabilities."""
 
     columns: dict[str, Array]
-    floored: int = 0
+    floored: int = 0  # probabilities of zero that were floored to have a logarithm
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -50,12 +47,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file's share of a split: headers only, so that it travels to other processes.
+    """One file's share of a split: headers only, so that it travels to other processes."""
 
-    ``columns`` has the arrays by their name within the split: ``logits``, ``labels`` and so on.
-    """
-
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column]  # by their names within the split, such as logits
 
     @property
     def domain(self) -> str | None:

@@ -67,11 +67,11 @@ def fit(
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
-    given: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
+    choices: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
     chosen = shared.method_options(options)
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS}
     if method.lower() == "maccal":
-        if any(given.values()):
+        if any(choices.values()):
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
                 "--cross-fit, --split, --sample-weight and --groups"
@@ -84,7 +84,7 @@ def fit(
     else:
         name, workflow = calibrator_name(method), cross_fit if folds else fit_and_measure
         with shared.progress_bar() as progress:
-            fitted = workflow(pred, name, progress=progress, **common, **given)
+            fitted = workflow(pred, name, progress=progress, **common, **choices)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():

@@ -95,7 +95,7 @@ class Split:
 
     @property
     def has_features(self) -> bool:
-        """Whether every shard has features."""
+        """True if every shard has features."""
         return "features" in self.keys
 
     def read(self, column: str) -> Array:
@@ -272,7 +272,7 @@ class Dataset:
 
     @property
     def has_head(self) -> bool:
-        """Whether the dataset has the last linear layer."""
+        """True if the dataset has the last linear layer."""
         return any(map(head_columns, self.files))
 
     @cached_property
@@ -388,7 +388,7 @@ def as_dataset(
 
 
 def is_data(data: object) -> TypeIs[Data]:
-    """Whether something is a path, a mapping or a dataset, not an array of logits."""
+    """Return True for a path, a mapping or a dataset, False for an array of logits."""
     return isinstance(data, (str, os.PathLike, Mapping, Dataset))
 
 

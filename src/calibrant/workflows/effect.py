@@ -119,7 +119,7 @@ class Meter:
         columns = ["logits", "labels", "sample_weight"]
         columns += ["features"] if any(c.needs_features for c in self.calibrators) else []
         columns += ["fold"] if len(self.calibrators) > 1 else []
-        list(split.walk(self._add, *columns, progress=progress))
+        list(split.walk(self._add_all, *columns, progress=progress))
 
     def effect(self) -> Effect:
         """Return the figures of everything added up."""
@@ -127,19 +127,22 @@ class Meter:
         temperatures = (self.low, self.high) if self.low <= self.high else None
         return Effect(self.before.compute(), self.after.compute(), self.changed, temperatures)
 
-    def _add(self, chunks: Iterator[Chunk]) -> None:
+    def _add_all(self, chunks: Iterator[Chunk]) -> None:
         for chunk in chunks:
-            weight, kept = chunk.get("sample_weight"), _labelled(chunk)
-            if self.before is not None:
-                self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
-            self.floored += chunk.floored
-            if kept.any():
-                logits = chunk.logits[kept]
-                after = self._calibrated(chunk, kept, logits)
-                if weight is not None:
-                    weight = spread(weight, kept.shape, "sample_weight")[kept]
-                self.after.update(after, chunk.labels[kept], sample_weight=weight)
-                self.changed += int((_top(logits) != _top(after)).sum())
+            self._add(chunk)
+
+    def _add(self, chunk: Chunk) -> None:
+        weight = chunk.get("sample_weight")
+        if self.before is not None:
+            self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
+        self.floored += chunk.floored
+        kept = _labelled(chunk)
+        if kept.any():
+            logits = chunk.logits[kept]
+            after = self._calibrated(chunk, kept, logits)
+            weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[kept]
+            self.after.update(after, chunk.labels[kept], sample_weight=weights)
+            self.changed += int((_top(logits) != _top(after)).sum())
 
     def _calibrated(self, chunk: Chunk, kept: BoolArray, logits: Array) -> Array:
         """Calibrate the labelled rows of a chunk, each by the calibrator of its fold."""

@@ -80,7 +80,7 @@ class Fit:
 
     @property
     def artifact(self) -> nn.Module:
-        """What to save: the calibrator, or the retrained classifier that it wraps."""
+        """The calibrator, or the retrained classifier that it wraps: the object to save."""
         module: nn.Module = getattr(self.calibrator, "retrained", self.calibrator)
         return module
 
@@ -157,7 +157,7 @@ def _fitted(
 
 
 def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
-    """Whether the table of a split has all that a fit uses: no groups, no features."""
+    """Return True if the table of a split suffices: no groups and no features are used."""
     features = calibrator.uses_features and split.has_features
     return calibrator.fits_records and split.dataset.groups is None and not features
 
@@ -269,7 +269,7 @@ def cross_fit(
 
     fit_without(calibrator, folds)  # leaves out nothing
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fit on everything has given them
+        warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             fit_without(one, i)
     stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)

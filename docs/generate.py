@@ -28,7 +28,7 @@ MORE = {
         "smart.margin_bounds",
     ),
     "workflows": (
-        *("comparison.Comparison", "comparison.Row", "cross_fit.CrossFit", "effect.Effect"),
+        *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("fit.Fit", "retrain.retrain"),
     ),
     "monitor": ("report.Alarm", "drift.Drift"),

@@ -31,7 +31,6 @@ from scipy.special import expit, logit, logsumexp
 import calibrant as cal
 from calibrant.monitor import Monitor
 from calibrant.monitor.e_process import TILTS, bin_ranges, range_sums
-from calibrant.workflows.effect import calibrated
 
 Array = NDArray[np.float64]
 Truth = Callable[[Array, int], Array]
@@ -260,14 +259,14 @@ def real(folder: str, orders: int) -> Iterator[Row]:
         fitted = cal.CALIBRATORS[method]().fit(*fit)
         known = cal.top_label(*fit) if method == "none" else None
         title = f"{method}, reference" if known else method
-        before = cal.top_label(calibrated(fitted, test[0]), test[1])
+        before = cal.top_label(fitted.transform(test[0]), test[1])
         name = Path(folder).name
         for tolerance in (0.0, 0.01, 0.02):
             make = lambda t=tolerance: Monitor(window=250, tolerance=t, reference=known)  # noqa: B023, E731
             yield clean_row(name, title, make, before, orders)
         for split in shifted.splits:
             logits, labels = (shifted.split(split).read(k) for k in ("logits", "labels"))
-            after = cal.top_label(calibrated(fitted, logits), labels)
+            after = cal.top_label(fitted.transform(logits), labels)
             setting = (
                 f"{title}; {split}; ECE {100 * cal.ece(confidence=after[0], outcome=after[1]):.1f}"
             )

@@ -48,7 +48,6 @@ from calibrant.monitor import Monitor as Monitor
 from calibrant.retrain import MaCCal as MaCCal
 from calibrant.workflows.apply import apply as apply
 from calibrant.workflows.compare import compare as compare
-from calibrant.workflows.cross_fit import cross_fit as cross_fit
 from calibrant.workflows.effect import effect as effect
 from calibrant.workflows.evaluate import evaluate as evaluate
-from calibrant.workflows.fit import fit as fit
+from calibrant.workflows.fit import cross_fit as cross_fit, fit as fit

@@ -328,6 +328,10 @@ SETS = {"limit": -0.1, "score": "aps", "coverage": 0.9, "n": 50, "classes": 3, "
 NUMBERS = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
 
 
+def text_tensor(text):
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("cls", "state"),
     [
@@ -352,7 +356,7 @@ def test_states_that_do_not_fit_are_refused(cls, state, tmp_path):
     whole = {ConformalSets: SETS, Threshold: NUMBERS}[cls]
     file = tmp_path / "saved.json"
     io.save(cls.from_state(whole), file)
-    rewrite(file, tensors=changed(state=io.container.text_tensor(json.dumps(state))))
+    rewrite(file, tensors=changed(state=text_tensor(json.dumps(state))))
     refused(file, f"it is not the state of a {cls.__name__}")
 
 
@@ -362,7 +366,7 @@ def test_states_that_do_not_fit_are_refused(cls, state, tmp_path):
         (changed(state=torch.zeros(4)), "state must be uint8"),
         (changed(state=torch.zeros(4, dtype=torch.uint8)), "state is not JSON"),
         (changed(more=torch.zeros(4)), "unknown more"),
-        (changed(state=io.container.text_tensor('{"n": NaN}')), "state is not JSON"),
+        (changed(state=text_tensor('{"n": NaN}')), "state is not JSON"),
     ],
 )
 def test_states_that_are_no_text_are_refused(change, message, tmp_path):

@@ -38,10 +38,7 @@ def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, sh
     assert shown in err
 
 
-def test_exit_codes_of_a_process(path):
-    options = ("--metrics", "ece", "--level", "0")
-    passed = in_shell("evaluate", path, *options, "--max-ece", "0.9")
-    assert (passed.returncode, passed.stderr) == (0, "")
+def test_a_process_that_fails_writes_one_line():
     failed = in_shell("evaluate", "gone.npz")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.count("\n") == 1
@@ -50,7 +47,7 @@ def test_exit_codes_of_a_process(path):
 @pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
 @pytest.mark.parametrize(
     ("options", "code"),
-    [([], 0), (["--json"], 0), (["--max-ece", "0.01"], 1), (["--json", "--max-ece", "0.01"], 1)],
+    [([], 0), (["--json", "--max-ece", "0.01"], 1)],
 )
 def test_reader_that_leaves_early(path, options, code):
     """As in ``calibrant evaluate p.npz | head -1``: no complaint, and the limit still counts."""

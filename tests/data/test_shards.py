@@ -17,11 +17,11 @@ def test_the_number_of_torch_threads_stays_in_the_home_process(threads):
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        shards._in_worker(fails, os.getpid(), None)  # type: ignore[arg-type]
+        shards.in_worker(fails, os.getpid(), None)  # type: ignore[arg-type]
     assert torch.get_num_threads() == 3
 
 
 def test_a_shard_in_another_process_runs_on_one_torch_thread(threads):
     threads(3)
     work: Any = lambda shard, report: torch.get_num_threads()  # noqa: E731
-    assert shards._in_worker(work, os.getpid() + 1, None) == 1  # type: ignore[arg-type]
+    assert shards.in_worker(work, os.getpid() + 1, None) == 1  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load as tensors_of, save as bytes_of
 
-from calibrant.artifacts import container
+from calibrant.artifacts import formats
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 
@@ -55,7 +55,7 @@ def rewrite(file, *, metadata=None, tensors=None, checksum=True):
     about = about if metadata is None else metadata(dict(about))
     state = state if tensors is None else tensors(state)
     if checksum and {"config", "extra", "sha256"} <= set(about):
-        about["sha256"] = container._digest(about["config"], about["extra"], state)
+        about["sha256"] = formats._digest(about["config"], about["extra"], state)
     plain = bytes_of(state)
     begin = 8 + int.from_bytes(plain[:8], "little")
     text = json.dumps({"__metadata__": about, **json.loads(plain[8:begin])}).encode()

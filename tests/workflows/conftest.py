@@ -1,3 +1,6 @@
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
 import pytest
 
 from calibrant.data import Split, dataset
@@ -19,3 +22,10 @@ def no_whole_logits(monkeypatch):
         return read(self, column)
 
     monkeypatch.setattr(Split, "read", refusing)
+
+
+@pytest.fixture(scope="session")
+def process_pool():
+    """One other process, which takes seconds to start."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool

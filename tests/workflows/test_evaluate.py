@@ -4,11 +4,10 @@ The expected values come from ``calibrant.evaluate`` of the arrays before they w
 other tests compare with other libraries; the accuracy and the NLL are also recomputed here.
 """
 
-import multiprocessing
 import subprocess
 import sys
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,22 +224,21 @@ def test_options_reach_the_evaluation(tmp_path):
 
 
 @pytest.mark.slow
-def test_process_pool(tmp_path):
+def test_process_pool(tmp_path, process_pool):
     arrays = predictions()
     path = as_npz_folder(tmp_path, arrays)
     columns: dict[str, Any] = {"sample_weight": "importance", "by": "region"}
     options: dict[str, Any] = {"metrics": ["ece", "auroc"], "level": None}
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        found = calibrant.evaluate(path, **columns, **options, executor=pool)
-        data = calibrant.open_dataset(path)
-        faulty = {key: np.copy(values) for key, values in arrays.items()}
-        faulty["logits"][-1, 0] = np.nan
-        faulty["labels"][-1] = 1
-        np.savez(path / "part3.npz", **cut(faulty, 250)[-1])
-        with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
-            calibrant.evaluate(path, executor=pool)
-        with pytest.raises(ValueError, match=r"part3\.npz was replaced or rewritten"):
-            calibrant.evaluate(data, executor=pool)  # opened before
+    found = calibrant.evaluate(path, **columns, **options, executor=process_pool)
+    data = calibrant.open_dataset(path)
+    faulty = {key: np.copy(values) for key, values in arrays.items()}
+    faulty["logits"][-1, 0] = np.nan
+    faulty["labels"][-1] = 1
+    np.savez(path / "part3.npz", **cut(faulty, 250)[-1])
+    with pytest.raises(ValueError, match=r"part3\.npz: .*NaN"):
+        calibrant.evaluate(path, executor=process_pool)
+    with pytest.raises(ValueError, match=r"part3\.npz was replaced or rewritten"):
+        calibrant.evaluate(data, executor=process_pool)  # opened before
     assert_same(found, calibrant.evaluate(arrays, **columns, **options))
 
 

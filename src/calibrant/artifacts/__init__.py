@@ -1,11 +1,9 @@
 """Artifacts: everything that calibrant saves, in one format.
 
-An artifact is one safetensors file: its tensors are the learned values, and its metadata (see
-:class:`Artifact`) say what they are. Nothing in it is executed: ``kind`` names a class, whose
-constructor gets ``config``. A class can be saved if it has ``config()``, ``state_dict()`` and
-``load_state_dict()``, as modules do, or ``state()`` and ``from_state()``, whose JSON becomes the
-only tensor, and if :data:`KINDS` or ``CALIBRATORS`` name it. Shapes are checked on a skeleton
-without memory, so that loading takes no more of it than the file holds.
+An artifact is one safetensors file: learned values, and metadata (see :class:`Artifact`) that name
+a class and the arguments of its constructor. Nothing in it is executed. A class of ``KINDS`` or
+``CALIBRATORS`` has ``config()``, ``state_dict()`` and ``load_state_dict()``, as modules do, or
+``state()`` and ``from_state()``, whose JSON becomes the only tensor.
 """
 
 from __future__ import annotations
@@ -14,39 +12,32 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from calibrant._core.atomic_files import remove_leftovers, replacing
-from calibrant.artifacts import format_1
-from calibrant.artifacts.container import FORMAT, Artifact, packed, unpacked
+from calibrant.artifacts import formats
+from calibrant.artifacts.formats import FORMAT, Artifact, packed, unpacked
 from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
 
 __all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "save"]
 
-FILE = "calibrant.safetensors"
-"""Name of the artifact in a folder."""
-FILE_SUFFIXES = (".safetensors", ".json")
-"""Suffixes of paths that name the file itself, not a folder for it."""
-
-T = TypeVar("T")
+FILE = "calibrant.safetensors"  # in a folder
+FILE_SUFFIXES = (".safetensors", ".json")  # of paths that name the file itself
 
 
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Write a fitted object to an artifact, which :func:`load` reads.
 
-    An earlier artifact is replaced in one step: a kill at any moment leaves the old one or the new
-    one. Other files in the folder are left alone. Temporary files of killed writers are removed
-    when they are an hour old.
+    A kill at any moment leaves the old artifact or the new one. Other files in the folder are left
+    alone. Temporary files of killed writers are removed when they are an hour old.
 
     Parameters
     ----------
     obj : object
-        A fitted calibrator of ``calibrant.CALIBRATORS``, a ``PriorCorrection`` or ``MaCCal``, a
-        ``FittedHead`` or ``AnswerCalibrator`` of :mod:`calibrant.llm`, a ``Threshold``,
-        ``ConformalSets``, or a ``Monitor``.
+        A fitted calibrator, or an object of the other kinds (``KINDS``).
     path : path
         A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
-        suffix .safetensors or .json, the file itself. The parent must exist.
+        suffix .safetensors or .json, the file itself.
 
     Examples
     --------
@@ -72,18 +63,14 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         file.flush()
         os.fsync(file.fileno())
     if target != place:
-        format_1.remove_files(place)
+        formats.remove_files(place)
 
 
-@overload
-def load(path: str | os.PathLike[str]) -> Any: ...
-@overload
-def load(path: str | os.PathLike[str], wanted: type[T]) -> T: ...
 def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
     """Read an artifact that :func:`save` wrote, onto the CPU.
 
-    The outputs are bit by bit those of the saved object. Whatever does not fit (an unknown key, a
-    missing tensor, another dtype or shape, NaN or infinity, a damaged file) is refused.
+    The outputs are bit by bit those of the saved object. Unknown keys, missing tensors, other
+    dtypes or shapes, NaN, infinity and damaged files are refused.
 
     Parameters
     ----------
@@ -111,23 +98,20 @@ def read(path: str | os.PathLike[str]) -> Artifact:
     """Read the content of an artifact without making the object of it."""
     place = Path(path)
     file = place / FILE if place.is_dir() else place
+    remedy = "calibrant.save(obj, path) or calibrant fit -o makes one"
+    absent = FileNotFoundError(f"there is no artifact {path}: {remedy}")
     with _naming(path):
         if place.is_dir() and not file.exists():
             try:
-                return format_1.read_folder(place)
+                return formats.read_folder(place)
             except (OSError, ValueError) as error:
                 if not file.exists():  # else it has been replaced in the meantime
-                    raise _absent(path) if isinstance(error, OSError) else error from None
+                    raise absent if isinstance(error, OSError) else error from None
         if not file.is_file():
-            raise _absent(path)
+            raise absent
         content = file.read_bytes()
         # safetensors begin with a length of eight bytes, the last ones 0
-        return unpacked(content) if 0 in content[:8] else format_1.read_file(content)
-
-
-def _absent(path: str | os.PathLike[str]) -> FileNotFoundError:
-    remedy = "calibrant.save(obj, path) or calibrant fit -o makes one"
-    return FileNotFoundError(f"there is no artifact {path}: {remedy}")
+        return unpacked(content) if 0 in content[:8] else formats.read_file(content)
 
 
 @contextmanager
@@ -143,7 +127,6 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _target(place: Path) -> Path:
-    """Return the file to write for a path; other files are not replaced."""
     if not place.parent.is_dir():
         raise FileNotFoundError(f"folder {place.parent} does not exist; create it first")
     if place.is_dir() or not (place.exists() or place.suffix in FILE_SUFFIXES):

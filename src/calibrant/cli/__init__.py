@@ -1,6 +1,6 @@
 """The command line: one verb, one call into the library.
 
-Data go to stdout, talk and progress to stderr. Exit codes: 0 done, 1 a limit was exceeded, 2
+Data go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 a limit was exceeded, 2
 could not run. Nothing heavy is imported before a verb runs, so ``--help`` answers at once.
 """
 
@@ -16,41 +16,36 @@ import click
 
 from calibrant.cli.shared import say
 
+# Failures that are explained in a line; anything else is a bug and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
-"""Failures that are explained in a line; anything else is a bug and shows its traceback."""
-
+# Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "bench": ["bench"],
     "compare": ["compare", "demo"],
     "evaluate": ["evaluate"],
-    "export": ["export"],
-    "fit": ["apply", "fit"],
+    "fit": ["apply", "export", "fit"],
     "llm": ["llm"],
     "monitor": ["monitor"],
 }
-"""Modules of this package, and the verbs that each defines under their names."""
 
 
 def main() -> None:
     """Run the command line and exit."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+    code: Any = 2
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as problem:
         problem.show()
-        code = 2
     except (click.Abort, KeyboardInterrupt):
         say("stopped")
-        code = 2
     except SystemExit as stopped:  # click's own, a closed pipe for instance
         code = 2 if stopped.code else 0
     except EXPECTED as problem:
         say(f"error: {problem}")
-        code = 2
     except Exception:
         traceback.print_exc()
         say("this is a bug in calibrant: please report it with the lines above")
-        code = 2
     sys.exit(code or 0)
 
 
@@ -63,7 +58,3 @@ def cli() -> None:
 for module, verbs in VERBS.items():
     for verb in verbs:
         cli.add_command(getattr(import_module(f"calibrant.cli.{module}"), verb))
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    say(f"warning: {message}")

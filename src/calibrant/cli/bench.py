@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import (
-    SET,
-    method_options,
-    names_in,
-    new_console,
-    progress_bar,
-    say,
-    text_table,
-    until_closed,
-)
+from calibrant.cli import shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,16 +28,14 @@ def bench() -> None:
 @bench.command()
 @click.argument("data", required=False, metavar="[DATA]")
 @click.option("--loss", default=LOSSES, metavar="NAMES", help=f"Losses.  [default: {LOSSES}]")
-@SET
+@shared.SET
 @click.option("--network", metavar="NAME", help="Network.  [default: tiny for digits, resnet18]")
 @click.option("--epochs", type=int, help="Number of epochs.  [default: 30 for digits, 350]")
 @click.option("--batch", default=128, show_default=True, help="Batch size over all processes.")
 @click.option("--rate", default=0.1, show_default=True, help="Initial learning rate.")
 @click.option("--seed", default="0", show_default=True, metavar="NUMBERS", help="Seeds.")
 @click.option(
-    "--augment/--no-augment",
-    default=None,
-    help="Shift and mirror images.  [default: yes, except for digits]",
+    "--augment/--no-augment", default=None, help="Shift and mirror.  [default: all but digits]"
 )
 @click.option("--mixup", default=0.0, metavar="ALPHA", help="Mix images by Beta(ALPHA, ALPHA).")
 @click.option("--half", is_flag=True, help="Compute in bfloat16.")
@@ -95,47 +84,42 @@ def train(
     from calibrant.bench.train.recipe import Recipe
     from calibrant.bench.train.results import add_rows, summary, train as run
 
-    losses = list(dict.fromkeys(names_in(loss) or []))
-    seeds = list(dict.fromkeys(_whole(word) for word in names_in(seed) or []))
-    loss_options = method_options(options)
+    losses = list(dict.fromkeys(shared.names_in(loss) or []))
+    seeds = list(dict.fromkeys(shared.names_in(seed) or []))
+    loss_options = shared.method_options(options)
     if not losses or not seeds:
         raise click.UsageError("name a loss with --loss, and a seed with --seed")
+    if not all(map(str.isdecimal, seeds)):
+        raise click.UsageError(f"--seed must be whole numbers, got {seed}")
     if loss_options and len(losses) != 1:
         raise click.UsageError("--set is for one loss: name it with --loss")
     settings = {**(OTHERS if data else DIGITS)}
     settings |= {name: value for name, value in recipe.items() if value is not None}
     held_out = settings.pop("held_out")
     recipes = [
-        Recipe(loss=name, loss_options=loss_options, seed=number, **settings)
+        Recipe(loss=name, loss_options=loss_options, seed=int(number), **settings)
         for number in seeds
         for name in losses
     ]
     images = read_images(data)
     foreign = read_ood_images(images, ood)
+    common: dict[str, Any] = {"name": data or "digits", "held_out": held_out}
+    common |= {"ood": (ood, foreign), "device": device, "tensorboard": tensorboard}
     results: list[Mapping[str, str]] = []
     with joining(device) as ranks:
         for one in recipes:
             folder = Path(out) / f"{one.network}-{one.loss}-{one.seed}"
-            with progress_bar(f"steps of {one.loss}, seed {one.seed},") as progress:
-                rows = run(
-                    images,
-                    one,
-                    folder,
-                    name=data or "digits",
-                    held_out=held_out,
-                    ood=(ood, foreign),
-                    device=device,
-                    tensorboard=tensorboard,
-                    progress=None if ranks.rank else progress,
-                )
+            with shared.progress_bar(f"steps of {one.loss}, seed {one.seed},") as progress:
+                report = None if ranks.rank else progress
+                rows = run(images, one, folder, **common, progress=report)
             if rows:
                 add_rows(Path(out) / "results.csv", rows)
-                say(f"{folder}: ECE {100 * float(rows[0]['ece']):.2f} %")
+                shared.say(f"{folder}: ECE {100 * float(rows[0]['ece']):.2f} %")
             results += rows
     if results:
-        with until_closed():
+        with shared.until_closed():
             headings, *lines = summary(results)
-            new_console().print(text_table(headings, lines, names=2))
+            shared.new_console().print(shared.text_table(headings, lines, names=2))
 
 
 @bench.command()
@@ -149,14 +133,8 @@ def rows(folders: tuple[str, ...]) -> None:
     """  # noqa: D301
     from calibrant.bench.train.results import COLUMNS, result_rows
 
-    with until_closed():
+    with shared.until_closed():
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for folder in folders:
             writer.writerows(result_rows(folder))
-
-
-def _whole(word: str) -> int:
-    if not word.isdecimal():
-        raise click.UsageError(f"--seed must be whole numbers, got {word}")
-    return int(word)

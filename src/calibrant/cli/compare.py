@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrant.cli import shared
 from calibrant.cli.evaluate import print_evaluation
-from calibrant.cli.shared import (
-    AS_JSON,
-    BINS,
-    GROUPS,
-    LEVEL,
-    SAMPLE_WEIGHT,
-    names_in,
-    new_console,
-    progress_bar,
-    text_table,
-    until_closed,
-)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,37 +29,16 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="For the fit of each method; 0: none.",
 )
-@click.option(
-    "--fit-split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
-)
-@click.option(
-    "--test-split",
-    metavar="NAME",
-    help="Split to measure on.  [default: test, else the plain arrays]",
-)
-@SAMPLE_WEIGHT
-@GROUPS
-@BINS
-@LEVEL
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    help="Of the halves, and of the draws behind the intervals.",
-)
-@AS_JSON
+@click.option("--fit-split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
+@click.option("--test-split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
+@shared.SAMPLE_WEIGHT
+@shared.GROUPS
+@shared.BINS
+@shared.LEVEL
+@click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
+@shared.AS_JSON
 def compare(
-    pred: str,
-    methods: str | None,
-    time_limit: float,
-    fit_split: str | None,
-    test_split: str | None,
-    sample_weight: str | None,
-    groups: str | None,
-    bins: int,
-    level: float,
-    seed: int,
-    as_json: bool,
+    pred: str, methods: str | None, time_limit: float, level: float, as_json: bool, **options: Any
 ) -> int:
     """Fit all methods and measure them side by side.
 
@@ -84,21 +52,16 @@ def compare(
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
-    with progress_bar("methods") as progress:
+    with shared.progress_bar("methods") as progress:
         comparison = workflow.compare(
             pred,
-            names_in(methods),
+            shared.names_in(methods),
             time_limit=time_limit or None,
-            fit_split=fit_split,
-            test_split=test_split,
-            sample_weight=sample_weight,
-            groups=groups,
-            bins=bins,
             level=level or None,
-            seed=seed,
             progress=progress,
+            **options,
         )
-    with until_closed():
+    with shared.until_closed():
         if as_json:
             click.echo(json.dumps(comparison.to_dict(), indent=2))
         else:
@@ -116,16 +79,16 @@ def demo() -> None:
     from calibrant.data import open_dataset, sample_path
     from calibrant.workflows import compare as comparing, evaluate as evaluating
 
-    path, console = sample_path(), new_console()
+    path, console = sample_path(), shared.new_console()
     data = open_dataset(path)
     evaluation = evaluating.evaluate(data, split="test")
-    with until_closed():
+    with shared.until_closed():
         print_evaluation(evaluation, "ResNet-50 on CIFAR-10, 10,000 test images")
         console.print()
         console.print(_diagram(evaluation, *("■│" if console.encoding.startswith("utf") else "#|")))
         console.print()
         sys.stdout.flush()  # there is something to read while the methods are fitted
-        with progress_bar("methods") as progress:
+        with shared.progress_bar("methods") as progress:
             methods = ["none", "ts", "smart", "auto"]
             comparison = comparing.compare(data, methods, progress=progress)
         _print_comparison(comparison, "Calibrated by three methods")
@@ -139,15 +102,14 @@ STEPS = """The same for a file of yours:
   calibrant compare predictions.npz
   calibrant fit predictions.npz -o calibrator
   calibrant apply calibrator predictions.npz -o calibrated.npz"""
-"""Commands that do the same for another file."""
 
 
 def _print_comparison(comparison: Comparison, title: str) -> None:
-    console = new_console()
+    console = shared.new_console()
     console.print(title, style="bold", soft_wrap=True)
     console.print(comparison.describe(), style="dim", soft_wrap=True)
     headings, *rows = comparison.table()
-    console.print(text_table(headings, rows, marked=comparison.choice() or ""))
+    console.print(shared.text_table(headings, rows, marked=comparison.choice() or ""))
     within = "" if comparison.level is None else ", or as good within the noise of the best"
     console.print(f"* best{within}", style="dim")
     for remark in comparison.remarks():
@@ -173,7 +135,6 @@ def _diagram(evaluation: Evaluation, block: str, line: str) -> Table:
         filled, mark = round(right * width), min(round(claimed * width), width - 1)
         bar = Text(block * filled + " " * (width - filled), style="cyan")
         bar = bar[:mark] + Text(line, style="bold red") + bar[mark + 1 :]
-        table.add_row(
-            f"{100 * low:.0f} to {100 * high:.0f} %", f"{count:,}", f"{100 * right:.1f} %", bar
-        )
+        ends = f"{100 * low:.0f} to {100 * high:.0f} %"
+        table.add_row(ends, f"{count:,}", f"{100 * right:.1f} %", bar)
     return table

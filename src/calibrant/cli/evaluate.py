@@ -3,66 +3,44 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import (
-    AS_JSON,
-    BINS,
-    LEVEL,
-    SAMPLE_WEIGHT,
-    interval_heading,
-    names_in,
-    new_console,
-    progress_bar,
-    say,
-    text_table,
-    until_closed,
-)
+from calibrant.cli import shared
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from calibrant.metrics.evaluation import Evaluation
 
 
 @click.command()
 @click.argument("pred")
+@click.option("--split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
 @click.option(
-    "--split", metavar="NAME", help="Split to measure.  [default: test, else the plain arrays]"
+    "--max-ece", type=float, metavar="FRACTION", help="Exit with 1 if the ECE exceeds this limit."
 )
-@click.option(
-    "--max-ece",
-    metavar="FRACTION",
-    type=float,
-    help="Exit with 1 if the ECE exceeds this: 0.03 is 3 %.",
-)
-@AS_JSON
+@shared.AS_JSON
 @click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
-@SAMPLE_WEIGHT
+@shared.SAMPLE_WEIGHT
 @click.option(
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )
 @click.option(
     "--binary", "estimand", flag_value="binary", help="Measure P(class 1), not the top label."
 )
-@BINS
+@shared.BINS
 @click.option("--metrics", metavar="NAMES", help="With commas between, as in JSON.  [default: all]")
-@LEVEL
+@shared.LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of the draws behind the intervals.")
 def evaluate(
     pred: str,
     split: str | None,
     max_ece: float | None,
     as_json: bool,
-    by: str | None,
-    sample_weight: str | None,
     estimand: str | None,
-    bins: int,
     metrics: str | None,
     level: float,
-    seed: int,
+    **options: Any,
 ) -> int:
     """Measure the calibration of a prediction file.
 
@@ -85,58 +63,51 @@ def evaluate(
 
     if max_ece is not None and not 0 <= max_ece <= 1:
         raise click.UsageError(f"--max-ece must be a fraction (0.03 is 3 %), got {max_ece:g}")
-    names = names_in(metrics)
+    names = shared.names_in(metrics)
     if max_ece is not None and names and "ece" not in names:
         raise click.UsageError("--max-ece needs ece among the --metrics")
     data = open_dataset(pred)
     name = data.split(split, TEST_SPLITS).name
-    with progress_bar() as progress:
+    with shared.progress_bar() as progress:
         evaluation = workflow.evaluate(
             data,
             split=name,
-            sample_weight=sample_weight,
-            by=by,
             estimand=estimand or "top_label",  # type: ignore[arg-type]  # click's flag values
-            bins=bins,
             metrics=names,
             level=level or None,
-            seed=seed,
             progress=progress,
+            **options,
         )
-    with until_closed():
+    with shared.until_closed():
         if as_json:
             click.echo(json.dumps({"split": name or None, **evaluation.to_dict()}, indent=2))
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
     if max_ece is None or evaluation["ece"].value <= max_ece:
         return 0
-    say(f"ECE {evaluation['ece'].value:.4f} exceeds the limit of {max_ece:g}")
+    shared.say(f"ECE {evaluation['ece'].value:.4f} exceeds the limit of {max_ece:g}")
     return 1
 
 
 def print_evaluation(evaluation: Evaluation, title: str) -> None:
     """Write the figures to stdout, and those of the subgroups below."""
-    console = new_console()
+    console = shared.new_console()
     console.print(title, style="bold", soft_wrap=True)
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
-    console.print(
-        text_table(("metric", "value", interval_heading(evaluation)), evaluation.table(), bold=[1])
-    )
+    headings = ("metric", "value", shared.interval_heading(evaluation))
+    console.print(shared.text_table(headings, evaluation.table(), bold=[1]))
     if evaluation.verdict():
         console.print(evaluation.verdict(), soft_wrap=True)
-    if evaluation.by:
-        console.print("\nby group, worst first" if "ece" in evaluation else "\nby group")
-        console.print(_group_table(evaluation))
-
-
-def _group_table(evaluation: Evaluation) -> Table:
-    """Show three figures of each group; only the first has its interval, for narrow terminals."""
+    if not evaluation.by:
+        return
+    console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")
+    # three figures of each; only the first has its interval, for narrow terminals
     usual = [name for name in ("ece", "accuracy", "nll") if name in evaluation]
     first, *others = usual or list(evaluation)[:3]
     titles = {name: row[0] for name, row in zip(evaluation, evaluation.table(), strict=True)}
-    figures = (titles[first], interval_heading(evaluation), *(titles[name] for name in others))
+    figures = (titles[first], headings[2], *(titles[name] for name in others))
     rows = []
-    for group, part in evaluation.by.items():
-        cells = dict(zip(part, part.table(), strict=True))
-        rows.append((group, f"{part.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
-    return text_table(("group", "examples", *figures), rows, bold=[2, 4, 5])
+    for value, subgroup in evaluation.by.items():
+        cells = dict(zip(subgroup, subgroup.table(), strict=True))
+        rows.append((value, f"{subgroup.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
+    console.print(shared.text_table(("subgroup", "examples", *figures), rows, bold=[2, 4, 5]))

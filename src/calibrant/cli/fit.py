@@ -1,31 +1,16 @@
-"""The verbs fit and apply."""
+"""The verbs fit, apply and export."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli.shared import (
-    AS_JSON,
-    GROUPS,
-    SAMPLE_WEIGHT,
-    SET,
-    how_written,
-    interval_heading,
-    method_options,
-    new_console,
-    progress_bar,
-    say,
-    text_table,
-    until_closed,
-)
+from calibrant.cli import shared
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from calibrant.workflows.effect import Effect
     from calibrant.workflows.fit import Fit
 
 METRICS = ("accuracy", "ece", "nll", "brier")
@@ -34,10 +19,8 @@ METRICS = ("accuracy", "ece", "nll", "brier")
 @click.command()
 @click.argument("pred")
 @click.option("--method", default="auto", show_default=True, metavar="NAME", help="What to fit.")
-@click.option(
-    "--split", metavar="NAME", help="Split to fit on.  [default: val, else the plain arrays]"
-)
-@SET
+@click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
+@shared.SET
 @click.option(
     "--cross-fit",
     "folds",
@@ -47,26 +30,24 @@ METRICS = ("accuracy", "ece", "nll", "brier")
     metavar="[K]",
     help="Fit on all examples of a file without a val set, and measure out of K folds.  [K: 5]",
 )
-@SAMPLE_WEIGHT
-@GROUPS
+@shared.SAMPLE_WEIGHT
+@shared.GROUPS
 @click.option("--seed", default=0, show_default=True, help="Seed of the folds.")
 @click.option(
     "--train", metavar="FILE", help="Features of the training set, for maccal.  [default: PRED]"
 )
-@AS_JSON
+@shared.AS_JSON
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 def fit(
     pred: str,
     method: str,
-    split: str | None,
     options: tuple[str, ...],
     folds: int | None,
-    sample_weight: str | None,
-    groups: str | None,
     seed: int,
     train: str | None,
     as_json: bool,
     out: str,
+    **columns: str | None,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
 
@@ -83,42 +64,36 @@ def fit(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import calibrator_name
-    from calibrant.workflows.cross_fit import cross_fit
-    from calibrant.workflows.fit import fit_and_measure
+    from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
-    given: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups, "split": split}
-    if folds:
-        given |= {"folds": folds, "seed": seed}
-    chosen = method_options(options)
+    choices: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
+    chosen = shared.method_options(options)
+    common: dict[str, Any] = {"options": chosen, "metrics": METRICS}
     if method.lower() == "maccal":
-        if any(given.values()):
+        if any(choices.values()):
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
                 "--cross-fit, --split, --sample-weight and --groups"
             )
         name = "maccal"
-        with progress_bar("epochs") as progress:
-            fitted = retrain_and_measure(
-                pred, train=train, options=chosen, metrics=METRICS, progress=progress
-            )
+        with shared.progress_bar("epochs") as progress:
+            fitted = retrain_and_measure(pred, train=train, progress=progress, **common)
     elif train:
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
         name, workflow = calibrator_name(method), cross_fit if folds else fit_and_measure
-        with progress_bar() as progress:
-            fitted = workflow(
-                pred, name, options=chosen, metrics=METRICS, progress=progress, **given
-            )
-    written = how_written(out, "saved in")
+        with shared.progress_bar() as progress:
+            fitted = workflow(pred, name, progress=progress, **common, **choices)
+    written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
-    with until_closed():
+    with shared.until_closed():
         if as_json:
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
             click.echo(json.dumps({**about, **fitted.to_dict()}, indent=2))
         else:
             _print_fit(fitted, f"{name} on {pred}", folds)
-    say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
+    shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
 
 
 @click.command()
@@ -141,14 +116,50 @@ def apply(folder: str, pred: str, out: str) -> None:
     from calibrant.artifacts import load
     from calibrant.workflows import apply as workflow
 
-    written = how_written(out)
-    with progress_bar() as progress:
+    written = shared.how_written(out)
+    with shared.progress_bar() as progress:
         workflow.apply(load(folder), pred, out, progress=progress)
-    say(f"{written}; to measure it: calibrant evaluate {out}")
+    shared.say(f"{written}; to measure it: calibrant evaluate {out}")
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.option(
+    "-o", "--out", required=True, metavar="FILE", help="File to write, .onnx or .pt2 (torch)."
+)
+@click.option("--tokens", is_flag=True, help="Logits are (batch, tokens, classes).")
+@click.option("--probabilities", is_flag=True, help="Give probabilities instead of logits.")
+@click.option("--opset", type=int, metavar="VERSION", help="Of the ONNX operators.  [default: 20]")
+def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int | None) -> None:
+    """Write a saved calibrator as a file that runs without calibrant.
+
+    DIR is a folder that "calibrant fit" wrote. The input of the file is "logits" and its output
+    "calibrated", or "probs" with --probabilities. It is tried on many inputs first, and not
+    written where it gives other probabilities than the calibrator.
+
+    \b
+    Examples:
+      calibrant export calibrator -o calibrator.onnx
+      calibrant export calibrator -o calibrator.pt2 --tokens
+    """  # noqa: D301
+    from calibrant.artifacts import load
+    from calibrant.deploy import EXPORTS
+
+    suffix = Path(out).suffix
+    if suffix not in EXPORTS:
+        raise ValueError(f"cannot write {out}: the suffix must be one of {', '.join(EXPORTS)}")
+    if opset is not None and suffix != ".onnx":
+        raise click.UsageError(f"--opset is for .onnx files, got {out}")
+    options: dict[str, Any] = {"tokens": tokens, "probabilities": probabilities}
+    options |= {} if opset is None else {"opset": opset}
+    written = shared.how_written(out)
+    difference = EXPORTS[suffix](load(folder), out, **options)
+    remark = f"its probabilities differ from the calibrator's by {difference:.0e} at most"
+    shared.say(f"{written}; {remark}")
 
 
 def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
-    console = new_console()
+    console = shared.new_console()
     where = f", {fitted.split} split" if fitted.split else ""
     console.print(title + where, style="bold", soft_wrap=True)
     for line in fitted.describe():
@@ -160,18 +171,15 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
         where = f"Out of {folds} folds n" if folds else "N"
         console.print(f"{where}othing changes: {figures} before and after.", soft_wrap=True)
         return
-    console.print(_effect_table(fitted.effect, folds))
+    both = list(zip(before.table(), after.table(), strict=True))
     if folds:
-        console.print(f"Each example was calibrated by a fit on the other {folds - 1} folds.")
+        heading = shared.interval_heading(before)
+        headings = [f"out of {folds} folds", "before", heading, "after", heading]
+        rows = [[*one, *other[1:]] for one, other in both]
+        remark = f"Each example was calibrated by a fit on the other {folds - 1} folds."
     else:
-        console.print("The fit has seen these examples: expect slightly worse figures on others.")
-
-
-def _effect_table(effect: Effect, folds: int | None) -> Table:
-    both = list(zip(effect.before.table(), effect.after.table(), strict=True))
-    if not folds:
-        rows = [(before[0], before[1], after[1]) for before, after in both]
-        return text_table(("on the data of the fit", "before", "after"), rows, bold=[2])
-    heading = interval_heading(effect.before)
-    headings = (f"out of {folds} folds", "before", heading, "after", heading)
-    return text_table(headings, [(*before, *after[1:]) for before, after in both], bold=[3])
+        headings = ["on the data of the fit", "before", "after"]
+        rows = [[*one[:2], other[1]] for one, other in both]
+        remark = "The fit has seen these examples: expect slightly worse figures on others."
+    console.print(shared.text_table(headings, rows, bold=[3 if folds else 2]))
+    console.print(remark)

@@ -37,8 +37,9 @@ SET = click.option(
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
 )
+SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
 GROUPS = click.option(
-    "--groups", metavar="COLUMN", help="Keep rows with one value of this column in one fold."
+    "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."
 )
 
 
@@ -47,10 +48,10 @@ def names_in(text: str | None) -> list[str] | None:
     return text.lower().replace(",", " ").split() if text else None
 
 
-def method_options(given: tuple[str, ...]) -> dict[str, Any]:
+def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
     """Return the options of a method; values are JSON, or else text."""
     options: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"--set wants KEY=VALUE, got {text}")
@@ -119,11 +120,8 @@ def text_table(
 
     table = Table(box=None, pad_edge=False)
     for i, heading in enumerate(headings):
-        style = "bold" if i in bold else ""
-        if i < names:
-            table.add_column(heading, overflow="fold", style=style)
-        else:
-            table.add_column(heading, justify="right", no_wrap=True, style=style)
+        layout: Any = {"overflow": "fold"} if i < names else {"justify": "right", "no_wrap": True}
+        table.add_column(heading, style="bold" if i in bold else "", **layout)
     for cells in rows:
         table.add_row(*cells, style="bold" if marked and cells[0] == marked else "")
     return table

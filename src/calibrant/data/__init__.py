@@ -1,4 +1,4 @@
-"""Datasets: saved logits and labels, found by name and read in chunks of rows.
+"""Datasets: saved logits and labels, read in chunks of rows.
 
 A prediction file holds ``logits`` and ``labels``, or ``NAME_logits`` and ``NAME_labels`` for each
 split, with ``probs`` in place of logits, ``features``, the last linear layer ``head_weight`` and

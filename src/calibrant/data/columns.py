@@ -1,29 +1,31 @@
-"""Arrays of a dataset: their headers, and rows read through handles that stay open."""
+"""Columns: the arrays of a dataset, their keys, and rows read through handles that stay open."""
 
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from calibrant._core.checks import Values
-from calibrant.data.formats import READERS, Array, Fingerprint, NpyReader, Reader, changed
+from calibrant.data.formats import READERS, Array, Fingerprint, Reader, changed
 
-CHUNK = 1 << 22
-"""Numbers read at a time: 32 MiB of float64, enough work for every core."""
-MOST_OPEN = 64
-"""Files of a dataset that are kept open."""
+CHUNK = 1 << 22  # numbers read at a time: 32 MiB of float64, enough work for every core
+MOST_OPEN = 64  # files of a dataset that are kept open
+SCORES = ("logits", "probs")
+HEAD = (("head_weight", "head_bias"), ("weight", "bias"))  # keys of the last linear layer
+CLASS_NAMES = "class_names"
+VAL_NAMES = ("val", "validation", "valid", "dev")  # aliases, if there is only one
+NAMED_SPLITS = ("train", "test", *VAL_NAMES)  # files of these names are those splits
 
-
-def native(values: Array) -> Array:
-    """Return ``values`` in the byte order of this machine, the only one that torch takes."""
-    return values.astype(values.dtype.newbyteorder("="), copy=False)
+_SPLIT_KEY = re.compile(r"(?:(.+)_)?(?:logits|probs|features)")
 
 
 class OpenFiles:
@@ -51,19 +53,22 @@ class OpenFiles:
         """Return the arrays of a file by key."""
         reader = self.reader(path)
         return {
-            key: StoredColumn(path, key, *header, self, reader.fingerprint)
+            key: Column(path, key, *header, files=self, fingerprint=reader.fingerprint)
             for key, header in reader.headers.items()
         }
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One array of a dataset: ``key`` in the file ``path``, with one row per example."""
+    """One array of a dataset: ``key`` in the file ``path``, or ``values`` in memory."""
 
     path: str
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    values: Array | None = field(default=None, repr=False)
+    files: OpenFiles = field(default_factory=OpenFiles, repr=False)
+    fingerprint: Fingerprint | None = field(default=None, repr=False)
 
     @property
     def width(self) -> int:
@@ -72,31 +77,10 @@ class Column:
 
     def chunks(self, rows: int | None = None) -> Iterator[Array]:
         """Yield ``rows`` rows at a time, by default a few million numbers."""
-        yield from self._chunks(max(1, CHUNK // max(1, self.width)) if rows is None else rows)
-
-    def _chunks(self, rows: int) -> Iterator[Array]:
-        raise NotImplementedError
-
-    def mapped(self) -> Array | None:
-        """Return the whole array without reading it, where that is possible."""
-        return None
-
-    def check_unchanged(self) -> None:
-        """Raise if the file has changed since it was opened."""
-
-
-@dataclass(frozen=True, eq=False)
-class StoredColumn(Column):
-    """An array in a file."""
-
-    files: OpenFiles = field(repr=False)
-    fingerprint: Fingerprint = field(repr=False)
-
-    def _reader(self) -> Reader:
-        return self.files.reader(self.path, self.fingerprint)
-
-    def _chunks(self, rows: int) -> Iterator[Array]:
-        """Yield ``rows`` rows at a time; at the end the file must be unchanged."""
+        rows = rows or max(1, CHUNK // max(1, self.width))
+        if self.values is not None:
+            yield from (self.values[i : i + rows] for i in range(0, len(self.values), rows))
+            return
         reader = self._reader()
         try:
             yield from map(native, reader.chunks(self.key, rows))
@@ -106,54 +90,121 @@ class StoredColumn(Column):
         reader.check_unchanged()
 
     def mapped(self) -> Array | None:
-        """Return a ``.npy`` file as a copy-on-write map: changes stay out of the file."""
-        reader = self._reader()
-        return native(reader.mapped("c")) if isinstance(reader, NpyReader) else None
+        """Return a ``.npy`` file without reading it, as a copy-on-write map."""
+        values = None if self.values is not None else self._reader().mapped()
+        return None if values is None else native(values)
 
     def check_unchanged(self) -> None:
         """Raise if the file has changed since it was opened."""
-        self._reader().check_unchanged()
+        if self.values is None:
+            self._reader().check_unchanged()
+
+    def check_dtype(self, numeric: bool) -> None:
+        """Raise if there are pickled objects or, where numbers are needed, something else."""
+        if self.dtype.hasobject:
+            raise ValueError(
+                f"{self.path}: {self.key} was saved as a pickle, which is never loaded since it "
+                "could run any code; save it again as numbers: numpy.asarray(x, dtype='float32')"
+            )
+        if numeric and self.dtype.kind not in "biuf":
+            raise ValueError(f"{self.path}: {self.key} must be numbers, got {self.dtype.name}")
+
+    def _reader(self) -> Reader:
+        return self.files.reader(self.path, self.fingerprint)
 
 
-@dataclass(frozen=True, eq=False)
-class ArrayColumn(Column):
-    """An array in memory."""
-
-    values: Array = field(repr=False)
-
-    def _chunks(self, rows: int) -> Iterator[Array]:
-        for start in range(0, len(self.values), rows):
-            yield self.values[start : start + rows]
+Columns: TypeAlias = dict[str, Column]  # of one file, or of a shard's .npy files, by key
 
 
-def array_column(key: str, values: Values, path: str = "the arrays") -> ArrayColumn:
+def native(values: Array) -> Array:
+    """Return ``values`` in the byte order of this machine, the only one that torch takes."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def array_column(key: str, values: Values, path: str) -> Column:
     """Return an array or tensor as a column; NumPy has no bfloat16, which is widened."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values
     array = np.asarray(values)
-    return ArrayColumn(path, key, array.shape, array.dtype, array)
+    return Column(path, key, array.shape, array.dtype, array)
 
 
-def read_all(columns: Sequence[Column]) -> Array:
-    """Return columns one after another; a single ``.npy`` file is mapped, not loaded."""
-    first = columns[0]
-    if len(columns) == 1 and (mapped := first.mapped()) is not None:
-        return mapped
-    dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
-    if not dtype.itemsize:  # text, whose length the header does not tell
-        chunks = (chunk for column in columns for chunk in column.chunks())
-        return np.concatenate([np.empty(0, dtype), *chunks])
-    return fill(
-        np.empty((sum(column.shape[0] for column in columns), *first.shape[1:]), dtype), columns
-    )
-
-
-def fill(whole: Array, columns: Sequence[Column]) -> Array:
-    """Copy columns into an array, one after another."""
+def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
+    """Return columns one after another, in ``whole``, in a new array, or as a mapped file."""
+    if whole is None:
+        if len(columns) == 1 and (mapped := columns[0].mapped()) is not None:
+            return mapped
+        shape, dtype = joint_header(columns)
+        if not dtype.itemsize:  # text, whose length the header does not tell
+            chunks = (chunk for column in columns for chunk in column.chunks())
+            return np.concatenate([np.empty(0, dtype), *chunks])
+        whole = np.empty(shape, dtype)
     start = 0
     for column in columns:
         for chunk in column.chunks():
             whole[start : start + len(chunk)] = chunk
             start += len(chunk)
     return whole
+
+
+def joint_header(columns: Sequence[Column]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Return shape and dtype of columns one after another."""
+    dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
+    return (sum(column.shape[0] for column in columns), *columns[0].shape[1:]), dtype
+
+
+# Keys: the split that an array belongs to, and the name of its column.
+
+
+def split_names(keys: Iterable[str]) -> list[str]:
+    """Return the names of the splits among ``keys``; plain arrays are the split ``""``.
+
+    Labels alone make no split: ``coarse_labels`` is a further column more often than not.
+    """
+    matches = (_SPLIT_KEY.fullmatch(key) for key in keys)
+    return list(dict.fromkeys(match[1] or "" for match in matches if match))
+
+
+def owner(key: str, names: Collection[str]) -> tuple[str, str]:
+    """Return the longest of ``names`` that starts ``key``, and the column that remains.
+
+    >>> owner("noise_3_labels", ["noise", "noise_3"]), owner("sample_weight", ["noise"])
+    (('noise_3', 'labels'), ('', 'sample_weight'))
+    """
+    ends = [i for i, character in enumerate(key) if character == "_" and key[:i] in names]
+    return (key[: ends[-1]], key[ends[-1] + 1 :]) if ends else ("", key)
+
+
+def full_key(split: str, column: str) -> str:
+    """Return the key of a column of a split, such as ``val_labels``."""
+    return f"{split}_{column}" if split else column
+
+
+def head_columns(arrays: Columns) -> list[Column]:
+    """Return weight and bias of the last layer, or weight alone, or nothing.
+
+    Plain ``weight`` is a layer only if it is 2-D: with one value per example it is a column.
+    """
+    for weight, bias in HEAD:
+        if weight in arrays and (weight != "weight" or len(arrays[weight].shape) == 2):
+            return [arrays[key] for key in (weight, bias) if key in arrays]
+    return []
+
+
+def columns_by_split(arrays: Columns) -> dict[str, Columns]:
+    """Return the columns of each split of a file; single values and the last layer are none."""
+    others = [arrays.get(CLASS_NAMES), *head_columns(arrays)]
+    columns = {key: c for key, c in arrays.items() if c.shape and c not in others}
+    splits: dict[str, Columns] = {name: {} for name in split_names(columns)}
+    for key, column in columns.items():
+        split, name = owner(key, splits)
+        if split in splits:  # further plain arrays belong to no split
+            splits[split][name] = column
+    return splits
+
+
+def under_split(arrays: Columns, name: str) -> Columns:
+    """Put the plain arrays of a file under the split ``name``."""
+    plain = columns_by_split(arrays).get("", {}) if name else {}
+    return {full_key(name, key) if key in plain else key: c for key, c in arrays.items()}

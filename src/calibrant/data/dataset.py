@@ -7,67 +7,51 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import (
-    IGNORED,
-    LOOKED_AT,
-    SUMS_TO_ONE,
-    IntArray,
-    Logits,
-    Values,
-    as_labels,
-    as_weight,
-    check_some,
-    logits_from_probs,
-    look_like_probs,
-    warn,
-)
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, IntArray, Logits, Values, warn
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.messages import comma_separated, unknown_name
-from calibrant.data.columns import CHUNK, Column, OpenFiles, array_column, read_all
-from calibrant.data.files import find_shards
-from calibrant.data.formats import Array
-from calibrant.data.keys import (
+from calibrant.data.columns import (
+    CHUNK,
     CLASS_NAMES,
     SCORES,
-    Arrays,
-    check_head,
-    check_numbers,
-    columns_by_key,
+    VAL_NAMES,
+    Column,
+    Columns,
+    OpenFiles,
+    array_column,
+    columns_by_split,
     full_key,
-    head_arrays,
-    resolve_split,
-    split_columns,
-    split_names,
+    head_columns,
+    read_all,
     under_split,
 )
-from calibrant.data.shards import Chunk, Place, Shard, ShardTask, located, over_shards
+from calibrant.data.files import find_shards
+from calibrant.data.formats import Array
+from calibrant.data.shards import Chunk, Shard, in_worker, located, run_shard
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 T = TypeVar("T")
 Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
-"""A prediction file, folder or glob, arrays by the keys they would have in a file, or a dataset."""
 
 FIT_SPLITS = ("val", "")
 TEST_SPLITS = ("test", "")
 ROLES = ("sample_weight", "by", "groups")
-ARRAYS = "the arrays"
-"""Stands for the path where there is no file."""
+ARRAYS = "the arrays"  # in place of a path
 
 
 @dataclass(frozen=True)
 class Split:
-    """The examples under one name, over all shards that have it; the plain arrays are ``""``.
-
-    What is read whole is kept, so that several methods share it.
-    """
+    """The examples under one name, over all shards that have it; the plain arrays are ``""``."""
 
     dataset: Dataset
     name: str
@@ -86,8 +70,7 @@ class Split:
     @property
     def keys(self) -> list[str]:
         """Columns that every shard has, as stored: with probs in place of logits, ``"probs"``."""
-        first, *others = self.shards
-        return [key for key in first.columns if all(key in shard.columns for shard in others)]
+        return [key for key in self.shards[0].columns if all(key in s.columns for s in self.shards)]
 
     @property
     def domain(self) -> str:
@@ -112,7 +95,7 @@ class Split:
 
     @property
     def has_features(self) -> bool:
-        """Whether every shard has features."""
+        """True if every shard has features."""
         return "features" in self.keys
 
     def read(self, column: str) -> Array:
@@ -122,11 +105,11 @@ class Split:
     @cached_property
     def labels(self) -> IntArray:
         """Labels of all rows; if the weight is 0, the label is ignored."""
-        with located(Place(self.path)):
-            labels = as_labels(self.read("labels"))
+        with located(self.path):
+            labels = checks.as_labels(self.read("labels"))
             if self.weights is None:
                 return labels
-            weight = as_weight(self.weights, labels.shape).reshape(labels.shape)
+            weight = checks.as_weight(self.weights, labels.shape).reshape(labels.shape)
             return np.where(weight > 0, labels, IGNORED)
 
     @cached_property
@@ -135,8 +118,8 @@ class Split:
         values = self.read("logits")
         if self.domain == "logits":
             return values
-        with located(Place(self.path)):
-            logits, floored = logits_from_probs(values)
+        with located(self.path):
+            logits, floored = checks.logits_from_probs(values)
         warn_of_zeros(floored)
         return logits
 
@@ -176,31 +159,35 @@ class Split:
     ) -> Iterator[T]:
         """Yield ``task(chunks)`` for every shard, in order.
 
-        Parameters
-        ----------
-        task : callable
-            Is called with an iterator over the chunks of a shard. A ValueError or TypeError that
-            it raises is raised again with the file and the row in front.
-        *columns : str
-            Names of columns. ``"logits"`` are converted from probs where those are stored;
-            ``"sample_weight"``, ``"by"`` and ``"groups"`` are the columns that the dataset names
-            for these roles, and left out if it names none.
-        rows : int, optional
-            Rows of a chunk; by default as many as make about four million numbers.
-        executor : concurrent.futures.Executor, optional
-            Each shard is a task of its own, so ``task`` must be picklable for a process pool.
-        progress : callable, optional
-            Called with (rows done, rows in all): after each chunk, or each shard of an executor.
+        ``task`` is called with an iterator over the chunks of a shard; its ValueErrors and
+        TypeErrors get the file and the row in front. ``"logits"`` are converted from probs where
+        those are stored; ``"sample_weight"``, ``"by"`` and ``"groups"`` are left out if the
+        dataset names no columns for them. By default ``rows`` make about four million numbers.
+        With an executor each shard is a task, which must be picklable for a process pool.
+        ``progress`` is called with (rows done, rows in all) after each chunk or shard.
         """
-        named = {role: getattr(self.dataset, role) for role in ROLES}
-        wanted = {name: named.get(name, name) for name in columns}
+        roles = {role: getattr(self.dataset, role) for role in ROLES}
+        wanted = {name: roles.get(name, name) for name in columns}
         stored = {name: column for name, column in wanted.items() if column is not None}
-        if rows is None:
-            widths = [self.shards[0].column(column).width for column in stored.values()]
-            rows = max(1, CHUNK // max(1, sum(widths)))
+        widths = [self.shards[0].column(column).width for column in stored.values()]
         converted = "logits" in stored and self.domain == "probs"
-        work = ShardTask(task, stored, converted, rows)
-        return over_shards(work, self.shards, executor, progress)
+        rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
+        work = partial(run_shard, task, stored, converted, rows)
+        total, done = self.rows, 0
+
+        def report(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(done, total)
+
+        if executor is None:
+            yield from (work(shard, report) for shard in self.shards)
+            return
+        alone = partial(in_worker, work, os.getpid())
+        for shard, result in zip(self.shards, executor.map(alone, self.shards), strict=True):
+            report(shard.rows)
+            yield result
 
     def records(
         self, executor: Executor | None = None, progress: Progress | None = None
@@ -208,99 +195,100 @@ class Split:
         """Return the log-partition table of all labelled rows; logits are never held whole."""
         columns = ("logits", "labels", "sample_weight")
         shards = self.walk(_tabulated, *columns, executor=executor, progress=progress)
-        tables = [table for shard in shards for table in shard]
-        warn_of_zeros(sum(floored for _, floored in tables))
-        records = [table for table, _ in tables if table is not None]
-        check_some(len(records))
+        tables, floored = zip(*shards, strict=True)
+        warn_of_zeros(sum(floored))
+        records = list(chain.from_iterable(tables))
+        checks.check_some(len(records))
         return concatenate(records)
 
     def warn_if_probs(self) -> None:
         """Warn if the logits look like probabilities."""
         if self.domain == "probs":
             return
-        rows = -(-LOOKED_AT // max(1, math.prod(self.shape[:-1])))
+        rows = -(-checks.LOOKED_AT // max(1, math.prod(self.shape[:-1])))
+        logits, probs = (full_key(self.name, column) for column in SCORES)
         for (first,) in self.shards[0].chunks(rows, ["logits"]):
-            in_file = self.path != ARRAYS
-            remedy = (
-                f"save them as {full_key(self.name, 'probs')}" if in_file else "name them probs"
-            )
-            where = f" of {self.path}" if in_file else ""
-            warn_if_probs(first, f"{full_key(self.name, 'logits')}{where}", remedy)
-            break
+            if self.path == ARRAYS:
+                warn_if_probs(first, logits, "name them probs")
+            else:
+                warn_if_probs(first, f"{logits} of {self.path}", f"save them as {probs}")
+            return
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Everything in a prediction file, in the shards of a folder or glob, or in some arrays.
 
-    Attributes
-    ----------
-    path : str
-    files : list of dict
-        The arrays of each file by key.
-    sample_weight, by, groups : str, optional
-        Names of the columns with weights, with subgroups to report on, and with groups of examples
-        that stay together in folds.
-
-    Examples
-    --------
-    >>> from calibrant.data import sample_path
-    >>> data: Dataset = open_dataset(sample_path())
-    >>> data.splits, data.split("test").classes, data.has_head
-    (['val', 'test'], 10, True)
+    ``files`` has the arrays of each file by key. ``sample_weight``, ``by`` and ``groups`` name the
+    columns with weights, with subgroups to report on, and with examples that share a fold.
     """
 
     path: str
-    files: list[Arrays]
+    files: list[Columns]
     sample_weight: str | None = None
     by: str | None = None
     groups: str | None = None
 
     @cached_property
+    def _by_split(self) -> list[dict[str, Columns]]:
+        return list(map(columns_by_split, self.files))
+
+    @cached_property
     def splits(self) -> list[str]:
         """Names of the splits, in the order of the file; ``""`` stands for the plain arrays."""
-        names = (name for arrays in self.files for name in split_names(columns_by_key(arrays)))
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for splits in self._by_split for name in splits))
 
     def find(self, name: str | None, prefer: Sequence[str] = ("",)) -> str | None:
         """Return the name of a split, or of the first of ``prefer`` that is there, or None."""
-        wanted = prefer if name is None else [name]
-        resolved = (resolve_split(candidate, self.splits) for candidate in wanted)
-        return next((candidate for candidate in resolved if candidate is not None), None)
+        aliases = [split for split in self.splits if split in VAL_NAMES]
+        for wanted in prefer if name is None else [name]:
+            if wanted in self.splits:
+                return wanted
+            if wanted in VAL_NAMES and len(aliases) == 1:
+                return aliases[0]
+        return None
 
     def split(self, name: str | None = None, prefer: Sequence[str] = ("",)) -> Split:
         """Return the split ``name``, or without a name the first of ``prefer`` that is there.
 
         The names val, valid, validation and dev stand for each other where only one is there.
         """
-        found = self.find(name, prefer)
-        if found is None:
+        chosen = self.find(name, prefer)
+        if chosen is None:
             raise self._no_split(prefer if name is None else [name])
-        having = [a for a in self.files if found in split_names(columns_by_key(a))]
-        shards = [Shard(split_columns(arrays, found)) for arrays in having]
+        shards = [Shard(splits[chosen]) for splits in self._by_split if chosen in splits]
         # An empty shard, as Spark writes them, may not even know its number of classes.
         shards = [shard for shard in shards if shard.rows] or shards[:1]
-        _check_domains(shards)
+        first = shards[0]
+        for shard in shards:
+            if shard.domain != first.domain:
+                raise ValueError(
+                    f"{first.path} has {first.domain or 'no logits'}, but {shard.path} has "
+                    f"{shard.domain or 'no logits'}; all shards of a split need the same"
+                )
         for column in (*SCORES, "labels", "features"):
             _agreeing([shard for shard in shards if column in shard.columns], column)
-        return Split(self, found, shards)
+        return Split(self, chosen, shards)
 
     @property
     def has_head(self) -> bool:
-        """Whether the dataset has the last linear layer."""
-        return any(map(head_arrays, self.files))
+        """True if the dataset has the last linear layer."""
+        return any(map(head_columns, self.files))
 
     @cached_property
     def head(self) -> tuple[Array, Array] | None:
-        """Weight (classes, features) and bias (classes,) of the last linear layer, if stored.
-
-        The bias is zero if the layer has none. Shards come from one model: the first one that has
-        the layer is used.
-        """
-        head = next(filter(None, map(head_arrays, self.files)), None)
+        """Weight (classes, features) and bias (classes,) of the last linear layer, if stored."""
+        head = next(filter(None, map(head_columns, self.files)), None)
         if head is None:
             return None
-        check_head(head)
+        shapes = [column.shape for column in head]
+        if len(shapes[0]) != 2 or shapes[1:] not in ([], [shapes[0][:1]]):
+            raise ValueError(
+                f"{head[0].path}: the last layer needs head_weight (classes, features) and "
+                f"head_bias (classes,), got {' and '.join(map(str, shapes))}"
+            )
+        for column in head:
+            column.check_dtype(numeric=True)
         weight, *bias = (read_all([column]) for column in head)
         return weight, bias[0] if bias else np.zeros(len(weight), weight.dtype)
 
@@ -310,22 +298,21 @@ class Dataset:
         stored = next((arrays[CLASS_NAMES] for arrays in self.files if CLASS_NAMES in arrays), None)
         if stored is None:
             return None
-        check_numbers(stored, numeric=False)
+        stored.check_dtype(numeric=False)
         return [str(name) for name in read_all([stored])]
 
     def _no_split(self, wanted: Sequence[str]) -> ValueError:
         named = [name for name in self.splits if name]
         if not self.splits:
             keys = dict.fromkeys(key for arrays in self.files for key in arrays)
-            problem = f"has no logits, probs or features, only {comma_separated(keys)}"
-        elif not named:
-            problem = f"has no split {wanted[0]!r}, only plain arrays: name no split"
-        elif len(wanted) == 1 and wanted[0]:
-            return ValueError(f"{self.path}: {unknown_name('split', wanted[0], named)}")
+            problem = f" has no logits, probs or features, only {comma_separated(keys)}"
+        elif named and len(wanted) == 1 and wanted[0]:
+            problem = f": {unknown_name('split', wanted[0], named)}"
         else:
             asked = " or ".join(f"split {name!r}" if name else "plain arrays" for name in wanted)
-            problem = f"has no {asked}: name one of {comma_separated(named)}"
-        return ValueError(f"{self.path} {problem}")
+            known = f": name one of {comma_separated(named)}" if named else ", only plain arrays"
+            problem = f" has no {asked}{known}"
+        return ValueError(self.path + problem)
 
 
 def open_dataset(path: str | os.PathLike[str]) -> Dataset:
@@ -334,31 +321,27 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     Parameters
     ----------
     path
-        One of
-
-        - a ``.npz``, ``.safetensors`` or ``.parquet`` file;
-        - ``X_logits.npy``, ``X_labels.npy`` or ``logits.npy``: the files that share its prefix
-          belong to it. They are plain arrays, unless X is train, val or test;
-        - a folder of ``.npy`` files: each stem is a key, numbers in front (``0_logits.npy``)
-          count shards;
-        - a folder or glob of other files, or a glob of ``*_logits.npy``: shards, whose rows
-          follow one another in natural order. Files named train, val or test are those splits.
+        A ``.npz``, ``.safetensors`` or ``.parquet`` file; ``X_logits.npy``, with the files that
+        share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
+        shard in front; or a folder or glob of shards, in natural order. Plain arrays of files
+        named train, val or test are those splits.
 
     Examples
     --------
     >>> from calibrant.data import sample_path
     >>> data = open_dataset(sample_path())
-    >>> data.splits, data.split("val").read("logits").shape
-    (['val', 'test'], (5000, 10))
+    >>> data.splits, data.split("val").read("logits").shape, data.has_head
+    (['val', 'test'], (5000, 10), True)
     """
     files = OpenFiles()
     shards = []
     for shard in find_shards(os.fspath(path)):
-        arrays: Arrays = {}
-        for key, file in shard.paths.items():
+        arrays: Columns = {}
+        for key, file in shard.items():
             columns = files.columns(str(file))
-            arrays |= {key: columns[file.stem]} if file.suffix == ".npy" else columns
-        shards.append(under_split(arrays, shard.split))
+            is_npy = file.suffix == ".npy"
+            arrays |= {key: columns[file.stem]} if is_npy else under_split(columns, key)
+        shards.append(arrays)
     return Dataset(os.fspath(path), shards)
 
 
@@ -374,60 +357,39 @@ def as_dataset(
 ) -> Dataset:
     """Return a path, a mapping of arrays or plain arrays as a dataset; a dataset as it is.
 
-    Parameters
-    ----------
-    data : path, Dataset, mapping, or (..., classes) logits
-    labels, probs, features : arrays, optional
-        With plain arrays; ``probs`` stand in place of logits.
-    sample_weight, by, groups : str or array, optional
-        Names of columns or, beside arrays, the values.
+    ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values.
 
     Examples
     --------
     >>> as_dataset({"val_logits": np.zeros((3, 2)), "val_labels": [0, 1, 1]}).splits
     ['val']
-    >>> as_dataset(np.zeros((3, 2)), [0, 1, 1], sample_weight=[1, 2, 1]).sample_weight
-    'sample_weight'
     """
-    values = {"sample_weight": sample_weight, "by": by, "groups": groups}
-    roles = {role: value for role, value in values.items() if value is not None}
-    names: dict[str, Any] = {
-        role: value if isinstance(value, str) else role for role, value in roles.items()
+    roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
+    used = {role: v for role, v in roles.items() if v is not None}
+    names: dict[str, Any] = {role: v if isinstance(v, str) else role for role, v in used.items()}
+    arrays = {"labels": labels, "probs": probs, "features": features, **roles}
+    values: dict[str, Any] = {
+        key: v for key, v in arrays.items() if v is not None and not isinstance(v, str)
     }
-    beside: dict[str, Any] = {r: value for r, value in roles.items() if not isinstance(value, str)}
-    plain = {"labels": labels, "probs": probs, "features": features}
-    beside |= {key: value for key, value in plain.items() if value is not None}
-    if not is_data(data):
-        beside |= {} if data is None else {"logits": data}
-        return replace(_of_arrays(beside), **names)
     if isinstance(data, Mapping):
-        return replace(_of_arrays({**data, **beside}), **names)
-    if beside:
+        values = {**data, **values}
+    elif not is_data(data):
+        values |= {} if data is None else {"logits": data}
+    elif values:
         raise TypeError(
-            f"{comma_separated(beside)} must be the names of columns where the data are a file, "
+            f"{comma_separated(values)} must be the names of columns where the data are a file, "
             "got arrays"
         )
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
-    return replace(dataset, **names) if names else dataset
+    else:
+        dataset = data if isinstance(data, Dataset) else open_dataset(data)
+        return replace(dataset, **names) if names else dataset
+    columns = {key: array_column(key, v, ARRAYS) for key, v in values.items()}
+    return Dataset(ARRAYS, [columns], **names)
 
 
 def is_data(data: object) -> TypeIs[Data]:
-    """Whether something is a path, a mapping or a dataset, not an array of logits."""
+    """Return True for a path, a mapping or a dataset, False for an array of logits."""
     return isinstance(data, (str, os.PathLike, Mapping, Dataset))
-
-
-def _of_arrays(arrays: Mapping[str, Values]) -> Dataset:
-    return Dataset(ARRAYS, [{key: array_column(key, values) for key, values in arrays.items()}])
-
-
-def _check_domains(shards: Sequence[Shard]) -> None:
-    first = shards[0]
-    for shard in shards:
-        if shard.domain != first.domain:
-            raise ValueError(
-                f"{first.path} has {first.domain or 'no logits'}, but {shard.path} has "
-                f"{shard.domain or 'no logits'}; all shards of a split need the same"
-            )
 
 
 def _agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
@@ -442,29 +404,25 @@ def _agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
     return columns
 
 
-def _tabulated(chunks: Iterator[Chunk]) -> list[tuple[Records | None, int]]:
-    tables: list[tuple[Records | None, int]] = []
+def _tabulated(chunks: Iterator[Chunk]) -> tuple[list[Records], int]:
+    tables, floored = [], 0
     for chunk in chunks:
         checked = examples(chunk.logits, chunk.labels, chunk.get("sample_weight"))
-        some = (checked.labels != IGNORED).any()
-        tables.append((tabulate(checked) if some else None, chunk.floored))
-    return tables
-
-
-# Warnings about the data.
+        floored += chunk.floored
+        if (checked.labels != IGNORED).any():
+            tables.append(tabulate(checked))
+    return tables, floored
 
 
 def warn_of_zeros(count: int) -> None:
     """Warn of probabilities that had to be changed to have a logarithm."""
     if count:
-        warn(
-            f"{count} probabilities are exactly 0 and were floored: the result depends on the "
-            "floor; save logits to avoid it",
-            stacklevel=5,
-        )
+        problem = f"{count} probabilities are exactly 0 and were floored"
+        warn(f"{problem}: the result depends on the floor; save logits to avoid it", stacklevel=5)
 
 
 def warn_if_probs(logits: Logits, name: str, remedy: str) -> None:
     """Warn if the first rows of logits look like probabilities."""
-    if look_like_probs(logits):
-        warn(f"{name} look like probabilities: {SUMS_TO_ONE}; if they are, {remedy}", stacklevel=5)
+    if checks.look_like_probs(logits):
+        problem = f"{name} look like probabilities: {checks.SUMS_TO_ONE}"
+        warn(f"{problem}; if they are, {remedy}", stacklevel=5)

@@ -1,4 +1,4 @@
-"""Prediction files: which files make up a dataset, and how they are written."""
+"""Prediction files: the files that make up a dataset, and writing one."""
 
 from __future__ import annotations
 
@@ -7,28 +7,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import native
+from calibrant.data.columns import NAMED_SPLITS, native, owner, split_names
 from calibrant.data.formats import READERS, WRITERS
-from calibrant.data.keys import NAMED_SPLITS, owner, split_names
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")
 
 
-class ShardFiles(NamedTuple):
-    """The files of one shard: one with keys of its own, or ``.npy`` files by key.
-
-    ``split`` is the split that plain arrays belong to.
-    """
-
-    paths: dict[str, Path]
-    split: str = ""
+ShardFiles: TypeAlias = dict[str, Path]
+"""The ``.npy`` files of a shard by key, or one other file by the split of its plain arrays."""
 
 
 def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike]) -> None:
@@ -66,10 +59,8 @@ def check_writable(target: Path) -> None:
 def sample_path() -> Path:
     """Path of the real predictions that come with the package.
 
-    They are those of a ResNet-50 that this project trained on CIFAR-10: ``val_logits`` and
-    ``val_labels`` of 5,000 images held out of the training set, ``test_logits`` and
-    ``test_labels`` of the 10,000 test images (float16 logits of 10 classes), and ``weight``
-    (10, 2048) and ``bias`` (10,) of the last layer.
+    They are those of a ResNet-50 that this project trained on CIFAR-10: logits (float16) and
+    labels of 5,000 held-out images (val) and 10,000 test images, and the last layer.
 
     >>> sample_path().name
     'cifar10_resnet50.npz'
@@ -79,24 +70,40 @@ def sample_path() -> Path:
 
 def find_shards(path: str) -> list[ShardFiles]:
     """Return the shards of a prediction file, folder or glob, in natural order."""
-    location = Path(path)
-    if location.is_dir():
-        return _in_folder(location)
-    if location.exists():
-        return _in_file(location)
-    if re.search(r"[*?[]", path):
-        return _in_glob(path)
-    raise FileNotFoundError(f"{path} does not exist; expected a prediction file, folder or glob")
+    location, known = Path(path), comma_separated(READERS)
+    if location.is_file():
+        return _of_file(location)
+    is_folder = location.is_dir()
+    if not is_folder and not re.search(r"[*?[]", path):
+        expected = "expected a prediction file, folder or glob"
+        raise FileNotFoundError(f"{path} does not exist; {expected}")
+    files = _matches(os.path.join(glob.escape(path), "*") if is_folder else path)
+    if not files:
+        problem = f"folder {path} holds no prediction file; expected {known}"
+        raise FileNotFoundError(problem if is_folder else f"no file in {known} matches {path}")
+    suffixes = sorted({file.suffix for file in files})
+    if len(suffixes) > 1:  # they may hold the same rows twice
+        folder = files[0].parent
+        raise ValueError(
+            f"{folder} mixes {comma_separated(suffixes)} files; choose one kind, for example "
+            f"with the pattern '{folder / ('*' + suffixes[0])}'"
+        )
+    if suffixes != [".npy"]:
+        # val.npz is that split, so that it never mixes with test.npz
+        return [{f.stem if f.stem in NAMED_SPLITS else "": f} for f in files]
+    columns = {match[2] if (match := _ARRAY_FILE.fullmatch(f.stem)) else None for f in files}
+    one_column = len(columns) == 1 and None not in columns
+    return _with_partners(files) if one_column and not is_folder else _by_stem(files)
 
 
-def _in_file(path: Path) -> list[ShardFiles]:
+def _of_file(path: Path) -> list[ShardFiles]:
     if path.suffix not in READERS:
         raise ValueError(
             f"{path} is not a prediction file: the suffix must be one of "
             f"{comma_separated(READERS)}; numpy.savez(path, logits=..., labels=...) writes one"
         )
     if path.suffix != ".npy":
-        return [ShardFiles({"": path})]
+        return [{"": path}]
     if not _ARRAY_FILE.fullmatch(path.stem):
         raise ValueError(
             f"{path} does not say what it holds; rename it to NAME_logits.npy, NAME_labels.npy, "
@@ -105,30 +112,7 @@ def _in_file(path: Path) -> list[ShardFiles]:
     return _with_partners([path])
 
 
-def _in_folder(folder: Path) -> list[ShardFiles]:
-    files = _matches(folder, "*")
-    if not files:
-        raise FileNotFoundError(
-            f"folder {folder} holds no prediction file; expected {comma_separated(READERS)}"
-        )
-    return _by_stem(files) if _one_suffix(files) == ".npy" else _one_each(files)
-
-
-def _in_glob(pattern: str) -> list[ShardFiles]:
-    files = _prediction_files(pattern)
-    if not files:
-        raise FileNotFoundError(f"no file in {comma_separated(READERS)} matches {pattern}")
-    if _one_suffix(files) != ".npy":
-        return _one_each(files)
-    arrays = {match[2] if (match := _ARRAY_FILE.fullmatch(file.stem)) else None for file in files}
-    return _by_stem(files) if None in arrays or len(arrays) > 1 else _with_partners(files)
-
-
-def _matches(folder: Path, pattern: str) -> list[Path]:
-    return _prediction_files(os.path.join(glob.escape(str(folder)), pattern))
-
-
-def _prediction_files(pattern: str) -> list[Path]:
+def _matches(pattern: str) -> list[Path]:
     """Return files in natural order; a link to a missing file is kept, so that it is an error."""
     paths = (Path(name) for name in glob.glob(pattern, recursive=True))
     files = [p for p in paths if p.suffix in READERS and (p.is_file() or not p.exists())]
@@ -142,50 +126,29 @@ def natural_order(path: Path) -> tuple[list[str | int], str]:
     return [int(run) if i % 2 else run for i, run in enumerate(runs)], str(path)
 
 
-def _one_suffix(files: Sequence[Path]) -> str:
-    """Return the suffix of the files; two kinds side by side may be the same rows twice."""
-    suffixes = sorted({file.suffix for file in files})
-    if len(suffixes) > 1:
-        folder = files[0].parent
-        raise ValueError(
-            f"{folder} mixes {comma_separated(suffixes)} files; choose one kind, for example "
-            f"with the pattern '{folder / ('*' + suffixes[0])}'"
-        )
-    return suffixes[0]
-
-
-def _one_each(files: Sequence[Path]) -> list[ShardFiles]:
-    """Take each file for a shard; val.npz is that split, so that it never mixes with test.npz."""
-    return [ShardFiles({"": f}, f.stem if f.stem in NAMED_SPLITS else "") for f in files]
-
-
 def _by_stem(files: Sequence[Path]) -> list[ShardFiles]:
     """Take stems of ``.npy`` files for keys; a number in front is the number of a shard."""
-    shards: dict[tuple[Path, str], dict[str, Path]] = {}
+    shards: dict[tuple[Path, str], ShardFiles] = {}
     for file in files:
         numbered = re.match(r"\d+_", file.stem)
         number = numbered[0] if numbered else ""
         shards.setdefault((file.parent, number), {})[file.stem.removeprefix(number)] = file
-    return [ShardFiles(paths) for paths in shards.values()]
+    return list(shards.values())
 
 
 def _with_partners(files: Sequence[Path]) -> list[ShardFiles]:
     """Make each file a shard, with the ``.npy`` files of its folder that have the same prefix."""
-    prefixes: dict[Path, list[str]] = {}
-    for file in files:
-        prefix = file.stem.rpartition("_")[0]
-        prefixes.setdefault(file.parent, []).append(prefix)
-    return [shard for folder in prefixes for shard in _prefixed(folder, prefixes[folder])]
-
-
-def _prefixed(folder: Path, prefixes: Sequence[str]) -> list[ShardFiles]:
-    shards = {prefix: ShardFiles({}) for prefix in prefixes}
-    files = _matches(folder, "*.npy")
-    # Prefixes that nobody asked for count too: val_noise_logits is no column of val.
-    known = {*prefixes, *split_names(file.stem for file in files)}
-    for file in files:
-        prefix, column = owner(file.stem, known)
-        if prefix in shards:
-            key = file.stem if prefix in NAMED_SPLITS else column
-            shards[prefix].paths[key] = file
+    shards: dict[tuple[Path, str], ShardFiles] = {
+        (file.parent, file.stem.rpartition("_")[0]): {} for file in files
+    }
+    for folder in dict.fromkeys(file.parent for file in files):
+        partners = _matches(os.path.join(glob.escape(str(folder)), "*.npy"))
+        # Prefixes that nobody asked for count too: val_noise_logits is no column of val.
+        known = {prefix for place, prefix in shards if place == folder}
+        known |= set(split_names(file.stem for file in partners))
+        for file in partners:
+            prefix, column = owner(file.stem, known)
+            if (folder, prefix) in shards:
+                key = file.stem if prefix in NAMED_SPLITS else column
+                shards[folder, prefix][key] = file
     return list(shards.values())

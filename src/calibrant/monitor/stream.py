@@ -22,7 +22,7 @@ from calibrant._core.checks import Logits, Values
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, open_dataset
-from calibrant.data.shards import Place, located
+from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
 from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
@@ -230,7 +230,7 @@ class Monitor:
             return self
         if total.n == 0:
             checks.warn(f"{name} has no labelled examples: its window is empty")
-        with located(Place(chosen.path)):
+        with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._pending.counts["ignored"] += ignored
         self._files.setdefault(total.digest(), []).append(float(total.claimed.sum()))

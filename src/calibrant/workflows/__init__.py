@@ -1,1 +1,1 @@
-"""What the command line does, as functions."""
+"""Evaluate, fit, apply and compare: the steps behind the commands of the same names."""

@@ -7,8 +7,8 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ import torch
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.columns import Column, fill, read_all
+from calibrant.data.columns import SCORES, Column, full_key, joint_header, read_all
 from calibrant.data.dataset import Data, Dataset, Split, as_dataset
 from calibrant.data.files import check_writable, save_predictions
 from calibrant.data.formats import Array
-from calibrant.data.keys import SCORES, full_key
-from calibrant.data.shards import Chunk, Place, located
+from calibrant.data.shards import Chunk, located
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.fit import check_features
@@ -39,14 +38,12 @@ def apply(
     """Calibrate every split of a prediction file, and write the result as one file.
 
     Logits become calibrated logits (float32), ``probs`` calibrated probabilities (float32 or
-    wider). Labels, features and all other arrays are written as they are; the last layer too,
-    though it is the layer that made the logits before. Single values stay out, and so do
-    ``probs`` beside logits. The rows of shards follow one another.
+    wider). All other arrays are written as they are, without single values and ``probs`` beside
+    logits; the rows of shards follow one another.
 
-    Rows are read and calibrated in chunks and gathered in a temporary folder beside ``out``, of
-    the size of the result. From there ``.npz`` is written in chunks as well; the writers of
-    ``.safetensors`` and ``.parquet`` hold the result in memory. An interrupted run leaves the old
-    ``out`` or the new one, and perhaps the temporary folder, whose name starts with a dot.
+    Chunks are gathered in a temporary folder beside ``out``, of the size of the result; the
+    writers of ``.safetensors`` and ``.parquet`` hold it in memory. An interrupted run leaves the
+    old ``out`` or the new one, and perhaps that folder, whose name starts with a dot.
 
     Parameters
     ----------
@@ -55,7 +52,7 @@ def apply(
     data : path, Dataset, or mapping
         A prediction file, a folder, a glob, or arrays by their keys in a file.
     out : path
-        Where to write; the suffix decides on the format. It may not be part of the input.
+        File to write, in the format of its suffix. It may not be part of the input.
     progress : callable, optional
         Called with (examples done, examples in all) after each chunk.
 
@@ -81,19 +78,25 @@ def apply(
         raise ValueError(f"{dataset.path} has no logits or probs to calibrate")
     for split in scored:
         _check_fits(calibrator, split)
+    arrays: dict[str, Array] = {}
+    total, before = sum(split.rows for split in scored), 0
     with tempfile.TemporaryDirectory(
         prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
     ) as folder:
-        spool = _Spool(Path(folder))
-        others = _others(dataset, splits)
-        arrays = {key: spool.copied(columns) for key, columns in others.items()}
-        total, before = sum(split.rows for split in scored), 0
+        for key, columns in _others(dataset, splits).items():
+            arrays[key] = _copied(columns, Path(folder))
         for split in scored:
-            report = _shifted(progress, before, total)
+            report = progress and partial(_report, progress, before, total)
             key = full_key(split.name, split.domain)
-            arrays[key] = _calibrated(calibrator, split, spool, report)
+            arrays[key] = _calibrated(calibrator, split, Path(folder), report)
             before += split.rows
-        save_predictions(target, {key: arrays[key] for key in _ordered(dataset, arrays)})
+        order = [key for files in dataset.files for key in files if key in arrays]
+        save_predictions(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})
+
+
+def _report(progress: Progress, before: int, total: int, done: int, _: int) -> None:
+    """Report on one split as a part of all."""
+    progress(before + done, total)
 
 
 def _check_target(dataset: Dataset, target: Path) -> None:
@@ -109,7 +112,6 @@ def _check_target(dataset: Dataset, target: Path) -> None:
 
 
 def _check_fits(calibrator: Calibrator, split: Split) -> None:
-    """Raise before anything is read if the calibrator cannot be applied to a split."""
     calibrator.check_logits(torch.zeros(1, *split.shape))
     if calibrator.classes == 1 and split.shape:
         raise ValueError(
@@ -119,104 +121,72 @@ def _check_fits(calibrator: Calibrator, split: Split) -> None:
     if calibrator.needs_features:
         check_features(calibrator, split)
         width = split.shards[0].column("features").shape[1:]
-        with located(Place(split.path)):
+        with located(split.path):
             calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
 
 
 def _others(dataset: Dataset, splits: Sequence[Split]) -> dict[str, list[Column]]:
-    """Return everything but the scores by key; what cannot be kept is named in a warning."""
-    others = {
-        full_key(split.name, name): _columns(split, name)
-        for split in splits
-        for name in dict.fromkeys(name for shard in split.shards for name in shard.columns)
-        if name not in SCORES
-    }
-    owned = [c for split in splits for shard in split.shards for c in shard.columns.values()]
-    known = {(column.path, column.key) for column in owned}
+    """Return everything but the scores by key; a warning names what cannot be copied."""
+    others, known = {}, set()
+    for split in splits:
+        rows = [(shard.rows,) for shard in split.shards]
+        for name in dict.fromkeys(name for shard in split.shards for name in shard.columns):
+            columns = [shard.columns[name] for shard in split.shards if name in shard.columns]
+            known |= {(column.path, column.key) for column in columns}
+            agree = len({column.shape[1:] for column in columns}) == 1
+            aligned = agree and [column.shape[:1] for column in columns] == rows
+            if name not in SCORES:
+                others[full_key(split.name, name)] = columns if aligned or len(rows) == 1 else []
     for arrays in dataset.files:
         for key, column in arrays.items():
             # class names, the last layer; single values have no rows to read
             if column.shape and (column.path, column.key) not in known:
                 others.setdefault(key, [column])
-    dropped = [key for key, columns in others.items() if not _writable(columns)]
-    if dropped:
+    kept = {key: c for key, c in others.items() if c and not any(x.dtype.hasobject for x in c)}
+    if dropped := [key for key in others if key not in kept]:
         warnings.warn(
             f"left out: {comma_separated(dropped)}; Python objects, and columns that not every "
             "shard has, cannot be copied",
             stacklevel=3,
         )
-    return {key: columns for key, columns in others.items() if key not in dropped}
+    return kept
 
 
-def _columns(split: Split, name: str) -> list[Column]:
-    """Return a column of all shards; none if they do not make one value for each row."""
-    columns = [shard.columns[name] for shard in split.shards if name in shard.columns]
-    rows = [(shard.rows,) for shard in split.shards]
-    agree = len({column.shape[1:] for column in columns}) == 1
-    aligned = agree and [column.shape[:1] for column in columns] == rows
-    return columns if aligned or len(rows) == 1 else []
+def _empty(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array in a mapped file, whose pages leave memory when that is short."""
+    if not math.prod(shape) or not dtype.itemsize:
+        return np.empty(shape, dtype)
+    path = folder / f"{len(os.listdir(folder))}.npy"
+    return np.lib.format.open_memmap(path, "w+", dtype, shape)
 
 
-def _writable(columns: Sequence[Column]) -> bool:
-    return bool(columns) and not any(column.dtype.hasobject for column in columns)
-
-
-def _ordered(dataset: Dataset, keys: Iterable[str]) -> list[str]:
-    """Return keys in the order of the dataset."""
-    place = {key: i for i, key in enumerate(key for arrays in dataset.files for key in arrays)}
-    return sorted(keys, key=lambda key: place.get(key, len(place)))
+def _copied(columns: Sequence[Column], folder: Path) -> Array:
+    """Return columns one after another."""
+    shape, dtype = joint_header(columns)
+    if not dtype.itemsize or (len(columns) == 1 and columns[0].mapped() is not None):
+        return read_all(columns)  # text, whose length is unknown, or mapped already
+    return read_all(columns, _empty(folder, shape, dtype))
 
 
 def _calibrated(
-    calibrator: Calibrator, split: Split, spool: _Spool, progress: Progress | None
+    calibrator: Calibrator, split: Split, folder: Path, progress: Progress | None
 ) -> Array:
     stored = split.shards[0].column("logits")
     probs = split.domain == "probs"
     dtype = np.promote_types(stored.dtype, np.float32) if probs else np.dtype(np.float32)
-    whole = spool.empty((split.rows, *split.shape), dtype)
+    whole = _empty(folder, (split.rows, *split.shape), dtype)
     start = 0
 
     def use(chunks: Iterator[Chunk]) -> None:
         nonlocal start
         for chunk in chunks:
-            logits = calibrator.transform(chunk.logits, chunk.get("features"))
-            values = _as_probs(logits) if probs else logits
+            values = calibrator.transform(chunk.logits, chunk.get("features"))
+            if probs:
+                wide = torch.from_numpy(values).double()
+                values = (wide.sigmoid() if values.ndim == 1 else wide.softmax(-1)).numpy()
             whole[start : start + len(values)] = values
             start += len(values)
 
     columns = ["logits", *(["features"] if calibrator.needs_features else [])]
     list(split.walk(use, *columns, progress=progress))
     return whole
-
-
-def _as_probs(logits: Array) -> Array:
-    wide = torch.from_numpy(logits).double()
-    return (torch.sigmoid(wide) if logits.ndim == 1 else torch.softmax(wide, -1)).numpy()
-
-
-def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Report on one split as a part of all."""
-    return progress and (lambda done, _: progress(before + done, total))
-
-
-@dataclass
-class _Spool:
-    """Arrays in mapped files of a folder: their pages leave memory when it is short."""
-
-    folder: Path
-    count: int = 0
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an empty array."""
-        if not math.prod(shape) or not dtype.itemsize:
-            return np.empty(shape, dtype)
-        self.count += 1
-        return np.lib.format.open_memmap(self.folder / f"{self.count}.npy", "w+", dtype, shape)
-
-    def copied(self, columns: Sequence[Column]) -> Array:
-        """Return columns one after another."""
-        dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
-        if not dtype.itemsize or (len(columns) == 1 and columns[0].mapped() is not None):
-            return read_all(columns)  # text, whose length is unknown, or mapped already
-        whole = self.empty((sum(c.shape[0] for c in columns), *columns[0].shape[1:]), dtype)
-        return fill(whole, columns)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TypeVar
+from functools import cached_property
 
 import numpy as np
 
-from calibrant._core.checks import IGNORED, Values, spread
+from calibrant._core.checks import IGNORED, Values, spread, warnings_at_caller
 from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
@@ -20,24 +18,13 @@ from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity
-from calibrant.data.dataset import (
-    FIT_SPLITS,
-    TEST_SPLITS,
-    Data,
-    Dataset,
-    Split,
-    as_dataset,
-    warn_of_zeros,
-)
+from calibrant.data import dataset as datasets
+from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.metrics.evaluation import Evaluation
 from calibrant.workflows.comparison import Comparison, Row
-from calibrant.workflows.cross_fit import row_folds
 from calibrant.workflows.effect import Meter
-from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table
-
-T = TypeVar("T")
+from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table, row_folds
 
 
 def compare(
@@ -68,19 +55,14 @@ def compare(
         Names from ``CALIBRATORS``, or calibrators by names of your own. By default all that the
         dataset has the arrays for.
     time_limit : float, optional
-        Seconds for the fit of each method; None sets no limit. A fit stops at the next step of
-        its search, so it may take a little longer.
+        Seconds for the fit of each method, which stops at the next step of its search.
     fit_split, test_split : str, optional
         Split to fit on (val, else the plain arrays, by default) and to measure on (test, else the
-        plain arrays). If both are the same, or only one is there, its examples are cut at random
-        into two halves in which every class has its share.
+        plain arrays). A single split is cut at random into two halves with a share of each class.
     sample_weight, groups : str or array, optional
-        Columns with weights of the examples, and with groups of examples that stay together in
-        that cut and wherever a method cross-validates.
-    bins, level
-        As in :func:`calibrant.evaluate`.
-    seed : int
-        Seed of that cut and of the draws behind the intervals.
+        Weights of the examples, and groups that stay together in that cut and in folds.
+    bins, level, seed
+        As in :func:`calibrant.evaluate`; the seed is also that of the cut.
     progress : callable, optional
         Called with (methods done, methods in all).
 
@@ -93,24 +75,21 @@ def compare(
     >>> comparison.n_fit, comparison.n_test, comparison.choice()
     (2000, 2000, 'ts')
     """
-    dataset = as_dataset(data, sample_weight=sample_weight, groups=groups)
+    dataset = datasets.as_dataset(data, sample_weight=sample_weight, groups=groups)
     splits, names = _splits(dataset, fit_split, test_split, seed)
     calibrators = _chosen(methods, splits)
     stream = Accumulator(bins=bins, pairs=True, level=level, seed=seed)
     bench = _Bench(*splits, stream, time_limit)
-    n_test, classes = bench.prepare(list(calibrators.values()))
+    with warnings_at_caller():
+        n_test, classes = bench.prepare(list(calibrators.values()))
+    report = progress or (lambda done, total: None)
     rows: list[Row] = []
+    report(0, len(calibrators))
     for name, calibrator in calibrators.items():
-        if progress is not None:
-            progress(len(rows), len(calibrators))
         rows.append(bench.row(name, calibrator))
-    if progress is not None:
-        progress(len(rows), len(calibrators))
+        report(len(rows), len(calibrators))
     n_fit = int((splits[0].labels != IGNORED).sum())
     return Comparison(rows, n_fit, n_test, classes, *names, level)
-
-
-# Which examples, which methods.
 
 
 def _splits(
@@ -118,18 +97,21 @@ def _splits(
 ) -> tuple[tuple[Split, Split], tuple[str, str]]:
     """Return the examples to fit on and to measure on, and the description of both."""
     wanted = (fit_split, FIT_SPLITS), (test_split, TEST_SPLITS)
-    names = [
-        dataset.find(None, prefer) if asked is None else dataset.split(asked).name
-        for asked, prefer in wanted
+    there = [
+        dataset.split(name, prefer).name
+        for name, prefer in wanted
+        if name is not None or dataset.find(None, prefer) is not None
     ]
-    there = [name for name in names if name is not None]
     if not there:
         dataset.split(None, ("val", "test", ""))  # raises
     one, other = dataset.split(there[0]), dataset.split(there[-1])
-    first, second = _called(one.name), _called(other.name)
+    first, second = (f"{s.name} split" if s.name else "plain arrays" for s in (one, other))
     one.warn_if_probs()
     if one.name == other.name:
-        return _halves(one, seed), (f"a random half of the {first}, seed {seed}", "the other half")
+        fold = spread(row_folds(one, 2, seed), one.labels.shape, "fold")
+        half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
+        names = f"a random half of the {first}, seed {seed}", "the other half"
+        return (one.with_column("labels", half), one.with_column("labels", rest)), names
     other.warn_if_probs()
     if one.classes != other.classes:
         raise ValueError(
@@ -137,16 +119,6 @@ def _splits(
             f"{one.classes} and {other.classes}"
         )
     return (one, other), (first, second)
-
-
-def _called(split: str) -> str:
-    return f"{split} split" if split else "plain arrays"
-
-
-def _halves(split: Split, seed: int) -> tuple[Split, Split]:
-    fold = spread(row_folds(split, 2, seed), split.labels.shape, "fold")
-    first, second = (np.where(fold == i, split.labels, IGNORED) for i in (0, 1))
-    return split.with_column("labels", first), split.with_column("labels", second)
 
 
 def _chosen(
@@ -169,9 +141,6 @@ def _chosen(
     return {name: make_calibrator(name) for name in names}
 
 
-# Fit and measure.
-
-
 @dataclass
 class _Bench:
     """Fits and measures one method after the other."""
@@ -188,41 +157,42 @@ class _Bench:
         return self.fit_on.records(), time.perf_counter() - start
 
     def prepare(self, calibrators: Sequence[Calibrator]) -> tuple[int, int]:
-        """Read what methods share, so that faults of the data are not blamed on a method.
-
-        Returns the number of test examples, and of classes.
-        """
-        with _each_warning_once():
-            if any(map(self._from_table, calibrators)):
-                _ = self.table
-            else:
-                _counted(self.fit_on)
-            if not all(map(self._from_table, calibrators)):
-                _ = self.fit_on.logits, self.fit_on.groups
-            wanted = any(c.needs_features or c.uses_features for c in calibrators)
-            if wanted and self.fit_on.has_features:
-                _ = self.fit_on.features
-            return _counted(self.measure_on)
+        """Read what methods share, so that faults of the data are not blamed on a method."""
+        if any(map(self._from_table, calibrators)):
+            _ = self.table
+        else:
+            _counted(self.fit_on)
+        if not all(map(self._from_table, calibrators)):
+            _ = self.fit_on.logits, self.fit_on.groups
+        wanted = any(c.needs_features or c.uses_features for c in calibrators)
+        if wanted and self.fit_on.has_features:
+            _ = self.fit_on.features
+        return _counted(self.measure_on)
 
     def _from_table(self, calibrator: Calibrator) -> bool:
         return fits_from_table(calibrator, self.fit_on)
 
     def row(self, name: str, calibrator: Calibrator) -> Row:
         """Fit and measure one method; whatever goes wrong is written down."""
+        meter, evaluation, error = Meter([calibrator], self.stream.like()), None, None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             start = time.perf_counter()
-            _, error = self._attempt(partial(self._fit, calibrator))
-            seconds = time.perf_counter() - start
-            measured = None
-            if error is None:
-                measured, error = self._attempt(partial(self._measured, calibrator))
+            try:
+                try:
+                    self._fit(calibrator)
+                finally:
+                    seconds = time.perf_counter() - start
+                meter.walk(self.measure_on)
+                evaluation = meter.after.compute()
+            except Exception as problem:  # a bug in one method must not cost the other rows
+                error = self._message(problem)
         if self._from_table(calibrator) and not isinstance(calibrator, Identity):
             seconds += self.table[1]
         notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-        if measured is None:
+        if evaluation is None:
             return Row(name, None, seconds, None, error, notes)
-        return Row(name, measured[0], seconds, measured[1], None, notes, calibrator)
+        return Row(name, evaluation, seconds, meter.changed, None, notes, calibrator)
 
     def _fit(self, calibrator: Calibrator) -> None:
         with limited(self.time_limit):
@@ -231,21 +201,12 @@ class _Bench:
             else:
                 fit_whole(calibrator, self.fit_on)
 
-    def _measured(self, calibrator: Calibrator) -> tuple[Evaluation, int]:
-        meter = Meter([calibrator], self.stream.like())
-        meter.walk(self.measure_on)
-        return meter.after.compute(), meter.changed
-
-    def _attempt(self, task: Callable[[], T]) -> tuple[T | None, str | None]:
-        try:
-            return task(), None
-        except TimeoutError as problem:
-            limit = self.time_limit
-            return None, str(problem) if limit is None else f"the fit took longer than {limit:g} s"
-        except (TypeError, ValueError, MemoryError) as problem:
-            return None, str(problem) or type(problem).__name__
-        except Exception as problem:  # a bug in one method must not cost the other rows
-            return None, f"{type(problem).__name__}: {problem}".removesuffix(": ")
+    def _message(self, problem: Exception) -> str:
+        if isinstance(problem, TimeoutError) and self.time_limit is not None:
+            return f"the fit took longer than {self.time_limit:g} s"
+        if isinstance(problem, (TimeoutError, TypeError, ValueError, MemoryError)) and str(problem):
+            return str(problem)
+        return f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
 def _counted(split: Split) -> tuple[int, int]:
@@ -259,16 +220,6 @@ def _counted(split: Split) -> tuple[int, int]:
             floored += chunk.floored
         return floored
 
-    warn_of_zeros(sum(split.walk(add, "logits", "labels", "sample_weight")))
+    datasets.warn_of_zeros(sum(split.walk(add, "logits", "labels", "sample_weight")))
     result = counts.compute()
     return result.n, result.classes
-
-
-@contextmanager
-def _each_warning_once() -> Iterator[None]:
-    """Let each warning through once, whoever gives it."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        warnings.warn(text, stacklevel=4)

@@ -1,4 +1,4 @@
-"""Results of a comparison of methods, and how they are shown."""
+"""Results of a comparison of methods."""
 
 from __future__ import annotations
 
@@ -14,45 +14,23 @@ from calibrant.metrics.registry import METRICS
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One method of a comparison.
-
-    Attributes
-    ----------
-    method : str
-    evaluation : Evaluation or None
-        Metrics on the test examples; None where the method failed.
-    fit_seconds : float
-        Time of the fit. The time to make the log-partition table, which methods share, is in the
-        figure of each of them.
-    argmax_changed : int or None
-        Number of test examples whose predicted class changed.
-    error : str or None
-        The message, if the method failed or ran out of time.
-    notes : list of str
-        Warnings of the fit.
-    calibrator : Calibrator or None
-        Fitted; None where the method failed.
-    """
+    """One method of a comparison; without evaluation and calibrator where it failed."""
 
     method: str
-    evaluation: Evaluation | None
-    fit_seconds: float
-    argmax_changed: int | None
-    error: str | None
-    notes: list[str] = field(default_factory=list)
+    evaluation: Evaluation | None  # on the test examples
+    fit_seconds: float  # with the time of the log-partition table, which methods share
+    argmax_changed: int | None  # test examples whose predicted class changed
+    error: str | None  # the message, if the method failed or ran out of time
+    notes: list[str] = field(default_factory=list)  # warnings of the fit
     calibrator: Calibrator | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; undefined values are None."""
         undefined = {name: dict.fromkeys(("value", "low", "high")) for name in METRICS}
-        return {
-            "method": self.method,
-            "metrics": self.evaluation.to_dict()["metrics"] if self.evaluation else undefined,
-            "fit_seconds": self.fit_seconds,
-            "argmax_changed": self.argmax_changed,
-            "error": self.error,
-            "notes": self.notes,
-        }
+        metrics = self.evaluation.to_dict()["metrics"] if self.evaluation else undefined
+        others = ("fit_seconds", "argmax_changed", "error", "notes")
+        about = {name: getattr(self, name) for name in others}
+        return {"method": self.method, "metrics": metrics, **about}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +40,8 @@ class Comparison:
     Attributes
     ----------
     rows : list of Row
-        One for each method, in the order asked for.
-    n_fit, n_test : int
-        Labelled examples that the methods were fitted on and measured on.
-    classes : int
+    n_fit, n_test, classes : int
+        Labelled examples that the methods were fitted on and measured on, and their classes.
     fitted_on, measured_on : str
         Description of these examples.
     level : float or None
@@ -81,10 +57,7 @@ class Comparison:
     level: float | None
 
     def __getitem__(self, method: str) -> Row:
-        for row in self.rows:
-            if row.method == method:
-                return row
-        raise KeyError(method)
+        return {row.method: row for row in self.rows}[method]
 
     @property
     def measured(self) -> dict[str, Evaluation]:
@@ -94,8 +67,7 @@ class Comparison:
     def best(self, metric: str = "ece") -> list[str]:
         """Return the methods within the noise of the best one, from good to bad.
 
-        Within its interval, or half the width of that away: noise lifts an ECE, so that its
-        interval may lie below it. Methods that are left out may still be as good.
+        Within its interval, or half the width of that away: noise lifts an ECE above its interval.
         """
         sign = -1 if METRICS[metric].higher_is_better else 1
         known = {m: e[metric] for m, e in self.measured.items() if not math.isnan(e[metric].value)}
@@ -110,8 +82,8 @@ class Comparison:
     def choice(self) -> str | None:
         """Return the method with the least NLL + ECE among those that keep the predictions.
 
-        A low ECE alone may come from giving up information; NLL does not allow that. Methods
-        whose fit warned, or that change predictions, are chosen if there are no others.
+        A low ECE alone may come from giving up information. Methods whose fit warned, or that
+        change predictions, are chosen if there are no others.
         """
         sums = self._sums()
         safe = {row.method for row in self.rows if not row.argmax_changed and not row.notes}
@@ -146,10 +118,7 @@ class Comparison:
         )
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return headings, then the cells of each row, as text.
-
-        A star marks the best ECE and NLL, and those within its noise (see :meth:`best`).
-        """
+        """Return headings, then the cells of each row; a star marks what :meth:`best` returns."""
         interval = "" if self.level is None else f"{100 * self.level:g} % interval"
         headings = ("method", "ECE %", interval, "NLL", "Brier", "acc. %", "changed", "fit")
         marked = {name: self.best(name) for name in ("ece", "nll")}
@@ -161,22 +130,21 @@ class Comparison:
         return failed + [f"{row.method}: {note}" for row in self.rows for note in row.notes]
 
     def __str__(self) -> str:
-        rows = self.table()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [_line(row, widths) for row in rows]
+        columns = [
+            [f"{cell:{'>' if i else '<'}{max(map(len, column))}}" for cell in column]
+            for i, column in enumerate(zip(*self.table(), strict=True))
+        ]
+        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
         return "\n".join([self.describe(), *lines, *self.remarks(), self.advice()])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
+        names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level")
+        rows = [row.to_dict() for row in self.rows]
         return {
-            "n_fit": self.n_fit,
-            "n_test": self.n_test,
-            "classes": self.classes,
-            "fitted_on": self.fitted_on,
-            "measured_on": self.measured_on,
-            "level": self.level,
+            **{name: getattr(self, name) for name in names},
             "choice": self.choice(),
-            "rows": [row.to_dict() for row in self.rows],
+            "rows": rows,
         }
 
 
@@ -191,11 +159,3 @@ def _cells(row: Row, marked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     )
     changed = f"{row.argmax_changed:,}"
     return (row.method, ece, shown["ece"][2], nll, brier, accuracy, changed, seconds)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        f"{cell:{'>' if i else '<'}{width}}"
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *rest]).rstrip()

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from calibrant._core.checks import (
     IGNORED,
@@ -31,16 +29,6 @@ from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 
 
-def calibrated(calibrator: Calibrator, logits: Values, features: Values | None = None) -> Tensor:
-    """Return calibrated logits of checked input, on the device of the input.
-
-    >>> from calibrant.calibrators import Identity
-    >>> calibrated(Identity().fit([[2.0, 1.0]], [0]), [[5.0, 3.0]])
-    tensor([[ 0., -2.]], dtype=torch.float64)
-    """
-    return torch.as_tensor(calibrator.transform(logits, features))
-
-
 def method_in_use(calibrator: Calibrator) -> Calibrator:
     """Return the method that ``auto`` chose, or the calibrator itself."""
     chosen = getattr(calibrator, "chosen_", None)
@@ -48,16 +36,9 @@ def method_in_use(calibrator: Calibrator) -> Calibrator:
 
 
 class Effect(NamedTuple):
-    """The effect of a calibrator on some examples.
+    """Metrics before and after calibration, and the number of predicted classes that changed.
 
-    Attributes
-    ----------
-    before, after : Evaluation
-        Metrics of the logits as they were and of the calibrated ones.
-    argmax_changed : int
-        Number of examples whose predicted class changed.
-    temperatures : (float, float) or None
-        The smallest and the largest temperature of an example; None for methods without.
+    ``temperatures`` are the smallest and the largest of an example; None for methods without.
     """
 
     before: Evaluation
@@ -81,14 +62,14 @@ def effect(
 ) -> Effect:
     """Measure predictions before and after calibration; logits are never held whole.
 
-    Parameters that are not listed are those of :func:`calibrant.evaluate`.
-
     Parameters
     ----------
     calibrator : Calibrator
         Fitted.
     data : path, Dataset, or mapping
         A prediction file, a folder, a glob, or arrays by their keys in a file.
+    split, sample_weight, bins, metrics, level, seed, progress
+        As in :func:`calibrant.evaluate`.
 
     Examples
     --------
@@ -123,11 +104,7 @@ def measure(
 
 @dataclass
 class Meter:
-    """Sums of predictions before and after calibration.
-
-    With several calibrators, each serves the rows of its fold. Without ``before``, the caller has
-    checked the rows.
-    """
+    """Sums of predictions before and after calibration; several calibrators serve folds."""
 
     calibrators: Sequence[Calibrator]
     after: Accumulator
@@ -142,8 +119,7 @@ class Meter:
         columns = ["logits", "labels", "sample_weight"]
         columns += ["features"] if any(c.needs_features for c in self.calibrators) else []
         columns += ["fold"] if len(self.calibrators) > 1 else []
-        for _ in split.walk(self._add_all, *columns, progress=progress):
-            pass
+        list(split.walk(self._add_all, *columns, progress=progress))
 
     def effect(self) -> Effect:
         """Return the figures of everything added up."""
@@ -161,29 +137,31 @@ class Meter:
             self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
         self.floored += chunk.floored
         kept = _labelled(chunk)
-        if not kept.any():
-            return
-        logits = chunk.logits[kept]
-        found = np.empty(logits.shape, np.float32 if logits.dtype.itemsize <= 4 else np.float64)
+        if kept.any():
+            logits = chunk.logits[kept]
+            after = self._calibrated(chunk, kept, logits)
+            weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[kept]
+            self.after.update(after, chunk.labels[kept], sample_weight=weights)
+            self.changed += int((_top(logits) != _top(after)).sum())
+
+    def _calibrated(self, chunk: Chunk, kept: BoolArray, logits: Array) -> Array:
+        """Calibrate the labelled rows of a chunk, each by the calibrator of its fold."""
+        after = np.empty(logits.shape, np.float32 if logits.dtype.itemsize <= 4 else np.float64)
         fold, features = chunk.get("fold"), chunk.get("features")
         folds = None if fold is None else spread(fold, kept.shape, "fold")[kept]
         features = None if features is None else features[kept]
         for i, calibrator in enumerate(self.calibrators):
             rows = slice(None) if folds is None else folds == i
-            if len(logits[rows]):
+            if not len(logits[rows]):
+                continue
+            if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
                 inputs = None if features is None else features[rows]
-                found[rows] = self._calibrated(calibrator, logits[rows], inputs)
-        weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[kept]
-        self.after.update(found, chunk.labels[kept], sample_weight=weights)
-        self.changed += int((_top(logits) != _top(found)).sum())
-
-    def _calibrated(self, calibrator: Calibrator, logits: Array, features: Array | None) -> Array:
-        if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
-            return calibrator.transform(logits, features)
-        found, temperatures = calibrator.transform_with_temperature(logits)
-        self.low = min(self.low, float(temperatures.min()))
-        self.high = max(self.high, float(temperatures.max()))
-        return found
+                after[rows] = calibrator.transform(logits[rows], inputs)
+            else:
+                after[rows], temperatures = calibrator.transform_with_temperature(logits[rows])
+                self.low = min(self.low, float(temperatures.min()))
+                self.high = max(self.high, float(temperatures.max()))
+        return after
 
 
 def _labelled(chunk: Chunk) -> BoolArray:

@@ -1,4 +1,4 @@
-"""Evaluation of arrays, and of prediction files of any size."""
+"""Evaluate arrays, and prediction files of any size."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ def evaluate(
     ----------
     data : logits (..., classes) or (n,), path, Dataset, or mapping
         Unnormalised log-probabilities, of which -inf masks a class; (n,) are log-odds of two
-        classes. Or a prediction file, a folder or glob of shards, or arrays by their keys in a
-        file; of those, logits are never held whole.
+        classes. Or a prediction file, a folder or glob of shards, which are read in chunks, or
+        arrays by their keys in a file.
     labels : (...) integers
         With logits; -100 is ignored.
     probs : (..., classes), or (n,) probabilities of class 1
-        Instead of logits. Zeros are floored at the smallest number of their dtype, with a
-        warning. Nothing is ever taken for probabilities because of its values.
+        Instead of logits. Zeros are floored at the smallest number of their dtype, with a warning.
     sample_weight : (...), or the name of a column
         Weights of the examples; 0 leaves out.
     by : (...) values of any kind, or the name of a column
@@ -61,15 +60,14 @@ def evaluate(
     seed : int
         Seed of the random draws behind intervals and test.
     executor : concurrent.futures.Executor, optional
-        Each shard becomes a task: a process pool uses the cores, the ``get_executor()`` of a
-        dask client a cluster. None works in this process.
+        Each shard becomes a task.
     progress : callable, optional
         Called with (examples done, examples in all) after each chunk or shard of a file.
 
     Returns
     -------
     Evaluation
-        A mapping from metric name to (value, low, high).
+        A mapping from names of metrics to (value, low, high).
 
     Examples
     --------
@@ -98,13 +96,9 @@ def evaluate(
     chosen = dataset.split(split, TEST_SPLITS)
     if estimand != "multilabel":
         chosen.warn_if_probs()
-    for sums in chosen.walk(
-        partial(_measured, total.like()),
-        *(chosen.domain, "labels", "sample_weight", "by"),
-        rows=chosen.chunk_rows,
-        executor=executor,
-        progress=progress,
-    ):
+    columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
+    task = partial(_measured, total.like())
+    for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
         total.merge(sums)
     return total.compute()
 

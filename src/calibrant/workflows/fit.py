@@ -1,24 +1,27 @@
-"""Fit a calibrator on predictions of any size."""
+"""Fit a calibrator on predictions of any size, and measure it on them or out of fold."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 from torch import nn
 
-from calibrant._core.checks import IntArray, Values, spread
+from calibrant._core.checks import IGNORED, IntArray, Values, spread
 from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
+from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
+from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Data, Split, as_dataset
-from calibrant.data.keys import full_key
-from calibrant.data.shards import Place, located
+from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 
@@ -37,7 +40,7 @@ def fit(
     """Fit a calibrator on a prediction file, or on a folder or glob of shards.
 
     Methods that give each row a temperature are fitted from the log-partition table, a few
-    hundred bytes per row, so that logits are never held whole. The others read the split whole.
+    hundred bytes per row; the others read the split whole.
 
     Parameters
     ----------
@@ -48,7 +51,7 @@ def fit(
     split : str, optional
         Split to fit on; ``val``, else the plain arrays, by default. Never ``test`` unless named.
     options : dict, optional
-        Arguments of the constructor, if the method is given by name.
+        Arguments of the constructor, if the method is a name.
     sample_weight, groups : str or array, optional
         Names of columns or, beside arrays, values for each example. Examples of one group stay
         together where a method cross-validates; with groups the split is read whole.
@@ -57,11 +60,6 @@ def fit(
     progress : callable, optional
         Called with (examples done, examples in all) after each chunk or shard.
 
-    Returns
-    -------
-    Calibrator
-        Fitted.
-
     Examples
     --------
     >>> from calibrant.data import sample_path
@@ -69,23 +67,12 @@ def fit(
     >>> round(float(fitted.temperature_), 2)
     1.83
     """
-    calibrator = make_calibrator(method, options)
-    examples = fit_split(data, split, sample_weight, groups)
-    return fit_on(calibrator, examples, executor, progress)
+    return _fitted(data, method, split, options, sample_weight, groups, executor, progress)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fitted calibrator, and its effect.
-
-    Attributes
-    ----------
-    calibrator : Calibrator
-    effect : Effect
-        Before and after, on the examples of the fit.
-    split : str
-        The split that was fitted on; ``""`` are the plain arrays.
-    """
+    """A fitted calibrator, its effect on the examples of the fit, and the name of their split."""
 
     calibrator: Calibrator
     effect: Effect
@@ -93,7 +80,7 @@ class Fit:
 
     @property
     def artifact(self) -> nn.Module:
-        """What to save: the calibrator, or the retrained classifier that it wraps."""
+        """The calibrator, or the retrained classifier that it wraps: the object to save."""
         module: nn.Module = getattr(self.calibrator, "retrained", self.calibrator)
         return module
 
@@ -111,14 +98,13 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         before, after, argmax_changed, temperatures = self.effect
-        low, high = temperatures or (None, None)
         return {
             "split": self.split or None,
             "n": before.n,
             "classes": before.classes,
             "parameters": self.calibrator.size(before.classes),
             "learned": self.calibrator.learned(),
-            "temperature": {"low": low, "high": high},
+            "temperature": dict(zip(("low", "high"), temperatures or (None, None), strict=True)),
             "argmax_changed": argmax_changed,
             "before": before.to_dict()["metrics"],
             "after": after.to_dict()["metrics"],
@@ -129,57 +115,49 @@ def fit_and_measure(
     data: Data,
     method: str | Calibrator = "auto",
     *,
-    split: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    sample_weight: Values | str | None = None,
-    groups: Values | str | None = None,
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Fit:
     """Fit as :func:`fit` does, and measure the same examples before and after.
 
     There are no intervals: figures of examples that a fit has seen are too good.
     """
-    calibrator = make_calibrator(method, options)
-    examples = fit_split(data, split, sample_weight, groups)
-    fit_on(calibrator, examples, progress=progress)
+    calibrator, examples = _fitted(data, method, progress=progress, **options)
     stream = Accumulator(pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream, progress)
     return Fit(calibrator, meter.effect(), examples.name)
 
 
-def fit_split(
+def _fitted(
     data: Data,
+    method: str | Calibrator,
     split: str | None = None,
+    options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
-) -> Split:
-    """Return the split to fit on: val, else the plain arrays; never test unless named."""
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> tuple[Calibrator, Split]:
+    """Fit on a split, from the table if that suffices; return it as well."""
+    calibrator = make_calibrator(method, options)
     dataset = as_dataset(data, sample_weight=sample_weight, groups=groups)
     if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
             f"{dataset.path} has no split 'val' and no plain arrays to fit on, only "
-            f"{comma_separated(dataset.splits)}: name a split (--split), or fit and measure on the "
-            "same examples by cross-fitting (--cross-fit)"
+            f"{comma_separated(dataset.splits)}: name a split (--split), or use --cross-fit"
         )
-    return dataset.split(split, FIT_SPLITS)
-
-
-def fit_on(
-    calibrator: Calibrator,
-    split: Split,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-) -> Calibrator:
-    """Fit on a split, from the table if that suffices."""
-    split.warn_if_probs()
-    if not fits_from_table(calibrator, split):
-        return fit_whole(calibrator, split)
-    return fit_table(calibrator, split, split.records(executor, progress))
+    examples = dataset.split(split, FIT_SPLITS)
+    examples.warn_if_probs()
+    if fits_from_table(calibrator, examples):
+        fit_table(calibrator, examples, examples.records(executor, progress))
+    else:
+        fit_whole(calibrator, examples)
+    return calibrator, examples
 
 
 def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
-    """Whether the table of a split has all that a fit uses: no groups, no features."""
+    """Return True if the table of a split suffices: no groups and no features are used."""
     features = calibrator.uses_features and split.has_features
     return calibrator.fits_records and split.dataset.groups is None and not features
 
@@ -199,7 +177,7 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     if split.groups is not None:
         beside["groups"] = spread(split.groups, targets.shape, "groups")
     logits = split.logits
-    with located(Place(split.path)), warnings.catch_warnings():
+    with located(split.path), warnings.catch_warnings():
         # the split has warned of that itself, with the name of the file
         warnings.filterwarnings("ignore", "logits look like probabilities")
         return calibrator.fit(logits, targets, **beside)
@@ -208,8 +186,110 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
 def check_features(calibrator: Calibrator, split: Split) -> None:
     """Raise unless every shard of a split has features."""
     if not split.has_features:
+        key = full_key(split.name, "features")
         raise ValueError(
-            f"{type(calibrator).__name__} needs features: {split.path} has no "
-            f"{full_key(split.name, 'features')} in every shard, only "
-            f"{comma_separated(split.keys)}; save the inputs of the last layer under that name"
+            f"{type(calibrator).__name__} needs features: {split.path} has no {key} in every "
+            f"shard, only {comma_separated(split.keys)}; save the inputs of the last layer as {key}"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFit(Fit):
+    """A calibrator fitted on all examples, and the effect of its method out of fold.
+
+    ``folds`` (rows,) are the numbers of the folds, -1 for rows without label; ``calibrators`` has
+    one for each fold, fitted on the others.
+    """
+
+    folds: IntArray
+    calibrators: list[Calibrator]
+
+
+def cross_fit(
+    data: Data,
+    method: str | Calibrator = "auto",
+    *,
+    folds: int = 5,
+    split: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    sample_weight: Values | str | None = None,
+    groups: Values | str | None = None,
+    bins: int = 15,
+    metrics: Sequence[str] | None = None,
+    level: float | None = 0.9,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CrossFit:
+    """Fit on all examples, and measure the method on the same ones out of fold.
+
+    For predictions without a validation set. The examples are cut into folds in which every
+    class has its share, and each fold is calibrated by a fit on the others. The figures describe
+    the method, fitted on ``(folds - 1) / folds`` of the examples.
+
+    Parameters
+    ----------
+    data, method, options, sample_weight
+        As in :func:`fit`.
+    folds : int
+        Number of folds, at least 2.
+    split : str, optional
+        Split to use; ``val``, else the plain arrays, else ``test``, by default.
+    groups : str or array, optional
+        A column; the rows of one group are in one fold, and classes are left to chance.
+    bins, metrics, level, seed, progress
+        As in :func:`calibrant.evaluate`; the seed is also that of the folds.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> honest = 2 * rng.normal(size=(2000, 5))
+    >>> labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
+    >>> fitted = cross_fit({"logits": 2 * honest, "labels": labels}, "ts", level=None)
+    >>> round(float(fitted.calibrator.temperature_), 1)
+    2.0
+    >>> fitted.effect.after["ece"].value < fitted.effect.before["ece"].value / 4
+    True
+    """
+    calibrator = make_calibrator(method, options)
+    dataset = as_dataset(data, sample_weight=sample_weight, groups=groups)
+    examples = dataset.split(split, (*FIT_SPLITS, "test"))
+    examples.warn_if_probs()
+    fold = row_folds(examples, folds, seed)
+    calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
+    labels, of_label = examples.labels, spread(fold, examples.labels.shape, "fold")
+    of_record = of_label[labels != IGNORED]
+    from_table = fits_from_table(calibrator, examples)
+    records = examples.records(progress=progress) if from_table else None
+
+    def fit_without(one: Calibrator, left_out: int) -> None:
+        if records is not None:
+            fit_table(one, examples, records.take(of_record != left_out))
+        else:
+            fit_whole(one, examples, np.where(of_label == left_out, IGNORED, labels))
+
+    fit_without(calibrator, folds)  # leaves out nothing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fit on everything has warned
+        for i, one in enumerate(calibrators):
+            fit_without(one, i)
+    stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)
+    meter = measure(calibrators, examples.with_column("fold", fold), stream, progress)
+    return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
+
+
+def row_folds(split: Split, count: int, seed: int) -> IntArray:
+    """Return the fold of each row, -1 for rows without label; groups stay together."""
+    labels, groups = split.labels, split.groups
+    labelled = np.flatnonzero((labels != IGNORED).reshape(len(labels), -1).any(1))
+    if groups is not None and groups.shape != (len(labels),):
+        raise ValueError(f"groups must be one value per row, got {groups.shape}")
+    kept = None if groups is None else groups[labelled]
+    units = len(labelled) if kept is None else len(np.unique(kept))
+    if not 2 <= count <= units:
+        what = "labelled rows" if kept is None else f"values of {split.dataset.groups}"
+        raise ValueError(f"folds must be from 2 to the number of {what}, {units}, got {count}")
+    strata = labels[labelled] if labels.ndim == 1 else np.zeros_like(labelled)  # tokens: no class
+    fold = np.full(len(labels), -1)
+    for i, rows in enumerate(folds_of(strata, count, groups=kept, seed=seed)):
+        fold[labelled[rows]] = i
+    return fold

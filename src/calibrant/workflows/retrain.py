@@ -8,9 +8,7 @@ from typing import Any
 
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
-from calibrant.data import Dataset, Split, as_dataset
-from calibrant.data.dataset import Data
-from calibrant.data.formats import Array
+from calibrant.data.dataset import Data, Dataset, as_dataset
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.effect import effect
@@ -30,19 +28,13 @@ def retrain(
     Parameters
     ----------
     data : path, mapping or Dataset
-        If it has a split ``val`` with features, q is controlled by that, otherwise by the
-        training set.
+        A split ``val`` with features controls q; without one, the training set does.
     train : path, mapping or Dataset, optional
         Another dataset with ``train_features`` and ``train_labels``; by default ``data`` itself.
     options : dict, optional
-        Arguments of :class:`MaCCal`.
+        Arguments of :class:`~calibrant.retrain.MaCCal`.
     checkpoint, progress
-        As for :meth:`MaCCal.fit`.
-
-    Returns
-    -------
-    MaCCal
-        Fitted.
+        As in its ``fit``.
 
     Examples
     --------
@@ -58,47 +50,32 @@ def retrain(
     training = dataset if train is None else as_dataset(train)
     if "train" not in training.splits:
         raise ValueError(
-            f"MaC-Cal needs the features of the training set: {training.path} has no "
-            f"train_features, only the splits {comma_separated(map(repr, training.splits))}; save "
-            "the inputs of the last layer under that name, or name another file (train=, --train)"
+            f"{training.path} has no train_features, only the splits "
+            f"{comma_separated(map(repr, training.splits))}; save the inputs of the last layer "
+            "on the training set under that name, or name another file (train=, --train)"
         )
-    val = dataset.find("val")
-    held_out = None
-    if val is not None and dataset.split(val).has_features:
-        held_out = _arrays(dataset.split(val))
+    fit_on = training.split("train")
+    val = dataset.split("val") if dataset.find("val") is not None else None
     return module.fit(
-        *_arrays(training.split("train")),
-        held_out=held_out,
+        fit_on.read("features"),
+        fit_on.read("labels"),
+        held_out=(val.features, val.read("labels")) if val and val.has_features else None,
         classes=_classes(dataset),
         checkpoint=checkpoint,
         progress=progress,
     )
 
 
-def retrain_and_measure(
-    data: Data,
-    *,
-    train: Data | None = None,
-    options: Mapping[str, Any] | None = None,
-    metrics: Sequence[str] | None = None,
-    progress: Progress | None = None,
-) -> Fit:
+def retrain_and_measure(data: Data, *, metrics: Sequence[str] | None = None, **options: Any) -> Fit:
     """Fit as :func:`retrain` does, and measure the val split before and after."""
     dataset = as_dataset(data)
     val = dataset.split("val")
     if not val.has_features:
-        raise ValueError(
-            f"{dataset.path} has no {val.name}_features, the inputs of the last layer: save them "
-            "too, since maccal is controlled and measured by them"
-        )
-    module = retrain(dataset, train=train, options=options, progress=progress)
-    calibrator = as_calibrator(module)
+        problem = f"{dataset.path} has no {val.name}_features, the inputs of the last layer"
+        raise ValueError(f"{problem}: save them too, since maccal is measured by them")
+    calibrator = as_calibrator(retrain(dataset, **options))
     after = effect(calibrator, dataset, split=val.name, metrics=metrics, level=None)
     return Fit(calibrator, after, val.name)
-
-
-def _arrays(split: Split) -> tuple[Array, Array]:
-    return split.read("features"), split.read("labels")
 
 
 def _classes(dataset: Dataset) -> int | None:

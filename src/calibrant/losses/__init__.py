@@ -5,19 +5,19 @@ the mean of a batch: ``LOSSES["focal"](gamma=2.0)(logits, labels)``. All modules
 ``loss(logits, labels, features, indices)``; they take what they need.
 """
 
-from calibrant.losses.fedlas import FeDLaS as FeDLaS
+from calibrant.losses.base import (
+    Loss as Loss,
+    MeanLoss as MeanLoss,
+    RegularisedLoss as RegularisedLoss,
+    brier as brier,
+    ce as ce,
+)
 from calibrant.losses.focal import (
     AdaFocal as AdaFocal,
     dual_focal as dual_focal,
     flsd as flsd,
     focal as focal,
 )
-from calibrant.losses.modules import (
-    Loss as Loss,
-    MeanLoss as MeanLoss,
-    RegularisedLoss as RegularisedLoss,
-)
-from calibrant.losses.proper import brier as brier, ce as ce
 from calibrant.losses.registry import LOSSES as LOSSES, loss_name as loss_name
 from calibrant.losses.regularisers import (
     CRL as CRL,
@@ -27,6 +27,7 @@ from calibrant.losses.regularisers import (
     soft_ece as soft_ece,
 )
 from calibrant.losses.smoothing import (
+    FeDLaS as FeDLaS,
     acls as acls,
     cpc as cpc,
     ecp as ecp,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from calibrant._core.messages import resolve_name
-from calibrant.losses.fedlas import FEDLAS
+from calibrant.losses.base import Loss, brier, ce, mean_of
 from calibrant.losses.focal import FOCAL_LOSSES
-from calibrant.losses.modules import Loss, mean_of
-from calibrant.losses.proper import brier, ce
 from calibrant.losses.regularisers import REGULARISERS
-from calibrant.losses.smoothing import SMOOTHING_LOSSES
+from calibrant.losses.smoothing import FEDLAS, SMOOTHING_LOSSES
 
 LOSSES: dict[str, Loss] = {
     "ce": mean_of(ce, aliases=("cross_entropy", "nll")),

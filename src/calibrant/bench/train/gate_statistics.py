@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.losses.base import summed_over_ranks
-from calibrant.losses.fedlas import FeDLaS
+from calibrant.losses.smoothing import FeDLaS
 
 
 class GateStatistics:

@@ -62,7 +62,7 @@ class Recipe:
     def make_loss(self, classes: int, examples: int) -> nn.Module:
         """Build the loss; some need the number of classes or of examples."""
         sizes = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
-        sizes["crl"] = {"samples": examples}
+        sizes["crl"] = {"examples": examples}
         options = {**sizes.get(self.loss, {}), **self.loss_options}
         if isinstance(options.get("base"), str) and not self.loss.startswith("fedlas"):
             options["base"] = LOSSES[loss_name(options["base"])]()

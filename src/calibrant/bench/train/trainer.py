@@ -27,8 +27,8 @@ from calibrant.bench.train.ranks import average_gradients, ranks, share_buffers
 from calibrant.bench.train.recipe import Recipe
 from calibrant.bench.train.training_log import LogWriter
 from calibrant.losses.base import summed_over_ranks
-from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
+from calibrant.losses.smoothing import FeDLaS
 
 
 class Outputs(NamedTuple):

@@ -106,7 +106,7 @@ def metrics() -> str:
 
 def losses() -> str:
     """Table of the losses: name, definition, options and reference."""
-    from calibrant.losses.registry import LOSSES
+    from calibrant.losses import LOSSES
 
     rows = (
         (f"`{name}`", markdown(loss.summary), options(name, loss), loss.reference)

@@ -119,8 +119,6 @@ def ce(logits: Tensor, labels: Tensor) -> Tensor:
 def brier(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Brier score of each example, :math:`\sum_k (p_k - [k = y])^2`, between 0 and 2.
 
-    Examples
-    --------
     >>> brier(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
     tensor([0.5000])
     """
@@ -133,7 +131,7 @@ def brier(logits: Tensor, labels: Tensor) -> Tensor:
 class _FunctionLoss(nn.Module):
     """A function with checked options."""
 
-    def __init__(self, function: Function, options: dict[str, Any]) -> None:
+    def __init__(self, function: Function, **options: Any) -> None:
         super().__init__()
         unknown = options.keys() - inspect.signature(function).parameters
         if unknown:
@@ -153,9 +151,6 @@ class MeanLoss(_FunctionLoss):
     tensor(0.6931)
     """
 
-    def __init__(self, function: Function, **options: Any) -> None:
-        super().__init__(function, options)
-
     def forward(
         self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
     ) -> Tensor:
@@ -165,22 +160,12 @@ class MeanLoss(_FunctionLoss):
 
 
 class RegularisedLoss(_FunctionLoss):
-    """A loss plus a weighted statistic of the batch.
-
-    Parameters
-    ----------
-    statistic : function of logits and labels
-    weight : float
-    base : Module, optional
-        The loss that the statistic is added to; cross-entropy by default.
-    **options
-        Of the statistic.
-    """
+    """A loss, cross-entropy by default, plus a weighted statistic of the batch."""
 
     def __init__(
         self, statistic: Function, *, weight: float, base: nn.Module | None = None, **options: Any
     ) -> None:
-        super().__init__(statistic, options)
+        super().__init__(statistic, **options)
         if not (base is None or isinstance(base, nn.Module)):
             raise TypeError(f'base must be a module such as LOSSES["focal"](), got {base!r}')
         self.weight, self.base = weight, MeanLoss(ce) if base is None else base
@@ -223,3 +208,9 @@ def mean_of(function: Function, reference: str = "", aliases: tuple[str, ...] = 
 def regularised_by(statistic: Function, weight: float, reference: str) -> Loss:
     """Table line of a statistic of the batch, with its usual weight."""
     return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
+
+
+PROPER_LOSSES = {
+    "ce": mean_of(ce, aliases=("cross_entropy", "nll")),
+    "brier": mean_of(brier, "Brier 1950", aliases=("brier_score",)),
+}

@@ -17,8 +17,6 @@ def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0) -> Tensor:
     Gradients are finite for every ``gamma`` from 0 on, which is cross-entropy, and every logit.
     Returns ``(...)`` for logits ``(..., classes)``.
 
-    Examples
-    --------
     >>> focal(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), gamma=1.0)
     tensor([0.3466])
     """
@@ -30,8 +28,6 @@ def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0) -> Tensor:
 def flsd(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Focal loss with :math:`\gamma = 5` where :math:`p_y < 0.2` and 3 elsewhere (FLSD-53).
 
-    Examples
-    --------
     >>> flsd(torch.tensor([[0.0, 3.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([2.3911, 0.0866])
     """
@@ -46,8 +42,6 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     :math:`p_j` is the largest probability that is below :math:`p_y`, 0 where there is none;
     gradients go through it.
 
-    Examples
-    --------
     >>> dual_focal(torch.tensor([[0.0, 0.0, -1.0]]), torch.tensor([0]), gamma=1.0)
     tensor([0.6319])
     """

@@ -28,8 +28,6 @@ def mmce(
     :math:`n - m`; it is 0 where one kind is missing. Published code divides by these numbers
     ``twice``, which makes the term vanish in large batches, and adds it with a weight of 2.
 
-    Examples
-    --------
     >>> mmce(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]), weighted=False)
     tensor(1.0000e-05)
     """
@@ -55,8 +53,6 @@ def mdca(logits: Tensor, labels: Tensor) -> Tensor:
 
     .. math:: \frac1K \sum_k \Bigl| \frac1n \sum_i p_{ik} - \frac1n \sum_i [y_i = k] \Bigr|
 
-    Examples
-    --------
     >>> mdca(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor(0.5000)
     """
@@ -75,8 +71,6 @@ def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0
     with the mean confidence :math:`C_b` and accuracy :math:`A_b` under the memberships
     :math:`w_{ib}` of the soft bins.
 
-    Examples
-    --------
     >>> soft_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
     tensor(0.4999)
     """
@@ -104,8 +98,6 @@ def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
     being right and certain: with a large weight (published code has 3) from the first step on, a
     network learns nothing.
 
-    Examples
-    --------
     >>> avuc(torch.tensor([[9.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0]))
     tensor(0.0001)
     """

@@ -18,8 +18,6 @@ def ls(logits: Tensor, labels: Tensor, *, alpha: float = 0.05) -> Tensor:
 
     Returns ``(...)`` for logits ``(..., classes)``; ``alpha=0`` is cross-entropy.
 
-    Examples
-    --------
     >>> ls(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), alpha=0.1)
     tensor([0.2269])
     """
@@ -34,8 +32,6 @@ def mbls(logits: Tensor, labels: Tensor, *, margin: float = 6.0, weight: float =
 
     Gradients go through the largest logit. A margin that no logit reaches gives cross-entropy.
 
-    Examples
-    --------
     >>> mbls(torch.tensor([[8.0, 0.0]]), torch.tensor([0]))
     tensor([0.1003])
     """
@@ -60,8 +56,6 @@ def acls(
     with the largest logit :math:`z_j`, from which the second term takes no gradient. The first
     term looks at that logit itself: a constant added to all logits changes the loss.
 
-    Examples
-    --------
     >>> acls(torch.tensor([[8.0, 0.0]]), torch.tensor([0]))
     tensor([0.4403])
     """
@@ -76,8 +70,6 @@ def acls(
 def ecp(logits: Tensor, labels: Tensor, *, weight: float = 0.1) -> Tensor:
     r"""Confidence penalty, :math:`-\log p_y - \lambda H(p)`.
 
-    Examples
-    --------
     >>> ecp(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), weight=1.0)
     tensor([0.])
     """
@@ -96,8 +88,6 @@ def cpc(
     The label wins against every other class, and no other class wins against another. With two
     classes there are no others to compare. The pairs take memory for the square of the classes.
 
-    Examples
-    --------
     >>> cpc(torch.zeros(1, 3), torch.tensor([0]))
     tensor([2.1383])
     """
@@ -126,24 +116,22 @@ def entropy(log_probs: Tensor) -> Tensor:
 class FeDLaS(nn.Module):
     r"""Feature-norm driven label smoothing with a learned two-way gate.
 
-    The :math:`L_1` norm :math:`n_i` of the features before the last layer measures how sure the
-    network is of an example; standardised by moving averages over the batches it is
+    The :math:`L_1` norm :math:`n_i` of the features before the last layer, standardised by moving
+    averages over the batches, is
 
     .. math:: \gamma_i = \frac{n_i - \mu}{\sigma + 10^{-3}}, \qquad
         \mu \leftarrow \theta \hat m + (1 - \theta) \mu, \quad
         \sigma \leftarrow \theta \hat s + (1 - \theta) \sigma .
 
-    A gate, a small network of the logits, gives a sign :math:`\psi_i`, and each example is
-    smoothed by
+    A gate, a small network of the logits, gives a sign :math:`\psi_i`. Examples are smoothed by
 
     .. math:: \alpha_i = 2 \alpha\,\mathrm{sigmoid}(\beta \psi_i \gamma_i) \in (0, 2 \alpha), \qquad
         L = \operatorname{mean}_i \bigl[(1 - \alpha_i) \mathrm{CE}_i + \alpha_i R_i\bigr],
 
     where :math:`R` is the cross-entropy of the uniform distribution (``base="ls"``) or the excess
-    over a margin (``base="mbls"``, mean over classes). Norms and logits enter detached: the
-    backbone gets no gradient through the weight. The sign passes the gradient on unchanged, so
-    the gate learns; put its parameters into the same optimiser. It is not needed at inference.
-    It learns to reduce smoothing where :math:`R_i > \mathrm{CE}_i`, not to detect over-confidence.
+    over a margin (``base="mbls"``, mean over classes). The backbone gets no gradient through the
+    weight. The sign passes the gradient on unchanged: put the parameters of the gate into the same
+    optimiser. It is not needed at inference.
 
     Parameters
     ----------
@@ -152,8 +140,7 @@ class FeDLaS(nn.Module):
     alpha : float, optional
         Mean strength; 0.05 for ``ls`` and 0.1 for ``mbls`` by default.
     beta : float, optional
-        Influence of the norm; 4 for ``ls`` and 0.5 for ``mbls`` by default. 0 gives plain
-        smoothing.
+        Influence of the norm; 4 for ``ls`` and 0.5 for ``mbls`` by default; 0: plain smoothing.
     theta : float
         Weight of the current batch in the moving averages.
     margin : float
@@ -176,7 +163,6 @@ class FeDLaS(nn.Module):
     """
 
     needs_features = True
-
     mean_: Tensor
     deviation_: Tensor
     started_: Tensor

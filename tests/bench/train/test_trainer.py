@@ -12,7 +12,7 @@ from calibrant.bench.train import trainer as training
 from calibrant.bench.train.augmentation import shift_and_mirror
 from calibrant.bench.train.images.image_set import ImageSplit, TrainingSplits
 from calibrant.bench.train.trainer import Trainer, channel_moments
-from calibrant.losses.registry import LOSSES
+from calibrant.losses import LOSSES
 from tests.support.training import (
     CLASSES,
     NEAR,

@@ -10,7 +10,7 @@ from torch import nn
 
 from calibrant._core.checks import check_whole
 from calibrant.bench.train.networks import NETWORKS
-from calibrant.losses.registry import LOSSES, loss_name
+from calibrant.losses import LOSSES, loss_name
 
 PAPER_OPTIONS: dict[str, dict[str, Any]] = {
     "fedlas_ls": {"theta": 0.95},

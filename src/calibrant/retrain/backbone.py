@@ -9,24 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.torch_models import (
-    device_of,
-    evaluating,
-    layer_inputs,
-    logits_of,
-    moved,
-    taken_apart,
-)
+from calibrant._core import torch_models
+from calibrant._core.torch_models import device_of, evaluating, moved, taken_apart
 
 
 @torch.no_grad()
 def count_outputs(model: nn.Module, loader: Iterable[Any]) -> int:
     """Return the number of logits of a model, from the first batch of a loader."""
-    for batch in loader:
-        inputs, named, _ = moved(taken_apart(batch), device_of(model))
-        with evaluating(model):
-            return int(logits_of(model(*inputs, **named)).shape[-1])
-    raise ValueError("the loader must have at least one batch, got none")
+    batch = next(iter(loader), None)
+    if batch is None:
+        raise ValueError("the loader must have at least one batch, got none")
+    inputs, named, _ = moved(taken_apart(batch), device_of(model))
+    with evaluating(model):
+        return int(torch_models.logits_of(model(*inputs, **named)).shape[-1])
 
 
 @torch.no_grad()
@@ -35,7 +30,7 @@ def feature_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs of a layer and the labels of each batch."""
     device = device_of(model)
-    with evaluating(model), layer_inputs(model, layer) as captured:
+    with evaluating(model), torch_models.layer_inputs(model, layer) as captured:
         for batch in loader:
             inputs, named, labels = taken_apart(batch)
             model(*moved(inputs, device), **moved(named, device))
@@ -66,29 +61,21 @@ def _shown(layers: Mapping[str, nn.Linear]) -> str:
 
 
 def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:
-    """Return a model with another last layer; the given model is not changed.
+    """Return a model with another last layer, which shares all other layers with the given one.
 
-    All other layers are shared with the given model, not copied. The new model is used, compiled
-    and exported like the old one, and its ``state_dict`` can be saved. ``from_pretrained`` of
-    Hugging Face builds the old layer: save the new one separately (:func:`calibrant.save`), and
-    replace again after loading.
+    The given model is not changed. ``from_pretrained`` of Hugging Face builds the old layer: save
+    the new one separately (:func:`calibrant.save`), and replace again after loading.
 
     Parameters
     ----------
     model : nn.Module
-        A ResNet with its ``fc``, a vision transformer with its ``head`` or ``classifier``, or any
-        other model with one linear layer that computes the logits.
+        With a linear layer that computes the logits, such as ``fc`` of a ResNet.
     head : MaCCal, MaskedClassifier or nn.Module
-        Maps features ``(..., width)`` to logits ``(..., classes)``. A copy of it is put in the
-        place of the last layer, on the same device.
+        Maps features ``(..., width)`` to logits ``(..., classes)``. A copy of it takes the place
+        of the last layer, on the same device.
     name : str, optional
         The layer to replace, as in ``model.named_modules()``. By default the only linear layer
         with as many outputs as the new one has classes.
-
-    Returns
-    -------
-    nn.Module
-        Of the same class.
 
     Examples
     --------
@@ -101,7 +88,14 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
     new: Any = head.classifier if hasattr(head, "history_") else head  # what a MaCCal trained
     if new is not head and not head.classes:
         raise ValueError(f"this {type(head).__name__} is not fitted: call fit first")
-    width, classes = _sizes(new)
+    width, classes = getattr(new, "width", None), getattr(new, "classes", None)
+    if isinstance(new, nn.Linear):
+        width, classes = new.in_features, new.out_features
+    if width is None or classes is None:
+        raise TypeError(
+            "head must be a fitted MaCCal, a MaskedClassifier, an nn.Linear or another module with "
+            f"width and classes, got {type(head).__name__}"
+        )
     path = last_layer(model, classes, name)
     layer = model.get_submodule(path)
     assert isinstance(layer, nn.Linear)
@@ -110,25 +104,11 @@ def replace_head(model: nn.Module, head: nn.Module, name: str | None = None) -> 
             f"the new layer maps {width} features to {classes} classes, the layer {path!r} maps "
             f"{layer.in_features} to {layer.out_features}: fit it on the inputs of {path!r}"
         )
-    aliases = [
-        n for n, m in model.named_modules(remove_duplicate=False) if m is layer and n != path
-    ]
-    if aliases:
-        raise ValueError(f"the layer {path!r} is also {aliases[0]!r}: only one would be replaced")
+    for other, module in model.named_modules(remove_duplicate=False):
+        if module is layer and other != path:
+            raise ValueError(f"the layer {path!r} is also {other!r}: only one would be replaced")
     copied = copy.deepcopy(new).to(layer.weight.device).train(layer.training)
     return _with_layer(model, path.split("."), copied)
-
-
-def _sizes(head: nn.Module) -> tuple[int, int]:
-    if isinstance(head, nn.Linear):
-        return head.in_features, head.out_features
-    try:
-        return int(head.width), int(head.classes)  # type: ignore[arg-type]
-    except (AttributeError, TypeError):
-        raise TypeError(
-            "head must be a fitted MaCCal, a MaskedClassifier, an nn.Linear or another module with "
-            f"width and classes, got {type(head).__name__}"
-        ) from None
 
 
 def _with_layer(module: nn.Module, path: list[str], layer: nn.Module) -> nn.Module:

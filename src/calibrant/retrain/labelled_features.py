@@ -10,17 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    IntArray,
-    Logits,
-    Values,
-    as_labels,
-    as_scores,
-    as_weight,
-    check_finite_rows,
-)
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 from calibrant._core.chunks import as_tensor
 
 CHUNK = 4096
@@ -57,10 +48,6 @@ class LabelledFeatures(NamedTuple):
         for start in range(0, len(self.kept), CHUNK):
             yield self.batch(self.kept[start : start + CHUNK], device)
 
-    def without(self, index: IntArray) -> LabelledFeatures:
-        """Return the same data without some rows."""
-        return self._replace(kept=np.setdiff1d(self.kept, index))
-
     def fingerprint(self) -> str:
         """Digest of all labels and weights, and of the features of 64 rows."""
         columns = (self.labels, self.weight, self.kept)
@@ -71,20 +58,27 @@ class LabelledFeatures(NamedTuple):
 
 
 def as_labelled_features(
-    features: Values, labels: Values, sample_weight: Values | None = None, name: str = ""
+    features: Values,
+    labels: Values,
+    sample_weight: Values | None = None,
+    *,
+    classes: int | None = None,
+    name: str = "",
 ) -> LabelledFeatures:
     """Check features ``(..., width)``, labels ``(...)`` and weights against each other."""
-    inputs, targets = as_scores(features, f"{name}features"), as_labels(labels, f"{name}labels")
+    inputs = checks.as_scores(features, f"{name}features")
+    targets = checks.as_labels(labels, f"{name}labels")
+    if classes is not None:
+        checks.check_labels(targets, classes)
     shape = tuple(inputs.shape)
     if len(shape) < 2 or shape[:-1] != targets.shape or not shape[-1]:
         raise ValueError(
-            f"{name}features must be (..., width) and {name}labels (...), with one row of features "
-            f"for each label, got {shape} and {targets.shape}"
+            f"{name}features must be (..., width) and {name}labels (...), one row of features for "
+            f"each label, got {shape} and {targets.shape}"
         )
-    weight = (
-        np.ones(targets.size) if sample_weight is None else as_weight(sample_weight, targets.shape)
-    )
-    flat = targets.reshape(-1)
+    weight, flat = np.ones(targets.size), targets.reshape(-1)
+    if sample_weight is not None:
+        weight = checks.as_weight(sample_weight, targets.shape)
     kept = np.flatnonzero((flat != IGNORED) & (weight > 0))
     if not len(kept):
         raise ValueError(
@@ -93,18 +87,9 @@ def as_labelled_features(
         )
     data = LabelledFeatures(inputs.reshape(-1, shape[-1]), flat, weight, kept)
     device = inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
-    for start in range(0, len(kept), CHUNK):
-        some = kept[start : start + CHUNK]
-        check_finite_rows(data.batch(some, device).features, some)
+    for number, batch in enumerate(data.chunks(device)):
+        checks.check_finite_rows(batch.features, kept[number * CHUNK :])
     return data
-
-
-def count_classes(labels: IntArray, classes: int | None) -> int:
-    """Return the number of classes; at least two must occur."""
-    present = np.unique(labels)
-    if len(present) < 2:
-        raise ValueError(f"labels must have at least two classes, got only {present[0]}")
-    return int(present[-1]) + 1 if classes is None else classes
 
 
 def stratified_share(labels: IntArray, share: float, seed: int) -> IntArray:

@@ -16,29 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant._core import checks
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import (
-    IGNORED,
-    Values,
-    as_scores,
-    check_finite_rows,
-    check_labels,
-    check_whole,
-    warn,
-)
+from calibrant._core.checks import IGNORED, Values, warn
 from calibrant._core.chunks import Progress, as_tensor
 from calibrant._core.torch_models import digest
+from calibrant.retrain import labelled_features
 from calibrant.retrain.backbone import count_outputs, feature_batches, last_layer
-from calibrant.retrain.keep_rate import Epoch, KeepRate
-from calibrant.retrain.labelled_features import (
-    CHUNK,
-    Batch,
-    LabelledFeatures,
-    as_labelled_features,
-    count_classes,
-    stratified_share,
-)
-from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
+from calibrant.retrain.labelled_features import Batch, LabelledFeatures, as_labelled_features
+from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -83,10 +69,7 @@ class _Run:
     def resume(self, path: Path) -> None:
         state = torch.load(path, map_location=self.classifier.keep_.device, weights_only=True)
         if state.get("fingerprint") != self.fingerprint:
-            raise ValueError(
-                f"{path} is the checkpoint of a run with other data or options: delete it, or name "
-                "another file"
-            )
+            raise ValueError(f"{path} is of a run with other data or options: delete or rename it")
         self.classifier.load_state_dict(state["classifier"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.controller = KeepRate(**state["controller"])
@@ -100,11 +83,8 @@ class MaCCal(nn.Module):
     The features are frozen and the last layer is replaced by a :class:`MaskedClassifier`. In each
     batch a weight is kept with probability q; the others take no part in the forward pass and are
     not changed by the step. After each epoch :class:`KeepRate` moves q, so that confidence
-    approaches gamma times the accuracy. Widths, rates and the update of q are not published; the
-    values here were chosen by measurements, see the page on MaC-Cal.
-
-    It maps features, not logits. What takes calibrators with features takes it too, and then
-    ignores the logits.
+    approaches gamma times the accuracy. It maps features, not logits, and can be used wherever
+    calibrators with features can. The page on MaC-Cal says how the defaults were chosen.
 
     Parameters
     ----------
@@ -177,10 +157,10 @@ class MaCCal(nn.Module):
 
     def _check_options(self) -> None:
         for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
-            check_whole(name, getattr(self, name), least)
+            checks.check_whole(name, getattr(self, name), least)
         for name in ("bottleneck", "epochs"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
+                checks.check_whole(name, getattr(self, name))
         lowest = self.least_keep
         limits = {
             "rate": (0 < self.rate < math.inf, "above 0"),
@@ -247,21 +227,18 @@ class MaCCal(nn.Module):
         Parameters
         ----------
         features : (..., width)
-            Inputs of the last layer, for the training set of the network. Half precision and
-            memory-mapped arrays are converted one batch at a time.
+            Inputs of the last layer for the training set, converted one batch at a time.
         labels : (...) integers, -100 ignored
         held_out : (features, labels), or float, optional
-            Examples that the network was not trained on, such as its validation set, by which q
-            is controlled: by far the best choice. A share takes part of the given examples, which
-            is valid only if the network has not seen those. Without held-out examples confidence
-            and accuracy are compared on the training set, with masks.
+            Examples that the network was not trained on, by which q is controlled: by far the best
+            choice. A float holds out that share of the examples, which is valid only if the network
+            has not seen them. By default q is controlled by the training set, with masks.
         classes : int, optional
             By default the largest label plus one.
         sample_weight : (...) or fewer leading dimensions, optional
             Weights of the examples; 0 leaves one out.
         checkpoint : path, optional
-            Written after each epoch. A run that finds one continues from it, with the result of
-            an uninterrupted run.
+            File that is written after each epoch, and from which a run continues if it exists.
         progress : callable, optional
             Called with (epochs done, epochs in all).
 
@@ -270,23 +247,21 @@ class MaCCal(nn.Module):
         self
         """
         train = as_labelled_features(features, labels, sample_weight)
-        count = count_classes(train.labels[train.kept], classes)
-        check_labels(train.labels, count)
+        present = np.unique(train.labels[train.kept])
+        if len(present) < 2:
+            raise ValueError(f"labels must have at least two classes, got only {present[0]}")
+        count = int(present[-1]) + 1 if classes is None else classes
+        checks.check_labels(train.labels, count)
         train, watched = self._hold_out(train, held_out, count)
-        device = self.history_.device
 
         def batches(epoch: int) -> Iterator[Batch]:
             order = np.random.default_rng((self.seed, epoch)).permutation(train.kept)
             for start in range(0, len(order), self.batch_size):
-                yield train.batch(order[start : start + self.batch_size], device)
+                yield train.batch(order[start : start + self.batch_size], self.history_.device)
 
         steps = -(-len(train.kept) // self.batch_size)
-        run = self._new_run(
-            (int(train.features.shape[-1]), count),
-            watched is not None,
-            "".join(data.fingerprint() for data in (train, watched) if data is not None),
-            max(EPOCHS, -(-STEPS // steps)),
-        )
+        sizes = int(train.features.shape[-1]), count
+        run = self._new_run(sizes, watched, train.fingerprint(), max(EPOCHS, -(-STEPS // steps)))
         return self._train(run, batches, watched, checkpoint, progress)
 
     def fit_model(
@@ -301,24 +276,22 @@ class MaCCal(nn.Module):
     ) -> Self:
         """Train a new classifier on the features that a frozen network computes.
 
-        The network runs in ``eval`` mode without gradients and is bit-identical afterwards.
-        :func:`replace_head` then puts the new classifier into it.
+        The network runs in ``eval`` mode and is not changed; :func:`replace_head` then puts the
+        new classifier into it.
 
         Parameters
         ----------
         model : nn.Module
             With outputs as for :func:`calibrant.calibrated`.
         loader : iterable of batches
-            Iterated once per epoch, in its own order; it may augment and shuffle. Batches are as
-            for :func:`calibrant.collect`.
+            As for :func:`calibrant.collect`, iterated once per epoch; it may augment and shuffle.
         held_out : iterable of batches, optional
-            A loader of examples that the network was not trained on, without augmentation, by
-            which q is controlled. Their features are held in memory.
+            Examples that the network was not trained on, without augmentation, by which q is
+            controlled. Their features are held in memory.
         name : str, optional
             The last layer, as for :func:`replace_head`.
         checkpoint, progress
-            As for :meth:`fit`. A continued run equals an uninterrupted one if the loader yields
-            the same batches for the same epoch.
+            As for :meth:`fit`.
 
         Returns
         -------
@@ -326,20 +299,16 @@ class MaCCal(nn.Module):
         """
         classes = count_outputs(model, loader)
         layer = last_layer(model, classes, name)
-        device = self.history_.device
 
         def batches(_: int) -> Iterator[Batch]:
             for features, labels in feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
-                    data = as_labelled_features(features.float(), labels)
-                    check_labels(data.labels, classes)
-                    yield data.batch(data.kept, device)
+                    data = as_labelled_features(features.float(), labels, classes=classes)
+                    yield data.batch(data.kept, self.history_.device)
 
         watched = None if held_out is None else _held_out_features(model, held_out, layer, classes)
-        linear = model.get_submodule(layer)
-        assert isinstance(linear, nn.Linear)
-        fingerprint = f"{layer} {digest(model)} {'' if watched is None else watched.fingerprint()}"
-        run = self._new_run((linear.in_features, classes), watched is not None, fingerprint, EPOCHS)
+        sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
+        run = self._new_run(sizes, watched, f"{layer} {digest(model)} ", EPOCHS)
         return self._train(run, batches, watched, checkpoint, progress)
 
     def _hold_out(
@@ -354,29 +323,29 @@ class MaCCal(nn.Module):
         if isinstance(held_out, (int, float)):
             if not 0 < held_out <= 0.5:
                 raise ValueError(f"held_out must be a share in (0, 0.5], got {held_out}")
-            part = train.kept[stratified_share(train.labels[train.kept], held_out, self.seed)]
+            kept = train.kept
+            part = kept[labelled_features.stratified_share(train.labels[kept], held_out, self.seed)]
             if not len(part):
-                raise ValueError(f"held_out={held_out} of {len(train.kept)} examples is none")
-            return train.without(part), train._replace(kept=part)
+                raise ValueError(f"held_out={held_out} of {len(kept)} examples is none")
+            return train._replace(kept=np.setdiff1d(kept, part)), train._replace(kept=part)
         if not isinstance(held_out, (tuple, list)) or len(held_out) != 2:
             raise TypeError(
                 f"held_out must be (features, labels) or a share, got {type(held_out).__name__}"
             )
-        watched = as_labelled_features(*held_out, name="held_out ")
+        watched = as_labelled_features(*held_out, classes=classes, name="held_out ")
         wanted, width = int(train.features.shape[-1]), int(watched.features.shape[-1])
         if wanted != width:
             raise ValueError(f"held_out features must be (..., {wanted}), got a width of {width}")
-        check_labels(watched.labels, classes)
         return train, watched
 
     def _new_run(
-        self, sizes: tuple[int, int], held_out: bool, fingerprint: str, epochs: int
+        self, sizes: tuple[int, int], watched: LabelledFeatures | None, data: str, epochs: int
     ) -> _Run:
         classifier = self._new_classifier(*sizes, self.bottleneck)
         optimiser = torch.optim.Adam(classifier.parameters(), lr=self.rate, weight_decay=self.decay)
-        gamma = self.gamma or (1.0 if held_out else TRAINING_GAMMA)
+        gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
         controller = KeepRate(self.keep, self.step, gamma, self.least_keep)
-        fingerprint = f"{self.config()} {sizes} {fingerprint}"
+        fingerprint = f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}"
         return _Run(classifier, optimiser, controller, fingerprint, self.epochs or epochs)
 
     def _new_classifier(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
@@ -414,7 +383,7 @@ class MaCCal(nn.Module):
     def _epoch(
         self, run: _Run, batches: Iterable[Batch], watched: LabelledFeatures | None, epoch: int
     ) -> Epoch:
-        device = run.classifier.keep_.device
+        device = self.history_.device
         # seeded by the epoch, so that a continued run takes the same steps
         random = torch.Generator(device).manual_seed(1_000_003 * self.seed + epoch)
         for group in run.optimiser.param_groups:
@@ -432,7 +401,7 @@ class MaCCal(nn.Module):
             raise ValueError(f"the loss became {loss_sum} in epoch {epoch + 1}: lower rate")
         seen = confidence / weight, correct / weight
         if watched is not None:
-            seen = self._watch(run.classifier, watched, random)
+            seen = self._watch(run.classifier, watched)
         return Epoch(float(run.classifier.keep_), *seen, loss_sum / weight)
 
     def _learn(self, run: _Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -448,30 +417,22 @@ class MaCCal(nn.Module):
 
     @torch.no_grad()
     def _watch(
-        self, classifier: MaskedClassifier, watched: LabelledFeatures, random: torch.Generator
+        self, classifier: Callable[[Tensor], Tensor], watched: LabelledFeatures
     ) -> tuple[float, float]:
         """Return confidence and accuracy of the predictions that this classifier would make."""
-        sums = torch.zeros(4, device=classifier.keep_.device)
-        for batch in watched.chunks(classifier.keep_.device):
-            sums += _sums(
-                self._watched_logits(classifier, batch, random), batch, sums.new_zeros(())
-            )
+        sums = torch.zeros(4, device=self.history_.device)
+        for batch in watched.chunks(sums.device):
+            sums += _sums(classifier(batch.features), batch)
         weight, _, confidence, correct = sums.tolist()
         return confidence / weight, correct / weight
-
-    def _watched_logits(
-        self, classifier: MaskedClassifier, batch: Batch, random: torch.Generator
-    ) -> Tensor:
-        logits: Tensor = classifier(batch.features)
-        return logits
 
     def _warn_of_failure(self, run: _Run, held_out: bool) -> None:
         last = run.history[-1]
         target = run.controller.gamma * last.accuracy
         if last.accuracy * self.classes < LEAST_LIFT:
+            percent = 100 * last.accuracy
             warn(
-                f"the classifier has hardly learned: accuracy {100 * last.accuracy:.1f} %; train "
-                "for more epochs, or raise rate"
+                f"the classifier has hardly learned: accuracy {percent:.1f} %; raise epochs or rate"
             )
         elif held_out and last.accuracy == 1:
             warn(
@@ -500,16 +461,17 @@ class MaCCal(nn.Module):
     def predict_proba(self, features: ArrayLike) -> NDArray[Any]: ...
     def predict_proba(self, features: Values) -> Tensor | NDArray[Any]:
         """Return probabilities ``(..., classes)``: an array for an array, a tensor for a tensor."""
-        inputs = as_scores(features, "features")
+        inputs = checks.as_scores(features, "features")
         if not self.classes or inputs.ndim == 0 or inputs.shape[-1] != self.width:
             self(torch.zeros(tuple(inputs.shape)))  # raises the error that explains it
         rows = inputs.reshape(-1, self.width)
         probs = torch.zeros(len(rows), self.classes, device=self.history_.device)
         with torch.no_grad():
-            for start in range(0, len(rows), CHUNK):
-                chunk = as_tensor(rows[start : start + CHUNK]).to(probs.device)
-                check_finite_rows(chunk)
-                probs[start : start + CHUNK] = self(chunk).softmax(-1)
+            for start in range(0, len(rows), labelled_features.CHUNK):
+                some = slice(start, start + labelled_features.CHUNK)
+                chunk = as_tensor(rows[some]).to(probs.device)
+                checks.check_finite_rows(chunk, np.arange(start, start + len(chunk)))
+                probs[some] = self(chunk).softmax(-1)
         probs = probs.reshape(*inputs.shape[:-1], self.classes)
         return probs.to(features.device) if isinstance(features, Tensor) else probs.cpu().numpy()
 
@@ -517,7 +479,8 @@ class MaCCal(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
     ) -> None:
         """Take the sizes of the classifier and of the history from the state."""
-        first, second = (state_dict.get(f"{prefix}classifier.{n}.weight") for n in _LAYERS)
+        names = (f"{prefix}classifier.{layer}.weight" for layer in ("first", "second"))
+        first, second = map(state_dict.get, names)
         if first is not None and second is not None:
             sizes = first.shape[1], second.shape[0], first.shape[0]
             self.classifier = self._new_classifier(*sizes).requires_grad_(False)
@@ -526,9 +489,6 @@ class MaCCal(nn.Module):
                 state_dict[f"{prefix}history_"], device=self.history_.device
             )
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-
-
-_LAYERS = ("first", "second")
 
 
 def _held_out_features(
@@ -541,12 +501,10 @@ def _held_out_features(
         torch.cat([values.float().cpu() for values in column])
         for column in zip(*batches, strict=True)
     )
-    watched = as_labelled_features(features, labels.long(), name="held_out ")
-    check_labels(watched.labels, classes)
-    return watched
+    return as_labelled_features(features, labels.long(), classes=classes, name="held_out ")
 
 
-def _sums(logits: Tensor, batch: Batch, loss: Tensor) -> Tensor:
+def _sums(logits: Tensor, batch: Batch, loss: Tensor | float = 0.0) -> Tensor:
     """Return the sums of weight, loss, confidence and correct answers over a batch."""
     confidence, top = logits.softmax(-1).max(-1)
     weight, total = batch.weight, batch.weight.sum()

@@ -1,7 +1,7 @@
 """Retraining of the classifier on the frozen features of a network: MaC-Cal."""
 
 from calibrant.retrain.adapter import RetrainedClassifier, as_calibrator
-from calibrant.retrain.backbone import replace_head
+from calibrant.retrain.features import replace_head
 from calibrant.retrain.maccal import MaCCal
 from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 

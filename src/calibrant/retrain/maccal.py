@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -21,25 +21,18 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, Values, warn
 from calibrant._core.chunks import Progress, as_tensor
 from calibrant._core.torch_models import digest
-from calibrant.retrain import labelled_features
-from calibrant.retrain.backbone import count_outputs, feature_batches, last_layer
-from calibrant.retrain.labelled_features import Batch, LabelledFeatures, as_labelled_features
+from calibrant.retrain import features as frozen
+from calibrant.retrain.features import Batch, LabelledFeatures, as_labelled_features
 from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-TRAINING_GAMMA = 0.95
-"""Default gamma without held-out examples, where accuracy on the training set is inflated."""
-EPOCHS, STEPS = 20, 2000
-"""Default number of epochs, and the least number of steps: small data get more epochs."""
-WARM_UP = 100
-"""Steps before the controller starts. An untrained classifier is over-confident, and would lose
-its weights before it learns."""
-LEAST_LIFT = 1.5
-"""Accuracy relative to chance below which a warning says that little was learned."""
-SETTLED = 0.02
-"""Largest final gap between confidence and its target that passes without a warning."""
+TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
+EPOCHS, STEPS = (
+    20,
+    2000,
+)  # default epochs, and the least number of steps: small data get more epochs
+WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
+LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
+SETTLED = 0.02  # largest final gap between confidence and its target without a warning
 
 
 @dataclass
@@ -49,12 +42,16 @@ class _Run:
     classifier: MaskedClassifier
     optimiser: torch.optim.Optimizer
     controller: KeepRate
+    watched: LabelledFeatures | None  # held-out examples that control the keep rate
     fingerprint: str  # of the options and the data
     epochs: int
+    checkpoint: Path | None
     steps: int = 0
     history: list[Epoch] = field(default_factory=list)
 
-    def save(self, path: Path) -> None:
+    def save(self) -> None:
+        if self.checkpoint is None:
+            return
         state = {
             "fingerprint": self.fingerprint,
             "classifier": self.classifier.state_dict(),
@@ -63,11 +60,14 @@ class _Run:
             "steps": self.steps,
             "history": [tuple(epoch) for epoch in self.history],
         }
-        with replacing(path) as temporary:
+        with replacing(self.checkpoint) as temporary:
             torch.save(state, temporary)
 
-    def resume(self, path: Path) -> None:
-        state = torch.load(path, map_location=self.classifier.keep_.device, weights_only=True)
+    def resume(self) -> None:
+        path, device = self.checkpoint, self.classifier.keep_.device
+        if path is None or not path.exists():
+            return
+        state = torch.load(path, map_location=device, weights_only=True)
         if state.get("fingerprint") != self.fingerprint:
             raise ValueError(f"{path} is of a run with other data or options: delete or rename it")
         self.classifier.load_state_dict(state["classifier"])
@@ -151,30 +151,24 @@ class MaCCal(nn.Module):
         self.rate, self.decay = rate, decay
         self.keep, self.least_keep, self.gamma, self.step = keep, least_keep, gamma, step
         self.samples, self.seed = samples, seed
-        self._check_options()
-        self.classifier = MaskedClassifier(1, 1)  # replaced by one of the right size in a fit
-        self.register_buffer("history_", torch.zeros(0, len(Epoch._fields)))
-
-    def _check_options(self) -> None:
         for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
             checks.check_whole(name, getattr(self, name), least)
         for name in ("bottleneck", "epochs"):
             if getattr(self, name) is not None:
                 checks.check_whole(name, getattr(self, name))
-        lowest = self.least_keep
         limits = {
-            "rate": (0 < self.rate < math.inf, "above 0"),
-            "decay": (0 <= self.decay < math.inf, "at least 0"),
-            "step": (0 <= self.step < math.inf, "at least 0"),
-            "least_keep": (0 < lowest <= 1, "above 0 and at most 1"),
-            "keep": (lowest <= self.keep <= 1, f"from least_keep ({lowest:g}) to 1"),
-            "gamma": (self.gamma is None or 0 < self.gamma <= 2, "None or in (0, 2]"),
+            "rate": (0 < rate < math.inf, "above 0"),
+            "decay": (0 <= decay < math.inf, "at least 0"),
+            "step": (0 <= step < math.inf, "at least 0"),
+            "least_keep": (0 < least_keep <= 1, "above 0 and at most 1"),
+            "keep": (least_keep <= keep <= 1, f"from least_keep ({least_keep:g}) to 1"),
+            "gamma": (gamma is None or 0 < gamma <= 2, "None or in (0, 2]"),
         }
         for name, (valid, wanted) in limits.items():
             if not valid:
                 raise ValueError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
-
-    # ------------------------------------------------------------------------------------ state
+        self.classifier = MaskedClassifier(1, 1)  # replaced by one of the right size in a fit
+        self.register_buffer("history_", torch.zeros(0, len(Epoch._fields)))
 
     @property
     def classes(self) -> int:
@@ -209,8 +203,6 @@ class MaCCal(nn.Module):
             f"{self.size:,} parameters, keep rate {self.history[-1].keep:.3f}"
         )
 
-    # -------------------------------------------------------------------------------------- fit
-
     def fit(
         self,
         features: Values,
@@ -221,7 +213,7 @@ class MaCCal(nn.Module):
         sample_weight: Values | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> Self:
+    ) -> MaCCal:
         """Train a new classifier on cached features; an earlier fit is forgotten.
 
         Parameters
@@ -241,10 +233,6 @@ class MaCCal(nn.Module):
             File that is written after each epoch, and from which a run continues if it exists.
         progress : callable, optional
             Called with (epochs done, epochs in all).
-
-        Returns
-        -------
-        self
         """
         train = as_labelled_features(features, labels, sample_weight)
         present = np.unique(train.labels[train.kept])
@@ -259,10 +247,13 @@ class MaCCal(nn.Module):
             for start in range(0, len(order), self.batch_size):
                 yield train.batch(order[start : start + self.batch_size], self.history_.device)
 
-        steps = -(-len(train.kept) // self.batch_size)
-        sizes = int(train.features.shape[-1]), count
-        run = self._new_run(sizes, watched, train.fingerprint(), max(EPOCHS, -(-STEPS // steps)))
-        return self._train(run, batches, watched, checkpoint, progress)
+        sizes, steps = (
+            (int(train.features.shape[-1]), count),
+            -(-len(train.kept) // self.batch_size),
+        )
+        epochs = max(EPOCHS, -(-STEPS // steps))
+        run = self._new_run(sizes, train.fingerprint(), watched, epochs, checkpoint)
+        return self._train(run, batches, progress)
 
     def fit_model(
         self,
@@ -273,7 +264,7 @@ class MaCCal(nn.Module):
         name: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> Self:
+    ) -> MaCCal:
         """Train a new classifier on the features that a frozen network computes.
 
         The network runs in ``eval`` mode and is not changed; :func:`replace_head` then puts the
@@ -292,30 +283,29 @@ class MaCCal(nn.Module):
             The last layer, as for :func:`replace_head`.
         checkpoint, progress
             As for :meth:`fit`.
-
-        Returns
-        -------
-        self
         """
-        classes = count_outputs(model, loader)
-        layer = last_layer(model, classes, name)
+        classes = frozen.count_outputs(model, loader)
+        layer = frozen.last_layer(model, classes, name)
 
         def batches(_: int) -> Iterator[Batch]:
-            for features, labels in feature_batches(model, loader, layer):
+            for features, labels in frozen.feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
-                    data = as_labelled_features(features.float(), labels, classes=classes)
+                    data = as_labelled_features(features, labels, classes=classes)
                     yield data.batch(data.kept, self.history_.device)
 
-        watched = None if held_out is None else _held_out_features(model, held_out, layer, classes)
+        watched = None
+        if held_out is not None:
+            parts = list(zip(*frozen.feature_batches(model, held_out, layer), strict=True))
+            if not parts:
+                raise ValueError("held_out must have at least one batch, got none")
+            inputs, targets = (torch.cat([values.cpu() for values in part]) for part in parts)
+            watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
         sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
-        run = self._new_run(sizes, watched, f"{layer} {digest(model)} ", EPOCHS)
-        return self._train(run, batches, watched, checkpoint, progress)
+        run = self._new_run(sizes, f"{layer} {digest(model)} ", watched, EPOCHS, checkpoint)
+        return self._train(run, batches, progress)
 
     def _hold_out(
-        self,
-        train: LabelledFeatures,
-        held_out: tuple[Values, Values] | float | None,
-        classes: int,
+        self, train: LabelledFeatures, held_out: tuple[Values, Values] | float | None, classes: int
     ) -> tuple[LabelledFeatures, LabelledFeatures | None]:
         """Return the examples to learn from and those that control q."""
         if held_out is None:
@@ -324,7 +314,7 @@ class MaCCal(nn.Module):
             if not 0 < held_out <= 0.5:
                 raise ValueError(f"held_out must be a share in (0, 0.5], got {held_out}")
             kept = train.kept
-            part = kept[labelled_features.stratified_share(train.labels[kept], held_out, self.seed)]
+            part = kept[frozen.stratified_share(train.labels[kept], held_out, self.seed)]
             if not len(part):
                 raise ValueError(f"held_out={held_out} of {len(kept)} examples is none")
             return train._replace(kept=np.setdiff1d(kept, part)), train._replace(kept=part)
@@ -339,14 +329,20 @@ class MaCCal(nn.Module):
         return train, watched
 
     def _new_run(
-        self, sizes: tuple[int, int], watched: LabelledFeatures | None, data: str, epochs: int
+        self,
+        sizes: tuple[int, int],
+        data: str,
+        watched: LabelledFeatures | None,
+        epochs: int,
+        checkpoint: str | os.PathLike[str] | None,
     ) -> _Run:
         classifier = self._new_classifier(*sizes, self.bottleneck)
         optimiser = torch.optim.Adam(classifier.parameters(), lr=self.rate, weight_decay=self.decay)
         gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
         controller = KeepRate(self.keep, self.step, gamma, self.least_keep)
         fingerprint = f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}"
-        return _Run(classifier, optimiser, controller, fingerprint, self.epochs or epochs)
+        path, count = Path(checkpoint) if checkpoint else None, self.epochs or epochs
+        return _Run(classifier, optimiser, controller, watched, fingerprint, count, path)
 
     def _new_classifier(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
         classifier = MaskedClassifier(
@@ -355,34 +351,24 @@ class MaCCal(nn.Module):
         return classifier.to(self.history_.device)
 
     def _train(
-        self,
-        run: _Run,
-        batches: Callable[[int], Iterable[Batch]],
-        watched: LabelledFeatures | None,
-        checkpoint: str | os.PathLike[str] | None,
-        progress: Progress | None,
-    ) -> Self:
-        path = None if checkpoint is None else Path(checkpoint)
-        if path is not None and path.exists():
-            run.resume(path)
+        self, run: _Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
+    ) -> MaCCal:
+        run.resume()
         for epoch in range(len(run.history), run.epochs):
             if run.steps >= WARM_UP:
                 last = run.history[-1]
                 run.controller.update(last.confidence, last.accuracy)
-            run.history.append(self._epoch(run, batches(epoch), watched, epoch))
-            if path is not None:
-                run.save(path)
+            run.history.append(self._epoch(run, batches(epoch), epoch))
+            run.save()
             if progress is not None:
                 progress(epoch + 1, run.epochs)
         self.classifier = run.classifier.requires_grad_(False)
         self.history_ = torch.tensor(run.history, device=self.history_.device)
         if self.step:
-            self._warn_of_failure(run, watched is not None)
+            self._warn_of_failure(run)
         return self
 
-    def _epoch(
-        self, run: _Run, batches: Iterable[Batch], watched: LabelledFeatures | None, epoch: int
-    ) -> Epoch:
+    def _epoch(self, run: _Run, batches: Iterable[Batch], epoch: int) -> Epoch:
         device = self.history_.device
         # seeded by the epoch, so that a continued run takes the same steps
         random = torch.Generator(device).manual_seed(1_000_003 * self.seed + epoch)
@@ -400,8 +386,8 @@ class MaCCal(nn.Module):
         if not math.isfinite(loss_sum):
             raise ValueError(f"the loss became {loss_sum} in epoch {epoch + 1}: lower rate")
         seen = confidence / weight, correct / weight
-        if watched is not None:
-            seen = self._watch(run.classifier, watched)
+        if run.watched is not None:
+            seen = self._watch(run.classifier, run.watched)
         return Epoch(float(run.classifier.keep_), *seen, loss_sum / weight)
 
     def _learn(self, run: _Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -426,15 +412,15 @@ class MaCCal(nn.Module):
         weight, _, confidence, correct = sums.tolist()
         return confidence / weight, correct / weight
 
-    def _warn_of_failure(self, run: _Run, held_out: bool) -> None:
+    def _warn_of_failure(self, run: _Run) -> None:
         last = run.history[-1]
         target = run.controller.gamma * last.accuracy
         if last.accuracy * self.classes < LEAST_LIFT:
-            percent = 100 * last.accuracy
             warn(
-                f"the classifier has hardly learned: accuracy {percent:.1f} %; raise epochs or rate"
+                f"the classifier has hardly learned: accuracy {last.accuracy:.3f}; train for more "
+                "epochs, or raise rate"
             )
-        elif held_out and last.accuracy == 1:
+        elif run.watched is not None and last.accuracy == 1:
             warn(
                 "every held-out example is predicted right, so over-confidence cannot be seen: "
                 "hold out examples that the network was not trained on"
@@ -445,8 +431,6 @@ class MaCCal(nn.Module):
                 f"{target:.3f}, at a keep rate of {last.keep:.3f} in [{self.least_keep:g}, 1]; "
                 "train for more epochs, or widen the bounds"
             )
-
-    # -------------------------------------------------------------------------------------- use
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits ``(..., classes)`` of features ``(..., width)``, the largest of a row 0."""
@@ -467,8 +451,8 @@ class MaCCal(nn.Module):
         rows = inputs.reshape(-1, self.width)
         probs = torch.zeros(len(rows), self.classes, device=self.history_.device)
         with torch.no_grad():
-            for start in range(0, len(rows), labelled_features.CHUNK):
-                some = slice(start, start + labelled_features.CHUNK)
+            for start in range(0, len(rows), frozen.CHUNK):
+                some = slice(start, start + frozen.CHUNK)
                 chunk = as_tensor(rows[some]).to(probs.device)
                 checks.check_finite_rows(chunk, np.arange(start, start + len(chunk)))
                 probs[some] = self(chunk).softmax(-1)
@@ -489,19 +473,6 @@ class MaCCal(nn.Module):
                 state_dict[f"{prefix}history_"], device=self.history_.device
             )
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-
-
-def _held_out_features(
-    model: nn.Module, loader: Iterable[Any], layer: str, classes: int
-) -> LabelledFeatures:
-    batches = list(feature_batches(model, loader, layer))
-    if not batches:
-        raise ValueError("held_out must have at least one batch, got none")
-    features, labels = (
-        torch.cat([values.float().cpu() for values in column])
-        for column in zip(*batches, strict=True)
-    )
-    return as_labelled_features(features, labels.long(), classes=classes, name="held_out ")
 
 
 def _sums(logits: Tensor, batch: Batch, loss: Tensor | float = 0.0) -> Tensor:

@@ -147,16 +147,8 @@ class KeepRate:
         \; q_\mathrm{least}, \; 1)
 
     Over-confidence lowers q. Whenever the gap changes its sign, :math:`\eta` is halved, down to a
-    sixteenth; with a fixed step q would oscillate. One update changes q by 0.1 at most.
-
-    Parameters
-    ----------
-    keep : float
-        Initial q.
-    step : float
-        Initial :math:`\eta`; 0 leaves q unchanged.
-    gamma : float
-    least : float
+    sixteenth; with a fixed step q would oscillate. One update changes q by 0.1 at most. ``keep`` is
+    the initial q and ``step`` the initial :math:`\eta`, where 0 leaves q unchanged.
 
     Examples
     --------

@@ -28,3 +28,5 @@ def test_as_a_calibrator_it_ignores_logits(data):
     assert as_calibrator(calibrator) is calibrator
     with pytest.raises(TypeError, match="calibrator must be a Calibrator or a MaCCal, got ReLU"):
         as_calibrator(nn.ReLU())
+    with pytest.raises(ValueError, match=r"not fitted: call fit\(features, labels\) first"):
+        as_calibrator(MaCCal())

@@ -148,9 +148,8 @@ class MaCCal(nn.Module):
     ) -> None:
         super().__init__()
         self.bottleneck, self.epochs, self.batch_size = bottleneck, epochs, batch_size
-        self.rate, self.decay = rate, decay
         self.keep, self.least_keep, self.gamma, self.step = keep, least_keep, gamma, step
-        self.samples, self.seed = samples, seed
+        self.rate, self.decay, self.samples, self.seed = rate, decay, samples, seed
         for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
             checks.check_whole(name, getattr(self, name), least)
         for name in ("bottleneck", "epochs"):
@@ -319,9 +318,8 @@ class MaCCal(nn.Module):
                 raise ValueError(f"held_out={held_out} of {len(kept)} examples is none")
             return train._replace(kept=np.setdiff1d(kept, part)), train._replace(kept=part)
         if not isinstance(held_out, (tuple, list)) or len(held_out) != 2:
-            raise TypeError(
-                f"held_out must be (features, labels) or a share, got {type(held_out).__name__}"
-            )
+            kind = type(held_out).__name__
+            raise TypeError(f"held_out must be (features, labels) or a share, got {kind}")
         watched = as_labelled_features(*held_out, classes=classes, name="held_out ")
         wanted, width = int(train.features.shape[-1]), int(watched.features.shape[-1])
         if wanted != width:
@@ -468,10 +466,9 @@ class MaCCal(nn.Module):
         if first is not None and second is not None:
             sizes = first.shape[1], second.shape[0], first.shape[0]
             self.classifier = self._new_classifier(*sizes).requires_grad_(False)
-        if f"{prefix}history_" in state_dict:
-            self.history_ = torch.empty_like(
-                state_dict[f"{prefix}history_"], device=self.history_.device
-            )
+        history = state_dict.get(f"{prefix}history_")
+        if history is not None:
+            self.history_ = torch.empty_like(history, device=self.history_.device)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 
 

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Masks = tuple[Tensor, Tensor]
-"""Factors of the weights of both layers: ones and zeros, or one number each."""
-HALVINGS, LARGEST_CHANGE = 4, 0.1
-"""Limits of the controller: how often its step is halved, and how far q moves in one epoch."""
+Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
+HALVINGS, LARGEST_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
 
 
 class MaskedClassifier(nn.Module):
@@ -29,16 +27,11 @@ class MaskedClassifier(nn.Module):
 
     Parameters
     ----------
-    width : int
-        Number of features.
-    classes : int
-    bottleneck : int, optional
-        Units between the layers; ``min(256, max(64, classes, width // 4))`` by default.
-    samples : int
-        With 0, one pass with the expected masks. Else the probabilities are averaged over that
-        many masks, the same ones for every call, and their logarithms returned.
-    seed : int
-        Of the weights at the start, and of those masks.
+    width, classes : int
+        Numbers of features and of classes.
+    bottleneck, samples, seed : int
+        As for :class:`MaCCal`. Averages over masks use the same ones in every call, and return the
+        logarithms of the mean probabilities.
 
     Attributes
     ----------
@@ -80,10 +73,8 @@ class MaskedClassifier(nn.Module):
     def forward(self, features: Tensor, masks: Masks | None = None) -> Tensor:
         """Logits ``(..., classes)`` of features ``(..., width)``."""
         if features.ndim == 0 or features.shape[-1] != self.width:
-            raise ValueError(
-                f"features must be (..., {self.width}), the inputs of the layer that this "
-                f"classifier replaces, got {tuple(features.shape)}"
-            )
+            wanted = f"(..., {self.width}), the inputs of the last layer"
+            raise ValueError(f"features must be {wanted}, got {tuple(features.shape)}")
         if masks is None and self.samples:
             return self._averaged(features)
         first, second = masks or (self.keep_, self.keep_)

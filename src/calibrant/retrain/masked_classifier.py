@@ -57,9 +57,8 @@ class MaskedClassifier(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.width, self.classes = width, classes
+        self.width, self.classes, self.samples, self.seed = width, classes, samples, seed
         self.bottleneck = bottleneck or min(256, max(64, classes, width // 4))
-        self.samples, self.seed = samples, seed
         # without torch's own initial values, which would advance its global random state
         self.first = nn.utils.skip_init(nn.Linear, width, self.bottleneck)
         self.second = nn.utils.skip_init(nn.Linear, self.bottleneck, classes)

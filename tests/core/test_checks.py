@@ -97,7 +97,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "float labels": (
         *(OK, [0.0, 1.0, 2.0, 0.0], TypeError),
         "labels must be integers, got float64: class indices with -100 for ignored examples are "
-        r"wanted; convert with .astype\(int\) or .long\(\) if they are whole numbers",
+        r"wanted; convert whole numbers with .astype\(int\) or .long\(\)",
     ),
     "float tensor labels": (
         *(torch.zeros(4, 3), torch.zeros(4), TypeError),
@@ -115,7 +115,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     ),
     "boolean logits": (OK > 0, YES, TypeError, "logits must be floating point, got bool"),
     "complex logits": (OK + 0j, YES, TypeError, "logits must be floating point, got complex128"),
-    "text": ([["a", "b"]], [0], TypeError, "logits must be floating point, got <U1"),
+    "text": ([["a", "b"]], [0], TypeError, "logits must be floating point, got str32"),
     "objects": (
         *(np.array([[1.0, None]], dtype=object), [0], TypeError),
         "logits must be floating point, got object: rows of different lengths or Python objects "
@@ -231,7 +231,7 @@ def test_estimands_refuse_what_does_not_fit_them(logits, labels, estimand, messa
         ),
         ([[[0.5, 0.5], [0.5, 0.4]]], ValueError, r"got 0.9 at position \(0, 1\): normalise them"),
         ([[0.2, 0.2, 0.2]], ValueError, "or pass the scores as logits"),
-        ([[-0.5, 1.5]], ValueError, r"probs must be in \[0, 1\]: NaN, negative or larger values"),
+        ([[-0.5, 1.5]], ValueError, r"probs must be in \[0, 1\], got NaN, negative or larger values"),
         ([[-1e-9, 1.0]], ValueError, "scores that are not probabilities go in as logits"),
         ([[math.nan, 1.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[INF, 0.0]], ValueError, r"probs must be in \[0, 1\]"),

@@ -16,7 +16,6 @@ import torch
 
 import calibrant
 import calibrant as cal
-from calibrant._core import torch_models
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, fit
 from calibrant.llm.answers.asking import (

@@ -198,7 +198,7 @@ def test_logits_without_classes_are_refused_even_if_all_is_ignored():
 @pytest.mark.parametrize(
     ("logits", "labels", "estimand", "message"),
     [
-        (OK, YES, "top", r"estimand must be one of \('top_label', 'binary', .* got 'top'"),
+        (OK, YES, "top", r"estimand must be one of top_label, binary, .* got 'top'"),
         (
             OK,
             [0, 1, 0, 1],
@@ -231,7 +231,11 @@ def test_estimands_refuse_what_does_not_fit_them(logits, labels, estimand, messa
         ),
         ([[[0.5, 0.5], [0.5, 0.4]]], ValueError, r"got 0.9 at position \(0, 1\): normalise them"),
         ([[0.2, 0.2, 0.2]], ValueError, "or pass the scores as logits"),
-        ([[-0.5, 1.5]], ValueError, r"probs must be in \[0, 1\], got NaN, negative or larger values"),
+        (
+            [[-0.5, 1.5]],
+            ValueError,
+            r"probs must be in \[0, 1\], got NaN, negative or larger values",
+        ),
         ([[-1e-9, 1.0]], ValueError, "scores that are not probabilities go in as logits"),
         ([[math.nan, 1.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[INF, 0.0]], ValueError, r"probs must be in \[0, 1\]"),

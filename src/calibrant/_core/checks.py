@@ -64,17 +64,14 @@ def check_shapes(logits: Logits, labels: IntArray) -> None:
     """Raise unless logits are ``(..., classes)`` and labels ``(...)``."""
     if tuple(logits.shape[:-1]) == labels.shape and logits.ndim >= 2:
         return
-    hint = "one row of logits is wanted for each label"
-    if tuple(logits.shape) == labels.shape and logits.ndim >= 2:
-        hint = (
-            "for one-hot labels pass labels.argmax(-1); if every column is a tag of its own, "
-            'estimand="multilabel" (--multilabel)'
-        )
-    elif logits.ndim > 2 and tuple(logits.shape[:1] + logits.shape[2:]) == labels.shape:
+    shape, hint = tuple(logits.shape), "one row of logits is wanted for each label"
+    if shape == labels.shape and logits.ndim >= 2:
+        hint = "for one-hot labels pass labels.argmax(-1); if every column is a tag of its own, "
+        hint += 'estimand="multilabel" (--multilabel)'
+    elif logits.ndim > 2 and shape[:1] + shape[2:] == labels.shape:
         hint = "classes come last: pass logits.movedim(1, -1) or np.moveaxis(logits, 1, -1)"
     raise ValueError(
-        f"logits must be (..., classes) and labels (...), got {tuple(logits.shape)} and "
-        f"{labels.shape}: {hint}"
+        f"logits must be (..., classes) and labels (...), got {shape} and {labels.shape}: {hint}"
     )
 
 

@@ -23,14 +23,9 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]  # called with (done, total) in a long task
 
+# Probability that is compared with an event: the largest, and whether its class is the label; that
+# of class 1 of two; or of every cell of (..., tags) logits, each a binary problem of its own.
 Estimand = Literal["top_label", "binary", "multilabel"]
-"""The probability that is compared with an event.
-
-- ``top_label``: the largest probability, and whether its class is the label;
-- ``binary``: the probability of class 1 of two, and whether the label is 1;
-- ``multilabel``: every cell of ``(..., tags)`` logits is a binary problem of its own.
-"""
-
 # elements of logits in a chunk: two megabytes of float64 stay in a core's cache
 CHUNK_SIZE = {"cpu": 1 << 18, "cuda": 1 << 23}
 RUN = 4096  # examples in a run, where each has some tens of numbers
@@ -65,10 +60,7 @@ class Examples(NamedTuple):
 
 
 def examples(
-    logits: Values,
-    labels: Values,
-    weight: Values | None = None,
-    estimand: Estimand = "top_label",
+    logits: Values, labels: Values, weight: Values | None = None, estimand: Estimand = "top_label"
 ) -> Examples:
     """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
     scores, targets = checks.as_scores(logits), checks.as_labels(labels)
@@ -88,7 +80,8 @@ def examples(
         wanted = "the binary estimand needs (n,) or (n, 2) logits"
         remedy = "calibrant.metrics.one_vs_rest(logits, labels, k=...) is for one class of several"
     elif checked.classes < 2:
-        wanted, remedy = "logits must have at least two classes", "logits.squeeze(-1) are log-odds"
+        wanted = "logits must have at least two classes"
+        remedy = "one column of log-odds goes in as logits.squeeze(-1)"
     if wanted:
         raise ValueError(f"{wanted}, got {tuple(scores.shape)}: {remedy}")
     checks.check_labels(targets, checked.classes)

@@ -58,7 +58,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Log-partition values of ``n`` labelled examples at the nodes, and what does not depend on b."""
+    """Log-partition values of ``n`` labelled examples at the nodes, and numbers without b."""
 
     # (n, nodes, 2): R and its slope by the node number, at LOWEST * 2 ** (i / density)
     table: NDArray[np.float32]
@@ -211,14 +211,7 @@ def concatenate(parts: Sequence[Records]) -> Records:
 
 
 def tabulate(examples: Examples) -> Records:
-    """Return the records of the labelled rows, reading the logits once.
-
-    >>> from calibrant._core.chunks import examples
-    >>> records = tabulate(examples([[2.0, 1.0, -1.0]], [0]))
-    >>> value, slope = records.log_partition(0.5)
-    >>> np.exp(-value)  # the confidence at temperature 2
-    array([0.547])
-    """
+    """Return the records of the labelled rows, reading the logits once."""
     ranges = chunks.thread_ranges(examples)
     labels = examples.labels[examples.labels != IGNORED]
     check_some(len(labels))

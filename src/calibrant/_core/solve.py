@@ -16,6 +16,7 @@ from calibrant._core.checks import FloatArray
 
 # value and gradient (p,) at parameters (p,)
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
+IMPROVEMENT = 1e-4
 X = TypeVar("X")
 Y = TypeVar("Y")
 
@@ -140,17 +141,11 @@ def minimise_within(
 
 
 def adam(
-    function: Objective,
-    start: FloatArray,
-    *,
-    steps: int,
-    rate: float,
-    patience: int,
-    improvement: float = 1e-4,
+    function: Objective, start: FloatArray, *, steps: int, rate: float, patience: int
 ) -> Solution:
     """Minimise by Adam on the whole data, and return the best parameters of all steps.
 
-    It has converged when the value has not fallen by ``improvement`` for ``patience`` steps.
+    It has converged when the value has not fallen by 1e-4 (``IMPROVEMENT``) for ``patience`` steps.
     """
     x, best, marked = start.copy(), start.copy(), math.inf
     lowest, since = math.inf, 0
@@ -160,7 +155,7 @@ def adam(
         value, gradient = function(x)
         if value < lowest:
             lowest, best = value, x.copy()
-        since = 0 if value < marked - improvement else since + 1
+        since = 0 if value < marked - IMPROVEMENT else since + 1
         marked = value if since == 0 else marked
         if since >= patience:
             return Solution(best, lowest, step, math.isfinite(lowest))

@@ -15,13 +15,10 @@ from torch import Tensor, nn
 
 def logits_of(output: Any) -> Tensor:
     """Return the logits in the output of a model."""
-    result = output
-    if isinstance(output, Mapping) and "logits" in output:
-        result = output["logits"]
-    elif hasattr(output, "logits"):
-        result = output.logits
-    elif isinstance(output, (tuple, list)) and output:
-        result = output[0]
+    named = isinstance(output, Mapping) and "logits" in output
+    result = output["logits"] if named else getattr(output, "logits", output)
+    if isinstance(result, (tuple, list)) and result:
+        result = result[0]
     if not isinstance(result, Tensor):
         raise TypeError(
             "the model must return logits: a tensor, a tuple or list that begins with one, or a "

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -87,7 +87,8 @@ class Records:
 
     def take(self, which: IntArray | BoolArray | slice) -> Records:
         """Return the examples of an index, a mask or a slice."""
-        return Records(*(getattr(self, name)[which] for name in COLUMNS), self.classes)
+        columns: Any = {name: getattr(self, name)[which] for name in COLUMNS}
+        return replace(self, **columns)
 
     def log_partition(self, sharpness: float | FloatArray) -> Curve:
         """Return A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
@@ -206,8 +207,8 @@ def concatenate(parts: Sequence[Records]) -> Records:
     classes = {part.classes for part in parts}
     if len(classes) != 1:
         raise ValueError(f"parts must have the same number of classes, got {sorted(classes)}")
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS)
-    return Records(*columns, *classes)
+    columns: Any = {n: np.concatenate([getattr(part, n) for part in parts]) for n in COLUMNS}
+    return replace(parts[0], **columns)
 
 
 def tabulate(examples: Examples) -> Records:
@@ -227,7 +228,7 @@ def tabulate(examples: Examples) -> Records:
     chunks.on_threads(partial(_fill, examples), ranges, places, always=True)
     weight = examples.labelled_weight()
     weight = np.ones(rows) if weight is None else weight
-    return Records(*columns, labels, weight, examples.classes)
+    return Records(*(*columns, labels, weight, examples.classes))
 
 
 def _fill(

@@ -441,8 +441,8 @@ FAULTS = (
     Fault(
         "leading-gaps-of-groups-only",
         "core",
-        "torch.cat([finalists, values[:, 16 * groups :]], -1)",
-        "finalists",
+        "torch.cat([candidates, values[:, 16 * groups :]], -1)",
+        "candidates",
         ("test_partition", "core/test_logpartition"),
     ),
     Fault(
@@ -726,8 +726,8 @@ FAULTS = (
     Fault(
         "smoothing-keeps-whole-loss",
         "losses",
-        "(1 - alpha) * cross_entropy + alpha * penalty",
-        "cross_entropy + alpha * penalty",
+        "(1 - alpha) * -batch.own - alpha",
+        "-batch.own - alpha",
         ("test_losses",),
     ),
     Fault(
@@ -824,8 +824,8 @@ FAULTS = (
     Fault(
         "avuc-certain-above",
         "losses",
-        "(doubt.detach() <= threshold)",
-        "(doubt.detach() >= threshold)",
+        "doubt.detach() <= threshold",
+        "doubt.detach() >= threshold",
         ("test_losses",),
     ),
     Fault(

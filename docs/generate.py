@@ -106,24 +106,23 @@ def metrics() -> str:
 
 def losses() -> str:
     """Table of the losses: name, definition, options and reference."""
-    from calibrant.losses.registry import LOSSES
+    from calibrant.losses import LOSSES
 
     rows = (
-        (f"`{name}`", markdown(loss.summary), options(name, loss), loss.reference)
+        (f"`{name}`", markdown(loss.summary), options(loss), loss.reference)
         for name, loss in LOSSES.items()
     )
     return table(("name", "definition", "options", "reference"), rows)
 
 
-def options(name: str, loss) -> str:
+def options(loss) -> str:
     """Options of a loss with their defaults; required ones come without."""
-    from calibrant.losses.regularisers import REGULARISERS
-
     wanted = inspect.signature(loss.documented).parameters.values()
     wanted = [p for p in wanted if p.name not in ("logits", "labels", "base")]
     shown = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in wanted]
-    if name in REGULARISERS and inspect.isfunction(loss.documented):
-        shown = [f"weight={loss().weight}", "base", *shown]
+    weight = getattr(loss.make, "keywords", {}).get("weight")  # of a statistic of the batch
+    if weight is not None:
+        shown = [f"weight={weight}", "base", *shown]
     return code(shown)
 
 

@@ -95,8 +95,15 @@ class NoMasks(Variant):
 class Watching(MaCCal):
     """The controller uses held-out predictions under one mask."""
 
-    def _watched_logits(self, classifier, batch, random):
-        return classifier(batch.features, classifier.draw(random))
+    def _learn(self, run, batch, random):
+        self._random = random
+        return super()._learn(run, batch, random)
+
+    def _watch(self, classifier, watched):
+        def masked(features):
+            return classifier(features, classifier.draw(self._random))
+
+        return super()._watch(masked, watched)
 
 
 class Dropout(NoMasks):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from calibrant.retrain.keep_rate import Epoch
+    from calibrant.retrain.masked_classifier import Epoch
 
 RIGHT, WRONG = "#2f7fb8", "#d9662b"
 """Blue for accuracy and right answers, orange for the rest: safe for colour-blind readers."""

@@ -97,7 +97,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "float labels": (
         *(OK, [0.0, 1.0, 2.0, 0.0], TypeError),
         "labels must be integers, got float64: class indices with -100 for ignored examples are "
-        r"wanted; convert with .astype\(int\) or .long\(\) if they are whole numbers",
+        r"wanted; convert whole numbers with .astype\(int\) or .long\(\)",
     ),
     "float tensor labels": (
         *(torch.zeros(4, 3), torch.zeros(4), TypeError),
@@ -115,7 +115,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     ),
     "boolean logits": (OK > 0, YES, TypeError, "logits must be floating point, got bool"),
     "complex logits": (OK + 0j, YES, TypeError, "logits must be floating point, got complex128"),
-    "text": ([["a", "b"]], [0], TypeError, "logits must be floating point, got <U1"),
+    "text": ([["a", "b"]], [0], TypeError, "logits must be floating point, got str32"),
     "objects": (
         *(np.array([[1.0, None]], dtype=object), [0], TypeError),
         "logits must be floating point, got object: rows of different lengths or Python objects "
@@ -198,7 +198,7 @@ def test_logits_without_classes_are_refused_even_if_all_is_ignored():
 @pytest.mark.parametrize(
     ("logits", "labels", "estimand", "message"),
     [
-        (OK, YES, "top", r"estimand must be one of \('top_label', 'binary', .* got 'top'"),
+        (OK, YES, "top", r"estimand must be one of top_label, binary, .* got 'top'"),
         (
             OK,
             [0, 1, 0, 1],
@@ -231,7 +231,11 @@ def test_estimands_refuse_what_does_not_fit_them(logits, labels, estimand, messa
         ),
         ([[[0.5, 0.5], [0.5, 0.4]]], ValueError, r"got 0.9 at position \(0, 1\): normalise them"),
         ([[0.2, 0.2, 0.2]], ValueError, "or pass the scores as logits"),
-        ([[-0.5, 1.5]], ValueError, r"probs must be in \[0, 1\]: NaN, negative or larger values"),
+        (
+            [[-0.5, 1.5]],
+            ValueError,
+            r"probs must be in \[0, 1\], got NaN, negative or larger values",
+        ),
         ([[-1e-9, 1.0]], ValueError, "scores that are not probabilities go in as logits"),
         ([[math.nan, 1.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[INF, 0.0]], ValueError, r"probs must be in \[0, 1\]"),
@@ -478,14 +482,14 @@ def refuse(stream, case):
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_batch_leaves_a_stream_as_it_was(rng, pairs, case):
+def test_refused_batches_leave_a_stream_as_it_was(rng, pairs):
     first, second = drawn(rng, 50, 3), drawn(rng, 40, 3)
     groups = {"by": np.arange(50) % 2}
     expected = streams(pairs).update(*first, **groups).update(*second)
     stream = streams(pairs).update(*first, **groups)
     before = bits(stream)
-    refuse(stream, REFUSED[case])
+    for case in REFUSED.values():
+        refuse(stream, case)
     assert bits(stream) == before
     assert bits(stream.update(*second)) == bits(expected)
 
@@ -647,7 +651,8 @@ def test_the_look_at_logits_costs_little(rng, monkeypatch):
 def test_a_fit_on_probabilities_warns_once_at_the_line_of_the_caller(rng, method):
     truth = rng.dirichlet(np.ones(3), 300)
     labels = (np.log(truth) + rng.gumbel(size=truth.shape)).argmax(-1)
-    calibrator = cal.CALIBRATORS[method]()
+    options: dict[str, Any] = {"candidates": ["none", "ts"]} if method == "auto" else {}
+    calibrator = cal.CALIBRATORS[method](**options)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         calibrator.fit(truth, labels)

@@ -205,8 +205,9 @@ def test_adam_follows_its_published_update():
         x = x - rate * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
 
 
-def test_adam_finds_the_centre_of_a_bowl():
-    found = adam(bowl, np.zeros(3), steps=5000, rate=0.05, patience=300, improvement=1e-12)
+def test_adam_finds_the_centre_of_a_bowl(monkeypatch):
+    monkeypatch.setattr(_solve, "IMPROVEMENT", 1e-12)
+    found = adam(bowl, np.zeros(3), steps=5000, rate=0.05, patience=300)
     np.testing.assert_allclose(found.x, CENTRE, atol=1e-3)
     assert found.value == bowl(found.x)[0]
     assert found.converged is True
@@ -237,12 +238,11 @@ def test_adam_gives_up_after_its_patience(patience):
     assert found.converged is True
 
 
-def test_every_improvement_renews_the_patience_of_adam():
+def test_every_improvement_renews_the_patience_of_adam(monkeypatch):
     values = [10.0] * 5 + [9.0] * 5 + [8.9] * 50
     for improvement, steps in ((0.05, 16), (0.5, 11)):
-        found = adam(
-            told(values), np.zeros(1), steps=60, rate=0.1, patience=5, improvement=improvement
-        )
+        monkeypatch.setattr(_solve, "IMPROVEMENT", improvement)
+        found = adam(told(values), np.zeros(1), steps=60, rate=0.1, patience=5)
         assert found.steps == steps
 
 

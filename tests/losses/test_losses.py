@@ -12,12 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.losses.fedlas import FeDLaS
+from calibrant.losses import LOSSES, loss_name
+from calibrant.losses.base import brier, ce
 from calibrant.losses.focal import AdaFocal, dual_focal, flsd, focal
-from calibrant.losses.proper import brier, ce
-from calibrant.losses.registry import LOSSES, loss_name
 from calibrant.losses.regularisers import CRL, avuc, mdca, mmce, soft_ece
-from calibrant.losses.smoothing import acls, cpc, ecp, ls, mbls
+from calibrant.losses.smoothing import FeDLaS, acls, cpc, ecp, ls, mbls
 
 
 def gradient(tensor: torch.Tensor) -> torch.Tensor:
@@ -33,11 +32,11 @@ STATISTICS = ("mmce", "mdca", "soft_ece", "avuc")
 STATEFUL = ("adafocal", "crl", "fedlas_ls", "fedlas_mbls")
 
 
-def made(name, classes=5, samples=50, **options):
+def made(name, classes=5, examples=50, **options):
     needed = {
         "fedlas_ls": {"classes": classes},
         "fedlas_mbls": {"classes": classes},
-        "crl": {"samples": samples},
+        "crl": {"examples": examples},
     }
     return LOSSES[name](**needed.get(name, {}), **options)
 
@@ -413,7 +412,7 @@ def test_adafocal_with_negative_exponents_is_inverse_focal(data):
 
 
 def test_crl_ranks_by_history():
-    loss = CRL(samples=10, weight=1.0)
+    loss = CRL(examples=10, weight=1.0)
     loss.right_[:4] = torch.tensor([4.0, 1.0, 4.0, 0.0])
     loss.seen_[:4] = 4.0
     logits = torch.tensor([[0.2, 0.0], [3.0, 0.0]])  # the second is surer, and was wrong more often
@@ -425,7 +424,7 @@ def test_crl_ranks_by_history():
 
 
 def test_crl_remembers_in_training_only():
-    loss = CRL(samples=3)
+    loss = CRL(examples=3)
     logits, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
     loss.eval()(logits, labels, indices=torch.tensor([0, 2]))
     assert loss.seen_.sum() == 0
@@ -557,7 +556,7 @@ def test_fedlas_says_what_it_wants():
     labels = torch.zeros(3, dtype=torch.long)
     with pytest.raises(ValueError, match="FeDLaS needs features"):
         loss(torch.zeros(3, 5), labels)
-    with pytest.raises(ValueError, match="features must be"):
+    with pytest.raises(ValueError, match=r"FeDLaS needs features .* got \(2, 4\)"):
         loss(torch.zeros(3, 5), labels, torch.zeros(2, 4))
     with pytest.raises(ValueError, match="made for 5 classes, got logits of 4"):
         loss(torch.zeros(3, 4), labels, torch.zeros(3, 4))

@@ -11,7 +11,7 @@ from calibrant.retrain.maccal import MaCCal
 from tests.support.features import CLASSES, QUICK
 
 
-@pytest.mark.parametrize("samples", [0, 3])
+@pytest.mark.parametrize("samples", [0, 2])
 def test_retrained_classifier_is_exported_to_onnx(data, tmp_path, samples):
     module = MaCCal(**QUICK, keep=0.7, samples=samples).fit(*data)
     assert cal.export_onnx(module, tmp_path / "classifier.onnx") <= 1e-5
@@ -28,3 +28,5 @@ def test_as_a_calibrator_it_ignores_logits(data):
     assert as_calibrator(calibrator) is calibrator
     with pytest.raises(TypeError, match="calibrator must be a Calibrator or a MaCCal, got ReLU"):
         as_calibrator(nn.ReLU())
+    with pytest.raises(ValueError, match=r"not fitted: call fit\(features, labels\) first"):
+        as_calibrator(MaCCal())

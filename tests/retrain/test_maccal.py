@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 import calibrant as cal
 from calibrant.retrain import maccal
-from calibrant.retrain.keep_rate import KeepRate
 from calibrant.retrain.maccal import MaCCal
-from calibrant.retrain.masked_classifier import MaskedClassifier
+from calibrant.retrain.masked_classifier import KeepRate, MaskedClassifier
 from tests.support.features import CLASSES, QUICK, WIDTH, clustered_features
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-STALE = 3600.0
-"""Age in seconds from which on a temporary file is taken for that of a killed process."""
+STALE = 3600.0  # age in seconds of a temporary file that a killed process left behind
 
 
 @contextmanager
@@ -28,11 +27,8 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files for ``target`` that have not been written to for an hour.
-
-    Their age is all that is looked at: process ids mean nothing on a file system that several
-    machines share.
-    """
+    """Remove temporary files for ``target`` that have not been written to for an hour."""
+    # not by process id, which means nothing on a file system that several machines share
     pattern = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{32}")
     for path in target.parent.iterdir():
         if pattern.fullmatch(path.name):

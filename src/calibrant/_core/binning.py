@@ -1,8 +1,7 @@
-"""The one binning rule, and sums per bin that add.
+"""Bins of confidences, and sums per bin that add.
 
 Bin ``i`` is ``(edges[i], edges[i + 1]]`` and the first bin also holds ``edges[0]``, so that
-confidences of exactly 0 and exactly 1 are counted. Metrics, plots and binning calibrators all
-bin here and nowhere else.
+confidences of exactly 0 and exactly 1 are counted.
 """
 
 from __future__ import annotations
@@ -17,15 +16,9 @@ RULE = "(lo, hi], first bin closed"
 
 
 def uniform_edges(bins: int) -> FloatArray:
-    """Edges of ``bins`` equal-width bins of [0, 1].
-
-    ``i / bins`` is the float nearest to the edge, so 0.3 lies on an edge of ten bins;
-    ``numpy.linspace`` gives 0.30000000000000004 there.
-
-    >>> 0.3 in uniform_edges(10), 0.3 in np.linspace(0, 1, 11)
-    (True, False)
-    """
+    """Edges of ``bins`` equal-width bins of [0, 1]."""
     check_bins(bins)
+    # the float nearest to the edge: 0.3, where numpy.linspace gives 0.30000000000000004
     return np.arange(bins + 1) / bins
 
 
@@ -34,13 +27,7 @@ def equal_mass_edges(
 ) -> FloatArray:
     """Edges that put about equally much weight into each bin and never split a tie.
 
-    An edge is a value of the data, and equal values fall on the same side of it. Fewer bins
-    come back when there are fewer distinct values than ``bins``.
-
-    >>> equal_mass_edges(np.array([0.1, 0.2, 0.3, 0.4]), 2)
-    array([0. , 0.2, 1. ])
-    >>> equal_mass_edges(np.full(1000, 0.7), 15)
-    array([0., 1.])
+    There are fewer bins if there are fewer distinct values than ``bins``.
     """
     check_bins(bins)
     order = np.argsort(confidence, kind="stable")
@@ -54,11 +41,7 @@ def equal_mass_edges(
 
 
 def bin_index(confidence: FloatArray, edges: FloatArray) -> IntArray:
-    """Index of the bin of each confidence under :data:`RULE`.
-
-    >>> bin_index(np.array([0.0, 0.1, 0.11, 1.0]), uniform_edges(10))
-    array([0, 0, 1, 9])
-    """
+    """Index of the bin of each confidence."""
     index = np.searchsorted(edges, confidence, side="left") - 1
     return np.clip(index, 0, edges.size - 2, out=index)
 
@@ -71,26 +54,15 @@ def check_bins(bins: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Sums per bin. The sums of two sets of examples add up to the sums of their union.
+    """Sums per bin, each ``(bins,)``; those of two sets of examples add to those of their union."""
 
-    Attributes
-    ----------
-    edges : (bins + 1,) float64
-    count : (bins,) int64, examples
-    weight : (bins,) float64, sum of weights (the counts where there are no weights)
-    claimed : (bins,) float64, weighted sum of confidences
-    observed : (bins,) float64, weighted sum of outcomes
-    spread : (bins,) float64, sum of squared weight times squared ``confidence - outcome``
-    squares : (bins,) float64, sum of squared weights
-    """
-
-    edges: FloatArray
-    count: IntArray
-    weight: FloatArray
-    claimed: FloatArray
-    observed: FloatArray
-    spread: FloatArray
-    squares: FloatArray
+    edges: FloatArray  # (bins + 1,)
+    count: IntArray  # of examples
+    weight: FloatArray  # sum of weights (the counts where there are no weights)
+    claimed: FloatArray  # weighted sum of confidences
+    observed: FloatArray  # weighted sum of outcomes
+    spread: FloatArray  # sum of squared weight times squared (confidence - outcome)
+    squares: FloatArray  # sum of squared weights
 
     @classmethod
     def empty(cls, edges: FloatArray) -> Bins:
@@ -131,16 +103,9 @@ class Bins:
 
 
 def fill(
-    confidence: FloatArray,
-    outcome: FloatArray,
-    edges: FloatArray,
-    weight: FloatArray | None = None,
+    confidence: FloatArray, outcome: FloatArray, edges: FloatArray, weight: FloatArray | None = None
 ) -> Bins:
-    """Sum confidences ``(n,)`` and outcomes ``(n,)`` into bins.
-
-    >>> int(fill(np.array([0.95, 1.0]), np.array([1.0, 0.0]), uniform_edges(10)).count[-1])
-    2
-    """
+    """Sum confidences ``(n,)`` and outcomes ``(n,)`` into bins."""
     index, size = bin_index(confidence, edges), edges.size - 1
     weights = np.ones_like(confidence) if weight is None else weight
 

@@ -1,7 +1,7 @@
-"""The walk over logits: checked examples, cut into blocks of rows, on one thread per core.
+"""Checked examples, and their chunks: runs of rows that fit the cache, on one thread per core.
 
-Blocks fit the cache. Nothing of the size of the logits is ever allocated, so memory-mapped and
-half-precision arrays are walked as any other.
+Nothing of the size of the logits is allocated, so memory-mapped and half-precision arrays are read
+like any others.
 """
 
 from __future__ import annotations
@@ -14,38 +14,21 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    IntArray,
-    Logits,
-    as_labels,
-    as_scores,
-    as_weight,
-    bad_row,
-    check_labels,
-    check_shapes,
-)
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
 
 T = TypeVar("T")
-Progress: TypeAlias = Callable[[int, int], object]
-"""Called with (done, total) while a long task runs."""
+Progress: TypeAlias = Callable[[int, int], object]  # called with (done, total) in a long task
 
+# Probability that is compared with an event: the largest, and whether its class is the label; that
+# of class 1 of two; or of every cell of (..., tags) logits, each a binary problem of its own.
 Estimand = Literal["top_label", "binary", "multilabel"]
-"""Which probability is compared with which event.
-
-- ``top_label``: the largest probability, and whether its class is the label;
-- ``binary``: the probability of class 1 of two, and whether the label is 1;
-- ``multilabel``: every cell of ``(..., tags)`` logits is a binary problem of its own.
-"""
-
+# elements of logits in a chunk: two megabytes of float64 stay in a core's cache
 CHUNK_SIZE = {"cpu": 1 << 18, "cuda": 1 << 23}
-"""Elements of logits in a block: two megabytes of float64 stay in a core's cache."""
-RUN = 4096
-"""Examples in a run, where each has some tens of numbers."""
+RUN = 4096  # examples in a run, where each has some tens of numbers
 
 
 class Examples(NamedTuple):
@@ -58,7 +41,7 @@ class Examples(NamedTuple):
 
     @property
     def one_logit(self) -> bool:
-        """Whether each number is a problem of its own: the log-odds z stand for (0, z)."""
+        """True if each number is a problem of its own: the log-odds z stand for (0, z)."""
         return self.logits.ndim == 1 or self.estimand == "multilabel"
 
     @property
@@ -72,53 +55,45 @@ class Examples(NamedTuple):
         return int(self.logits.shape[-1]) if self.estimand == "multilabel" else self.classes
 
     def labelled_weight(self) -> FloatArray | None:
-        """Weights of the examples that a walk returns."""
+        """Weights of the labelled examples."""
         return None if self.weight is None else self.weight[self.labels != IGNORED]
 
 
 def examples(
-    logits: Tensor | ArrayLike,
-    labels: Tensor | ArrayLike,
-    weight: Tensor | ArrayLike | None = None,
-    estimand: Estimand = "top_label",
+    logits: Values, labels: Values, weight: Values | None = None, estimand: Estimand = "top_label"
 ) -> Examples:
     """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
-    scores, targets = as_scores(logits), as_labels(labels)
-    if estimand not in get_args(Estimand):
-        raise ValueError(f"estimand must be one of {get_args(Estimand)}, got {estimand!r}")
+    scores, targets = checks.as_scores(logits), checks.as_labels(labels)
+    checks.check_choice("estimand", estimand, get_args(Estimand))
     checked = Examples(scores, targets, None, estimand)
     if not checked.one_logit:
-        check_shapes(scores, targets)
+        checks.check_shapes(scores, targets)
     elif tuple(scores.shape) != targets.shape:
         raise ValueError(
             f"one logit per label is wanted, got logits {tuple(scores.shape)} and labels "
             f"{targets.shape}: (n,) logits are log-odds, {estimand} ones have a label per cell"
         )
+    wanted = ""
     if estimand == "multilabel" and scores.ndim < 2:
-        raise ValueError(
-            f"multilabel logits must be (..., tags), got {tuple(scores.shape)}: one logit per "
-            'example is estimand="binary"'
-        )
-    if estimand == "binary" and checked.classes > 2:
-        raise ValueError(
-            f"the binary estimand needs (n,) or (n, 2) logits, got {tuple(scores.shape)}: use "
-            "calibrant.metrics.one_vs_rest(logits, labels, k=...) for one class of several"
-        )
-    if checked.classes < 2:
-        raise ValueError(
-            f"logits must have at least two classes, got {tuple(scores.shape)}: one column of "
-            "log-odds goes in as logits.squeeze(-1)"
-        )
-    check_labels(targets, checked.classes)
+        wanted, remedy = "multilabel logits must be (..., tags)", 'see estimand="binary"'
+    elif estimand == "binary" and checked.classes > 2:
+        wanted = "the binary estimand needs (n,) or (n, 2) logits"
+        remedy = "calibrant.metrics.one_vs_rest(logits, labels, k=...) is for one class of several"
+    elif checked.classes < 2:
+        wanted = "logits must have at least two classes"
+        remedy = "one column of log-odds goes in as logits.squeeze(-1)"
+    if wanted:
+        raise ValueError(f"{wanted}, got {tuple(scores.shape)}: {remedy}")
+    checks.check_labels(targets, checked.classes)
     if weight is None:
         return checked._replace(labels=targets.reshape(-1))
-    weights = as_weight(weight, targets.shape)
+    weights = checks.as_weight(weight, targets.shape)
     flat = np.where(weights > 0, targets.reshape(-1), IGNORED)  # weight zero: as if not there
     return checked._replace(labels=flat, weight=weights)
 
 
 def thread_ranges(examples: Examples) -> list[tuple[int, int]]:
-    """Cut the rows into one run per core; a GPU, or little work, takes them in one."""
+    """Return (start, stop) of one run of rows per core; one run for a GPU, or for little work."""
     on_cpu = not isinstance(examples.logits, Tensor) or examples.logits.device.type == "cpu"
     worth_it = math.prod(examples.logits.shape) >= 8 * CHUNK_SIZE["cpu"]
     workers = torch.get_num_threads() if on_cpu and worth_it else 1
@@ -127,19 +102,14 @@ def thread_ranges(examples: Examples) -> list[tuple[int, int]]:
 
 
 def on_threads(task: Callable[..., T], *arguments: Sequence[Any], always: bool = False) -> list[T]:
-    """Call ``task`` with each set of arguments, each on a thread of its own.
-
-    One set alone is worked on by the caller's thread, unless ``always``.
-    """
+    """Call ``task`` on a thread for each set of arguments; one set needs none unless ``always``."""
     if len(arguments[0]) == 1 and not always:
         return [task(*(column[0] for column in arguments))]
     before = torch.get_num_threads()
     # Small operations on several OpenMP threads collapse when the cores are shared, so each
     # worker runs on one. torch keeps the last number set for threads to come: put it back.
     try:
-        with ThreadPoolExecutor(
-            len(arguments[0]), initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
+        with ThreadPoolExecutor(len(arguments[0]), "", torch.set_num_threads, (1,)) as pool:
             return list(pool.map(task, *arguments))
     finally:
         torch.set_num_threads(before)
@@ -152,7 +122,7 @@ class Chunk(NamedTuple):
     labels: Tensor  # (rows,)
     weight: Tensor | None  # (rows,)
     column: Tensor | None  # (rows,) the tag of each cell of multi-label logits
-    number: IntArray  # (rows,) where the rows stand in the input
+    number: IntArray  # (rows,) numbers of the rows in the input
 
 
 def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk]:
@@ -163,36 +133,30 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
         kept = examples.labels[first : first + len(values)] != IGNORED
         if not kept.all():  # before anything is copied
             number = number[kept]
-            values = values[
-                torch.from_numpy(kept).to(values.device) if isinstance(values, Tensor) else kept
-            ]
+            values = values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
         chunk = as_tensor(values)
         if examples.one_logit:
             chunk = torch.cat([torch.zeros_like(chunk), chunk], dim=-1)
-        yield Chunk(
-            chunk,
-            torch.from_numpy(examples.labels[number]).to(chunk.device),
-            None if examples.weight is None else torch.from_numpy(examples.weight[number]),
-            torch.from_numpy(number % examples.columns)
-            if examples.estimand == "multilabel"
-            else None,
-            number,
-        )
+        labels = torch.from_numpy(examples.labels[number]).to(chunk.device)
+        weight = column = None
+        if examples.weight is not None:
+            weight = torch.from_numpy(examples.weight[number])
+        if examples.estimand == "multilabel":
+            column = torch.from_numpy(number % examples.columns)
+        yield Chunk(chunk, labels, weight, column, number)
 
 
 def chunk_slices(count: int) -> list[slice]:
-    """Cut examples into runs whose few numbers each stay in a core's cache."""
+    """Return slices of examples whose few numbers each stay in a core's cache."""
     return [slice(i, i + RUN) for i in range(0, count, RUN)]
 
 
 def raw_chunks(
     logits: Logits, width: int, start: int, stop: int, first: int = 0
 ) -> Iterator[tuple[int, Logits]]:
-    """Yield runs ``(rows, width)`` between ``start`` and ``stop``, each with its first number.
-
-    Leading dimensions are descended into rather than flattened: flattening a view whose
-    classes were moved to the end would copy all of it.
-    """
+    """Yield runs ``(rows, width)`` between ``start`` and ``stop``, each with its first number."""
+    # Leading dimensions are descended into rather than flattened: flattening a view whose classes
+    # were moved to the end would copy all of it.
     inner = math.prod(logits.shape[1:]) // width  # rows per index of the first dimension
     if inner == 0:
         return
@@ -211,7 +175,7 @@ def raw_chunks(
 
 
 def as_tensor(values: Logits) -> Tensor:
-    """A block as a tensor: of single precision at least, where numpy and torch agree on dtypes."""
+    """Return a chunk as a tensor of single precision at least."""
     if not isinstance(values, Tensor):
         # a copy, since torch does not take read-only or foreign-endian memory
         exact = np.float32 if values.dtype == np.float16 else np.float64
@@ -224,20 +188,16 @@ def as_tensor(values: Logits) -> Tensor:
 
 
 def top_class(chunk: Tensor) -> Tensor:
-    """Class of the largest logit, the first of equals; numpy is several times faster."""
-    if chunk.device.type == "cpu":
+    """Return the class of the largest logit, the first of equals."""
+    if chunk.device.type == "cpu":  # where numpy is several times faster
         return torch.from_numpy(chunk.numpy().argmax(-1))
     return chunk.argmax(-1)
 
 
 def explained(examples: Examples, at: int) -> ValueError:
-    """Say what is wrong with the row at a number."""
-    width = 1 if examples.one_logit else examples.classes
-    _, values = next(raw_chunks(examples.logits, width, at, at + 1))
-    row = as_tensor(values)[0]
-    if examples.one_logit:
-        row = torch.cat([torch.zeros_like(row), row])
-    return bad_row(row, int(examples.labels[at]), at)
+    """Return the error for the labelled row at a number."""
+    chunk = next(labelled_chunks(examples, at, at + 1))
+    return checks.bad_row(chunk.logits[0], int(examples.labels[at]), at)
 
 
 def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:

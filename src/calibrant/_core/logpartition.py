@@ -1,4 +1,4 @@
-r"""The log-partition table: all that a scalar temperature can change about an example, in one pass.
+r"""Log-partition records: all that a scalar temperature can change about an example, in one pass.
 
 With the gaps :math:`d_k = \max_j z_j - z_k` and the sharpness :math:`b = 1/T`, everything that
 a temperature does to a row of logits is in
@@ -7,10 +7,10 @@ a temperature does to a row of logits is in
 
 and a few numbers that do not depend on :math:`b`: the confidence is :math:`e^{-A}`, the negative
 log-likelihood :math:`b d_y + A`, the entropy :math:`A - dA/d\log b`, and the Brier score
-:math:`1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`. What is kept at geometric nodes of :math:`b` is
+:math:`1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`. Records hold, at geometric nodes of :math:`b`,
 the same sum without the top class, :math:`R(b) = \log(e^{A(b)} - 1)`: its negative are the
-log-odds of the top class, exact also where the confidence rounds to 1. :func:`tabulate` walks
-once over the logits; after that a fit costs the same whatever the number of classes.
+log-odds of the top class, exact also where the confidence rounds to 1. After :func:`tabulate` has
+read the logits once, a fit costs the same whatever the number of classes.
 """
 
 from __future__ import annotations
@@ -29,38 +29,23 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
+from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
-from calibrant._core.chunks import (
-    Chunk,
-    Examples,
-    chunk_slices,
-    explained,
-    labelled_chunks,
-    on_threads,
-    thread_ranges,
-    top_class,
-)
+from calibrant._core.chunks import Chunk, Examples
 
-LOWEST = 0.05
-"""Sharpness of the first node: a temperature of 20."""
-OCTAVES = 9
-"""Doublings of the sharpness that the nodes span: temperatures down to 0.04."""
-TOP = 10
-"""How many of the smallest gaps of an example are kept."""
-WINDOW = 4
-"""Nodes that an interpolation looks at; with a value and a slope at each the degree is 7."""
-LARGEST_GAP = 1e30
-"""Gaps are cut here, so that squares and means of them stay finite in float32."""
-LEAST_REST = 1e-37
-"""Sums without the top class are cut here, where float32 ends: a confidence of 1 - 1e-37."""
+LOWEST = 0.05  # sharpness of the first node: a temperature of 20
+OCTAVES = 9  # doublings of the sharpness that the nodes span: temperatures down to 0.04
+TOP = 10  # number of the smallest gaps of an example that are kept
+WINDOW = 4  # nodes of an interpolation; with a value and a slope at each the degree is 7
+CENTRE = (WINDOW - 1) / 2
+LARGEST_GAP = 1e30  # gaps are cut here, so that squares and means of them stay finite in float32
+LEAST_REST = 1e-37  # sums without the top class are cut here: a confidence of 1 - 1e-37
 
 
 def nodes_per_octave(classes: int) -> int:
-    """How dense the nodes must be for an error of the confidence well below 1e-4.
-
-    The hardest case is a row with one class close to the top and all others at one larger gap: R
-    then turns the more sharply the more classes there are (``tests/test_partition.py``).
-    """
+    """Return the density of nodes for an error of the confidence well below 1e-4."""
+    # The hardest case is a row with one class close to the top and all others at one larger gap:
+    # the more classes, the more sharply R turns.
     return 4 if classes <= 100 else 5 if classes <= 1500 else 8
 
 
@@ -73,39 +58,18 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a temperature can do to each of ``n`` labelled examples.
+    """Log-partition values of ``n`` labelled examples at the nodes, and numbers without b."""
 
-    Attributes
-    ----------
-    table : (n, nodes, 2) float32
-        R and its slope by the node number, at ``LOWEST * 2 ** (i / density)``.
-    own_gap : (n,)
-        Largest logit minus the one of the label.
-    mean_gap : (n,)
-        Mean of the gaps over the classes that are possible.
-    gaps : (n, 10) float32
-        The smallest gaps in order, the first of them 0; inf where there are fewer classes.
-    top : (n,)
-        The largest logit.
-    correct : (n,) bool
-        Whether the label is the class of the largest logit, the first of equals.
-    possible : (n,)
-        Number of classes whose logit is not -inf.
-    labels : (n,)
-    weight : (n,)
-        Weights, all 1 where none were examples.
-    classes : int
-    """
-
+    # (n, nodes, 2): R and its slope by the node number, at LOWEST * 2 ** (i / density)
     table: NDArray[np.float32]
-    own_gap: FloatArray
-    mean_gap: FloatArray
-    gaps: NDArray[np.float32]
-    top: FloatArray
-    correct: BoolArray
-    possible: IntArray
-    labels: IntArray
-    weight: FloatArray
+    own_gap: FloatArray  # (n,) largest logit minus the one of the label
+    mean_gap: FloatArray  # (n,) mean of the gaps over the classes that are possible
+    gaps: NDArray[np.float32]  # (n, 10) smallest gaps in order, from 0; inf if classes are fewer
+    top: FloatArray  # (n,) largest logit
+    correct: BoolArray  # (n,) True if the label is the first class with the largest logit
+    possible: IntArray  # (n,) number of classes whose logit is not -inf
+    labels: IntArray  # (n,)
+    weight: FloatArray  # (n,) all 1 without weights
     classes: int
 
     def __len__(self) -> int:
@@ -122,17 +86,17 @@ class Records:
         return self.gaps[:, 1].astype(np.float64)
 
     def take(self, which: IntArray | BoolArray | slice) -> Records:
-        """The examples of an index, a mask or a slice."""
-        columns: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "classes"}
-        return replace(self, **{name: values[which] for name, values in columns.items()})
+        """Return the examples of an index, a mask or a slice."""
+        columns: Any = {name: getattr(self, name)[which] for name in COLUMNS}
+        return replace(self, **columns)
 
     def log_partition(self, sharpness: float | FloatArray) -> Curve:
-        """A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
+        """Return A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
         return Curve(np.logaddexp(0, rest), expit(rest) * slope)
 
     def log_rest(self, sharpness: float | FloatArray) -> Curve:
-        """R and dR/dlog b: the negative log-odds of the top class.
+        """Return R and dR/dlog b: the negative log-odds of the top class.
 
         Between the nodes a polynomial of degree 7 goes through four of them with their slopes.
         Below them a cubic goes to the limit at 0, whose value and slope are known too. Above
@@ -142,17 +106,16 @@ class Records:
         if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
             return self._at_one(float(self._position(b[0])))
         result = np.empty((2, len(self)))
-        for run in chunk_slices(len(self)):
+        for run in chunks.chunk_slices(len(self)):
             result[:, run] = self.take(run)._at_each(b[run])
         return Curve(*result)
 
     @property
     def _last(self) -> int:
-        """Number of the last node."""
         return int(self.table.shape[1] - 1)
 
     def _position(self, b: Any) -> Any:
-        """Where sharpness lies among the numbers of the nodes."""
+        """Convert sharpness to the numbers of the nodes."""
         with np.errstate(divide="ignore"):
             return np.log2(b / LOWEST) * self.density
 
@@ -165,7 +128,7 @@ class Records:
         return Curve(value, slope)
 
     def _at_one(self, position: float) -> Curve:
-        """One window and one set of weights serve all examples."""
+        # one window and one set of weights serve all examples
         start = self._first(position)
         window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
         x = position - start - CENTRE
@@ -174,7 +137,6 @@ class Records:
         return Curve(value, slope * self.density / math.log(2))
 
     def _between(self, position: FloatArray) -> Curve:
-        """The interpolants, one for each example at its own position."""
         first = self._first(position)
         flat = self.table.reshape(len(self), 2 * self.table.shape[1])
         windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
@@ -187,17 +149,15 @@ class Records:
         return Curve(value, slope * (self.density / math.log(2)))
 
     def _first(self, position: Any) -> Any:
-        """First node of the window around a position."""
-        nodes = self.table.shape[1]
-        return np.clip(np.floor(position).astype(np.int64) - 1, 0, nodes - WINDOW)
+        """Return the first node of the window around a position."""
+        return np.clip(np.floor(position).astype(np.int64) - 1, 0, self._last + 1 - WINDOW)
+
+
+COLUMNS = [field.name for field in fields(Records)][:-1]
 
 
 def _hermite() -> FloatArray:
-    """Coefficients of the polynomial through values and slopes at 0, 1, 2, 3, as a matrix.
-
-    ``window @ matrix`` are the coefficients of powers of ``x - CENTRE``, from low to high, where
-    a window holds (value, slope) of each node in turn.
-    """
+    """Return the matrix from (value, slope) at 0, 1, 2, 3 to powers of ``x - CENTRE``."""
     at, power = np.arange(WINDOW) - CENTRE, np.arange(2 * WINDOW)
     values = at[:, None] ** power
     slopes = power * at[:, None] ** np.maximum(power - 1, 0)
@@ -205,16 +165,13 @@ def _hermite() -> FloatArray:
     return np.asarray(np.linalg.inv(conditions).T)
 
 
-CENTRE = (WINDOW - 1) / 2
 _HERMITE = _hermite()
 
 
 def _blunt(records: Records, b: FloatArray) -> Curve:
-    """Below the nodes: the cubic in b that leaves from 0 and arrives at the first node.
-
-    R is convex in b, so the cubic is held above its tangents at both ends and below the chord:
-    where a few gaps are huge, it would swing far out.
-    """
+    """Interpolate below the nodes, by a cubic in b between 0 and the first node."""
+    # R is convex in b, so the cubic is held above its tangents at both ends and below the chord:
+    # where a few gaps are huge, it would swing far out.
     others = np.maximum(records.possible - 1, LEAST_REST)
     start, fall = np.log(others), -LOWEST * records.mean_gap * records.possible / others
     fall = np.where(records.possible > 1, fall, 0)
@@ -235,7 +192,7 @@ def _blunt(records: Records, b: FloatArray) -> Curve:
 
 
 def _sharp(records: Records, b: FloatArray) -> Curve:
-    """Above the nodes: the leading classes; the further ones fall like the last of them."""
+    """Extrapolate above the nodes: classes beyond the leading ones fall like the last of these."""
     highest = LOWEST * 2.0**OCTAVES
     gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
     further = np.exp(records.log_rest(highest).value) - np.exp(-highest * gaps).sum(-1)
@@ -246,54 +203,38 @@ def _sharp(records: Records, b: FloatArray) -> Curve:
 
 
 def concatenate(parts: Sequence[Records]) -> Records:
-    """Join the records of several runs of rows: that is also the distributed fit."""
+    """Join the records of several runs of rows, such as those of several processes."""
     classes = {part.classes for part in parts}
     if len(classes) != 1:
         raise ValueError(f"parts must have the same number of classes, got {sorted(classes)}")
-    names = [f.name for f in fields(Records) if f.name != "classes"]
-    columns: Any = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    columns: Any = {n: np.concatenate([getattr(part, n) for part in parts]) for n in COLUMNS}
     return replace(parts[0], **columns)
 
 
 def tabulate(examples: Examples) -> Records:
-    """Walk once over checked logits and keep the records of the labelled rows.
-
-    >>> from calibrant._core.chunks import examples
-    >>> records = tabulate(examples([[2.0, 1.0, -1.0]], [0]))
-    >>> value, slope = records.log_partition(0.5)
-    >>> np.exp(-value)  # the confidence at temperature 2
-    array([0.547])
-    """
-    ranges = thread_ranges(examples)
+    """Return the records of the labelled rows, reading the logits once."""
+    ranges = chunks.thread_ranges(examples)
     labels = examples.labels[examples.labels != IGNORED]
     check_some(len(labels))
-    columns = _columns(len(labels), nodes_per_octave(examples.classes))
+    rows, nodes = len(labels), OCTAVES * nodes_per_octave(examples.classes) + 1
+    columns: tuple[Any, ...] = (  # in the order of Records
+        *(np.empty((rows, nodes, 2), np.float32), np.empty(rows), np.empty(rows)),
+        *(np.empty((rows, TOP), np.float32), np.empty(rows)),
+        *(np.empty(rows, bool), np.empty(rows, np.int64)),
+    )
     ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
     places = [tuple(column[a:b] for column in columns) for a, b in pairwise(ends)]
     # Always on threads of their own: they flush denormal numbers, which nobody else must notice.
-    on_threads(partial(_fill, examples), ranges, places, always=True)
+    chunks.on_threads(partial(_fill, examples), ranges, places, always=True)
     weight = examples.labelled_weight()
-    weight = np.ones(len(labels)) if weight is None else weight
+    weight = np.ones(rows) if weight is None else weight
     return Records(*(*columns, labels, weight, examples.classes))
-
-
-def _columns(rows: int, density: int) -> tuple[Any, ...]:
-    """Room for the columns that a walk fills, in the order of :class:`Records`."""
-    return (
-        np.empty((rows, OCTAVES * density + 1, 2), np.float32),
-        np.empty(rows),
-        np.empty(rows),
-        np.empty((rows, TOP), np.float32),
-        np.empty(rows),
-        np.empty(rows, bool),
-        np.empty(rows, np.int64),
-    )
 
 
 def _fill(
     examples: Examples, row_range: tuple[int, int], columns: tuple[NDArray[Any], ...]
 ) -> None:
-    """Write the records of a run of rows into their place."""
+    """Write the records of a run of rows into the columns."""
     # Squaring small numbers again and again passes through denormal ones, at a hundred times
     # the cost of a product; they are as good as zero here.
     torch.set_flush_denormal(True)
@@ -305,7 +246,7 @@ def _fill(
 
 
 class Gaps(NamedTuple):
-    """The gaps of a block of rows; the buffers are overwritten by the next block."""
+    """The gaps of a chunk; the buffers are overwritten by the next one."""
 
     chunk: Chunk
     top: Tensor  # (rows,) class of the largest logit
@@ -316,26 +257,27 @@ class Gaps(NamedTuple):
 
 
 def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]:
-    """Yield the gaps of every block of a run of rows; a row that has no softmax is refused."""
-    # one pair of buffers for all blocks: fresh memory of this size costs more than the sums
+    """Yield the gaps of every chunk of a run of rows; a row that has no softmax is refused."""
+    # one pair of buffers for all chunks: fresh memory of this size costs more than the sums
     buffers = torch.empty(2, 0)
-    for chunk in labelled_chunks(examples, *row_range):
+    for chunk in chunks.labelled_chunks(examples, *row_range):
         size, device = chunk.logits.numel(), chunk.logits.device
         if buffers.shape[1] < size or buffers.device != device:
             buffers = torch.empty(2, size, device=device)
         gaps, scratch = (buffer[:size].view_as(chunk.logits) for buffer in buffers)
-        top = top_class(chunk.logits)
+        top = chunks.top_class(chunk.logits)
         best = chunk.logits.gather(-1, top[:, None])
         own_gap = (best - chunk.logits.gather(-1, chunk.labels[:, None]))[:, 0].double()
         if not torch.isfinite(own_gap).all():
-            raise explained(examples, int(chunk.number[~torch.isfinite(own_gap).cpu().numpy()][0]))
+            bad = ~torch.isfinite(own_gap).cpu().numpy()
+            raise chunks.explained(examples, int(chunk.number[bad][0]))
         torch.sub(best, chunk.logits, out=gaps)
         gaps.clamp_(max=LARGEST_GAP)  # of masked classes too: no power of theirs is left
         yield Gaps(chunk, top, best, own_gap, gaps, scratch)
 
 
 def _record(result: Gaps, density: int) -> tuple[Tensor, ...]:
-    """Columns of one block, in the order of :class:`Records`; the buffers are overwritten."""
+    """Return columns of one chunk, in the order of :class:`Records`; buffers are overwritten."""
     chunk, top, best, own_gap, gaps, powers = result
     mean_gap, possible = _mean_and_count(gaps, chunk.logits)
     leading = _smallest(gaps, TOP)
@@ -352,11 +294,9 @@ def _record(result: Gaps, density: int) -> tuple[Tensor, ...]:
 
 
 def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
-    """R and its slope by the node number at every node, ``(rows, nodes, 2)``.
-
-    Squaring exp(-b d) gives exp(-2 b d), so only the first octave needs exponentials. Rounding
-    errors double with each square, to a relative 2e-5 of the terms at the last node.
-    """
+    """Return R and its slope by the node number at every node, ``(rows, nodes, 2)``."""
+    # Squaring exp(-b d) gives exp(-2 b d), so only the first octave needs exponentials. Rounding
+    # errors double with each square, to a relative 2e-5 of the terms at the last node.
     nodes = OCTAVES * density + 1
     sums = torch.empty(2, nodes, len(gaps), device=gaps.device)
     for first in range(density):
@@ -373,7 +313,7 @@ def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
 
 
 def _mean_and_count(gaps: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean gap over the possible classes, and how many they are."""
+    """Return the mean gap over the possible classes, and their number."""
     total = gaps.sum(-1)
     possible = torch.full(total.shape, gaps.shape[-1], device=gaps.device)
     if (total >= LARGEST_GAP).any():  # masked, or as good as that: only -inf is impossible
@@ -384,16 +324,14 @@ def _mean_and_count(gaps: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _smallest(values: Tensor, count: int) -> Tensor:
-    """The smallest values of each row in order, ``(rows, count)``, filled up with inf.
-
-    A tournament: columns meet in groups, and only the groups with the best winners play on.
-    """
+    """Return the smallest values of each row in order, ``(rows, count)``, filled up with inf."""
+    # first by groups of columns: only those with the smallest minima can hold them
     rows, width = values.shape
     groups = width // 16
     if groups > count:
         grouped = values[:, : 16 * groups].view(rows, 16, groups)
-        winners = grouped.amin(1).topk(count, largest=False).indices
-        finalists = grouped.gather(2, winners[:, None].expand(-1, 16, -1)).reshape(rows, -1)
-        values = torch.cat([finalists, values[:, 16 * groups :]], -1)
+        chosen = grouped.amin(1).topk(count, largest=False).indices
+        candidates = grouped.gather(2, chosen[:, None].expand(-1, 16, -1)).reshape(rows, -1)
+        values = torch.cat([candidates, values[:, 16 * groups :]], -1)
     result = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
     return torch.nn.functional.pad(result, (0, count - result.shape[-1]), value=torch.inf)

@@ -1,9 +1,4 @@
-"""The optimisers: the only places where parameters are searched for.
-
-Everything runs in float64 on NumPy arrays. A function to minimise returns its value and its
-gradient; what comes back says whether the search converged. Inside :func:`time_limit` every
-search gives up when the time is over.
-"""
+"""Optimisers in float64 on NumPy arrays, which stop at the end of a :func:`time_limit`."""
 
 from __future__ import annotations
 
@@ -19,16 +14,15 @@ from scipy import optimize
 
 from calibrant._core.checks import FloatArray
 
+# value and gradient (p,) at parameters (p,)
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
-"""Value and gradient ``(p,)`` at parameters ``(p,)``."""
-
-
+IMPROVEMENT = 1e-4
 X = TypeVar("X")
 Y = TypeVar("Y")
 
 
 class Solution(NamedTuple):
-    """Where a search ended."""
+    """The end of a search."""
 
     x: FloatArray
     value: float
@@ -69,20 +63,17 @@ def minimise_convex(
 ) -> Solution:
     """Minimise a convex function of one variable in ``[low, high]`` by the sign of its slope.
 
-    The end towards which the function falls is returned where it has no minimum inside; its
-    ``converged`` is then False.
+    Without a minimum inside, the end towards which the function falls is returned as not converged.
 
     >>> minimise_convex(lambda x: 2 * (x - 3), 0, 10).x
     array([3.])
-    >>> minimise_convex(lambda x: -1.0, 0, 10)[::3]
-    (array([10.]), False)
     """
     slope = _timed(slope)
     for end, falls_beyond in ((low, slope(low) >= 0), (high, slope(high) <= 0)):
         if falls_beyond:
             return Solution(np.array([end], dtype=np.float64), math.nan, 2, False)
-    # SciPy wraps what it is given in a function that refers to itself: were it the slope, the data
-    # behind it would stay in memory until the garbage collector comes by.
+    # SciPy wraps the function in one that refers to itself: were it the slope, the data behind it
+    # would stay in memory until the garbage collector runs.
     held = [slope]
     root, about = optimize.brentq(lambda x: held[0](x), low, high, xtol=tolerance, full_output=True)
     held.clear()
@@ -92,11 +83,7 @@ def minimise_convex(
 def minimise_scalar(
     function: Callable[[float], float], low: float, high: float, *, points: int = 121
 ) -> Solution:
-    """Minimise any function of one variable in ``[low, high]``: a grid, then its best cell.
-
-    >>> round(float(minimise_scalar(lambda x: abs(x - 3), 0, 10).x[0]), 6)
-    3.0
-    """
+    """Minimise any function of one variable in ``[low, high]``: a grid, then its best cell."""
     function = _timed(function)
     grid = np.linspace(low, high, points)
     values = [function(float(x)) for x in grid]
@@ -114,11 +101,7 @@ def minimise_scalar(
 def minimise(
     function: Objective, start: FloatArray, *, steps: int = 500, tolerance: float = 1e-8
 ) -> Solution:
-    """Minimise a smooth function of many parameters by L-BFGS with a line search.
-
-    >>> minimise(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(2)).x
-    array([3., 3.])
-    """
+    """Minimise a smooth function of many parameters by L-BFGS with a line search."""
     result = optimize.minimize(
         _timed(function),
         start,
@@ -126,7 +109,7 @@ def minimise(
         method="L-BFGS-B",
         options={"maxiter": steps, "maxfun": 2 * steps, "gtol": tolerance, "ftol": 1e-14},
     )
-    # status 2 is a line search that can gain no more in float64: the end of the road as well
+    # status 2 is a line search that can gain no more in float64, which is convergence as well
     return Solution(result.x, float(result.fun), int(result.nit), result.status in (0, 2))
 
 
@@ -137,13 +120,9 @@ def minimise_within(
     *,
     total: float | None = None,
 ) -> Solution:
-    """Minimise a smooth function of a few parameters within bounds, and of a given sum.
+    """Minimise a smooth function of a few parameters within bounds, and with a fixed sum ``total``.
 
-    A parameter that ends at a bound is no failure: ``converged`` is about the search alone.
-
-    >>> square = lambda w: (float(w @ w), 2 * w)
-    >>> minimise_within(square, np.array([1.0, 0.0]), [(0, 1), (0, 1)], total=1.0).x
-    array([0.5, 0.5])
+    A parameter that ends at a bound counts as converged.
     """
     fixed_sum: Any = {"type": "eq", "fun": lambda w: w.sum() - total, "jac": np.ones_like}
     result = optimize.minimize(
@@ -157,28 +136,16 @@ def minimise_within(
     )
     low, high = np.transpose(bounds)
     x = np.clip(result.x, low, high)
-    # 8: no descent is left along the line, which is rounding error at the end of the road
+    # 8: no descent is left along the line but rounding error
     return Solution(x, float(result.fun), int(result.nit), result.status in (0, 8))
 
 
 def adam(
-    function: Objective,
-    start: FloatArray,
-    *,
-    steps: int,
-    rate: float,
-    patience: int,
-    improvement: float = 1e-4,
+    function: Objective, start: FloatArray, *, steps: int, rate: float, patience: int
 ) -> Solution:
-    """Minimise by Adam on the whole data, and return the best parameters that were seen.
+    """Minimise by Adam on the whole data, and return the best parameters of all steps.
 
-    The search ends when the value has not fallen by ``improvement`` for ``patience`` steps;
-    only then it counts as converged.
-
-    >>> found = adam(lambda x: (float(((x - 3) ** 2).sum()), 2 * (x - 3)), np.zeros(1),
-    ...              steps=5000, rate=0.01, patience=100)
-    >>> found.converged, round(float(found.x[0]), 1)
-    (True, 3.0)
+    It has converged when the value has not fallen by 1e-4 (``IMPROVEMENT``) for ``patience`` steps.
     """
     x, best, marked = start.copy(), start.copy(), math.inf
     lowest, since = math.inf, 0
@@ -188,7 +155,7 @@ def adam(
         value, gradient = function(x)
         if value < lowest:
             lowest, best = value, x.copy()
-        since = 0 if value < marked - improvement else since + 1
+        since = 0 if value < marked - IMPROVEMENT else since + 1
         marked = value if since == 0 else marked
         if since >= patience:
             return Solution(best, lowest, step, math.isfinite(lowest))

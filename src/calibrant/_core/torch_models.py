@@ -1,4 +1,4 @@
-"""Models of others: what they take and return, and what goes into their layers."""
+"""Helpers for third-party torch models: their batches, outputs, devices, modes and layers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ from torch import Tensor, nn
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned."""
-    result = output
-    if isinstance(output, Mapping) and "logits" in output:
-        result = output["logits"]
-    elif hasattr(output, "logits"):
-        result = output.logits
-    elif isinstance(output, (tuple, list)) and output:
-        result = output[0]
+    """Return the logits in the output of a model."""
+    named = isinstance(output, Mapping) and "logits" in output
+    result = output["logits"] if named else getattr(output, "logits", output)
+    if isinstance(result, (tuple, list)) and result:
+        result = result[0]
     if not isinstance(result, Tensor):
         raise TypeError(
-            "the model must return logits: a tensor, a tuple or list that begins with them, or a "
-            f"dictionary or dataclass that has them as logits; got {type(output).__name__}"
+            "the model must return logits: a tensor, a tuple or list that begins with one, or a "
+            f"dictionary or dataclass with logits; got {type(output).__name__}"
         )
     return result
 
 
 def taken_apart(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Inputs by position, inputs by name, labels."""
+    """Return the inputs of a batch by position, those by name, and the labels."""
     if isinstance(batch, Mapping) and "labels" in batch:
         return (), {name: part for name, part in batch.items() if name != "labels"}, batch["labels"]
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
@@ -49,7 +46,7 @@ def taken_apart(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors of a batch on a device."""
+    """Return a batch with its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -60,38 +57,25 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
-    """Where a model is; one without parameters is where the caller says."""
+    """Return the device of a model; ``otherwise`` if it has no parameters."""
     return next((p.device for p in model.parameters()), torch.device(otherwise))
 
 
 def own_device(device: str | torch.device) -> torch.device:
-    """The device of this process: one command line for several cannot name the GPU of each.
-
-    Raises
-    ------
-    ValueError
-        For a name that torch does not know, or a GPU where there is none.
-    """
+    """Return the device of this process, of which several may share the name ``cuda``."""
     rank = os.environ.get("LOCAL_RANK")
-    own = f"cuda:{rank}" if rank and str(device) == "cuda" else device
-    reason = unusable(own)
-    if reason:
-        raise ValueError(f"device {device!r} cannot be used here ({reason}): try cpu")
-    return torch.device(own)
-
-
-def unusable(device: str | torch.device) -> str:
-    """Why torch cannot compute on a device; empty where it can."""
     try:
-        torch.empty(0, device=torch.device(device))
+        own = torch.device(f"cuda:{rank}" if rank and str(device) == "cuda" else device)
+        torch.empty(0, device=own)
     except (RuntimeError, AssertionError) as error:  # torch has many for this
-        return str(error).splitlines()[0]
-    return ""
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here ({reason}): try cpu") from None
+    return own
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Let a model be in ``eval`` mode for a while, and its layers in their own after it."""
+    """Put a model into ``eval`` mode, and its layers back into their own modes afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -102,7 +86,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def name_of(model: nn.Module, layer: nn.Module | str) -> str:
-    """Name of a layer in a model, which it must be part of."""
+    """Return the name of a layer in a model, which it must be part of."""
     names = {name: module for name, module in model.named_modules() if name}
     for name, module in names.items():
         if layer is module or layer == name:
@@ -116,7 +100,7 @@ def name_of(model: nn.Module, layer: nn.Module | str) -> str:
 
 @contextmanager
 def layer_inputs(model: nn.Module, layer: nn.Module | str) -> Iterator[Callable[[], Tensor]]:
-    """Hear what goes into a layer while a model runs: the features, for its last layer.
+    """Capture the inputs of a layer while a model runs: the features, for its last layer.
 
     Parameters
     ----------
@@ -127,8 +111,7 @@ def layer_inputs(model: nn.Module, layer: nn.Module | str) -> Iterator[Callable[
     Yields
     ------
     function
-        Gives the input of the layer when the model was last called, with its gradient. At the
-        end of the block the model is as it was.
+        Returns the input of the layer in the last call of the model, with its gradient.
 
     Examples
     --------
@@ -139,34 +122,30 @@ def layer_inputs(model: nn.Module, layer: nn.Module | str) -> Iterator[Callable[
     torch.Size([5, 8])
     """
     name = name_of(model, layer)
-    heard: list[Tensor] = []
+    captured: list[Tensor] = []
     here = threading.get_ident()  # another thread may run the same model
 
-    def hear(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def capture(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if threading.get_ident() == here:
-            heard[:] = [*inputs, *named.values()][:1]
+            captured[:] = [*inputs, *named.values()][:1]
 
     def last() -> Tensor:
-        if not heard:
+        if not captured:
             raise ValueError(f"the model did not call its layer {name!r}: name another last_layer")
-        return heard[0]
+        return captured[0]
 
-    hook = model.get_submodule(name).register_forward_pre_hook(hear, with_kwargs=True)
+    hook = model.get_submodule(name).register_forward_pre_hook(capture, with_kwargs=True)
     try:
         yield last
     finally:
         hook.remove()
 
 
-# ---------------------------------------------------------------------------------- its features
-
-
 def digest(model: nn.Module) -> str:
-    """Tells the weights of a model from others, by some numbers of each of its tensors."""
+    """Return a hash of the weights of a model, from some numbers of each of its tensors."""
     seen = hashlib.sha256()
     for name, values in model.state_dict().items():
-        if not isinstance(values, Tensor):  # the extra state of a module
-            continue
-        some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
-        seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
+        if isinstance(values, Tensor):  # and not the extra state of a module
+            some = values.detach().reshape(-1)[:: max(1, values.numel() // 16)].cpu()
+            seen.update(f"{name} {tuple(values.shape)} {some.tolist()}".encode())
     return seen.hexdigest()

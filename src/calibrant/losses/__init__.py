@@ -5,31 +5,56 @@ the mean of a batch: ``LOSSES["focal"](gamma=2.0)(logits, labels)``. All modules
 ``loss(logits, labels, features, indices)``; they take what they need.
 """
 
-from calibrant.losses.fedlas import FeDLaS as FeDLaS
+from calibrant._core import messages
+from calibrant.losses.base import (
+    PROPER_LOSSES,
+    Loss as Loss,
+    MeanLoss as MeanLoss,
+    RegularisedLoss as RegularisedLoss,
+    brier as brier,
+    ce as ce,
+)
 from calibrant.losses.focal import (
+    FOCAL_LOSSES,
     AdaFocal as AdaFocal,
     dual_focal as dual_focal,
     flsd as flsd,
     focal as focal,
 )
-from calibrant.losses.modules import (
-    Loss as Loss,
-    MeanLoss as MeanLoss,
-    RegularisedLoss as RegularisedLoss,
-)
-from calibrant.losses.proper import brier as brier, ce as ce
-from calibrant.losses.registry import LOSSES as LOSSES, loss_name as loss_name
 from calibrant.losses.regularisers import (
     CRL as CRL,
+    REGULARISERS,
     avuc as avuc,
     mdca as mdca,
     mmce as mmce,
     soft_ece as soft_ece,
 )
 from calibrant.losses.smoothing import (
+    FEDLAS,
+    SMOOTHING_LOSSES,
+    FeDLaS as FeDLaS,
     acls as acls,
     cpc as cpc,
     ecp as ecp,
     ls as ls,
     mbls as mbls,
 )
+
+LOSSES: dict[str, Loss] = {
+    **PROPER_LOSSES,
+    **SMOOTHING_LOSSES,
+    **FOCAL_LOSSES,
+    **REGULARISERS,
+    **FEDLAS,
+}
+"""Every loss by its name: call it with its options for a module."""
+
+
+def loss_name(name: str) -> str:
+    """Return the name in :data:`LOSSES` for a name as typed: any case, or an alias.
+
+    >>> loss_name("Label smoothing")
+    'ls'
+    """
+    aliases = {alias: known for known, loss in LOSSES.items() for alias in loss.aliases}
+    return messages.resolve_name("loss", name, LOSSES, aliases)

@@ -1,4 +1,4 @@
-"""Checked batches for the losses: float32 or wider, and means without ignored rows.
+"""Shared parts of the losses: checked batches, proper scores, modules and lines of the table.
 
 Every loss takes ``logits (..., classes)`` and ``labels (...)`` with -100 ignored. Half precision
 is widened to float32. Nothing here depends on the values, so ``torch.compile`` sees one graph.
@@ -6,30 +6,30 @@ is widened to float32. Nothing here depends on the values, so ``torch.compile`` 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.checks import IGNORED
 
+Function: TypeAlias = Callable[..., Tensor]
+"""Maps logits ``(..., classes)`` and labels ``(...)`` to values, with options by keyword."""
+Extra: TypeAlias = Tensor | None
+"""Features ``(..., width)`` or the indices ``(n,)`` of examples, which only some losses need."""
+
 
 class Batch(NamedTuple):
-    """Flattened examples of a batch.
+    """Flattened examples of a batch."""
 
-    Attributes
-    ----------
-    logits : (n, classes), float32 or wider
-    labels : (n,)
-        0 where they are ignored.
-    mask : (n,)
-        1 for rows that count, 0 for ignored ones.
-    """
-
-    logits: Tensor
-    labels: Tensor
-    mask: Tensor
+    logits: Tensor  # (n, classes), float32 or wider
+    labels: Tensor  # (n,), 0 where they are ignored
+    mask: Tensor  # (n,), 1 for examples that count, 0 for ignored ones
+    shape: torch.Size  # of the labels
 
     @property
     def log_probs(self) -> Tensor:
@@ -52,8 +52,12 @@ class Batch(NamedTuple):
         return self.log_probs.amax(-1).exp()
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the rows that count; 0 where there are none."""
+        """Mean over the examples that count; 0 where there are none."""
         return (values * self.mask).sum() / self.mask.sum().clamp(min=1)
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """Values of examples in the shape of the labels, 0 where they are ignored."""
+        return (values * self.mask).reshape(self.shape)
 
 
 def batch_of(logits: Tensor, labels: Tensor) -> Batch:
@@ -63,22 +67,19 @@ def batch_of(logits: Tensor, labels: Tensor) -> Batch:
     that look at the label alone; those that sum over classes become infinite.
     """
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
-        raise TypeError(
-            f"logits and labels must be tensors, got {type(logits).__name__} and "
-            f"{type(labels).__name__}: use torch.as_tensor"
-        )
+        kinds = f"{type(logits).__name__} and {type(labels).__name__}"
+        raise TypeError(f"logits and labels must be tensors, got {kinds}: use torch.as_tensor")
     if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
         raise ValueError(
-            "logits must be (..., classes) and labels (...), with the classes last: got "
-            f"{tuple(logits.shape)} and {tuple(labels.shape)}; images and segments want "
-            "logits.movedim(1, -1)"
+            f"logits must be (..., classes) and labels (...), got {tuple(logits.shape)} and "
+            f"{tuple(labels.shape)}: classes come last, see logits.movedim(1, -1)"
         )
     if labels.is_floating_point():
         raise TypeError(f"labels must be whole numbers, got {labels.dtype}")
     wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-    rows, names = wide.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
-    kept = names != IGNORED
-    return Batch(rows, torch.where(kept, names, 0), kept.to(rows.dtype))
+    rows, flat = wide.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
+    kept = flat != IGNORED
+    return Batch(rows, torch.where(kept, flat, 0), kept.to(rows.dtype), labels.shape)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
@@ -86,19 +87,130 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(-1, index[:, None])[:, 0]
 
 
-def log_others(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Logarithm of 1 - p of the label ``(n,)``, exact in both tails."""
-    chosen = F.one_hot(labels, log_probs.shape[-1]).bool()
-    return log_probs.masked_fill(chosen, -torch.inf).logsumexp(-1)
-
-
-def shaped(values: Tensor, batch: Batch, labels: Tensor) -> Tensor:
-    """Per-example values in the shape of the labels, 0 where they are ignored."""
-    return (values * batch.mask).reshape(labels.shape)
-
-
 def summed_over_ranks(values: Tensor) -> Tensor:
     """Sum over the processes that train together, in place."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(values)
     return values
+
+
+def ce(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Cross-entropy of each example, :math:`-\log p_y`.
+
+    Parameters
+    ----------
+    logits : (..., classes)
+    labels : (...) integers, -100 ignored
+
+    Returns
+    -------
+    (...)
+        0 where the label is ignored.
+
+    Examples
+    --------
+    >>> ce(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([0, -100]))
+    tensor([0.6931, 0.0000])
+    """
+    batch = batch_of(logits, labels)
+    return batch.shaped(-batch.own)
+
+
+def brier(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Brier score of each example, :math:`\sum_k (p_k - [k = y])^2`, between 0 and 2.
+
+    >>> brier(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+    tensor([0.5000])
+    """
+    batch = batch_of(logits, labels)
+    probs = batch.log_probs.exp()
+    target = F.one_hot(batch.labels, probs.shape[-1])
+    return batch.shaped((probs - target).square().sum(-1))
+
+
+class _FunctionLoss(nn.Module):
+    """A function with checked options."""
+
+    def __init__(self, function: Function, **options: Any) -> None:
+        super().__init__()
+        unknown = options.keys() - inspect.signature(function).parameters
+        if unknown:
+            raise TypeError(f"{function.__name__} has no option {', '.join(sorted(unknown))}")
+        self.function, self.options = function, options
+
+    def extra_repr(self) -> str:
+        """Name and options."""
+        shown = (f"{name}={value!r}" for name, value in self.options.items())
+        return ", ".join([self.function.__name__, *shown])
+
+
+class MeanLoss(_FunctionLoss):
+    """Mean over a batch of a loss of each example.
+
+    >>> MeanLoss(ce)(torch.zeros(4, 2), torch.tensor([0, 1, 1, -100]))
+    tensor(0.6931)
+    """
+
+    def forward(
+        self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
+    ) -> Tensor:
+        """Mean loss of a batch; features and indices are not used."""
+        values = self.function(logits, labels, **self.options)
+        return batch_of(logits, labels).mean(values.reshape(-1))
+
+
+class RegularisedLoss(_FunctionLoss):
+    """A loss, cross-entropy by default, plus a weighted statistic of the batch."""
+
+    def __init__(
+        self, statistic: Function, *, weight: float, base: nn.Module | None = None, **options: Any
+    ) -> None:
+        super().__init__(statistic, **options)
+        if not (base is None or isinstance(base, nn.Module)):
+            raise TypeError(f'base must be a module such as LOSSES["focal"](), got {base!r}')
+        self.weight, self.base = weight, MeanLoss(ce) if base is None else base
+
+    def forward(
+        self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
+    ) -> Tensor:
+        """Loss of a batch; features and indices are not used."""
+        base: Tensor = self.base(logits, labels)
+        return base + self.weight * self.function(logits, labels, **self.options)
+
+    def extra_repr(self) -> str:
+        """Name, options and weight."""
+        return f"{super().extra_repr()}, weight={self.weight!r}"
+
+
+class Loss(NamedTuple):
+    """A line of :data:`~calibrant.LOSSES`: call it with the options of the loss for a module."""
+
+    make: Callable[..., nn.Module]
+    documented: Callable[..., Any]  # function or class with the documentation
+    reference: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def __call__(self, **options: Any) -> nn.Module:
+        """Make the module."""
+        return self.make(**options)
+
+    @property
+    def summary(self) -> str:
+        """First sentence of the documentation."""
+        return (inspect.getdoc(self.documented) or "").partition("\n")[0]
+
+
+def mean_of(function: Function, reference: str = "", aliases: tuple[str, ...] = ()) -> Loss:
+    """Table line of a loss of each example."""
+    return Loss(partial(MeanLoss, function), function, reference, aliases)
+
+
+def regularised_by(statistic: Function, weight: float, reference: str) -> Loss:
+    """Table line of a statistic of the batch, with its usual weight."""
+    return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
+
+
+PROPER_LOSSES = {
+    "ce": mean_of(ce, aliases=("cross_entropy", "nll")),
+    "brier": mean_of(brier, "Brier 1950", aliases=("brier_score",)),
+}

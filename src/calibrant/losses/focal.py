@@ -5,49 +5,35 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from calibrant._core.checks import Values
-from calibrant.losses.base import Batch, at, batch_of, log_others, shaped
-from calibrant.losses.modules import Loss, mean_of
+from calibrant._core.checks import Values, check_whole
+from calibrant.losses.base import Batch, Extra, Loss, at, batch_of, mean_of
 
 
 def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0) -> Tensor:
     r"""Focal loss of each example, :math:`-(1 - p_y)^\gamma \log p_y`.
 
-    The power is taken of :math:`\log(1 - p_y)` over the other classes, so that gradients are
-    finite for every ``gamma`` and every logit. ``gamma=0`` is cross-entropy.
+    Gradients are finite for every ``gamma`` from 0 on, which is cross-entropy, and every logit.
+    Returns ``(...)`` for logits ``(..., classes)``.
 
-    Parameters
-    ----------
-    logits : (..., classes)
-    labels : (...) integers, -100 ignored
-    gamma : float, at least 0
-
-    Returns
-    -------
-    (...)
-
-    Examples
-    --------
     >>> focal(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), gamma=1.0)
     tensor([0.3466])
     """
     _check_gamma(gamma)
     batch = batch_of(logits, labels)
-    return shaped(_focal(batch, gamma), batch, labels)
+    return batch.shaped(_focal(batch, gamma))
 
 
 def flsd(logits: Tensor, labels: Tensor) -> Tensor:
     r"""Focal loss with :math:`\gamma = 5` where :math:`p_y < 0.2` and 3 elsewhere (FLSD-53).
 
-    Examples
-    --------
     >>> flsd(torch.tensor([[0.0, 3.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([2.3911, 0.0866])
     """
     batch = batch_of(logits, labels)
     gamma = torch.where(batch.own.detach().exp() < 0.2, 5.0, 3.0)
-    return shaped(_focal(batch, gamma), batch, labels)
+    return batch.shaped(_focal(batch, gamma))
 
 
 def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
@@ -56,8 +42,6 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     :math:`p_j` is the largest probability that is below :math:`p_y`, 0 where there is none;
     gradients go through it.
 
-    Examples
-    --------
     >>> dual_focal(torch.tensor([[0.0, 0.0, -1.0]]), torch.tensor([0]), gamma=1.0)
     tensor([0.6319])
     """
@@ -69,13 +53,19 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     # for a label that is the least likely nothing is below; any finite stand-in will do there
     some = lower.any(-1)
     runner_up = at(log_probs, torch.where(some, below.argmax(-1), batch.labels))
-    others = log_others(log_probs, batch.labels)
+    others = _log_others(log_probs, batch.labels)
     base = torch.where(some, torch.logaddexp(others, runner_up), others)
-    return shaped(-(gamma * base).exp() * own, batch, labels)
+    return batch.shaped(-(gamma * base).exp() * own)
 
 
 def _focal(batch: Batch, gamma: float | Tensor) -> Tensor:
-    return -(gamma * log_others(batch.log_probs, batch.labels)).exp() * batch.own
+    return -(gamma * _log_others(batch.log_probs, batch.labels)).exp() * batch.own
+
+
+def _log_others(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Logarithm of 1 - p of the label ``(n,)``, exact in both tails."""
+    chosen = F.one_hot(labels, log_probs.shape[-1]).bool()
+    return log_probs.masked_fill(chosen, -torch.inf).logsumexp(-1)
 
 
 def _check_gamma(gamma: float) -> None:
@@ -124,18 +114,13 @@ class AdaFocal(nn.Module):
 
     def __init__(self, *, bins: int = 15, rate: float = 1.0, start: float = 1.0) -> None:
         super().__init__()
-        if bins < 1:
-            raise ValueError(f"bins must be at least 1, got {bins}")
+        check_whole("bins", bins)
         self.rate = rate
         self.register_buffer("edges_", torch.linspace(0, 1, bins + 1)[1:-1])
         self.register_buffer("gamma_", torch.full((bins,), float(start)))
 
     def forward(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
+        self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
     ) -> Tensor:
         """Mean loss of a batch; features and indices are not used."""
         batch = batch_of(logits, labels)
@@ -150,13 +135,11 @@ class AdaFocal(nn.Module):
         batch = batch_of(torch.as_tensor(logits), torch.as_tensor(labels))
         kept = batch.mask.bool()
         confidence, correct = (v[kept].double().cpu() for v in (batch.confidence, batch.correct))
-        order = torch.argsort(confidence)
-        groups = torch.tensor_split(order, len(self.gamma_))
+        groups = torch.tensor_split(torch.argsort(confidence), len(self.gamma_))
         ends = [float(confidence[group].max()) for group in groups[:-1] if len(group)]
         ends += [1.0] * (len(self.edges_) - len(ends))
-        gap = torch.tensor(
-            [float((confidence - correct)[g].mean()) if len(g) else 0.0 for g in groups]
-        )
+        excess = confidence - correct
+        gap = torch.tensor([float(excess[g].mean()) if len(g) else 0.0 for g in groups])
         self.edges_.copy_(torch.tensor(np.maximum.accumulate(ends)))
         self.gamma_.copy_(self._moved(self.gamma_, gap.to(self.gamma_)))
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calibrant.losses.base import Batch, batch_of, summed_over_ranks
-from calibrant.losses.modules import Loss, regularised_by
+from calibrant.losses.base import Batch, Extra, Loss, batch_of, regularised_by, summed_over_ranks
 from calibrant.losses.smoothing import entropy
 
 
@@ -29,12 +28,6 @@ def mmce(
     :math:`n - m`; it is 0 where one kind is missing. Published code divides by these numbers
     ``twice``, which makes the term vanish in large batches, and adds it with a weight of 2.
 
-    Returns
-    -------
-    ()
-
-    Examples
-    --------
     >>> mmce(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]), weighted=False)
     tensor(1.0000e-05)
     """
@@ -60,8 +53,6 @@ def mdca(logits: Tensor, labels: Tensor) -> Tensor:
 
     .. math:: \frac1K \sum_k \Bigl| \frac1n \sum_i p_{ik} - \frac1n \sum_i [y_i = k] \Bigr|
 
-    Examples
-    --------
     >>> mdca(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
     tensor(0.5000)
     """
@@ -80,8 +71,6 @@ def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0
     with the mean confidence :math:`C_b` and accuracy :math:`A_b` under the memberships
     :math:`w_{ib}` of the soft bins.
 
-    Examples
-    --------
     >>> soft_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
     tensor(0.4999)
     """
@@ -109,45 +98,38 @@ def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
     being right and certain: with a large weight (published code has 3) from the first step on, a
     network learns nothing.
 
-    Examples
-    --------
     >>> avuc(torch.tensor([[9.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0]))
     tensor(0.0001)
     """
     batch = batch_of(logits, labels)
-    doubt = entropy(batch.log_probs)
-    certain, sure = (doubt.detach() <= threshold).to(doubt.dtype), 1 - doubt.tanh()
-    confidence, right = batch.confidence, batch.correct
-    good = right * certain * confidence * sure + (1 - right) * (1 - certain) * (1 - confidence) * (
-        1 - sure
-    )
-    bad = (
-        right * (1 - certain) * confidence * (1 - sure)
-        + (1 - right) * certain * (1 - confidence) * sure
-    )
-    return (bad * batch.mask).sum().div((good * batch.mask).sum().clamp(min=1e-12)).log1p()
+    doubt, confidence, right = entropy(batch.log_probs), batch.confidence, batch.correct.bool()
+    certain, sure = doubt.detach() <= threshold, 1 - doubt.tanh()
+    value = torch.where(right, confidence, 1 - confidence) * torch.where(certain, sure, 1 - sure)
+    good = torch.where(right == certain, value * batch.mask, 0).sum()
+    bad = torch.where(right == certain, 0, value * batch.mask).sum()
+    return bad.div(good.clamp(min=1e-12)).log1p()
 
 
 class CRL(nn.Module):
-    r"""Correctness ranking loss: what was right more often is to be more confident.
+    r"""Correctness ranking loss: examples that were right more often get more confidence.
 
     .. math:: -\log p_y + \lambda \operatorname{mean}_i
         \max\bigl(0,\ |k_i - k_j| - \operatorname{sign}(k_i - k_j)(c_i - c_j)\bigr)
 
     over neighbours :math:`j` of the batch, where :math:`k` is the share of past epochs in which
     the model was right about a training example. The loss keeps that history: pass the numbers
-    of the examples as ``indices``, from 0 to ``samples - 1``.
+    of the examples as ``indices``, from 0 to ``examples - 1``.
 
     Parameters
     ----------
-    samples : int
+    examples : int
         Size of the training set.
     weight : float
         :math:`\lambda`.
 
     Examples
     --------
-    >>> loss = CRL(samples=100)
+    >>> loss = CRL(examples=100)
     >>> logits, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
     >>> loss(logits, labels, indices=torch.tensor([5, 7]))
     tensor(0.7201)
@@ -156,38 +138,29 @@ class CRL(nn.Module):
     right_: Tensor
     seen_: Tensor
 
-    def __init__(self, samples: int, *, weight: float = 1.0) -> None:
+    def __init__(self, examples: int, *, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = weight
-        self.register_buffer("right_", torch.zeros(samples))
-        self.register_buffer("seen_", torch.zeros(samples))
+        self.register_buffer("right_", torch.zeros(examples))
+        self.register_buffer("seen_", torch.zeros(examples))
 
     def forward(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
+        self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
     ) -> Tensor:
         """Mean loss of a batch ``(n, classes)``; in training mode its outcome joins the history."""
         if indices is None:
             raise ValueError("CRL needs indices=, the number of each example in the training set")
         batch = batch_of(logits, labels)
-        past = self._past(indices)
+        low, high = self.right_.min(), self.seen_.max()
+        past = (self.right_[indices] - low) / (high - low).clamp(min=1)
         confidence = batch.confidence
-        rank = (past - past.roll(-1)).sign() * (confidence - confidence.roll(-1))
-        penalty = ((past - past.roll(-1)).abs() - rank).clamp(min=0)
+        lead = past - past.roll(-1)
+        penalty = (lead.abs() - lead.sign() * (confidence - confidence.roll(-1))).clamp(min=0)
         pairs = batch.mask * batch.mask.roll(-1)
         loss = batch.mean(-batch.own) + self.weight * (penalty * pairs).sum() / pairs.sum().clamp(1)
         if self.training:
             self._remember(indices, batch)
         return loss
-
-    @torch.no_grad()
-    def _past(self, indices: Tensor) -> Tensor:
-        """Share of right answers so far, stretched over its range in the data."""
-        low, high = self.right_.min(), self.seen_.max()
-        return (self.right_[indices] - low) / (high - low).clamp(min=1)
 
     @torch.no_grad()
     def _remember(self, indices: Tensor, batch: Batch) -> None:

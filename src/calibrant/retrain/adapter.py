@@ -11,28 +11,15 @@ from calibrant.retrain.maccal import MaCCal
 
 
 class RetrainedClassifier(Calibrator):
-    """A retrained classifier as a calibrator: logits are ignored, features are classified.
-
-    It goes wherever a fitted calibrator with features goes: behind a model, onto prediction
-    files, into an export. Predicted classes are those of the new classifier.
-
-    Parameters
-    ----------
-    retrained : MaCCal
-        Fitted.
-    """
+    """A fitted :class:`MaCCal` as a calibrator: logits are ignored, features are classified."""
 
     needs_features = True
 
     def __init__(self, retrained: MaCCal) -> None:
         super().__init__()
-        self.retrained = retrained
-        self._adopt_sizes()
-
-    def _adopt_sizes(self) -> None:
-        self._store(width_=self.retrained.width)
-        self._width = self.retrained.width
-        self._set_classes(self.retrained.classes)
+        self.retrained, self._width = retrained, retrained.width
+        self._store(width_=retrained.width)
+        self._set_classes(retrained.classes)
 
     def size(self, classes: int) -> int:
         """Return the number of trained weights."""
@@ -52,13 +39,7 @@ class RetrainedClassifier(Calibrator):
 
 
 def as_calibrator(module: nn.Module) -> Calibrator:
-    """Return a calibrator as it is, and a retrained classifier as a calibrator.
-
-    >>> as_calibrator(MaCCal())
-    Traceback (most recent call last):
-    ...
-    ValueError: this MaCCal is not fitted: call fit(features, labels) first
-    """
+    """Return a calibrator as it is, and a retrained classifier as a calibrator."""
     if isinstance(module, Calibrator):
         return module
     if not isinstance(module, MaCCal):

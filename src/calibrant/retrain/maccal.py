@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -16,44 +16,23 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant._core import checks
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import (
-    IGNORED,
-    Values,
-    as_scores,
-    check_finite_rows,
-    check_labels,
-    check_whole,
-    warn,
-)
+from calibrant._core.checks import IGNORED, Values, warn
 from calibrant._core.chunks import Progress, as_tensor
 from calibrant._core.torch_models import digest
-from calibrant.retrain.backbone import count_outputs, feature_batches, last_layer
-from calibrant.retrain.keep_rate import Epoch, KeepRate
-from calibrant.retrain.labelled_features import (
-    CHUNK,
-    Batch,
-    LabelledFeatures,
-    as_labelled_features,
-    count_classes,
-    stratified_share,
-)
-from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
+from calibrant.retrain import features as frozen
+from calibrant.retrain.features import Batch, LabelledFeatures, as_labelled_features
+from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-TRAINING_GAMMA = 0.95
-"""Default gamma without held-out examples, where accuracy on the training set is inflated."""
-EPOCHS, STEPS = 20, 2000
-"""Default number of epochs, and the least number of steps: small data get more epochs."""
-WARM_UP = 100
-"""Steps before the controller starts. An untrained classifier is over-confident, and would lose
-its weights before it learns."""
-LEAST_LIFT = 1.5
-"""Accuracy relative to chance below which a warning says that little was learned."""
-SETTLED = 0.02
-"""Largest final gap between confidence and its target that passes without a warning."""
+TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
+EPOCHS, STEPS = (
+    20,
+    2000,
+)  # default epochs, and the least number of steps: small data get more epochs
+WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
+LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
+SETTLED = 0.02  # largest final gap between confidence and its target without a warning
 
 
 @dataclass
@@ -63,12 +42,16 @@ class _Run:
     classifier: MaskedClassifier
     optimiser: torch.optim.Optimizer
     controller: KeepRate
+    watched: LabelledFeatures | None  # held-out examples that control the keep rate
     fingerprint: str  # of the options and the data
     epochs: int
+    checkpoint: Path | None
     steps: int = 0
     history: list[Epoch] = field(default_factory=list)
 
-    def save(self, path: Path) -> None:
+    def save(self) -> None:
+        if self.checkpoint is None:
+            return
         state = {
             "fingerprint": self.fingerprint,
             "classifier": self.classifier.state_dict(),
@@ -77,16 +60,16 @@ class _Run:
             "steps": self.steps,
             "history": [tuple(epoch) for epoch in self.history],
         }
-        with replacing(path) as temporary:
+        with replacing(self.checkpoint) as temporary:
             torch.save(state, temporary)
 
-    def resume(self, path: Path) -> None:
-        state = torch.load(path, map_location=self.classifier.keep_.device, weights_only=True)
+    def resume(self) -> None:
+        path, device = self.checkpoint, self.classifier.keep_.device
+        if path is None or not path.exists():
+            return
+        state = torch.load(path, map_location=device, weights_only=True)
         if state.get("fingerprint") != self.fingerprint:
-            raise ValueError(
-                f"{path} is the checkpoint of a run with other data or options: delete it, or name "
-                "another file"
-            )
+            raise ValueError(f"{path} is of a run with other data or options: delete or rename it")
         self.classifier.load_state_dict(state["classifier"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.controller = KeepRate(**state["controller"])
@@ -100,11 +83,8 @@ class MaCCal(nn.Module):
     The features are frozen and the last layer is replaced by a :class:`MaskedClassifier`. In each
     batch a weight is kept with probability q; the others take no part in the forward pass and are
     not changed by the step. After each epoch :class:`KeepRate` moves q, so that confidence
-    approaches gamma times the accuracy. Widths, rates and the update of q are not published; the
-    values here were chosen by measurements, see the page on MaC-Cal.
-
-    It maps features, not logits. What takes calibrators with features takes it too, and then
-    ignores the logits.
+    approaches gamma times the accuracy. It maps features, not logits, and can be used wherever
+    calibrators with features can. The page on MaC-Cal says how the defaults were chosen.
 
     Parameters
     ----------
@@ -168,33 +148,26 @@ class MaCCal(nn.Module):
     ) -> None:
         super().__init__()
         self.bottleneck, self.epochs, self.batch_size = bottleneck, epochs, batch_size
-        self.rate, self.decay = rate, decay
         self.keep, self.least_keep, self.gamma, self.step = keep, least_keep, gamma, step
-        self.samples, self.seed = samples, seed
-        self._check_options()
-        self.classifier = MaskedClassifier(1, 1)  # replaced by one of the right size in a fit
-        self.register_buffer("history_", torch.zeros(0, len(Epoch._fields)))
-
-    def _check_options(self) -> None:
+        self.rate, self.decay, self.samples, self.seed = rate, decay, samples, seed
         for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
-            check_whole(name, getattr(self, name), least)
+            checks.check_whole(name, getattr(self, name), least)
         for name in ("bottleneck", "epochs"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
-        lowest = self.least_keep
+                checks.check_whole(name, getattr(self, name))
         limits = {
-            "rate": (0 < self.rate < math.inf, "above 0"),
-            "decay": (0 <= self.decay < math.inf, "at least 0"),
-            "step": (0 <= self.step < math.inf, "at least 0"),
-            "least_keep": (0 < lowest <= 1, "above 0 and at most 1"),
-            "keep": (lowest <= self.keep <= 1, f"from least_keep ({lowest:g}) to 1"),
-            "gamma": (self.gamma is None or 0 < self.gamma <= 2, "None or in (0, 2]"),
+            "rate": (0 < rate < math.inf, "above 0"),
+            "decay": (0 <= decay < math.inf, "at least 0"),
+            "step": (0 <= step < math.inf, "at least 0"),
+            "least_keep": (0 < least_keep <= 1, "above 0 and at most 1"),
+            "keep": (least_keep <= keep <= 1, f"from least_keep ({least_keep:g}) to 1"),
+            "gamma": (gamma is None or 0 < gamma <= 2, "None or in (0, 2]"),
         }
         for name, (valid, wanted) in limits.items():
             if not valid:
                 raise ValueError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
-
-    # ------------------------------------------------------------------------------------ state
+        self.classifier = MaskedClassifier(1, 1)  # replaced by one of the right size in a fit
+        self.register_buffer("history_", torch.zeros(0, len(Epoch._fields)))
 
     @property
     def classes(self) -> int:
@@ -229,8 +202,6 @@ class MaCCal(nn.Module):
             f"{self.size:,} parameters, keep rate {self.history[-1].keep:.3f}"
         )
 
-    # -------------------------------------------------------------------------------------- fit
-
     def fit(
         self,
         features: Values,
@@ -241,53 +212,47 @@ class MaCCal(nn.Module):
         sample_weight: Values | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> Self:
+    ) -> MaCCal:
         """Train a new classifier on cached features; an earlier fit is forgotten.
 
         Parameters
         ----------
         features : (..., width)
-            Inputs of the last layer, for the training set of the network. Half precision and
-            memory-mapped arrays are converted one batch at a time.
+            Inputs of the last layer for the training set, converted one batch at a time.
         labels : (...) integers, -100 ignored
         held_out : (features, labels), or float, optional
-            Examples that the network was not trained on, such as its validation set, by which q
-            is controlled: by far the best choice. A share takes part of the given examples, which
-            is valid only if the network has not seen those. Without held-out examples confidence
-            and accuracy are compared on the training set, with masks.
+            Examples that the network was not trained on, by which q is controlled: by far the best
+            choice. A float holds out that share of the examples, which is valid only if the network
+            has not seen them. By default q is controlled by the training set, with masks.
         classes : int, optional
             By default the largest label plus one.
         sample_weight : (...) or fewer leading dimensions, optional
             Weights of the examples; 0 leaves one out.
         checkpoint : path, optional
-            Written after each epoch. A run that finds one continues from it, with the result of
-            an uninterrupted run.
+            File that is written after each epoch, and from which a run continues if it exists.
         progress : callable, optional
             Called with (epochs done, epochs in all).
-
-        Returns
-        -------
-        self
         """
         train = as_labelled_features(features, labels, sample_weight)
-        count = count_classes(train.labels[train.kept], classes)
-        check_labels(train.labels, count)
+        present = np.unique(train.labels[train.kept])
+        if len(present) < 2:
+            raise ValueError(f"labels must have at least two classes, got only {present[0]}")
+        count = int(present[-1]) + 1 if classes is None else classes
+        checks.check_labels(train.labels, count)
         train, watched = self._hold_out(train, held_out, count)
-        device = self.history_.device
 
         def batches(epoch: int) -> Iterator[Batch]:
             order = np.random.default_rng((self.seed, epoch)).permutation(train.kept)
             for start in range(0, len(order), self.batch_size):
-                yield train.batch(order[start : start + self.batch_size], device)
+                yield train.batch(order[start : start + self.batch_size], self.history_.device)
 
-        steps = -(-len(train.kept) // self.batch_size)
-        run = self._new_run(
+        sizes, steps = (
             (int(train.features.shape[-1]), count),
-            watched is not None,
-            "".join(data.fingerprint() for data in (train, watched) if data is not None),
-            max(EPOCHS, -(-STEPS // steps)),
+            -(-len(train.kept) // self.batch_size),
         )
-        return self._train(run, batches, watched, checkpoint, progress)
+        epochs = max(EPOCHS, -(-STEPS // steps))
+        run = self._new_run(sizes, train.fingerprint(), watched, epochs, checkpoint)
+        return self._train(run, batches, progress)
 
     def fit_model(
         self,
@@ -298,55 +263,48 @@ class MaCCal(nn.Module):
         name: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> Self:
+    ) -> MaCCal:
         """Train a new classifier on the features that a frozen network computes.
 
-        The network runs in ``eval`` mode without gradients and is bit-identical afterwards.
-        :func:`replace_head` then puts the new classifier into it.
+        The network runs in ``eval`` mode and is not changed; :func:`replace_head` then puts the
+        new classifier into it.
 
         Parameters
         ----------
         model : nn.Module
             With outputs as for :func:`calibrant.calibrated`.
         loader : iterable of batches
-            Iterated once per epoch, in its own order; it may augment and shuffle. Batches are as
-            for :func:`calibrant.collect`.
+            As for :func:`calibrant.collect`, iterated once per epoch; it may augment and shuffle.
         held_out : iterable of batches, optional
-            A loader of examples that the network was not trained on, without augmentation, by
-            which q is controlled. Their features are held in memory.
+            Examples that the network was not trained on, without augmentation, by which q is
+            controlled. Their features are held in memory.
         name : str, optional
             The last layer, as for :func:`replace_head`.
         checkpoint, progress
-            As for :meth:`fit`. A continued run equals an uninterrupted one if the loader yields
-            the same batches for the same epoch.
-
-        Returns
-        -------
-        self
+            As for :meth:`fit`.
         """
-        classes = count_outputs(model, loader)
-        layer = last_layer(model, classes, name)
-        device = self.history_.device
+        classes = frozen.count_outputs(model, loader)
+        layer = frozen.last_layer(model, classes, name)
 
         def batches(_: int) -> Iterator[Batch]:
-            for features, labels in feature_batches(model, loader, layer):
+            for features, labels in frozen.feature_batches(model, loader, layer):
                 if (labels != IGNORED).any():
-                    data = as_labelled_features(features.float(), labels)
-                    check_labels(data.labels, classes)
-                    yield data.batch(data.kept, device)
+                    data = as_labelled_features(features, labels, classes=classes)
+                    yield data.batch(data.kept, self.history_.device)
 
-        watched = None if held_out is None else _held_out_features(model, held_out, layer, classes)
-        linear = model.get_submodule(layer)
-        assert isinstance(linear, nn.Linear)
-        fingerprint = f"{layer} {digest(model)} {'' if watched is None else watched.fingerprint()}"
-        run = self._new_run((linear.in_features, classes), watched is not None, fingerprint, EPOCHS)
-        return self._train(run, batches, watched, checkpoint, progress)
+        watched = None
+        if held_out is not None:
+            parts = list(zip(*frozen.feature_batches(model, held_out, layer), strict=True))
+            if not parts:
+                raise ValueError("held_out must have at least one batch, got none")
+            inputs, targets = (torch.cat([values.cpu() for values in part]) for part in parts)
+            watched = as_labelled_features(inputs, targets, classes=classes, name="held_out ")
+        sizes = int(model.get_submodule(layer).in_features), classes  # type: ignore[arg-type]
+        run = self._new_run(sizes, f"{layer} {digest(model)} ", watched, EPOCHS, checkpoint)
+        return self._train(run, batches, progress)
 
     def _hold_out(
-        self,
-        train: LabelledFeatures,
-        held_out: tuple[Values, Values] | float | None,
-        classes: int,
+        self, train: LabelledFeatures, held_out: tuple[Values, Values] | float | None, classes: int
     ) -> tuple[LabelledFeatures, LabelledFeatures | None]:
         """Return the examples to learn from and those that control q."""
         if held_out is None:
@@ -354,30 +312,35 @@ class MaCCal(nn.Module):
         if isinstance(held_out, (int, float)):
             if not 0 < held_out <= 0.5:
                 raise ValueError(f"held_out must be a share in (0, 0.5], got {held_out}")
-            part = train.kept[stratified_share(train.labels[train.kept], held_out, self.seed)]
+            kept = train.kept
+            part = kept[frozen.stratified_share(train.labels[kept], held_out, self.seed)]
             if not len(part):
-                raise ValueError(f"held_out={held_out} of {len(train.kept)} examples is none")
-            return train.without(part), train._replace(kept=part)
+                raise ValueError(f"held_out={held_out} of {len(kept)} examples is none")
+            return train._replace(kept=np.setdiff1d(kept, part)), train._replace(kept=part)
         if not isinstance(held_out, (tuple, list)) or len(held_out) != 2:
-            raise TypeError(
-                f"held_out must be (features, labels) or a share, got {type(held_out).__name__}"
-            )
-        watched = as_labelled_features(*held_out, name="held_out ")
+            kind = type(held_out).__name__
+            raise TypeError(f"held_out must be (features, labels) or a share, got {kind}")
+        watched = as_labelled_features(*held_out, classes=classes, name="held_out ")
         wanted, width = int(train.features.shape[-1]), int(watched.features.shape[-1])
         if wanted != width:
             raise ValueError(f"held_out features must be (..., {wanted}), got a width of {width}")
-        check_labels(watched.labels, classes)
         return train, watched
 
     def _new_run(
-        self, sizes: tuple[int, int], held_out: bool, fingerprint: str, epochs: int
+        self,
+        sizes: tuple[int, int],
+        data: str,
+        watched: LabelledFeatures | None,
+        epochs: int,
+        checkpoint: str | os.PathLike[str] | None,
     ) -> _Run:
         classifier = self._new_classifier(*sizes, self.bottleneck)
         optimiser = torch.optim.Adam(classifier.parameters(), lr=self.rate, weight_decay=self.decay)
-        gamma = self.gamma or (1.0 if held_out else TRAINING_GAMMA)
+        gamma = self.gamma or (TRAINING_GAMMA if watched is None else 1.0)
         controller = KeepRate(self.keep, self.step, gamma, self.least_keep)
-        fingerprint = f"{self.config()} {sizes} {fingerprint}"
-        return _Run(classifier, optimiser, controller, fingerprint, self.epochs or epochs)
+        fingerprint = f"{self.config()} {sizes} {data}{watched.fingerprint() if watched else ''}"
+        path, count = Path(checkpoint) if checkpoint else None, self.epochs or epochs
+        return _Run(classifier, optimiser, controller, watched, fingerprint, count, path)
 
     def _new_classifier(self, width: int, classes: int, bottleneck: int | None) -> MaskedClassifier:
         classifier = MaskedClassifier(
@@ -386,35 +349,25 @@ class MaCCal(nn.Module):
         return classifier.to(self.history_.device)
 
     def _train(
-        self,
-        run: _Run,
-        batches: Callable[[int], Iterable[Batch]],
-        watched: LabelledFeatures | None,
-        checkpoint: str | os.PathLike[str] | None,
-        progress: Progress | None,
-    ) -> Self:
-        path = None if checkpoint is None else Path(checkpoint)
-        if path is not None and path.exists():
-            run.resume(path)
+        self, run: _Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
+    ) -> MaCCal:
+        run.resume()
         for epoch in range(len(run.history), run.epochs):
             if run.steps >= WARM_UP:
                 last = run.history[-1]
                 run.controller.update(last.confidence, last.accuracy)
-            run.history.append(self._epoch(run, batches(epoch), watched, epoch))
-            if path is not None:
-                run.save(path)
+            run.history.append(self._epoch(run, batches(epoch), epoch))
+            run.save()
             if progress is not None:
                 progress(epoch + 1, run.epochs)
         self.classifier = run.classifier.requires_grad_(False)
         self.history_ = torch.tensor(run.history, device=self.history_.device)
         if self.step:
-            self._warn_of_failure(run, watched is not None)
+            self._warn_of_failure(run)
         return self
 
-    def _epoch(
-        self, run: _Run, batches: Iterable[Batch], watched: LabelledFeatures | None, epoch: int
-    ) -> Epoch:
-        device = run.classifier.keep_.device
+    def _epoch(self, run: _Run, batches: Iterable[Batch], epoch: int) -> Epoch:
+        device = self.history_.device
         # seeded by the epoch, so that a continued run takes the same steps
         random = torch.Generator(device).manual_seed(1_000_003 * self.seed + epoch)
         for group in run.optimiser.param_groups:
@@ -431,8 +384,8 @@ class MaCCal(nn.Module):
         if not math.isfinite(loss_sum):
             raise ValueError(f"the loss became {loss_sum} in epoch {epoch + 1}: lower rate")
         seen = confidence / weight, correct / weight
-        if watched is not None:
-            seen = self._watch(run.classifier, watched, random)
+        if run.watched is not None:
+            seen = self._watch(run.classifier, run.watched)
         return Epoch(float(run.classifier.keep_), *seen, loss_sum / weight)
 
     def _learn(self, run: _Run, batch: Batch, random: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -448,32 +401,24 @@ class MaCCal(nn.Module):
 
     @torch.no_grad()
     def _watch(
-        self, classifier: MaskedClassifier, watched: LabelledFeatures, random: torch.Generator
+        self, classifier: Callable[[Tensor], Tensor], watched: LabelledFeatures
     ) -> tuple[float, float]:
         """Return confidence and accuracy of the predictions that this classifier would make."""
-        sums = torch.zeros(4, device=classifier.keep_.device)
-        for batch in watched.chunks(classifier.keep_.device):
-            sums += _sums(
-                self._watched_logits(classifier, batch, random), batch, sums.new_zeros(())
-            )
+        sums = torch.zeros(4, device=self.history_.device)
+        for batch in watched.chunks(sums.device):
+            sums += _sums(classifier(batch.features), batch)
         weight, _, confidence, correct = sums.tolist()
         return confidence / weight, correct / weight
 
-    def _watched_logits(
-        self, classifier: MaskedClassifier, batch: Batch, random: torch.Generator
-    ) -> Tensor:
-        logits: Tensor = classifier(batch.features)
-        return logits
-
-    def _warn_of_failure(self, run: _Run, held_out: bool) -> None:
+    def _warn_of_failure(self, run: _Run) -> None:
         last = run.history[-1]
         target = run.controller.gamma * last.accuracy
         if last.accuracy * self.classes < LEAST_LIFT:
             warn(
-                f"the classifier has hardly learned: accuracy {100 * last.accuracy:.1f} %; train "
-                "for more epochs, or raise rate"
+                f"the classifier has hardly learned: accuracy {last.accuracy:.3f}; train for more "
+                "epochs, or raise rate"
             )
-        elif held_out and last.accuracy == 1:
+        elif run.watched is not None and last.accuracy == 1:
             warn(
                 "every held-out example is predicted right, so over-confidence cannot be seen: "
                 "hold out examples that the network was not trained on"
@@ -484,8 +429,6 @@ class MaCCal(nn.Module):
                 f"{target:.3f}, at a keep rate of {last.keep:.3f} in [{self.least_keep:g}, 1]; "
                 "train for more epochs, or widen the bounds"
             )
-
-    # -------------------------------------------------------------------------------------- use
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits ``(..., classes)`` of features ``(..., width)``, the largest of a row 0."""
@@ -500,16 +443,17 @@ class MaCCal(nn.Module):
     def predict_proba(self, features: ArrayLike) -> NDArray[Any]: ...
     def predict_proba(self, features: Values) -> Tensor | NDArray[Any]:
         """Return probabilities ``(..., classes)``: an array for an array, a tensor for a tensor."""
-        inputs = as_scores(features, "features")
+        inputs = checks.as_scores(features, "features")
         if not self.classes or inputs.ndim == 0 or inputs.shape[-1] != self.width:
             self(torch.zeros(tuple(inputs.shape)))  # raises the error that explains it
         rows = inputs.reshape(-1, self.width)
         probs = torch.zeros(len(rows), self.classes, device=self.history_.device)
         with torch.no_grad():
-            for start in range(0, len(rows), CHUNK):
-                chunk = as_tensor(rows[start : start + CHUNK]).to(probs.device)
-                check_finite_rows(chunk)
-                probs[start : start + CHUNK] = self(chunk).softmax(-1)
+            for start in range(0, len(rows), frozen.CHUNK):
+                some = slice(start, start + frozen.CHUNK)
+                chunk = as_tensor(rows[some]).to(probs.device)
+                checks.check_finite_rows(chunk, np.arange(start, start + len(chunk)))
+                probs[some] = self(chunk).softmax(-1)
         probs = probs.reshape(*inputs.shape[:-1], self.classes)
         return probs.to(features.device) if isinstance(features, Tensor) else probs.cpu().numpy()
 
@@ -517,36 +461,18 @@ class MaCCal(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
     ) -> None:
         """Take the sizes of the classifier and of the history from the state."""
-        first, second = (state_dict.get(f"{prefix}classifier.{n}.weight") for n in _LAYERS)
+        names = (f"{prefix}classifier.{layer}.weight" for layer in ("first", "second"))
+        first, second = map(state_dict.get, names)
         if first is not None and second is not None:
             sizes = first.shape[1], second.shape[0], first.shape[0]
             self.classifier = self._new_classifier(*sizes).requires_grad_(False)
-        if f"{prefix}history_" in state_dict:
-            self.history_ = torch.empty_like(
-                state_dict[f"{prefix}history_"], device=self.history_.device
-            )
+        history = state_dict.get(f"{prefix}history_")
+        if history is not None:
+            self.history_ = torch.empty_like(history, device=self.history_.device)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 
 
-_LAYERS = ("first", "second")
-
-
-def _held_out_features(
-    model: nn.Module, loader: Iterable[Any], layer: str, classes: int
-) -> LabelledFeatures:
-    batches = list(feature_batches(model, loader, layer))
-    if not batches:
-        raise ValueError("held_out must have at least one batch, got none")
-    features, labels = (
-        torch.cat([values.float().cpu() for values in column])
-        for column in zip(*batches, strict=True)
-    )
-    watched = as_labelled_features(features, labels.long(), name="held_out ")
-    check_labels(watched.labels, classes)
-    return watched
-
-
-def _sums(logits: Tensor, batch: Batch, loss: Tensor) -> Tensor:
+def _sums(logits: Tensor, batch: Batch, loss: Tensor | float = 0.0) -> Tensor:
     """Return the sums of weight, loss, confidence and correct answers over a batch."""
     confidence, top = logits.softmax(-1).max(-1)
     weight, total = batch.weight, batch.weight.sum()

@@ -1,33 +1,19 @@
-"""A two-layer classifier whose weights are masked at random during training."""
+"""A two-layer classifier with randomly masked weights, and the control of its keep rate."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Masks = tuple[Tensor, Tensor]
-"""Factors of the weights of both layers: ones and zeros, or one number each."""
-
-
-class _MaskedLinear(nn.Linear):
-    """A linear layer with masked weights and an unmasked bias."""
-
-    def reset_parameters(self) -> None:
-        """Leave initialisation to :meth:`initialise`, which is seeded."""
-
-    def initialise(self, random: torch.Generator) -> None:
-        """Draw weights and bias uniformly within one over the root of the number of inputs."""
-        bound = 1 / math.sqrt(self.in_features)
-        with torch.no_grad():
-            for values in (self.weight, self.bias):
-                values.uniform_(-bound, bound, generator=random)
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
-        return F.linear(inputs, self.weight * mask, self.bias)
+Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
+HALVINGS, LARGEST_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
 
 
 class MaskedClassifier(nn.Module):
@@ -41,16 +27,11 @@ class MaskedClassifier(nn.Module):
 
     Parameters
     ----------
-    width : int
-        Number of features.
-    classes : int
-    bottleneck : int, optional
-        Units between the layers; ``min(256, max(64, classes, width // 4))`` by default.
-    samples : int
-        With 0, one pass with the expected masks. Else the probabilities are averaged over that
-        many masks, the same ones for every call, and their logarithms returned.
-    seed : int
-        Of the weights at the start, and of those masks.
+    width, classes : int
+        Numbers of features and of classes.
+    bottleneck, samples, seed : int
+        As for :class:`MaCCal`. Averages over masks use the same ones in every call, and return the
+        logarithms of the mean probabilities.
 
     Attributes
     ----------
@@ -76,60 +57,59 @@ class MaskedClassifier(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.width, self.classes = width, classes
+        self.width, self.classes, self.samples, self.seed = width, classes, samples, seed
         self.bottleneck = bottleneck or min(256, max(64, classes, width // 4))
-        self.samples, self.seed = samples, seed
-        self.first = _MaskedLinear(width, self.bottleneck)
-        self.second = _MaskedLinear(self.bottleneck, classes)
+        # without torch's own initial values, which would advance its global random state
+        self.first = nn.utils.skip_init(nn.Linear, width, self.bottleneck)
+        self.second = nn.utils.skip_init(nn.Linear, self.bottleneck, classes)
         random = torch.Generator().manual_seed(seed)
-        self.first.initialise(random)
-        self.second.initialise(random)
+        for layer in (self.first, self.second):
+            bound = 1 / math.sqrt(layer.in_features)
+            nn.init.uniform_(layer.weight, -bound, bound, generator=random)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=random)
         self.register_buffer("keep_", torch.tensor(1.0))
 
     def forward(self, features: Tensor, masks: Masks | None = None) -> Tensor:
         """Logits ``(..., classes)`` of features ``(..., width)``."""
         if features.ndim == 0 or features.shape[-1] != self.width:
-            raise ValueError(
-                f"features must be (..., {self.width}), the inputs of the layer that this "
-                f"classifier replaces, got {tuple(features.shape)}"
-            )
+            wanted = f"(..., {self.width}), the inputs of the last layer"
+            raise ValueError(f"features must be {wanted}, got {tuple(features.shape)}")
         if masks is None and self.samples:
             return self._averaged(features)
         first, second = masks or (self.keep_, self.keep_)
         inputs = features.to(self.first.weight.dtype)
-        logits: Tensor = self.second(F.relu(self.first(inputs, first)), second)
-        return logits
+        hidden = F.relu(F.linear(inputs, self.first.weight * first, self.first.bias))
+        return F.linear(hidden, self.second.weight * second, self.second.bias)
 
     def draw(self, random: torch.Generator) -> Masks:
         """Draw masks of ones and zeros for both weight matrices."""
+        return self._masks(lambda shape: torch.rand(shape, generator=random, device=random.device))
+
+    def _masks(self, uniform: Callable[[torch.Size], Tensor]) -> Masks:
         first, second = (
-            self._kept(torch.rand(layer.weight.shape, generator=random, device=random.device))
+            (uniform(layer.weight.shape).to(self.keep_.device) < self.keep_).to(layer.weight.dtype)
             for layer in (self.first, self.second)
         )
         return first, second
 
-    def _kept(self, uniform: Tensor) -> Tensor:
-        return (uniform.to(self.keep_.device) < self.keep_).to(self.first.weight.dtype)
-
     def _averaged(self, features: Tensor) -> Tensor:
         # NumPy draws are the same on every device, and constants in an exported graph
         random = np.random.default_rng(self.seed)
-        layers = self.first, self.second
-        logs = []
-        for _ in range(self.samples):
-            drawn = (random.random(layer.weight.shape, np.float32) for layer in layers)
-            first, second = (self._kept(torch.from_numpy(uniform)) for uniform in drawn)
-            logs.append(self(features, (first, second)).log_softmax(-1))
+
+        def uniform(shape: torch.Size) -> Tensor:
+            return torch.from_numpy(random.random(shape, np.float32))
+
+        masks = (self._masks(uniform) for _ in range(self.samples))
+        logs = [self(features, mask).log_softmax(-1) for mask in masks]
         return torch.stack(logs).logsumexp(0) - math.log(self.samples)
 
 
 def masked_step(
     optimiser: torch.optim.Optimizer, classifier: MaskedClassifier, masks: Masks
 ) -> None:
-    """Take a step of an optimiser that does not change masked weights.
+    """Take a step of an optimiser and restore masked weights.
 
-    A masked weight has no gradient, but momentum, the averages of Adam and weight decay would
-    still move it. So masked weights are restored after the step.
+    They have no gradient, but momentum, the averages of Adam and weight decay would move them.
 
     Examples
     --------
@@ -147,3 +127,50 @@ def masked_step(
     with torch.no_grad():
         for weight, mask, old in zip(weights, masks, before, strict=True):
             weight.copy_(torch.where(mask > 0, weight, old))
+
+
+@dataclass
+class KeepRate:
+    r"""The share q of weights that a mask keeps, controlled by confidence and accuracy.
+
+    .. math:: q \leftarrow \mathrm{clip}(q - \eta\,(\mathit{conf} - \gamma\,\mathit{acc}),
+        \; q_\mathrm{least}, \; 1)
+
+    Over-confidence lowers q. Whenever the gap changes its sign, :math:`\eta` is halved, down to a
+    sixteenth; with a fixed step q would oscillate. One update changes q by 0.1 at most. ``keep`` is
+    the initial q and ``step`` the initial :math:`\eta`, where 0 leaves q unchanged.
+
+    Examples
+    --------
+    >>> controller = KeepRate(0.9, step=2.0, gamma=1.0, least=0.1)
+    >>> round(controller.update(confidence=0.97, accuracy=0.94), 6)
+    0.84
+    >>> round(controller.update(confidence=0.90, accuracy=0.94), 6), controller.step
+    (0.88, 1.0)
+    """
+
+    keep: float
+    step: float
+    gamma: float
+    least: float
+    gap: float = 0.0
+    halvings: int = 0
+
+    def update(self, confidence: float, accuracy: float) -> float:
+        """Take one step and return the new share."""
+        gap = confidence - self.gamma * accuracy
+        if gap * self.gap < 0 and self.halvings < HALVINGS:
+            self.step, self.halvings = self.step / 2, self.halvings + 1
+        self.gap = gap
+        change = min(max(-self.step * gap, -LARGEST_CHANGE), LARGEST_CHANGE)
+        self.keep = min(max(self.keep + change, self.least), 1.0)
+        return self.keep
+
+
+class Epoch(NamedTuple):
+    """Figures of one epoch; confidence and accuracy are those that the controller used."""
+
+    keep: float
+    confidence: float
+    accuracy: float
+    loss: float

@@ -11,7 +11,7 @@ from torch import nn
 from calibrant.bench.train import trainer as training
 from calibrant.bench.train.images.image_set import ImageSplit, TrainingSplits
 from calibrant.bench.train.trainer import Trainer, channel_moments, shift_and_mirror
-from calibrant.losses.registry import LOSSES
+from calibrant.losses import LOSSES
 from tests.support.training import (
     CLASSES,
     NEAR,

@@ -11,7 +11,7 @@ from torch import nn
 from calibrant._core.checks import check_whole
 from calibrant._core.messages import unknown_name
 from calibrant.bench.train.networks import NETWORKS
-from calibrant.losses.registry import LOSSES, loss_name
+from calibrant.losses import LOSSES, loss_name
 
 PAPER_OPTIONS: dict[str, dict[str, Any]] = {
     "fedlas_ls": {"theta": 0.95},
@@ -61,12 +61,10 @@ class Recipe:
 
     def make_loss(self, classes: int, examples: int) -> nn.Module:
         """Build the loss; some need the number of classes or of examples."""
-        options = dict(self.loss_options)
-        if self.loss == "crl":
-            options = {"samples": examples, **options}
-        if self.loss.startswith("fedlas"):
-            options = {"classes": classes, **options}
-        elif isinstance(options.get("base"), str):
+        sizes = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
+        sizes["crl"] = {"examples": examples}
+        options = {**sizes.get(self.loss, {}), **self.loss_options}
+        if isinstance(options.get("base"), str) and not self.loss.startswith("fedlas"):
             options["base"] = LOSSES[loss_name(options["base"])]()
         try:
             return LOSSES[self.loss](**options)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrant.retrain.labelled_features import stratified_share
+from calibrant.retrain.features import stratified_share
 
 Pixels = NDArray[np.uint8]
 

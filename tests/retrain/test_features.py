@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.retrain.backbone import replace_head
+from calibrant.retrain.features import replace_head
 from calibrant.retrain.maccal import MaCCal
 from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
 from tests.support.features import CLASSES, QUICK, WIDTH, logits_by_hand

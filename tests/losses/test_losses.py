@@ -14,9 +14,10 @@ from torch.nn import functional as F
 import calibrant as cal
 from calibrant.losses import LOSSES, loss_name
 from calibrant.losses.base import brier, ce
+from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal, dual_focal, flsd, focal
 from calibrant.losses.regularisers import CRL, avuc, mdca, mmce, soft_ece
-from calibrant.losses.smoothing import FeDLaS, acls, cpc, ecp, ls, mbls
+from calibrant.losses.smoothing import acls, cpc, ecp, ls, mbls
 
 
 def gradient(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from calibrant.losses.base import (
     brier as brier,
     ce as ce,
 )
+from calibrant.losses.fedlas import FEDLAS, FeDLaS as FeDLaS
 from calibrant.losses.focal import (
     FOCAL_LOSSES,
     AdaFocal as AdaFocal,
@@ -30,9 +31,7 @@ from calibrant.losses.regularisers import (
     soft_ece as soft_ece,
 )
 from calibrant.losses.smoothing import (
-    FEDLAS,
     SMOOTHING_LOSSES,
-    FeDLaS as FeDLaS,
     acls as acls,
     cpc as cpc,
     ecp as ecp,

@@ -9,8 +9,8 @@ from torch import nn
 
 from calibrant.bench.train.networks import NETWORKS
 from calibrant.bench.train.results import result_rows
+from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.regularisers import CRL
-from calibrant.losses.smoothing import FeDLaS
 from tests.support.training import (
     CLASSES,
     NEAR,

@@ -25,8 +25,8 @@ from calibrant.bench.train.ranks import average_gradients, ranks, share_buffers
 from calibrant.bench.train.recipe import Recipe
 from calibrant.bench.train.training_log import GateStatistics, LogWriter
 from calibrant.losses.base import summed_over_ranks
+from calibrant.losses.fedlas import FeDLaS
 from calibrant.losses.focal import AdaFocal
-from calibrant.losses.smoothing import FeDLaS
 
 LEARNED, PROGRESS = ("network", "loss", "optimiser"), ("epoch", "best", "log", "signs")
 """Attributes of a trainer in its checkpoint."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrant._core.atomic_files import replacing
 from calibrant.losses.base import summed_over_ranks
-from calibrant.losses.smoothing import FeDLaS
+from calibrant.losses.fedlas import FeDLaS
 
 
 class LogWriter:

@@ -1528,7 +1528,7 @@ FAULTS = (
         "llm",
         '{other.digest, other.half} - {""}:',
         "{other.digest, other.half}:",
-        ("/test_llm_tables.py", "llm/test_huggingface"),
+        ("/test_llm_tables.py", "llm/test_fingerprint"),
     ),
     # Artifacts.
     Fault(

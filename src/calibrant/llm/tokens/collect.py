@@ -19,9 +19,9 @@ from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.torch_models import digest, evaluating, own_device
+from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.huggingface import (
     ModelReader,
-    fingerprint_of,
     has_head,
     input_embeddings,
     plain_model,

@@ -18,9 +18,8 @@ from calibrant._core.checks import (
     check_choice,
     warn,
 )
-from calibrant.calibrators.confidence_maps import fit_beta
+from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.calibrators.isotonic import counted, nothing, pooled, steps, tally
-from calibrant.calibrators.platt import fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.llm.answers.confidence import (
     SMALLEST,

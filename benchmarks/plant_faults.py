@@ -998,7 +998,7 @@ FAULTS = (
         "calibrators",
         "np.log((classes - 1) / odds)",
         "np.log(classes / odds)",
-        ("/test_smart.py", "calibrators/test_network"),
+        ("/test_smart.py", "calibrators/test_smart"),
     ),
     Fault(
         "before-and-after-swapped",
@@ -1025,7 +1025,7 @@ FAULTS = (
         "calibrators",
         "q.ece if q.accuracy >= now.accuracy - LEAST else math.inf",
         "q.ece",
-        ("test_affine",),
+        ("test_class_temperatures",),
     ),
     Fault(
         "cross-fit-on-own-fold",
@@ -1043,7 +1043,7 @@ FAULTS = (
             "/test_pieces.py",
             "calibrators/test_piecewise",
             "/test_binning_calibrators.py",
-            "calibrators/test_binning",
+            "calibrators/test_histogram",
         ),
     ),
     Fault(
@@ -1091,8 +1091,8 @@ FAULTS = (
     Fault(
         "isotonic-side-of-marks",
         "calibrators",
-        'np.searchsorted(marks, odds, side="right")',
-        'np.searchsorted(marks, odds, side="left")',
+        'np.searchsorted(hit_odds, odds, side="right")',
+        'np.searchsorted(hit_odds, odds, side="left")',
         ("test_isotonic",),
     ),
     Fault(
@@ -1114,7 +1114,7 @@ FAULTS = (
         "calibrators",
         "logit(uniform_edges(bins)[1:-1]) + SLACK",
         "logit(uniform_edges(bins)[1:-1]) - SLACK",
-        ("/test_binning_calibrators.py", "calibrators/test_binning"),
+        ("/test_binning_calibrators.py", "calibrators/test_histogram"),
     ),
     Fault(
         "change-of-confidence-sign",

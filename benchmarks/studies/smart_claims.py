@@ -22,7 +22,7 @@ import numpy as np
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.network import SmartIndicator, SmartObjective
+from calibrant.calibrators.smart import SmartIndicator, SmartObjective
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
 FEW = ("cifar10_resnet50", "cifar10_vgg19_bn", "cifar100_vgg16_bn", "cifar100_wideresnet16x4")

@@ -381,7 +381,7 @@ def test_what_cannot_be_chosen_is_refused():
         Auto(candidates=("none", "platt"))
     with pytest.raises(ValueError, match=f"candidates must be among {known}, got"):
         Auto(candidates=())
-    with pytest.raises(ValueError, match="folds must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="folds must be a whole number, at least 2, got 1"):
         Auto(folds=1)
 
 

@@ -2,91 +2,39 @@
 
 import itertools
 import math
-import os
-import subprocess
-import sys
-import warnings
 from typing import Any
 
 import calibration
 import numpy as np
 import pytest
 import torch
-from scipy.special import expit, log_softmax, logit, logsumexp, softmax
+from scipy.special import expit, log_softmax, logsumexp, softmax
 from sklearn.linear_model import LogisticRegression
 
 from calibrant._core.solve import time_limit
-from calibrant.calibrators import binning, histogram
+from calibrant.calibrators import binning
 from calibrant.calibrators.binning import BBQ, ScalingBinning
-from calibrant.calibrators.histogram import HistogramBinning, HistogramOneVsRest, class_odds
-from calibrant.calibrators.platt import FARTHEST, STEEPEST, fit_platt
-from calibrant.calibrators.step_maps import SLACK, ranked
+from calibrant.calibrators.histogram import (
+    HistogramBinning,
+    HistogramOneVsRest,
+    ranked,
+)
 from calibrant.calibrators.top_label import CERTAIN
+from tests.support.binned_maps import (
+    confidence,
+    quiet,
+    samples,
+    slow_bin,
+    slow_edges,
+    slow_means,
+    two_classes,
+)
 from tests.support.simulate import drawn
 
 TOP_LABEL = [HistogramBinning, BBQ, ScalingBinning]
+
+
 EVERY = [*TOP_LABEL, HistogramOneVsRest]
-
-
-def quiet(kind, logits, labels, *, weight=None, **options) -> Any:
-    """A fit; what it says about small samples is tested elsewhere."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return kind(**options).fit(logits, labels, sample_weight=weight)
-
-
-def two_classes(odds):
-    """Logits whose top class, the first, has these log-odds (which must not be negative)."""
-    return np.stack([odds, np.zeros_like(odds)], axis=1)
-
-
-def samples(rng, n, ties=False, slope=0.7):
-    """Log-odds of the top class, whether it was right, and weights."""
-    odds = rng.gamma(2, 1.5, n)
-    odds = np.ceil(2 * odds) / 2 if ties else odds
-    return odds, rng.random(n) < expit(slope * odds - 0.3), rng.integers(1, 4, n).astype(float)
-
-
-def confidence(kind, odds, right, weight=None, at=None, **options):
-    """What a fit says about the top class, as a float64 number: the lower label is right."""
-    fitted = quiet(kind, two_classes(odds), np.where(right, 0, 1), weight=weight, **options)
-    return fitted.predict_proba(two_classes(odds if at is None else at))[:, 0]
-
-
-# The definitions, one sample after the other
-
-
-def slow_edges(values, weight, bins):
-    """Halfway to the next value after the first one at which each share of the weight is full."""
-    distinct, total = sorted(set(values)), sum(weight)
-    edges = []
-    for wanted in range(1, bins):
-        so_far = 0.0
-        for place, value in enumerate(distinct):
-            so_far += sum(w for v, w in zip(values, weight, strict=True) if v == value)
-            if so_far >= total * wanted / bins - 1e-9:
-                if place + 1 < len(distinct):
-                    edges.append((value + distinct[place + 1]) / 2)
-                break
-    return sorted(set(edges))
-
-
-def slow_bin(value, edges):
-    """Number of the bin (low, high] of a value."""
-    for number, edge in enumerate(edges):
-        if value <= edge:
-            return number
-    return len(edges)
-
-
-def slow_means(values, outcome, weight, edges):
-    """Weighted mean of the outcomes in each bin, None where there are none."""
-    sums = [[0.0, 0.0] for _ in range(len(edges) + 1)]
-    for value, hit, w in zip(values, outcome, weight, strict=True):
-        total = sums[slow_bin(value, edges)]
-        total[0] += w
-        total[1] += w * hit
-    return [s / w if w else None for w, s in sums]
 
 
 def slow_bbq(odds, right, weight, at):
@@ -119,72 +67,6 @@ def slow_bbq(odds, right, weight, at):
     return np.average(says, axis=0, weights=scores)
 
 
-# Histogram binning
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize(("n", "bins"), [(1, 3), (2, 5), (40, 1), (40, 7), (41, 50), (200, 15)])
-def test_bins_of_equal_mass_are_those_of_the_definition(rng, n, bins, ties, weigh):
-    odds, right, weight = samples(rng, n, ties)
-    weight = weight if weigh else np.ones(n)
-    edges = slow_edges(odds.tolist(), weight.tolist(), bins)
-    means = slow_means(odds, right, weight, edges)
-    fitted = quiet(
-        HistogramBinning, two_classes(odds), np.where(right, 0, 1), weight=weight, bins=bins
-    )
-    assert len(edges) + 1 <= min(n, bins)
-    np.testing.assert_allclose(fitted.edges_, edges, atol=2e-4)
-    found = confidence(HistogramBinning, odds, right, weight, bins=bins, keep_argmax=False)
-    expected = [means[slow_bin(s, edges)] for s in odds]
-    np.testing.assert_allclose(found, expected, atol=1e-7)
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize("bins", [1, 4, 15])
-def test_bins_of_equal_width_are_those_of_the_definition(rng, bins, weigh):
-    odds, right, weight = samples(rng, 150)
-    odds = odds[odds < 3]  # so that the last bins are empty
-    right, weight = right[: len(odds)], (weight if weigh else np.ones(150))[: len(odds)]
-    edges = [i / bins for i in range(1, bins)]
-    sure = [1 / (1 + math.exp(-s)) for s in odds]
-    means = slow_means(sure, right, weight, edges)
-    centres = [(b + 0.5) / bins for b in range(bins)]
-    assert bins == 1 or None in means
-    at = np.append(odds, [4.0, 6.0])
-    found = confidence(
-        *(HistogramBinning, odds, right, weight, at), bins=bins, mass=False, keep_argmax=False
-    )
-    expected = []
-    for s in at:
-        b = slow_bin(1 / (1 + math.exp(-s)), edges)
-        mean = means[b]
-        expected.append(centres[b] if mean is None else mean)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("classes", [2, 3, 5])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_confidence_on_an_edge_is_in_the_bin_below_at_the_fit_and_later(classes, dtype):
-    """A confidence of 1/2, 1/3 or 1/5 is an edge of 30 bins, up to the rounding of log-odds."""
-    logits, labels = np.zeros((100, classes), dtype), np.arange(100) % 10 // 9
-    fitted = quiet(HistogramBinning, logits, labels, bins=30, mass=False, keep_argmax=False)
-    levels = expit(fitted.levels_.double().numpy())
-    np.testing.assert_allclose(levels[30 // classes - 1], 0.9, atol=1e-6)
-    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=SLACK)
-    np.testing.assert_allclose(fitted.predict_proba(logits)[:, 0], 0.9, atol=1e-6)
-
-
-def test_another_library_has_the_same_histogram(rng):
-    logits, labels = drawn(rng, 600, 5, 2.0)
-    probs = softmax(logits, -1)
-    other = calibration.HistogramTopCalibrator(600, 15)
-    other.train_calibration(probs, labels)
-    fitted = HistogramBinning(keep_argmax=False).fit(logits, labels)
-    found = fitted.predict_proba(logits)[np.arange(600), logits.argmax(-1)]
-    np.testing.assert_allclose(found, other.calibrate(probs), atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", TOP_LABEL)
 def test_the_other_classes_keep_their_proportions(rng, kind):
     logits, labels = drawn(rng, 500, 5, 2.0)
@@ -206,18 +88,6 @@ def test_predictions_change_only_where_that_is_allowed(rng, kind):
     before = logits.argmax(-1)
     assert (kept.predict_proba(logits).argmax(-1) == before).all()
     assert (free.predict_proba(logits).argmax(-1) != before).any()
-
-
-def test_bins_that_are_all_right_or_all_wrong_end_at_what_float32_can_tell():
-    odds = np.repeat([1.0, 3.0], 50)
-    fitted = quiet(
-        HistogramBinning, two_classes(odds), np.where(odds > 2, 0, 1), bins=2, keep_argmax=False
-    )
-    np.testing.assert_array_equal(fitted.levels_, [-CERTAIN, CERTAIN])
-    np.testing.assert_allclose(fitted.edges_, [2.0])
-
-
-# Bayesian binning into quantiles
 
 
 @pytest.mark.parametrize("weigh", [False, True])
@@ -281,78 +151,6 @@ def test_bbq_says_that_weights_are_counts(rng):
         BBQ().fit(two_classes(odds), np.where(right, 0, 1), sample_weight=np.full(200, 1 / 200))
 
 
-# Platt scaling, and its bins
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize(("slope", "offset"), [(0.5, -0.5), (1.0, 0.0), (3.0, 1.0)])
-def test_the_line_is_that_of_a_logistic_regression(rng, slope, offset, weigh):
-    odds = rng.normal(0.5, 1.5, 3000)
-    right = rng.random(3000) < expit(slope * odds + offset)
-    weight = rng.exponential(size=3000) if weigh else np.ones(3000)
-    other = LogisticRegression(C=1e10, tol=1e-10).fit(odds[:, None], right, weight)
-    found = fit_platt(odds, right, weight)
-    assert found.converged
-    np.testing.assert_allclose(found.x, [other.coef_[0, 0], other.intercept_[0]], atol=1e-4)
-
-
-def test_the_line_is_found_far_from_where_it_starts(rng):
-    odds = rng.normal(15, 2, 50_000)
-    found = fit_platt(odds, rng.random(50_000) < expit(2 * (odds - 15)), np.ones(50_000))
-    assert found.converged
-    np.testing.assert_allclose(found.x, [2, -30], rtol=0.04)
-
-
-def test_the_line_never_falls_and_that_is_no_failure(rng):
-    odds = rng.normal(0, 2, 2000)
-    right = rng.random(2000) < expit(0.5 - odds)
-    found = fit_platt(odds, right, np.ones(2000))
-    assert found.converged
-    np.testing.assert_allclose(found.x, [0, logit(right.mean())], atol=1e-5)
-
-
-@pytest.mark.parametrize("answers", ["right", "wrong", "apart"])
-def test_a_line_without_an_optimum_ends_at_a_bound(rng, answers):
-    odds = rng.normal(2, 2, 500)
-    right = {"right": odds < np.inf, "wrong": odds > np.inf, "apart": odds > 1}[answers]
-    slope, offset = (found := fit_platt(odds, right, np.ones(500))).x
-    assert not found.converged
-    level = slope * odds.mean() + offset
-    ends = {"right": FARTHEST, "wrong": -FARTHEST}
-    if answers in ends:
-        np.testing.assert_allclose(level, ends[answers])
-    else:
-        assert math.isclose(slope, STEEPEST) or math.isclose(abs(level), FARTHEST)
-        assert ((expit(slope * odds + offset) > 0.5) == right).mean() > 0.99
-
-
-@pytest.mark.parametrize("answers", ["right", "wrong", "apart"])
-def test_no_optimum_is_said_wherever_the_search_stops(rng, answers):
-    """The loss of answers that are sure and right is level long before a bound."""
-    for _ in range(40):
-        odds = rng.normal(rng.uniform(-10, 25), rng.uniform(0.1, 6), rng.integers(2, 400))
-        middle = np.median(odds)
-        right = {"right": odds < np.inf, "wrong": odds > np.inf, "apart": odds > middle}[answers]
-        found = fit_platt(odds, right, np.ones(len(odds)))
-        assert not found.converged
-        assert 0 <= found.x[0] <= STEEPEST
-        assert abs(found.x[0] * odds.mean() + found.x[1]) <= FARTHEST * (1 + 1e-9)
-
-
-def test_an_optimum_beyond_a_bound_is_said(rng):
-    """Right and wrong overlap here, but the best slope is 50."""
-    odds = rng.normal(15, 0.05, 20_000)
-    found = fit_platt(odds, rng.random(20_000) < expit(50 * (odds - 15)), np.ones(20_000))
-    assert not found.converged
-    np.testing.assert_allclose(found.x, [STEEPEST, -15 * STEEPEST], rtol=0.01)
-
-
-def test_one_confidence_has_an_optimum():
-    found = fit_platt(np.full(50, 4.0), np.arange(50) % 5 > 0, np.ones(50))
-    assert found.converged
-    np.testing.assert_allclose(expit(4 * found.x[0] + found.x[1]), 0.8, atol=1e-5)
-
-
 @pytest.mark.parametrize("weigh", [False, True])
 @pytest.mark.parametrize("bins", [1, 10])
 def test_bins_give_the_mean_of_the_line(rng, bins, weigh):
@@ -398,191 +196,6 @@ def test_bins_of_the_line_have_less_noise_than_a_histogram(rng):
             said = confidence(kind, odds, right, keep_argmax=False)
             found.append(float(np.abs(said - expit(0.6 * odds)).mean()))
     assert np.mean(errors[ScalingBinning]) < 0.6 * np.mean(errors[HistogramBinning])
-
-
-# One-vs-rest
-
-
-def slow_ovr(logits, labels, weight, bins, mass, at):
-    """Bins of every class over the rows in which it is possible, then each row normalised."""
-    classes, out = logits.shape[1], np.zeros(at.shape)
-    own, there = (row_odds(rows) for rows in (logits, at))
-    for k in range(classes):
-        rows = [i for i in range(len(logits)) if np.isfinite(own[i, k])]
-        odds, w = [own[i, k] for i in rows], [weight[i] for i in rows]
-        hits = [float(labels[i] == k) for i in rows]
-        by_width = [math.log(b / (bins - b)) for b in range(1, bins)]
-        edges = slow_edges(odds, w, bins) if mass else by_width
-        means = slow_means(odds, hits, w, edges)
-        for i, s in enumerate(there[:, k]):
-            mean = means[slow_bin(s, edges)]
-            centre = (slow_bin(s, edges) + 0.5) / bins
-            out[i, k] = 0 if np.isneginf(s) else centre if mean is None else mean
-    for i, row in enumerate(out):
-        out[i] = row / row.sum() if row.sum() else softmax(at[i])
-    return out
-
-
-def row_odds(logits):
-    """Log-odds of each class of each row, at most 30: a class that is alone is as sure as that."""
-    found = np.empty(logits.shape)
-    for i, row in enumerate(logits):
-        for k in range(len(row)):
-            rest = logsumexp(np.delete(row, k))
-            found[i, k] = -np.inf if np.isneginf(row[k]) else min(row[k] - rest, 30)
-    return found
-
-
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("mass", [True, False])
-def test_one_vs_rest_is_its_definition(rng, mass, masked, weigh):
-    logits, labels = drawn(rng, 240, 4, 1.5)
-    if masked:
-        hidden = rng.random(logits.shape) < 0.2
-        hidden[np.arange(240), labels] = False
-        logits = np.where(hidden, -np.inf, logits)
-    weight = rng.integers(1, 4, 240).astype(float) if weigh else np.ones(240)
-    fitted = quiet(HistogramOneVsRest, logits, labels, weight=weight, bins=8, mass=mass)
-    expected = slow_ovr(logits, labels, weight, 8, mass, logits)
-    found = fitted.predict_proba(logits)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert (found[np.isneginf(logits)] == 0).all()
-
-
-def test_another_library_has_the_same_histograms_of_classes(rng):
-    logits, labels = drawn(rng, 900, 4, 2.0)
-    probs = softmax(logits, -1)
-    other = calibration.HistogramMarginalCalibrator(900, 15)
-    other.train_calibration(probs, labels)
-    expected = other.calibrate(probs)
-    expected /= expected.sum(-1, keepdims=True)
-    found = quiet(HistogramOneVsRest, logits, labels).predict_proba(logits)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_log_odds_of_classes_have_their_digits_near_0_and_1(rng):
-    logits = torch.from_numpy(rng.normal(size=(300, 5)) * np.geomspace(0.1, 100, 300)[:, None])
-    logits -= logits.amax(-1, keepdim=True)
-    np.testing.assert_allclose(class_odds(logits), row_odds(logits.numpy()), rtol=1e-9, atol=1e-9)
-    single = class_odds(logits.float())
-    np.testing.assert_allclose(
-        single, row_odds(logits.float().double().numpy()), rtol=3e-6, atol=3e-6
-    )
-
-
-def test_a_row_of_zeros_stays_as_it_was():
-    """Whoever was given even chances was wrong, whoever was sure was right."""
-    logits = np.array([[0.0, 0.0, -20.0]] * 30 + [[20.0, 0.0, 0.0]] * 30 + [[0.0, 20.0, 0.0]] * 30)
-    labels = np.array([2] * 30 + [0] * 30 + [1] * 30)
-    fitted = quiet(HistogramOneVsRest, logits, labels, bins=3)
-    row = np.array([[1.0, 0.9, -3.0], [20.0, 0.0, 0.0]])
-    levels = fitted.predict_proba(row)
-    # between the groups: no class has ever been right there
-    odds = row_odds(row)[0]
-    edges = fitted.edges_.numpy()
-    shares = [math.exp(fitted.levels_[k, slow_bin(odds[k], edges[k])]) for k in range(3)]
-    assert max(shares) < 1e-12
-    np.testing.assert_allclose(levels[0], softmax(row[0]), atol=1e-6)
-    np.testing.assert_allclose(levels[1], [1, 0, 0], atol=1e-6)
-    assert torch.isfinite(fitted(torch.from_numpy(row))).all()
-
-
-def test_a_class_that_was_always_masked_stays_about_as_it_is(rng):
-    logits, labels = drawn(rng, 400, 3)
-    wide = np.concatenate([logits, np.full((400, 1), -np.inf)], axis=1)
-    with pytest.warns(UserWarning, match=r"1 of 4 classes have no example \(3\)"):
-        fitted = HistogramOneVsRest(bins=5).fit(wide, labels)
-    narrow = HistogramOneVsRest(bins=5).fit(logits, labels)
-    found = fitted.predict_proba(wide)
-    assert (found[:, 3] == 0).all()
-    np.testing.assert_allclose(found[:, :3], narrow.predict_proba(logits), atol=1e-6)
-    np.testing.assert_allclose(fitted.levels_[3].exp(), (np.arange(5) + 0.5) / 5, rtol=1e-5)
-    np.testing.assert_array_equal(
-        fitted.predict_proba(np.array([[-np.inf, -np.inf, -np.inf, 0.0]])), [[0, 0, 0, 1]]
-    )
-
-
-def test_a_class_without_a_label_is_improbable_and_said(rng):
-    logits, labels = drawn(rng, 400, 4)
-    keep = labels != 2
-    with pytest.warns(
-        UserWarning, match=r"HistogramOneVsRest: 1 of 4 classes have no example \(2\)"
-    ):
-        fitted = HistogramOneVsRest(bins=5).fit(logits[keep], labels[keep])
-    found = fitted.predict_proba(logits)
-    assert (found[:, 2] < 1e-11).all()
-    assert (found[:, 2] > 0).all()
-
-
-@pytest.mark.parametrize("threads_used", [1, 3])
-def test_groups_of_classes_blocks_and_threads_change_nothing(
-    rng, monkeypatch, threads, threads_used, small_blocks
-):
-    logits, labels = drawn(rng, 130, 11)
-    labels[::9] = -100
-    alone = quiet(HistogramOneVsRest, logits, labels)
-    threads(threads_used)
-    monkeypatch.setattr(histogram, "GROUP", 4 * 130)
-    again = quiet(HistogramOneVsRest, logits, labels)
-    for name, values in alone.state_dict().items():
-        np.testing.assert_array_equal(again.state_dict()[name], values)
-
-
-def test_one_vs_rest_refuses_rows_without_a_softmax(rng):
-    logits, labels = drawn(rng, 20, 3)
-    logits[7] = np.nan
-    with pytest.raises(ValueError, match="row 7 has NaN"):
-        quiet(HistogramOneVsRest, logits, labels)
-    logits[7] = [0.0, -np.inf, 0.0]
-    labels[7] = 1
-    with pytest.raises(ValueError, match="row 7 has -inf at its own label 1"):
-        quiet(HistogramOneVsRest, logits, labels)
-
-
-def test_one_vs_rest_undoes_a_distortion_of_each_class(rng):
-    logits = 1.5 * rng.normal(size=(30_000, 3))
-    truth = softmax(logits + np.array([1.5, 0.0, -0.5]), -1)
-    labels = (np.log(truth) + rng.gumbel(size=truth.shape)).argmax(-1)
-    fitted = HistogramOneVsRest().fit(logits[:15_000], labels[:15_000])
-    after = np.abs(fitted.predict_proba(logits[15_000:]) - truth[15_000:]).mean()
-    before = np.abs(softmax(logits[15_000:], -1) - truth[15_000:]).mean()
-    assert after < 0.5 * before
-
-
-COST = """
-import re, warnings
-import numpy as np
-import torch
-from calibrant.calibrators.histogram import HistogramOneVsRest
-
-def peak():
-    with open("/proc/self/status") as status:
-        return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1])
-
-warnings.simplefilter("ignore")
-torch.set_num_threads(2)
-rng = np.random.default_rng(0)
-logits = rng.standard_normal((8_000, 1000), dtype=np.float32)
-labels = rng.integers(0, 1000, 8_000)
-HistogramOneVsRest().fit(logits[:100], labels[:100])
-before = peak()
-HistogramOneVsRest().fit(logits, labels).predict_proba(logits)
-print((peak() - before) / logits.nbytes)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_thousand_classes_need_at_most_twice_the_memory_of_their_logits():
-    # memory in use: with a fixed threshold, glibc gives back what is freed instead of keeping it
-    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, env=alone)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 2
-
-
-# All of them
 
 
 @pytest.mark.parametrize("kind", EVERY)

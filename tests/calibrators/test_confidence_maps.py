@@ -8,12 +8,22 @@ import pytest
 import torch
 from scipy import optimize
 from scipy.interpolate import CubicSpline
-from scipy.special import expit, log_expit, logsumexp, softmax
+from scipy.special import expit, log_expit, logit, logsumexp, softmax
+from sklearn.linear_model import LogisticRegression
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.confidence_maps import BetaCalibration, SigmoidScaling, fit_beta
-from calibrant.calibrators.spline import POINTS, SplineCalibration, smooth_slope
+from calibrant.calibrators.confidence_maps import (
+    FARTHEST,
+    POINTS,
+    STEEPEST,
+    BetaCalibration,
+    SigmoidScaling,
+    SplineCalibration,
+    fit_beta,
+    fit_platt,
+    smooth_slope,
+)
 from tests.support.simulate import drawn
 
 ALL: list[Any] = [SigmoidScaling, BetaCalibration, SplineCalibration]
@@ -90,9 +100,6 @@ def test_only_on_wish_another_class_may_come_out_on_top(kind, rng):
     assert kind(**free.config()).keep_argmax is False
 
 
-# Platt's line
-
-
 @pytest.mark.parametrize("weigh", [False, True])
 def test_the_line_is_that_of_logistic_regression(data, weigh):
     linear_model = pytest.importorskip("sklearn.linear_model")
@@ -113,9 +120,6 @@ def test_a_known_line_is_found(rng):
     fitted = SigmoidScaling().fit(logits, labels)
     assert float(fitted.slope_) == pytest.approx(0.4, abs=0.03)
     assert float(fitted.offset_) == pytest.approx(0.3, abs=0.06)
-
-
-# Beta calibration
 
 
 def beta_data(rng, a, b, m, n=3000, spread=1.5):
@@ -194,9 +198,6 @@ def test_beta_calibration_finds_its_truth_and_is_no_worse_than_the_line(rng):
     assert beta.solution_.value <= line.solution_.value + 1e-12
     found = fit_beta(odds, right, np.ones(40_000))
     np.testing.assert_allclose(found.x, [0.2, 1.4, -0.3], atol=0.08)
-
-
-# The spline
 
 
 def slow_slopes(confidence, right, knots):
@@ -303,7 +304,7 @@ def test_the_stored_curve_is_short_and_as_good_as_all_points(rng, monkeypatch):
     logits, labels = of_two(odds, rng.random(20_000) < expit(odds) ** 2)
     short = SplineCalibration().fit(logits, labels)
     assert len(short.odds_) == len(short.shift_) <= POINTS
-    monkeypatch.setattr("calibrant.calibrators.spline.POINTS", 30_000)
+    monkeypatch.setattr("calibrant.calibrators.confidence_maps.POINTS", 30_000)
     long = SplineCalibration().fit(logits, labels)
     assert len(long.odds_) > 10_000
     difference = np.abs(short.predict_proba(logits) - long.predict_proba(logits))
@@ -335,9 +336,6 @@ def test_confidences_stay_half_a_sample_from_certainty(rng):
         fitted = SplineCalibration(keep_argmax=False).fit(logits, logits.argmin(-1))
     top = np.take_along_axis(fitted.predict_proba(logits), logits.argmax(-1)[:, None], -1)
     assert top.min() == pytest.approx(1 / 800, rel=1e-3)
-
-
-# Data without an optimum, refusals, export
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -410,3 +408,72 @@ def test_float32_keeps_apart_what_it_cannot_tell_from_one():
     fitted._store(slope_=0.1, offset_=0.0)
     found = fitted.predict_proba(np.array([[20.0, 0.0], [28.0, 0.0]], np.float32))[:, 0]
     np.testing.assert_allclose(found, [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-2.8))], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize(("slope", "offset"), [(0.5, -0.5), (1.0, 0.0), (3.0, 1.0)])
+def test_the_line_is_that_of_a_logistic_regression(rng, slope, offset, weigh):
+    odds = rng.normal(0.5, 1.5, 3000)
+    right = rng.random(3000) < expit(slope * odds + offset)
+    weight = rng.exponential(size=3000) if weigh else np.ones(3000)
+    other = LogisticRegression(C=1e10, tol=1e-10).fit(odds[:, None], right, weight)
+    found = fit_platt(odds, right, weight)
+    assert found.converged
+    np.testing.assert_allclose(found.x, [other.coef_[0, 0], other.intercept_[0]], atol=1e-4)
+
+
+def test_the_line_is_found_far_from_where_it_starts(rng):
+    odds = rng.normal(15, 2, 50_000)
+    found = fit_platt(odds, rng.random(50_000) < expit(2 * (odds - 15)), np.ones(50_000))
+    assert found.converged
+    np.testing.assert_allclose(found.x, [2, -30], rtol=0.04)
+
+
+def test_the_line_never_falls_and_that_is_no_failure(rng):
+    odds = rng.normal(0, 2, 2000)
+    right = rng.random(2000) < expit(0.5 - odds)
+    found = fit_platt(odds, right, np.ones(2000))
+    assert found.converged
+    np.testing.assert_allclose(found.x, [0, logit(right.mean())], atol=1e-5)
+
+
+@pytest.mark.parametrize("answers", ["right", "wrong", "apart"])
+def test_a_line_without_an_optimum_ends_at_a_bound(rng, answers):
+    odds = rng.normal(2, 2, 500)
+    right = {"right": odds < np.inf, "wrong": odds > np.inf, "apart": odds > 1}[answers]
+    slope, offset = (found := fit_platt(odds, right, np.ones(500))).x
+    assert not found.converged
+    level = slope * odds.mean() + offset
+    ends = {"right": FARTHEST, "wrong": -FARTHEST}
+    if answers in ends:
+        np.testing.assert_allclose(level, ends[answers])
+    else:
+        assert math.isclose(slope, STEEPEST) or math.isclose(abs(level), FARTHEST)
+        assert ((expit(slope * odds + offset) > 0.5) == right).mean() > 0.99
+
+
+@pytest.mark.parametrize("answers", ["right", "wrong", "apart"])
+def test_no_optimum_is_said_wherever_the_search_stops(rng, answers):
+    """The loss of answers that are sure and right is level long before a bound."""
+    for _ in range(40):
+        odds = rng.normal(rng.uniform(-10, 25), rng.uniform(0.1, 6), rng.integers(2, 400))
+        middle = np.median(odds)
+        right = {"right": odds < np.inf, "wrong": odds > np.inf, "apart": odds > middle}[answers]
+        found = fit_platt(odds, right, np.ones(len(odds)))
+        assert not found.converged
+        assert 0 <= found.x[0] <= STEEPEST
+        assert abs(found.x[0] * odds.mean() + found.x[1]) <= FARTHEST * (1 + 1e-9)
+
+
+def test_an_optimum_beyond_a_bound_is_said(rng):
+    """Right and wrong overlap here, but the best slope is 50."""
+    odds = rng.normal(15, 0.05, 20_000)
+    found = fit_platt(odds, rng.random(20_000) < expit(50 * (odds - 15)), np.ones(20_000))
+    assert not found.converged
+    np.testing.assert_allclose(found.x, [STEEPEST, -15 * STEEPEST], rtol=0.01)
+
+
+def test_one_confidence_has_an_optimum():
+    found = fit_platt(np.full(50, 4.0), np.arange(50) % 5 > 0, np.ones(50))
+    assert found.converged
+    np.testing.assert_allclose(expit(4 * found.x[0] + found.x[1]), 0.8, atol=1e-5)

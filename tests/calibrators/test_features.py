@@ -391,7 +391,7 @@ def seen(monkeypatch):
     """What partitions were learned on, with how many of them, and what temperatures."""
     learned: list[tuple[set[float], int]] = []
     measured: list[set[float]] = []
-    learn, measure = groups.learned_partitions, groups.group_temperatures
+    learn, measure = groups.mixture_objective, groups.group_temperatures
 
     def learning(records, inputs, shape, *rest):
         learned.append((set(records.top), shape[0]))
@@ -401,7 +401,7 @@ def seen(monkeypatch):
         measured.append(set(records.top))
         return measure(records, *rest)
 
-    monkeypatch.setattr(groups, "learned_partitions", learning)
+    monkeypatch.setattr(groups, "mixture_objective", learning)
     monkeypatch.setattr(groups, "group_temperatures", measuring)
     return learned, measured
 
@@ -694,7 +694,7 @@ def test_without_both_right_and_wrong_samples_nothing_changes(method, answers, r
     logits, _ = drawn(rng, 200, 4)
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     features = rng.normal(size=(200, 3))
-    with pytest.warns(UserWarning, match=f"all 200 examples are {answers}, so their confidences"):
+    with pytest.warns(UserWarning, match=f"all 200 examples are {answers}: nothing is changed"):
         module = method().fit(logits, labels, features=features)
     np.testing.assert_allclose(
         module.predict_proba(logits, features), softmax(logits, -1), atol=1e-6
@@ -941,7 +941,7 @@ def test_a_layer_without_bias(rng):
 def test_a_layer_that_does_not_give_the_logits_is_refused(wrong, rng):
     logits, labels, features, head, _ = clipped_data(rng, n=500)
     logits, features, head = wrong(logits, features, *head)
-    with pytest.raises(ValueError, match="the last layer must give the logits from the features"):
+    with pytest.raises(ValueError, match="head and features must give the logits"):
         FeatureClipping().fit(logits, labels, features=features, head=head)
 
 

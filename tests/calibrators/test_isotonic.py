@@ -442,7 +442,7 @@ def test_equal_rows_become_the_frequencies_of_their_labels():
 def test_one_sided_answers_are_told(rng, kind, answers):
     logits = 3 * rng.normal(size=(1000, 4))
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
-    message = f"{kind.__name__}: all of these 1,000 examples are {answers}, so nothing is learned"
+    message = f"{kind.__name__}: all 1,000 examples are {answers}, so nothing is learned"
     with pytest.warns(UserWarning, match=message):
         fitted = kind(temperature=False).fit(logits, labels)
     confidence = fitted.predict_proba(logits).max(-1)

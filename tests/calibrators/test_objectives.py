@@ -10,7 +10,6 @@ from scipy.special import log_softmax, softmax
 
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import (
     BINS,
     CENTRES,
@@ -40,10 +39,9 @@ SMOOTH: dict[str, Objective] = {
     "anchored pointwise": partial(with_likelihood, pointwise, 2.0),
     "not anchored": partial(with_likelihood, soft_ece, 0.0),
 }
+
+
 ALL: dict[str, Objective] = {**SMOOTH, "ece": ece}
-
-
-# Definitions, one sample and one class after the other
 
 
 def kernel(confidence, sigma):
@@ -140,9 +138,6 @@ def records(data):
     return tabulate(examples(logits, labels, weight))
 
 
-# Values
-
-
 def test_every_objective_has_a_definition():
     assert set(DEFINITIONS) == set(ALL)
     assert {"nll", "brier", "mse", "ls"} == set(PROPER)
@@ -217,9 +212,6 @@ def test_a_certain_answer_costs_nothing_where_right_and_all_where_wrong():
     assert ece(sure, 0.0).value == pytest.approx(0.5)
 
 
-# Gradients
-
-
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_gradient_is_that_of_central_differences(rng, records, name):
     u, step = rng.uniform(-2.5, 2.5, 60), 1e-6
@@ -270,9 +262,6 @@ def test_bins_without_a_gap_or_without_a_sample_pull_nowhere():
     value, gradient = binned_gaps(confidence, outcome, np.full(4, 0.25), sigma=0.01, delta=0.0)
     assert value == 0
     np.testing.assert_array_equal(gradient, 0)
-
-
-# Kernel and penalty
 
 
 def test_parts_of_a_sample_sum_to_one(rng):
@@ -327,9 +316,6 @@ def test_calibrated_answers_have_the_least_soft_error(rng):
     assert min(at, key=lambda t: at[t]) == 2.0
 
 
-# The equation of the paper
-
-
 @pytest.mark.parametrize(("right", "best"), [(0.7, "highest"), (0.3, "lowest")])
 def test_pointwise_makes_all_sure_or_none(right, best):
     labels = np.where(np.arange(100) < 100 * right, 0, 1)
@@ -352,9 +338,6 @@ def test_pointwise_is_linear_in_the_samples(data, records):
         [pointwise(r, 0.2).value for r in parts], weights=[r.weight.sum() for r in parts]
     )
     assert pointwise(records, 0.2).value == pytest.approx(mean, rel=1e-6)
-
-
-# Weights
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -386,59 +369,3 @@ def test_a_minimum_of_the_loss_has_no_slope(rng):
     losses = [-log_softmax(np.exp(u) * logits, -1)[np.arange(500), labels].mean() for u in grid]
     assert abs(grid[int(np.argmin(np.abs(slopes)))] - grid[int(np.argmin(losses))]) < 0.02
     assert (np.diff(np.sign(slopes)) != 0).sum() == 1
-
-
-# Folds
-
-
-@pytest.fixture
-def labels(rng):
-    return rng.choice(4, 203, p=[0.6, 0.25, 0.1, 0.05])
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 10])
-def test_folds_are_disjoint_and_cover_all(labels, count):
-    parts = folds(labels, count)
-    assert len(parts) == count
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(203))
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
-    for part in parts:
-        np.testing.assert_array_equal(part, np.sort(part))
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_every_fold_has_its_share_of_every_class(labels, count):
-    for of_class in range(4):
-        held = [(labels[part] == of_class).sum() for part in folds(labels, count)]
-        assert max(held) - min(held) <= 1
-
-
-def test_groups_stay_together(rng, labels):
-    names = np.array([f"patient {i}" for i in rng.integers(0, 30, 203)])
-    for groups in (names, rng.integers(0, 30, 203)):
-        parts = folds(labels, 4, groups=groups)
-        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(203))
-        held = [set(groups[part]) for part in parts]
-        assert sum(map(len, held)) == len(set(groups))
-        assert max(map(len, held)) - min(map(len, held)) <= 1
-
-
-def test_folds_follow_the_seed(labels):
-    groups = np.arange(203) // 3
-    for more in ({}, {"groups": groups}):
-        same, again, other = (folds(labels, 5, seed=seed, **more) for seed in (3, 3, 4))
-        for one, two in zip(same, again, strict=True):
-            np.testing.assert_array_equal(one, two)
-        assert set(same[0]) != set(other[0])
-
-
-def test_neighbours_of_one_class_are_dealt_out_by_chance():
-    first = [folds(np.zeros(20, dtype=int), 2, seed=seed)[0].tolist() for seed in range(20)]
-    assert len(set(map(tuple, first))) == 20
-
-
-def test_there_are_no_more_folds_than_samples_or_groups():
-    assert sorted(map(len, folds(np.array([1, 0, 1]), 10))) == [1, 1, 1]
-    groups = np.array([0, 0, 1, 1, 1, 1])
-    assert sorted(map(len, folds(np.zeros(6, dtype=int), 10, groups=groups))) == [2, 4]

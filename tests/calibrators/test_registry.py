@@ -14,8 +14,8 @@ from calibrant.calibrators.registry import ALIASES, CALIBRATORS, calibrator_name
 from calibrant.calibrators.scaling import TemperatureScaling
 
 NAMES = (
-    "none ts ets vector matrix dirichlet cts pts smart sigmoid beta histogram histogram_ovr "
-    "isotonic isotonic_ovr bbq scaling_binning spline gc procal fc odds blend auto"
+    "none ts ets vector matrix dirichlet cts pts smart sigmoid beta spline histogram "
+    "histogram_ovr isotonic isotonic_ovr bbq scaling_binning gc procal fc odds blend auto"
 )
 
 

@@ -236,7 +236,7 @@ def test_nothing_is_changed_by_none(rng):
 def at_bound(temperature, samples):
     return (
         rf"no best temperature in \[0.05, 20\] for these {samples:,} examples; stopped at "
-        rf"{temperature:g}\. Usually all predictions are right"
+        rf"{temperature:g}\. Usually all are right"
     )
 
 

@@ -22,19 +22,15 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.registry import *  # noqa: F403
     from calibrant.calibrators.scaling import *  # noqa: F403
     from calibrant.calibrators.smart import *  # noqa: F403
-    from calibrant.calibrators.spline import *  # noqa: F403
     from calibrant.calibrators.top_label import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
     """Import the classes on first use."""
-    if name.startswith("_") and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    exported = _exported()
-    if name == "__all__":
-        return sorted(exported)
-    if name in exported:
-        return exported[name]
+    if name[0].isupper() or name == "__all__":  # other names are modules
+        exported = _exported()
+        if name in exported or name == "__all__":
+            return sorted(exported) if name == "__all__" else exported[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,39 +10,23 @@ from torch import Tensor
 
 from calibrant._core.chunks import Examples
 from calibrant._core.solve import Solution
-from calibrant.calibrators.affine_fit import (
-    RIDGE,
-    Penalties,
-    applied,
-    centred,
-    cross_validated,
-    dealt,
-    gather,
-    penalty_vector,
-    solve_all,
-    tempered,
-    unpacked,
-)
+from calibrant.calibrators import affine_fit as fit
+from calibrant.calibrators.affine_fit import RIDGE, Penalties
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
 
-WIDEST = 200
-"""Number of classes up to which a matrix is fitted."""
+WIDEST = 200  # number of classes up to which a matrix is fitted
 GRID = 10.0 ** np.arange(2, -5.25, -0.5)
 """Penalties that cross-validation tries, from strong to weak: of each entry off the diagonal,
 for logits divided by their best temperature."""
-ON_DIAGONAL, OF_INTERCEPT = 0.1, 0.01
-"""Penalties of a diagonal entry and of an intercept, relative to those of :data:`GRID`."""
+ON_DIAGONAL, OF_INTERCEPT = 0.1, 0.01  # penalties of these entries, relative to those of GRID
 FADE = "the fit makes them improbable, as far as its penalties let it"
 
 
 class Affine(Calibrator):
-    """A factor per class or a matrix, and an intercept. Subclasses write ``_inputs``, ``_fit``."""
+    """A factor per class or a matrix, and an intercept."""
 
     accepts_masked = False
-
-    weight_: Tensor
-    bias_: Tensor
     learned_shapes = "weight_ classes classes|classes; bias_ classes"
 
     def __init__(self) -> None:
@@ -51,38 +35,32 @@ class Affine(Calibrator):
 
     @staticmethod
     def _inputs(logits: Tensor) -> Tensor:
-        """What is multiplied, ``(..., classes)``; the same if a row is shifted by a constant."""
-        return centred(logits)
+        """Values that are multiplied; a constant added to a row does not change them."""
+        return fit.centred(logits)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return applied(
-            self._inputs(logits), self.weight_.to(logits.dtype), self.bias_.to(logits.dtype)
-        )
+        weight, bias = self.weight_.to(logits.dtype), self.bias_.to(logits.dtype)
+        return fit.applied(self._inputs(logits), weight, bias)
 
-    def _keep(self, solution: Solution, classes: int) -> None:
-        weight, bias = unpacked(solution.x, classes)
+    def _keep(self, solution: Solution, classes: int, notes: list[str]) -> None:
+        weight, bias = fit.unpacked(solution.x, classes)
         self._store(weight_=weight, bias_=bias)
         self.solution_ = solution
-
-    def _warn(self, notes: list[str]) -> None:
-        if self.solution_ is not None and not self.solution_.converged:
-            notes = [*notes, f"the search stopped early, after {self.solution_.steps} steps"]
+        if not solution.converged:
+            notes = [*notes, f"the search stopped early, after {solution.steps} steps"]
         warn_together(self, notes)
 
 
 class VectorScaling(Affine):
     r"""A factor and an intercept for each class: :math:`\mathrm{softmax}(w \odot z + b)`.
 
-    Vector scaling of Guo et al. 2017, with :math:`2K` parameters, fitted by the negative
-    log-likelihood. Logits are centred first, :math:`z - \bar z`: a factor for each class would
-    make different predictions of :math:`z` and of :math:`z + c`, which mean the same. A ridge of
-    1e-6 towards temperature scaling bounds the parameters where the data do not, which a
-    warning says.
+    Vector scaling of Guo et al. 2017, fitted by the negative log-likelihood. Logits are centred
+    first, :math:`z - \bar z`, since :math:`z` and :math:`z + c` mean the same. A ridge of 1e-6
+    towards temperature scaling bounds the parameters where the data do not, with a warning.
 
     Attributes
     ----------
-    weight_ : (classes,) Tensor
-    bias_ : (classes,) Tensor
+    weight_, bias_ : (classes,) Tensor
 
     Examples
     --------
@@ -104,25 +82,20 @@ class VectorScaling(Affine):
         return 2 * classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        data = gather(examples, self._inputs)
-        result = solve_all(data, np.full(self.size(examples.classes), RIDGE))
-        self._keep(result, examples.classes)
+        data = fit.gather(examples, self._inputs)
+        result = fit.solve_all(data, np.full(self.size(examples.classes), RIDGE))
         notes = missing_classes(examples, FADE)
-        away = result.x - tempered(examples.classes, data.sharpness, result.x.size)
+        away = result.x - fit.tempered(examples.classes, data.sharpness, result.x.size)
         if RIDGE * float(away @ away) > 0.1 * result.value:
             notes.append(
                 f"it can tell the {len(data.labels):,} examples apart almost without error, so "
                 "that only a ridge bounds its parameters: fit it on more examples"
             )
-        self._warn(notes)
+        self._keep(result, examples.classes, notes)
 
 
 class Regularised(Affine):
-    """A matrix and an intercept, with penalties that are given or cross-validated."""
-
-    off_diagonal_: Tensor
-    intercept_: Tensor
-    on_diagonal_: Tensor
+    """A matrix and an intercept, with penalties as options or by cross-validation."""
 
     def __init__(
         self, *, off_diagonal: float | None = None, intercept: float | None = None, seed: int = 0
@@ -135,7 +108,7 @@ class Regularised(Affine):
 
     @property
     def is_diagonal_(self) -> bool:
-        """Whether there were too many classes for a matrix, so that it is diagonal."""
+        """True if there were too many classes for a matrix."""
         return self.weight_.ndim == 1
 
     def size(self, classes: int) -> int:
@@ -143,16 +116,19 @@ class Regularised(Affine):
         return (classes if classes <= WIDEST else 1) * classes + classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        fold = None
-        if self.off_diagonal is None or self.intercept is None:
-            fold = dealt(examples, context.groups, self.seed)
-        data = gather(examples, self._inputs, fold)
+        chosen = self.off_diagonal is not None and self.intercept is not None
+        fold = None if chosen else fit.dealt(examples, context.groups, self.seed)
+        data = fit.gather(examples, self._inputs, fold)
         candidates = self._candidates(examples.classes, data.sharpness)
-        vectors = [penalty_vector(examples.classes, each) for each in candidates]
-        best = cross_validated(data, vectors)
+        vectors = [fit.penalty_vector(examples.classes, each) for each in candidates]
+        best = fit.cross_validated(data, vectors)
         self._used(candidates[best])
-        self._keep(solve_all(data, vectors[best]), examples.classes)
-        self._warn(_narrowed(examples.classes) + missing_classes(examples, FADE))
+        result = fit.solve_all(data, vectors[best])
+        notes = missing_classes(examples, FADE)
+        if examples.classes > WIDEST:
+            text = f"{examples.classes:,} classes are too many for a matrix (at most {WIDEST})"
+            notes = [f"{text}: only its diagonal is fitted", *notes]
+        self._keep(result, examples.classes, notes)
 
     def _used(self, penalties: Penalties) -> None:
         off_diagonal, intercept, diagonal = penalties
@@ -184,27 +160,24 @@ class MatrixScaling(Regularised):
     Logits are centred first, :math:`z - \bar z`, since :math:`z` and :math:`z + c` mean the
     same. A ridge of 1e-6 towards temperature scaling bounds what the penalties leave free.
 
-    When :math:`\lambda` is chosen by cross-validation, so is a third penalty,
-    :math:`\frac{\delta}{K} \sum_k (W_{kk} - 1/T)^2` with the best single temperature :math:`T`:
-    strong penalties then end in temperature scaling. ODIR leaves the diagonal free, which over-fits
-    where examples per class are few. Above 200 classes only the diagonal is fitted.
+    ODIR leaves the diagonal free, which over-fits where examples per class are few. So when
+    :math:`\lambda` is chosen by cross-validation, :math:`\frac{\delta}{K} \sum_k (W_{kk} - 1/T)^2`
+    is added, with the best single temperature :math:`T`: strong penalties end in temperature
+    scaling. Above 200 classes only the diagonal is fitted.
 
     Parameters
     ----------
     off_diagonal, intercept : float, optional
-        :math:`\lambda` and :math:`\mu`. None: chosen by cross-validation, for the lowest held-out
-        loss, with :math:`\delta/K` a tenth and :math:`\mu/K` a hundredth of
-        :math:`\lambda/K(K-1)` (for logits divided by :math:`T`).
+        :math:`\lambda` and :math:`\mu`. None: chosen by cross-validation, with :math:`\delta/K` a
+        tenth and :math:`\mu/K` a hundredth of :math:`\lambda/K(K-1)` (for logits over :math:`T`).
     seed : int
         Of the five folds: by class, or by the ``groups`` of the fit, which stay together.
 
     Attributes
     ----------
-    weight_ : (classes, classes) Tensor, or (classes,) when it is diagonal
-    bias_ : (classes,) Tensor
+    weight_, bias_ : (classes, classes), or (classes,) if ``is_diagonal_``, and (classes,) Tensor
     off_diagonal_, intercept_, on_diagonal_ : scalar Tensor
         :math:`\lambda` (inf when the matrix is diagonal), :math:`\mu` and :math:`\delta`.
-    is_diagonal_ : bool
 
     Examples
     --------
@@ -226,10 +199,9 @@ class MatrixScaling(Regularised):
 class DirichletCalibration(Regularised):
     r"""A matrix and an intercept on log-probabilities: :math:`\mathrm{softmax}(W \log p + b)`.
 
-    Dirichlet calibration of Kull et al. 2019, with their regularisation. It differs from
-    :class:`MatrixScaling`, whose parameters and attributes it has, in the shift of each row only:
-    :math:`\log p = z - \log \sum_k e^{z_k}` instead of :math:`z - \bar z`. No probability is
-    clipped, since logits are known.
+    Dirichlet calibration of Kull et al. 2019. It differs from :class:`MatrixScaling`, whose
+    parameters and attributes it has, in the shift of each row only: :math:`\log p = z - \log \sum_k
+    e^{z_k}` instead of :math:`z - \bar z`.
 
     Examples
     --------
@@ -250,19 +222,7 @@ class DirichletCalibration(Regularised):
         return logits.log_softmax(-1)
 
 
-def _narrowed(classes: int) -> list[str]:
-    if classes <= WIDEST:
-        return []
-    return [
-        f"{classes:,} classes are too many for a matrix of {classes**2:,} entries (the limit is "
-        f"{WIDEST} classes): only its diagonal is fitted"
-    ]
-
-
 def _checked(name: str, value: float | None) -> float | None:
     if value is not None and not 0 <= value < math.inf:
-        raise ValueError(
-            f"{name} must be a finite number of at least 0, or None for cross-validation, got "
-            f"{value!r}"
-        )
+        raise ValueError(f"{name} must be finite and at least 0, or None to choose, got {value!r}")
     return value

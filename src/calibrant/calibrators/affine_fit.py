@@ -5,11 +5,8 @@ All affine calibrators minimise one convex function of the parameters :math:`\th
 .. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i(\theta)}{\sum_i s_i}
           + \sum_j c_j (\theta_j - \theta^0_j)^2 .
 
-:math:`s_i` are weights of examples, :math:`\theta^0` is temperature scaling as an affine map, with
-:math:`1/T` on the diagonal and 0 elsewhere, and :math:`c_j > 0` are penalties. Each of them is at
-least :data:`RIDGE`, so there always is one optimum and it is bounded: where the data are
-separable, or a class has no example, :math:`|\theta - \theta^0|^2` is at most the mean loss of
-temperature scaling divided by :data:`RIDGE`.
+with weights :math:`s_i`, temperature scaling :math:`\theta^0` and penalties :math:`c_j` of at least
+:data:`RIDGE`, so that there always is one optimum and it is bounded.
 """
 
 from __future__ import annotations
@@ -27,15 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
+from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
-from calibrant._core.chunks import (
-    CHUNK_SIZE,
-    Chunk,
-    Examples,
-    explained,
-    labelled_chunks,
-    on_threads,
-)
+from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.data_checks import masked_row
@@ -43,30 +34,23 @@ from calibrant.calibrators.folds import folds
 from calibrant.calibrators.scaling import best_sharpness
 
 RIDGE = 1e-6
-"""Smallest penalty of a parameter. It moves an optimum that the data define by less than the
-noise of a million examples, and is enough to hold one that they do not define."""
+"""Smallest penalty of a parameter: less than the noise of a million examples."""
 FOLDS = 5
 PATIENCE, RISE = 6, 0.01
 """Penalties in a row that may be worse than the best before cross-validation stops, and how much
-worse the last may be, as a fraction of the loss. Strong penalties are fast and may differ by
-chance, weak ones are slow and over-fit quickly."""
-CHUNK_OF_INPUTS = 1 << 17
-"""Elements of inputs that are processed at a time: a megabyte, with room for copies of it."""
+worse the last may be, relative to the loss. Weak penalties are slow and over-fit quickly."""
+CHUNK_OF_INPUTS = 1 << 17  # elements that are processed at a time: a megabyte
 
-Inputs: TypeAlias = Callable[[Tensor], Tensor]
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 T = TypeVar("T")
 
 
 class Penalties(NamedTuple):
-    """What is added to the loss, in sums over entries of each kind."""
+    """Penalties of the sums over entries of each kind."""
 
     off_diagonal: float
     intercept: float
     diagonal: float
-
-
-# --------------------------------------------------------------------------------- the parameters
 
 
 def centred(logits: Tensor) -> Tensor:
@@ -86,26 +70,14 @@ def unpacked(x: FloatArray, classes: int, device: Any = None) -> tuple[Tensor, T
 
 
 def tempered(classes: int, sharpness: float, size: int) -> FloatArray:
-    """The ``size`` parameters, flat, of temperature scaling.
-
-    >>> tempered(2, 0.5, 4), tempered(2, 0.5, 6)
-    (array([0.5, 0.5, 0. , 0. ]), array([0.5, 0. , 0. , 0.5, 0. , 0. ]))
-    """
+    """The ``size`` parameters, flat, of temperature scaling."""
     x = np.zeros(size)
     x[_diagonal(classes, size)] = sharpness
     return x
 
 
 def penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
-    """Penalty of each parameter, flat: those of a kind have equal shares, and all the ridge.
-
-    An infinite penalty off the diagonal leaves only the diagonal.
-
-    >>> penalty_vector(2, Penalties(6.0, 4.0, 2.0))
-    array([1., 3., 3., 1., 2., 2.])
-    >>> penalty_vector(2, Penalties(math.inf, 4.0, 2.0))
-    array([1., 1., 2., 2.])
-    """
+    """Penalty of each parameter, flat; an infinite one off the diagonal leaves the diagonal."""
     off_diagonal, intercept, diagonal = penalties
     size = classes * (2 if math.isinf(off_diagonal) else classes + 1)
     result = np.full(size, off_diagonal / (classes * (classes - 1)))
@@ -115,15 +87,11 @@ def penalty_vector(classes: int, penalties: Penalties) -> FloatArray:
 
 
 def _diagonal(classes: int, size: int) -> slice:
-    """Where the diagonal stands among the parameters."""
     return slice(0, size - classes, 1 if size == 2 * classes else classes + 1)
 
 
-# ----------------------------------------------------------------------------------- the examples
-
-
 class FitData(NamedTuple):
-    """What a search reads again and again: the labelled rows, one fold after the other."""
+    """The labelled rows, one fold after the other."""
 
     inputs: Tensor  # (n, classes), in single precision unless double came in
     labels: Tensor  # (n,)
@@ -142,7 +110,9 @@ class FitData(NamedTuple):
         return every if without is None else every[:without] + every[without + 1 :]
 
 
-def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> FitData:
+def gather(
+    examples: Examples, inputs: Callable[[Tensor], Tensor], fold: IntArray | None = None
+) -> FitData:
     """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits."""
     which = np.flatnonzero(examples.labels != IGNORED)
     check_some(which.size)
@@ -150,29 +120,23 @@ def gather(examples: Examples, inputs: Inputs, fold: IntArray | None = None) -> 
     order = np.argsort(fold, kind="stable")
     place = torch.from_numpy(np.argsort(order, kind="stable"))
     values, done = torch.empty(0), 0
-    for chunk in labelled_chunks(examples, 0, examples.labels.size):
+    for chunk in chunks.labelled_chunks(examples, 0, examples.labels.size):
         check_time()
-        _check_finite(chunk, examples)
+        bad = ~torch.isfinite(chunk.logits).all(-1)
+        if bad.any():
+            at = int(bad.nonzero()[0])
+            number, row = int(chunk.number[at]), chunk.logits[at]
+            masked = not (torch.isnan(row) | torch.isposinf(row)).any()
+            raise masked_row(number) if masked else chunks.explained(examples, number)
         if done == 0:
             values = chunk.logits.new_empty(which.size, examples.classes)
-        after = done + len(chunk.labels)
-        rows = inputs(chunk.logits.double()).to(values.dtype)
-        values[place[done:after].to(values.device)] = rows
-        done = after
+        rows = place[done : (done := done + len(chunk.labels))]
+        values[rows.to(values.device)] = inputs(chunk.logits.double()).to(values.dtype)
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
     labels, weights = (torch.from_numpy(x[which[order]]) for x in (examples.labels, weight))
     cuts = [0, *np.cumsum(np.bincount(fold)).tolist()]
     sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
-
-
-def _check_finite(chunk: Chunk, examples: Examples) -> None:
-    bad = ~torch.isfinite(chunk.logits).all(-1)
-    if bad.any():
-        at = int(bad.nonzero()[0])
-        number, row = int(chunk.number[at]), chunk.logits[at]
-        known = torch.isnan(row).any() or torch.isposinf(row).any()
-        raise explained(examples, number) if known else masked_row(number)
 
 
 def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
@@ -183,9 +147,6 @@ def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArra
     for number, part in enumerate(folds(examples.labels[kept], FOLDS, groups=together, seed=seed)):
         fold[part] = number
     return fold
-
-
-# ------------------------------------------------------------------------------------- the search
 
 
 def solve(
@@ -201,8 +162,7 @@ def solve(
     """Minimise the penalised loss of all folds, or of all but one.
 
     L-BFGS runs on parameters that are scaled by the curvature at temperature scaling, since
-    penalties may be a million times apart. There a gradient of 1e-6 means that a step along its
-    parameter could lower the loss by about 1e-12.
+    penalties may be a million times apart. There a gradient of 1e-6 is a loss of about 1e-12.
     """
     centre = tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
@@ -223,7 +183,7 @@ def solve(
 def solve_all(data: FitData, penalty: FloatArray) -> Solution:
     """Minimise the penalised loss of all rows."""
     task = partial(solve, data, penalty)
-    return task() if cores(data, penalty.size) > 1 else apart([task])[0]
+    return task() if _cores(data, penalty.size) > 1 else _on_own_threads([task])[0]
 
 
 def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
@@ -237,13 +197,13 @@ def cross_validated(data: FitData, penalties: Sequence[FloatArray]) -> int:
     curvature = diagonal_curvature(data, penalties[0].size)
     at: list[FloatArray | None] = [None] * count
     losses: list[float] = []
-    parts = np.array_split(np.arange(count), min(cores(data, penalties[0].size), count))
+    parts = np.array_split(np.arange(count), min(_cores(data, penalties[0].size), count))
 
-    def some(penalty: FloatArray, part: IntArray) -> float:
+    def held_out(penalty: FloatArray, part: IntArray) -> float:
         return sum(_held_out(data, penalty, fold, at, curvature) for fold in part.tolist())
 
     for penalty in penalties:
-        losses.append(sum(apart([partial(some, penalty, part) for part in parts])))
+        losses.append(sum(_on_own_threads([partial(held_out, penalty, part) for part in parts])))
         if len(losses) - np.argmin(losses) > PATIENCE or losses[-1] > (1 + RISE) * min(losses):
             break
     return int(np.argmin(losses))
@@ -256,30 +216,23 @@ def _held_out(
     at: list[FloatArray | None],
     curvature: FloatArray,
 ) -> float:
-    """Sum of the loss over a fold that the search did not see; ``at`` takes where it ended."""
+    """Sum of the loss over a fold that the search did not see; its end is stored in ``at``."""
     # Gradients of this size could lower the loss by 2e-4 at most, all parameters together.
     tolerance = 0.02 / math.sqrt(penalty.size)
-    x = solve(
-        data,
-        penalty,
-        without=fold,
-        start=at[fold],
-        curvature=curvature,
-        steps=100,
-        tolerance=tolerance,
-    ).x
-    at[fold], run = x, data.ranges()[fold]
+    search = partial(solve, data, penalty, without=fold, start=at[fold], curvature=curvature)
+    x = at[fold] = search(steps=100, tolerance=tolerance).x
+    run = data.ranges()[fold]
     return mean_nll(data, [run])(x)[0] * float(data.weight[slice(*run)].sum())
 
 
-def apart(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Run tasks on threads of their own, with one core and the caller's time limit for each."""
+def _on_own_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    # one core and the caller's time limit for each
     contexts = [contextvars.copy_context() for _ in tasks]
-    return on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
+    return chunks.on_threads(lambda known, task: known.run(task), contexts, tasks, always=True)
 
 
-def cores(data: FitData, size: int) -> int:
-    """How many cores a search over ``size`` parameters is worth; small steps share none well."""
+def _cores(data: FitData, size: int) -> int:
+    # small steps share cores badly
     on_cpu = data.inputs.device.type == "cpu"
     return torch.get_num_threads() if on_cpu and len(data.labels) * size >= 1 << 23 else 1
 
@@ -324,7 +277,7 @@ def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:
 def float64_chunks(data: FitData, ranges: Ranges) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs ``(rows, classes)`` in float64, labels ``(rows, 1)`` and weights ``(rows,)``."""
     on_cpu = data.inputs.device.type == "cpu"
-    step = max(1, (CHUNK_OF_INPUTS if on_cpu else CHUNK_SIZE["cuda"]) // data.classes)
+    step = max(1, (CHUNK_OF_INPUTS if on_cpu else chunks.CHUNK_SIZE["cuda"]) // data.classes)
     for first, last in ranges:
         for a in range(first, last, step):
             rows = slice(a, min(a + step, last))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,25 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import (
-    IGNORED,
-    FloatArray,
-    IntArray,
-    silenced,
-    warn,
-    warnings_at_caller,
-)
-from calibrant._core.chunks import Examples, as_tensor, labelled_chunks
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, FloatArray, IntArray, warn
+from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
-from calibrant.calibrators.confidence_maps import BetaCalibration
+from calibrant.calibrators.confidence_maps import BetaCalibration, SplineCalibration
 from calibrant.calibrators.data_checks import warn_of_few_examples
 from calibrant.calibrators.features.groups import GroupCalibration
 from calibrant.calibrators.features.proximity import ProCal
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.calibrators.spline import SplineCalibration
 from calibrant.calibrators.top_label import Blend
 
 if TYPE_CHECKING:
@@ -41,28 +34,22 @@ _KINDS: tuple[type[Calibrator], ...] = (
 CANDIDATES = {kind.name: kind for kind in _KINDS}
 """Candidates in order of preference: the simplest first, then by what real models gained.
 All of them keep the predicted class."""
-FEWEST = 50
-"""Number of examples below which a choice would be a guess."""
+FEWEST = 50  # number of examples below which a choice would be a guess
 MOST = 20_000
 """Largest number of examples that a choice is made on; the chosen method is fitted on all."""
 REPLICATES = 200
-TOGETHER = 20
-"""Replicates that are held in memory at a time."""
+TOGETHER = 20  # replicates that are held in memory at a time
 
 
 class Candidate(NamedTuple):
-    """Cross-validated figures of a method.
-
-    ``score`` is the sum of ``nll`` and ``ece``, ``excess`` its difference from the lowest score,
-    and ``error`` the standard error of that difference.
-    """
+    """Cross-validated figures of a method."""
 
     name: str
     nll: float
     ece: float
-    score: float
-    excess: float
-    error: float
+    score: float  # their sum
+    excess: float  # difference from the lowest score
+    error: float  # standard error of that difference
 
     @property
     def allowed(self) -> float:
@@ -77,36 +64,30 @@ class Auto(RecordsCalibrator):
 
     .. math:: \text{score} = \text{NLL} + \text{ECE},
 
-    with soft bins. Likelihood alone lets confidence drift where bins would show it; calibration
-    alone can be had by predicting the accuracy for every example. A bootstrap gives the standard
-    error of each difference from the best score, and the first candidate within half of it is
-    chosen. Doing nothing is among the candidates. Methods that need features take part if the
-    fit gets features; if one is chosen, predictions need them too.
+    with soft bins. A bootstrap gives the standard error of each difference from the best score, and
+    the first candidate within half of it is chosen. Methods that need features take part if the fit
+    gets features; if one is chosen, predictions need them too.
 
     Parameters
     ----------
     candidates : sequence of str
         Names in order of preference: from simple to complex.
-    folds : int
-    seed : int
-        Of the folds and the bootstrap.
+    folds, seed : int
+        The seed is that of the folds and the bootstrap.
 
     Attributes
     ----------
     chosen_ : Calibrator
-        The fitted method.
     reasons_ : str
-        Why it was chosen, in words and numbers.
+        An explanation of the choice, with figures.
     candidates_ : list of Candidate
-        The numbers; not part of the saved state.
+        The figures; not part of the saved state.
 
     Examples
     --------
     >>> rng = np.random.default_rng(1)
     >>> truth = 2 * rng.normal(size=(1000, 10))
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
-    >>> Auto().fit(truth, labels).chosen_.name  # calibrated as it is
-    'none'
     >>> Auto().fit(3 * truth, labels).chosen_.name
     'ts'
     """
@@ -114,22 +95,16 @@ class Auto(RecordsCalibrator):
     name = "auto"
     summary = "[chooses](#how-auto-chooses)"
     uses_features = True
-
     chosen_: Calibrator | None
 
     def __init__(
-        self,
-        *,
-        candidates: Sequence[str] = tuple(CANDIDATES),
-        folds: int = 5,
-        seed: int = 0,
+        self, *, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5, seed: int = 0
     ) -> None:
         super().__init__()
         unknown = [name for name in candidates if name not in CANDIDATES]
         if unknown or not candidates:
             raise ValueError(f"candidates must be among {', '.join(CANDIDATES)}, got {candidates}")
-        if folds < 2:
-            raise ValueError(f"folds must be at least 2, got {folds}")
+        checks.check_whole("folds", folds, 2)
         self.candidates = tuple(candidates)
         self.folds = folds
         self.seed = seed
@@ -141,8 +116,6 @@ class Auto(RecordsCalibrator):
         """Parameters of the chosen method; none before a fit."""
         return 0 if self.chosen_ is None else self.chosen_.size(classes)
 
-    # --------------------------------------------------------------------------------------- fit
-
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         """Leave this warning to the chosen method."""
 
@@ -150,25 +123,20 @@ class Auto(RecordsCalibrator):
         """Choose a method and fit it."""
         context = context or Context()
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
-        whole = None if context.features is None else _WithFeatures(examples, context)
-        return self._decide(tabulate(examples), groups, whole, examples.logits.ndim == 1)
+        whole = None if context.features is None else examples
+        data = _Data(tabulate(examples), groups, whole, context)
+        return self._decide(data, examples.logits.ndim == 1)
 
     def fit_records(
         self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
     ) -> Self:
         """Choose a method that needs only records, and fit it."""
-        with warnings_at_caller():
-            return self._decide(records, groups, None, one_logit)
+        with checks.warnings_at_caller():
+            return self._decide(_Data(records, groups), one_logit)
 
-    def _decide(
-        self,
-        records: Records,
-        groups: NDArray[Any] | None,
-        whole: _WithFeatures | None,
-        one_logit: bool,
-    ) -> Self:
-        name = self._choose(records, groups, whole)
-        chosen = _fitted(CANDIDATES[name](), records, whole, one_logit)
+    def _decide(self, data: _Data, one_logit: bool) -> Self:
+        name = self._choose(data)
+        chosen = data.fitted(name, one_logit=one_logit)
         self._adopt(chosen.to(self.classes_.device), _explain(name, self.candidates_))
         self._set_classes(chosen.classes)
         return self
@@ -178,31 +146,24 @@ class Auto(RecordsCalibrator):
         self.needs_features = chosen is not None and chosen.needs_features
         self.solution_ = None if chosen is None else chosen.solution_
 
-    def _choose(
-        self, records: Records, groups: NDArray[Any] | None, whole: _WithFeatures | None
-    ) -> str:
-        self.candidates_ = []
-        if len(records) < FEWEST or records.correct.all() or not records.correct.any():
+    def _choose(self, data: _Data) -> str:
+        self.candidates_, right = [], data.records.correct
+        if len(right) < FEWEST or right.all() or not right.any():
             warn(
-                f"too little to calibrate on: {len(records):,} examples, "
-                f"{int(records.correct.sum()):,} of them right; at least {FEWEST} with both right "
-                "and wrong answers are wanted. The predictions are left as they are"
+                f"too little to calibrate on: {len(right):,} examples, {int(right.sum()):,} of "
+                f"them right; at least {FEWEST} are needed, right and wrong. Nothing is changed"
             )
             return "none"
         rng = np.random.default_rng(self.seed)
-        if len(records) > MOST:
-            some = np.sort(rng.permutation(len(records))[:MOST])
-            records, groups = records.take(some), None if groups is None else groups[some]
-            whole = None if whole is None else whole.take(some)
-        parts = folds(records.labels, self.folds, groups=groups, seed=self.seed)
+        if len(right) > MOST:
+            data = data.take(np.sort(rng.permutation(len(right))[:MOST]))
+        parts = folds(data.records.labels, self.folds, groups=data.groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
-        usable = [name for name in self.candidates if whole or not CANDIDATES[name].needs_features]
-        predictions = {name: _out_of_fold(name, records, whole, parts) for name in usable}
-        self.candidates_ = _judge(predictions, records, parts, rng)
+        usable = [n for n in self.candidates if data.examples or not CANDIDATES[n].needs_features]
+        predictions = {name: _out_of_fold(name, data, parts) for name in usable}
+        self.candidates_ = _judge(predictions, data.records, parts, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
-
-    # --------------------------------------------------------------------- use: the chosen method
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits of the chosen method."""
@@ -234,8 +195,6 @@ class Auto(RecordsCalibrator):
             raise AttributeError("Auto has not chosen yet: call fit(logits, labels) first")
         return self.chosen_
 
-    # --------------------------------------------------------------------------------------- state
-
     def get_extra_state(self) -> dict[str, Any]:
         """The choice, for ``state_dict``: the name and config of the method, and the reasons."""
         chosen = self.chosen_
@@ -250,46 +209,53 @@ class Auto(RecordsCalibrator):
         self._adopt(chosen and chosen.to(self.classes_.device), str(state["reasons"]))
 
 
-class _WithFeatures(NamedTuple):
-    """Examples and their features, for methods that need more than the records."""
+class _Data(NamedTuple):
+    """Records, and the examples behind them where there are features."""
 
-    examples: Examples
-    context: Context
+    records: Records
+    groups: NDArray[Any] | None = None
+    examples: Examples | None = None
+    context: Context = Context()
 
-    def take(self, which: IntArray) -> _WithFeatures:
-        """Ignore all but some of the labelled examples."""
-        rows = np.flatnonzero(self.examples.labels != IGNORED)[which]
-        labels = np.full_like(self.examples.labels, IGNORED)
-        labels[rows] = self.examples.labels[rows]
-        return _WithFeatures(self.examples._replace(labels=labels), self.context)
+    def take(self, which: IntArray) -> _Data:
+        groups, examples = self.groups, self.examples
+        if examples is not None:  # ignore the others
+            rows = np.flatnonzero(examples.labels != IGNORED)[which]
+            labels = np.full_like(examples.labels, IGNORED)
+            labels[rows] = examples.labels[rows]
+            examples = examples._replace(labels=labels)
+        groups = None if groups is None else groups[which]
+        return _Data(self.records.take(which), groups, examples, self.context)
 
-    def predict(self, calibrator: Calibrator) -> RecordPredictions:
+    def fitted(self, name: str, *, one_logit: bool = False) -> Calibrator:
+        """Fit a candidate on the records or, where they do not suffice, on the examples."""
+        calibrator = CANDIDATES[name]()
+        if isinstance(calibrator, RecordsCalibrator):
+            return calibrator.fit_records(self.records, one_logit=one_logit)
+        assert self.examples is not None
+        size, count = calibrator.size(self.records.classes), len(self.records)
+        warn_of_few_examples(type(calibrator).__name__, size, count, None)
+        return calibrator.fit_examples(self.examples, self.context)
+
+    def predictions(self, calibrator: Calibrator) -> RecordPredictions:
         """Confidence and negative log-likelihood of each labelled example."""
+        if isinstance(calibrator, RecordsCalibrator):
+            return calibrator.predict_records(self.records)
         features = self.context.features
+        assert self.examples is not None
         assert features is not None
-        flat = features.reshape(-1, features.shape[-1])
-        confidence, nll = [], []
+        features = features.reshape(-1, features.shape[-1])
+        result = []
         for chunk in labelled_chunks(self.examples, 0, self.examples.labels.size):
-            inputs = as_tensor(flat[chunk.number]).to(chunk.logits.device).float()
-            one = calibrator.classes == 1
-            result = calibrator(chunk.logits[:, 1] if one else chunk.logits, inputs).double()
-            result = torch.stack([torch.zeros_like(result), result], -1) if one else result
-            log_probs = result.log_softmax(-1)
-            confidence.append(log_probs.amax(-1).exp().cpu().numpy())
-            nll.append(-log_probs.gather(-1, chunk.labels[:, None])[:, 0].cpu().numpy())
-        return RecordPredictions(np.concatenate(confidence), np.concatenate(nll))
-
-
-def _fitted(
-    calibrator: Calibrator, records: Records, whole: _WithFeatures | None, one_logit: bool
-) -> Calibrator:
-    """Fit a candidate on records or, where they do not suffice, on the examples behind them."""
-    if isinstance(calibrator, RecordsCalibrator):
-        return calibrator.fit_records(records, one_logit=one_logit)
-    assert whole is not None
-    size = calibrator.size(records.classes)
-    warn_of_few_examples(type(calibrator).__name__, size, len(records), None)
-    return calibrator.fit_examples(*whole)
+            inputs = as_tensor(features[chunk.number]).to(chunk.logits.device).float()
+            if calibrator.classes == 1:
+                odds = calibrator(chunk.logits[:, 1], inputs).double()
+                log_probs = torch.stack([torch.zeros_like(odds), odds], -1).log_softmax(-1)
+            else:
+                log_probs = calibrator(chunk.logits, inputs).double().log_softmax(-1)
+            nll = -log_probs.gather(-1, chunk.labels[:, None])[:, 0]
+            result.append((log_probs.amax(-1).exp().cpu().numpy(), nll.cpu().numpy()))
+        return RecordPredictions(*joined(result))
 
 
 def _explain(name: str, candidates: Sequence[Candidate]) -> str:
@@ -302,23 +268,15 @@ def _explain(name: str, candidates: Sequence[Candidate]) -> str:
     return "\n".join(lines)
 
 
-def _out_of_fold(
-    name: str, records: Records, whole: _WithFeatures | None, parts: Sequence[IntArray]
-) -> RecordPredictions:
+def _out_of_fold(name: str, data: _Data, parts: Sequence[IntArray]) -> RecordPredictions:
     """Predictions for each example by a fit that did not see it."""
+    records = data.records
     confidence, nll = np.empty(len(records)), np.empty(len(records))
-    with silenced():  # small folds; the final fit warns for itself
+    with checks.silenced():  # small folds; the final fit warns for itself
         for held_out in parts:
             seen = np.setdiff1d(np.arange(len(records)), held_out)
-            calibrator = _fitted(
-                CANDIDATES[name](), records.take(seen), whole and whole.take(seen), False
-            )
-            if isinstance(calibrator, RecordsCalibrator):
-                predictions = calibrator.predict_records(records.take(held_out))
-            else:
-                assert whole is not None
-                predictions = whole.take(held_out).predict(calibrator)
-            confidence[held_out], nll[held_out] = predictions
+            calibrator = data.take(seen).fitted(name)
+            confidence[held_out], nll[held_out] = data.take(held_out).predictions(calibrator)
     return RecordPredictions(confidence, nll)
 
 
@@ -329,9 +287,11 @@ def _judge(
     rng: np.random.Generator,
 ) -> list[Candidate]:
     """Score of each candidate, with the bootstrap error of its distance from the best."""
+    weight = records.weight[:, None]
     scores: dict[str, list[FloatArray]] = {name: [] for name in predictions}
-    for weight in _bootstrap_weights(records.weight[:, None], rng):
-        shares = weight / weight.sum(0)
+    for draw in range(REPLICATES // TOGETHER + 1):  # the weights, then Bayesian bootstraps
+        drawn = weight * rng.exponential(size=(len(weight), TOGETHER)) if draw else weight
+        shares = drawn / drawn.sum(0)
         for name, predicted in predictions.items():
             scores[name].append(_scores(predicted, records, parts, shares))
     figures = {name: np.concatenate(draws, 1) for name, draws in scores.items()}
@@ -345,23 +305,12 @@ def _judge(
     return judged
 
 
-def _bootstrap_weights(weight: FloatArray, rng: np.random.Generator) -> Iterator[FloatArray]:
-    """Yield the weights ``(n, 1)``, then those of a Bayesian bootstrap, some draws at a time."""
-    yield weight
-    for _ in range(REPLICATES // TOGETHER):
-        yield weight * rng.exponential(size=(len(weight), TOGETHER))
-
-
 def _scores(
-    predictions: RecordPredictions,
-    records: Records,
-    parts: Sequence[IntArray],
-    shares: FloatArray,
+    predictions: RecordPredictions, records: Records, parts: Sequence[IntArray], shares: FloatArray
 ) -> FloatArray:
     """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (2, draws)``.
 
-    The ECE is averaged over folds: pooled, the errors of their fits would cancel, the more so
-    the closer a method follows its data.
+    The ECE is averaged over folds: pooled, the errors of their fits would cancel.
     """
     gap = (predictions.confidence - records.correct)[:, None] * shares
     part = memberships(predictions.confidence, sigma=0.05)

@@ -11,21 +11,13 @@ from scipy.special import expit, gammaln, logsumexp
 from calibrant._core.binning import check_bins
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._core.solve import check_time
-from calibrant.calibrators.platt import fit_platt
-from calibrant.calibrators.step_maps import (
-    RankedOdds,
-    StepMap,
-    bin_means,
-    centres,
-    equal_mass,
-    ranked,
-)
+from calibrant.calibrators import histogram
+from calibrant.calibrators.confidence_maps import fit_platt
+from calibrant.calibrators.histogram import RankedOdds, StepMap, equal_mass, ranked
 from calibrant.calibrators.top_label import warn_of_bounds
 
-STRENGTH = 2.0
-"""Examples that the prior of a binning is worth, N' of Naeini et al. 2015."""
-NEGLIGIBLE = 1e-6
-"""Share of the posterior below which a binning is left out."""
+STRENGTH = 2.0  # examples that the prior of a binning is worth, N' of Naeini et al. 2015
+NEGLIGIBLE = 1e-6  # share of the posterior below which a binning is left out
 
 
 class BBQ(StepMap):
@@ -47,12 +39,8 @@ class BBQ(StepMap):
     millionth of the weight are left out.
 
     The authors treat every class apart; here it is the top class, so that predictions stay.
-    Weights count as examples, also for :math:`n`: do not normalise them to sum to 1.
-
-    Parameters
-    ----------
-    keep_argmax : bool
-        Hold the other classes below the top one.
+    Weights count as examples, also for :math:`n`: do not normalise them to sum to 1. The option is
+    that of histogram binning.
 
     Examples
     --------
@@ -66,13 +54,8 @@ class BBQ(StepMap):
 
     name = "bbq"
     summary = "a Bayesian average over histograms"
-
-    def size(self, classes: int) -> int:
-        """Ten: the bins in the middle of the range for a thousand examples.
-
-        The number of bins grows with the examples, which are not known here.
-        """
-        return 10
+    parameter_count = 10
+    """Bins in the middle of the range for a thousand examples: they grow with the examples."""
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         total = float(weight.sum())
@@ -96,23 +79,11 @@ class ScalingBinning(StepMap):
 
     .. math:: c' = \operatorname{mean}_{i \in \text{bin}} \sigma(a s_i + b)
 
-    Platt scaling :math:`\sigma(a s + b)` with :math:`a \ge 0` is fitted, and bins of equal mass
+    Platt scaling :math:`\sigma(a s + b)` with :math:`a \ge 0` is fitted, and ``bins`` of equal mass
     give the mean of its output instead of their accuracy: their calibration error can be measured,
-    as that of a histogram, but their levels have only the noise of two parameters. The paper splits
-    the examples into three, for the line, the edges and the means; here, as in the authors' code,
-    all of them serve all three.
-
-    Parameters
-    ----------
-    bins : int
-        Examples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
-    keep_argmax : bool
-        Hold the other classes below the top one.
-
-    Attributes
-    ----------
-    solution_ : Solution
-        Of the slope and the offset of the line.
+    as that of a histogram, but their levels have only the noise of two parameters. As in the
+    authors' code, all examples serve for the line, the edges and the means. ``solution_`` is that
+    of the slope and the offset. The options are those of histogram binning.
 
     Examples
     --------
@@ -144,9 +115,8 @@ class ScalingBinning(StepMap):
         # the line rises, so bins of its outputs are bins of its inputs
         ranks = ranked(odds, correct, weight)
         edges = ranks.edge[equal_mass(ranks, self.bins)]
-        self._keep(
-            edges, bin_means(ranks.value[ranks.group], expit(slope * odds + offset), edges, weight)
-        )
+        line = expit(slope * odds + offset)
+        self._keep(edges, histogram.bin_means(ranks.value[ranks.group], line, edges, weight))
 
 
 class Binning(NamedTuple):
@@ -173,7 +143,7 @@ def score(ranks: RankedOdds, cuts: IntArray) -> Binning:
     ends = np.append(cuts, len(ranks.value) - 1)
     count, right = (np.diff(sums[ends], prepend=0) for sums in (ranks.mass, ranks.right))
     strength = STRENGTH / len(ends)
-    alpha, beta = (strength * centre for centre in centres(ranks.edge[cuts]))
+    alpha, beta = (strength * centre for centre in histogram.centres(ranks.edge[cuts]))
     wrong = np.maximum(count - right, 0)
     terms = gammaln(strength) - gammaln(count + strength)
     terms += gammaln(right + alpha) - gammaln(alpha) + gammaln(wrong + beta) - gammaln(beta)

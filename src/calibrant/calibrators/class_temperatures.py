@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from calibrant._core.binning import bin_index, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Examples
 from calibrant._core.solve import Solution, check_time
 from calibrant.calibrators.affine_fit import FitData, centred, gather
@@ -21,8 +21,7 @@ from calibrant.calibrators.data_checks import missing_classes, warn_together
 FACTORS = 2.0 ** (np.arange(-24, 25) / 16)
 """Temperatures that are tried for a class, relative to the one that is best for all."""
 EDGES = uniform_edges(15)
-LEAST = 1e-12
-"""How much the error must fall, so that rounding decides nothing."""
+LEAST = 1e-12  # how much the error must fall, so that rounding decides nothing
 
 
 class ClassTemperatures(Calibrator):
@@ -31,24 +30,14 @@ class ClassTemperatures(Calibrator):
     Class-based temperature scaling of Frenkel and Goldberger 2021. All temperatures start at the
     one with the lowest negative log-likelihood. Then each class in turn tries 49 temperatures from
     about a third of that to three times as much, and takes the one with the lowest ECE (15
-    equal-width bins), if the ECE falls and the accuracy does not. Classes without an example keep
-    the common temperature. Logits are centred first, since :math:`z` and :math:`z + c` mean the
-    same.
+    equal-width bins), if the ECE falls and the accuracy does not. There are at most ``passes`` over
+    the classes. Logits are centred first, since :math:`z` and :math:`z + c` mean the same.
 
-    The search follows the error of the fitted examples down to their noise: with many classes
-    and few examples the ECE of new ones falls much less than that of the fit.
-
-    Parameters
-    ----------
-    passes : int
-        Largest number of passes over the classes.
+    With many classes and few examples the ECE of new examples falls much less than that of the fit.
 
     Attributes
     ----------
     temperatures_ : (classes,) Tensor
-    solution_ : Solution
-        ``value`` is the ECE of the fitted examples, ``steps`` the number of passes; converged
-        when the last of them changed nothing.
 
     Examples
     --------
@@ -64,14 +53,11 @@ class ClassTemperatures(Calibrator):
     aliases = ("class_temperatures",)
     summary = "a temperature for each class, searched for the lowest ECE"
     accepts_masked = False
-
-    temperatures_: Tensor
     learned_shapes = "temperatures_ classes"
 
     def __init__(self, *, passes: int = 3) -> None:
         super().__init__()
-        if not isinstance(passes, int) or passes < 1:
-            raise ValueError(f"passes must be a positive whole number, got {passes!r}")
+        check_whole("passes", passes)
         self.passes = passes
         self._store(temperatures_=torch.ones(1))
 
@@ -86,10 +72,8 @@ class ClassTemperatures(Calibrator):
         self._store(temperatures_=torch.from_numpy(self.solution_.x))
         notes = missing_classes(examples, "they keep the temperature that all classes start with")
         if any(math.isclose(temperature, bound) for bound in BOUNDS):
-            notes.append(
-                f"the temperature that all classes start with went to its bound {temperature:g}; "
-                "are all examples right, or worse than chance?"
-            )
+            text = f"the temperature that all classes start with is at its bound {temperature:g}"
+            notes.append(f"{text}; are all examples right, or worse than chance?")
         warn_together(self, notes)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
@@ -97,7 +81,7 @@ class ClassTemperatures(Calibrator):
 
 
 class Quality(NamedTuple):
-    """What a set of temperatures is judged by."""
+    """Figures by which temperatures are compared."""
 
     ece: float
     accuracy: float
@@ -131,7 +115,7 @@ def improved(rows: Scaled, k: int, grid: FloatArray, now: Quality) -> Quality:
 
 
 class Others(NamedTuple):
-    """What a class competes with, each ``(n,)``."""
+    """All classes but one, each ``(n,)``."""
 
     log_sum: FloatArray  # log of the sum of the exponentials of all other classes
     best: FloatArray  # largest scaled logit of them
@@ -139,7 +123,7 @@ class Others(NamedTuple):
 
 
 class Scaled:
-    """Logits divided by the temperatures of their classes, by what a change of one of them needs.
+    """Logits divided by the temperatures of their classes.
 
     The sum of exponentials and the two leading classes of each row are enough to try a
     temperature in time O(n). Only rows in which its class leads are looked at whole.
@@ -171,7 +155,7 @@ class Scaled:
         return self.logits[:, k].astype(np.float64) / temperature
 
     def without(self, k: int) -> Others:
-        """All classes but one."""
+        """Sums and leaders of all classes but one."""
         prob = np.exp(self.column(k, float(self.temperatures[k])) - self.log_sum)
         log_sum = self.log_sum + np.log1p(-np.minimum(prob, 0.5))
         # where the class holds most of the sum, taking it away would leave rounding errors

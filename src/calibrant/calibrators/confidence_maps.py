@@ -1,29 +1,32 @@
-"""Maps of the log-odds of the top class with two or three parameters: Platt's line, beta."""
+"""Smooth maps of the confidence of the top class: Platt's line, beta calibration, a spline."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
+from scipy.special import expit
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, check_whole
+from calibrant._core.chunks import chunk_slices
 from calibrant._core.solve import Solution, minimise_within
-from calibrant.calibrators.platt import FARTHEST, STEEPEST, fit_platt
+from calibrant.calibrators.base import BOUNDS
+from calibrant.calibrators.piecewise import interpolate
 from calibrant.calibrators.top_label import TopLabelMap, confidence_objective, warn_of_bounds
+
+STEEPEST = 1 / BOUNDS[0]  # largest slope, which is the largest sharpness of a temperature
+POINTS = 512  # of a stored curve at most: lines between them are off by a hundredth of its noise
+FARTHEST = 20.0  # largest log-odds, either way, of the mean example: 1 in 500 million is wrong
 
 
 class SigmoidScaling(TopLabelMap):
     r"""A line for the log-odds of the top class: :math:`s' = a s + b` (Platt 1999).
 
     The slope is at least 0. Platt's priors, which pull outcomes away from 0 and 1, are left out:
-    calibration sets are large enough. The other classes keep their proportions.
-
-    Parameters
-    ----------
-    keep_argmax : bool
-        Hold every other class below the top one. If False, a top class that becomes less likely
-        than another gives way to it.
+    calibration sets are large enough. The other classes keep their proportions; ``keep_argmax``
+    holds them below the top one.
 
     Attributes
     ----------
@@ -31,7 +34,6 @@ class SigmoidScaling(TopLabelMap):
 
     Examples
     --------
-    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> odds = rng.normal(size=20_000)
     >>> surer = np.abs(odds)
@@ -44,17 +46,12 @@ class SigmoidScaling(TopLabelMap):
     name = "sigmoid"
     aliases = ("platt", "platt_scaling")
     summary = "a straight line for the log-odds of the top class (Platt)"
+    parameter_count = 2
     tempered = False
-    slope_: Tensor
-    offset_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(slope_=1.0, offset_=0.0)
-
-    def size(self, classes: int) -> int:
-        """Slope and offset."""
-        return 2
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         self.solution_ = fit_platt(odds, correct, weight)
@@ -73,13 +70,8 @@ class BetaCalibration(TopLabelMap):
     .. math:: \log\frac{c'}{1 - c'} = a \log c - b \log(1 - c) + m
 
     with :math:`a, b \ge 0`: the map that is right where the confidences of right and of wrong
-    answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`. (The authors' code drops
-    one term whose coefficient would be negative and fits the other freely, so its map can fall.)
-
-    Parameters
-    ----------
-    keep_argmax : bool
-        Hold every other class below the top one.
+    answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`, whose ``keep_argmax`` it
+    has. (The authors' code refits without a term whose coefficient is negative.)
 
     Attributes
     ----------
@@ -88,7 +80,6 @@ class BetaCalibration(TopLabelMap):
 
     Examples
     --------
-    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> sure = rng.uniform(0.5, 1, 200_000)
     >>> odds = np.log(sure) - np.log(1 - sure)
@@ -100,16 +91,12 @@ class BetaCalibration(TopLabelMap):
     name = "beta"
     aliases = ("beta_calibration",)
     summary = "a line in the logarithms of confidence and doubt"
+    parameter_count = 3
     tempered = False
-    line_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(line_=torch.tensor([1.0, 1.0, 0.0]))
-
-    def size(self, classes: int) -> int:
-        """Two slopes and an offset."""
-        return 3
 
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         self.solution_ = fit_beta(odds, correct, weight)
@@ -122,11 +109,114 @@ class BetaCalibration(TopLabelMap):
         return b * softplus(odds) - a * softplus(-odds) + m
 
 
-def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
-    """The beta map ``(a, b, m)`` under which outcomes are likeliest; see :func:`fit_platt`.
+class SplineCalibration(TopLabelMap):
+    r"""Recalibration by the slope of a spline through cumulated errors (Gupta et al. 2021).
 
-    ``m`` is bounded by way of the new log-odds at the mean of the inputs.
+    Examples are sorted by their confidence :math:`c`. With the share :math:`t` of examples up to
+    one of them, the cumulated error
+
+    .. math:: e(t) = \int_0^t (\text{right} - c)
+
+    has the slope :math:`e'(t) = P(\text{right} \mid c) - c`. A natural cubic spline with equally
+    spaced ``knots`` is fitted to it by least squares, and :math:`c' = c + e'(t)`.
+
+    The squares are integrated over :math:`t`, not summed over examples as in the paper, so that
+    the order of equal confidences does not matter and a weight of 2 is an example twice.
+    :math:`c'` is kept :math:`1 / 2n` away from 0 and 1, where one wrong answer would cost any
+    amount of likelihood. The map need not rise: it can change the AUROC.
+
+    ``keep_argmax`` is that of :class:`SigmoidScaling`.
+
+    Attributes
+    ----------
+    odds_, shift_ : (points,) Tensor
+        Log-odds, and the shift of the confidence there; lines between, level beyond.
+    least_ : scalar Tensor
+        Distance that confidences keep from 0 and 1.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> sure = rng.uniform(0.5, 1, 50_000)
+    >>> right = rng.random(50_000) < sure**2
+    >>> odds = np.log(sure) - np.log(1 - sure)
+    >>> fitted = SplineCalibration(keep_argmax=False).fit(odds, right.astype(int))
+    >>> fitted.predict_proba(np.log([0.6 / 0.4, 0.9 / 0.1])).round(2)
+    array([0.36, 0.81])
     """
+
+    name = "spline"
+    aliases = ("spline_calibration",)
+    summary = "a spline through the cumulated errors (KS)"
+    tempered = False
+    learned_shapes = "odds_ points; shift_ points"
+
+    def __init__(self, *, knots: int = 6, keep_argmax: bool = True) -> None:
+        super().__init__(keep_argmax=keep_argmax)
+        check_whole("knots", knots, 2)
+        self.knots = knots
+        self._store(odds_=torch.zeros(1), shift_=torch.zeros(1), least_=1e-9)
+
+    def size(self, classes: int) -> int:
+        """The values at the knots."""
+        return self.knots
+
+    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+        share = weight / weight.sum()
+        if correct.all() or not correct.any():
+            warn_of_bounds(self, len(odds))
+        # rounded, so that rounding errors do not sort what is equal
+        x, group = np.unique(odds.round(4), return_inverse=True)
+        mass = np.bincount(group, share).astype(np.float64)
+        gain = np.bincount(group, share * (correct - expit(odds))).astype(np.float64)
+        shift = smooth_slope(mass, gain, self.knots)
+        middle = np.cumsum(mass) - mass / 2
+        wanted = np.linspace(middle[0], middle[-1], POINTS)
+        chosen = np.unique(np.searchsorted(middle, wanted).clip(max=len(x) - 1))
+        self._store(odds_=x[chosen], shift_=shift[chosen], least_=0.5 / len(odds))
+        self.solution_ = None
+
+    def _map(self, odds: Tensor) -> Tensor:
+        shift = interpolate(odds, self.odds_, self.shift_)
+        least = self.least_.to(odds.dtype)
+        right, wrong = torch.sigmoid(odds) + shift, torch.sigmoid(-odds) - shift
+        return right.clamp(least, 1 - least).log() - wrong.clamp(least, 1 - least).log()
+
+
+def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
+    r"""The rising line :math:`s' = a s + b` under which outcomes are likeliest (Platt 1999).
+
+    Inputs are ``(n,)``, the solution ``(slope, offset)``. Data without an optimum (all right, all
+    wrong, or right exactly above some log-odds) are not ``converged``, and may end at a bound:
+    :data:`STEEPEST` for the slope, :data:`FARTHEST` for the new log-odds at the mean of the old.
+    """
+    share = weight / weight.sum()
+    centre = float(share @ odds)
+    centred = odds - centre
+
+    def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
+        result = line[0] * centred + line[1]
+        value = float(share @ (np.logaddexp(0, result) - correct * result))
+        pull = share * (expit(result) - correct)
+        return value, np.array([pull @ centred, pull.sum()])
+
+    start = np.array([1.0, np.clip(centre, -FARTHEST, FARTHEST)])
+    bounds = [(0.0, STEEPEST), (-FARTHEST, FARTHEST)]
+    result = minimise_within(value_and_gradient, start, bounds)
+    slope, level = result.x
+    # a threshold tells right from wrong: no line is steep enough
+    separable = odds.max(where=~correct, initial=-np.inf) < odds.min(where=correct, initial=np.inf)
+    # within rounding of a bound is at the bound
+    inside = slope < STEEPEST * (1 - 1e-6) and abs(level) < FARTHEST * (1 - 1e-6)
+    return result._replace(
+        x=np.array([slope, level - slope * centre]),
+        converged=bool(result.converged and inside and not separable),
+    )
+
+
+def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
+    """The beta map ``(a, b, m)`` under which outcomes are likeliest; see :func:`fit_platt`."""
+    # m is bounded by way of the new log-odds at the mean of the inputs
     share = weight / weight.sum()
     inputs = np.stack([-np.logaddexp(0, -odds), np.logaddexp(0, odds), np.ones(len(odds))], axis=1)
     centre = share @ inputs[:, :2]
@@ -138,3 +228,28 @@ def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Soluti
     inside = bool((np.abs(result.x) < limits).all())
     x = np.array([a, b, level - result.x[:2] @ centre])
     return result._replace(x=x, converged=result.converged and inside)
+
+
+def smooth_slope(mass: FloatArray, gain: FloatArray, knots: int) -> FloatArray:
+    """Mean slope of the spline over each of the parts ``(m,)`` that make up ``[0, 1]``.
+
+    ``mass`` has their lengths and ``gain`` the rise of the curve, a broken line from 0, over each.
+    """
+    ends = np.append(0, np.cumsum(mass))
+    ends /= ends[-1]
+    curve = np.append(0, np.cumsum(gain))
+    at = np.linspace(0, 1, knots)
+    basis = CubicSpline(at, np.eye(knots), bc_type="natural")
+    cuts = np.union1d(ends, at)
+    node, part = np.polynomial.legendre.leggauss(4)  # exact for products of two cubics
+    gram, pull = np.zeros((knots, knots)), np.zeros(knots)
+    for run in chunk_slices(len(cuts) - 1):
+        low, high = cuts[:-1][run, None], cuts[1:][run, None]
+        t = (low + high + (high - low) * node).ravel() / 2
+        values, weight = basis(t), ((high - low) * part).ravel()
+        gram += values.T @ (weight[:, None] * values)
+        pull += values.T @ (weight * np.interp(t, ends, curve))
+    spline = CubicSpline(at, np.linalg.solve(gram, pull), bc_type="natural")
+    width = np.diff(ends)
+    rises = np.diff(spline(ends)) / np.where(width > 1e-9, width, 1)
+    return np.where(width > 1e-9, rises, spline((ends[:-1] + ends[1:]) / 2, 1))

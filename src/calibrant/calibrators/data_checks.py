@@ -9,30 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core.checks import (
-    FEW,
-    IGNORED,
-    LOOKED_AT,
-    FloatArray,
-    Logits,
-    Values,
-    as_float64,
-    spread,
-    warn,
-)
+from calibrant._core import checks
+from calibrant._core.checks import FEW, IGNORED, FloatArray, Logits, Values, warn
 from calibrant._core.chunks import Examples
 
-ENOUGH = 5
-"""Examples per parameter below which a fit warns."""
+ENOUGH = 5  # examples per parameter below which a fit warns
 
 
 def first_rows(logits: Logits) -> FloatArray:
     """Some of the first rows of logits ``(..., classes)``, or log-odds ``(n,)``."""
     if logits.ndim == 1:
-        return as_float64(logits[:LOOKED_AT])[:, None]
-    rows = max(FEW, min(LOOKED_AT, (1 << 17) // logits.shape[-1]))
+        return checks.as_float64(logits[: checks.LOOKED_AT])[:, None]
+    rows = max(FEW, min(checks.LOOKED_AT, (1 << 17) // logits.shape[-1]))
     each = max(1, math.prod(logits.shape[1:-1]))  # tokens or pixels of one example
-    return as_float64(logits[: -(-rows // each)]).reshape(-1, logits.shape[-1])[:rows]
+    return checks.as_float64(logits[: -(-rows // each)]).reshape(-1, logits.shape[-1])[:rows]
 
 
 def distinct_rows(rows: FloatArray) -> int | None:
@@ -48,27 +38,20 @@ def warn_of_few_examples(kind: str, size: int, count: int, distinct: int | None)
     if effective < ENOUGH * size:
         remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
         same = f" ({effective:,} of the first are not alike)" if effective < count else ""
-        warn(
-            f"{kind} has {size:,} parameter{'s' * (size > 1)} for {count:,} examples{same}: it may "
-            f"fit their noise{remedy}"
-        )
+        has = f"{kind} has {size:,} parameter{'s' * (size > 1)} for {count:,} examples{same}"
+        warn(f"{has}: it may fit their noise{remedy}")
 
 
 def warn_of_one_label(labels: NDArray[Any]) -> None:
     """Warn where all labels are the same."""
     if len(labels) >= FEW and (labels == labels[0]).all():
-        warn(
-            f"all {len(labels):,} labels are {labels[0]}: what is learned of one class may be "
-            "wrong for the others"
-        )
+        which = f"all {len(labels):,} labels are {labels[0]}"
+        warn(f"{which}: what is learned of one class may be wrong for the others")
 
 
 def masked_row(at: int) -> ValueError:
     """Error for a masked class in a row of logits, where none may be."""
-    return ValueError(
-        f"logits must be finite here, row {at} has -inf: this method adds up the logits of a "
-        "row; a temperature method (ts) takes masked classes"
-    )
+    return ValueError(f"logits must be finite here, row {at} has -inf: ts takes masked classes")
 
 
 def missing_classes(examples: Examples, consequence: str) -> list[str]:
@@ -78,9 +61,8 @@ def missing_classes(examples: Examples, consequence: str) -> list[str]:
     if absent.size == 0:
         return []
     named = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
-    return [
-        f"{absent.size:,} of {examples.classes:,} classes have no example ({named}): {consequence}"
-    ]
+    what = f"{absent.size:,} of {examples.classes:,} classes have no example ({named})"
+    return [f"{what}: {consequence}"]
 
 
 def warn_together(calibrator: object, notes: list[str]) -> None:
@@ -92,4 +74,11 @@ def warn_together(calibrator: object, notes: list[str]) -> None:
 def flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
     """Groups as a flat array; one value per row of labels serves all of the row."""
     values = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-    return spread(values, shape, "groups").reshape(-1)
+    return checks.spread(values, shape, "groups").reshape(-1)
+
+
+def warn_of_constant(name: str, features: Tensor) -> None:
+    """Warn where features ``(n, width)`` do not tell examples apart."""
+    if len(features) > 1 and bool((features == features[:1]).all()):
+        which = f"{name}: all {len(features):,} examples have the same features"
+        warn(f"{which}; are these the inputs of the last layer?")

@@ -15,13 +15,8 @@ def folds(
 ) -> list[IntArray]:
     """Split examples into parts of nearly equal size, each with its share of every class.
 
-    Returns the indices of each part, in order; fewer parts than ``count`` where there are fewer
+    Returns the sorted indices of each part; fewer parts than ``count`` where there are fewer
     examples or groups. Examples of one group stay together; classes are then left to chance.
-
-    Examples
-    --------
-    >>> [part.tolist() for part in folds(np.array([0, 0, 1, 1]), 2)]
-    [[1, 3], [0, 2]]
     """
     rng = np.random.default_rng(seed)
     if groups is None:

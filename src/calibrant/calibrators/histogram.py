@@ -1,15 +1,22 @@
-"""Histogram binning of the confidence, and of the probability of each class."""
+"""Histogram binning of the confidence, and of the probability of each class.
+
+Bins are stored as edges on the log-odds. Each is ``(low, high]``, as everywhere in this library.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import expit, logit
 from torch import Tensor
 
-from calibrant._core.binning import check_bins
+from calibrant._core.binning import check_bins, fill, uniform_edges
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Examples, on_threads, thread_ranges
 from calibrant._core.logpartition import gap_chunks
@@ -17,27 +24,52 @@ from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.piecewise import BEYOND, at_place, place
-from calibrant.calibrators.step_maps import StepMap, histogram
-from calibrant.calibrators.top_label import CERTAIN, top_odds
+from calibrant.calibrators.top_label import CERTAIN, TopLabelMap, top_odds
 
-GROUP = 1 << 20
-"""Log-odds of one-vs-rest problems that are held at a time."""
+T = TypeVar("T")
+DIGITS = 5
+"""Decimals to which log-odds are distinguished: a fit sees them with an error of some 1e-6."""
+SLACK = 1e-5  # edges of equal width move up by this, to stay above confidences on the edge
+GROUP = 1 << 20  # log-odds of one-vs-rest problems that are held at a time
+
+
+class StepMap(TopLabelMap):
+    """New log-odds of the top class that are constant within bins of the old ones.
+
+    Attributes
+    ----------
+    edges_, levels_ : (m,) and (m + 1,) Tensor
+        Log-odds between the bins, and those that the bins give.
+    """
+
+    tempered = False
+    learned_shapes = "edges_ cuts; levels_ cuts+1"
+
+    def __init__(self, *, keep_argmax: bool = True) -> None:
+        super().__init__(keep_argmax=keep_argmax)
+        self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
+
+    def _keep(self, edges: FloatArray, confidence: FloatArray) -> None:
+        with np.errstate(divide="ignore"):
+            levels = np.clip(logit(confidence), -CERTAIN, CERTAIN)
+        self._store(edges_=edges, levels_=levels)
+
+    def _map(self, odds: Tensor) -> Tensor:
+        return at_place(self.levels_.to(odds.dtype), place(odds, self.edges_))
 
 
 class HistogramBinning(StepMap):
     """The accuracy of each bin in place of the confidence (Zadrozny and Elkan 2001).
 
     Only the confidence of the top class is binned; the other classes keep their proportions. A
-    bin without an example gives its centre. A bin whose examples are all right gives a confidence
-    of 1, up to log-odds of 30, so a wrong answer there costs much likelihood.
+    bin without an example gives its centre, one whose examples are all right log-odds of 30.
 
     Parameters
     ----------
     bins : int
         Examples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
     mass : bool
-        Equally much weight in each bin, with edges halfway between neighbouring examples;
-        otherwise bins of equal width in confidence.
+        Equally much weight in each bin; otherwise bins of equal width in confidence.
     keep_argmax : bool
         Hold the other classes below the top one.
 
@@ -74,22 +106,14 @@ class HistogramOneVsRest(Calibrator):
     One-vs-rest, as Zadrozny and Elkan 2002 extend histogram binning to several classes: every
     class has bins of its own over all examples, and gives the share of its bin that has its
     label. Predictions may change. Where all classes of a row get 0, the row stays as it was;
-    other zeros are held at :math:`e^{-30}`. Masked classes stay impossible, and do not count where
-    they are masked; a class that is masked in every example nearly keeps its probability.
+    other zeros are held at :math:`e^{-30}`. Masked classes do not count where they are masked.
 
-    Parameters
-    ----------
-    bins : int
-        Of each class.
-    mass : bool
-        Equally much weight in each bin, otherwise equal width in probability.
+    ``bins``, of each class, and ``mass`` are those of :class:`HistogramBinning`.
 
     Attributes
     ----------
-    edges_ : (classes, m) Tensor
-        Log-odds between the bins of each class. Rows of classes with fewer bins are filled up.
-    levels_ : (classes, m + 1) Tensor
-        Logarithms of the probabilities that the bins give, before the rows are normalised.
+    edges_, levels_ : (classes, m) and (classes, m + 1) Tensor
+        Log-odds between the bins of each class, and logarithms of the probabilities that they give.
 
     Examples
     --------
@@ -103,9 +127,6 @@ class HistogramOneVsRest(Calibrator):
 
     name = "histogram_ovr"
     summary = "a histogram for each class"
-
-    edges_: Tensor
-    levels_: Tensor
     learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
 
     def __init__(self, *, bins: int = 15, mass: bool = True) -> None:
@@ -122,40 +143,23 @@ class HistogramOneVsRest(Calibrator):
     def _fit(self, examples: Examples, context: Context) -> None:
         kept = examples.labels != IGNORED
         check_some(int(kept.sum()))
-        labels, weight = examples.labels[kept], examples.labelled_weight()
-        weight = np.ones(len(labels)) if weight is None else weight
-        step = max(1, GROUP // len(labels))
-        result: list[tuple[FloatArray, FloatArray]] = []
-        for first in range(0, examples.classes, step):
-            check_time()
-            classes = range(first, min(first + step, examples.classes))
-            columns = class_columns(examples, classes)
-            task = partial(self._histograms, columns, classes, labels, weight)
-            parts = np.array_split(np.arange(len(classes)), len(thread_ranges(examples)))
-            result += chain.from_iterable(on_threads(task, parts))
-        self._store(
-            edges_=_filled([edges for edges, _ in result], self.bins - 1, BEYOND),
-            levels_=_filled([_log(shares) for _, shares in result], self.bins, -CERTAIN),
-        )
+        weight = np.ones(kept.size) if examples.weight is None else examples.weight
+        held = max(1, GROUP // int(kept.sum()))
+        chunks, task = partial(_odds_chunks, examples), partial(self._histogram, weight[kept])
+        edges, levels = zip(*by_class(examples, held, chunks, task), strict=True)
+        self._store(edges_=_filled(edges, BEYOND), levels_=_filled(levels, -CERTAIN))
         consequence = "they get a probability of 0, but for those always masked"
         warn_together(self, missing_classes(examples, consequence))
 
-    def _histograms(
-        self,
-        columns: FloatArray,
-        classes: range,
-        labels: IntArray,
-        weight: FloatArray,
-        part: IntArray,
-    ) -> list[tuple[FloatArray, FloatArray]]:
-        """Edges and shares of some of the columns."""
-        result = []
-        for i in part.tolist():
-            possible = np.isfinite(columns[i])
-            odds = columns[i][possible].astype(np.float64)
-            own, mass = labels[possible] == classes[i], self.mass and odds.size > 0
-            result.append(histogram(odds, own, weight[possible], self.bins, mass))
-        return result
+    def _histogram(
+        self, weight: FloatArray, column: NDArray[np.float32], own: BoolArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Edges and levels of a class."""
+        possible = np.isfinite(column)
+        odds, mass = column[possible].astype(np.float64), self.mass and bool(possible.any())
+        edges, share = histogram(odds, own[possible], weight[possible], self.bins, mass)
+        with np.errstate(divide="ignore"):
+            return edges, np.maximum(np.log(share), -CERTAIN)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         levels = at_place(self.levels_.to(logits.dtype), place(class_odds(logits), self.edges_))
@@ -163,44 +167,108 @@ class HistogramOneVsRest(Calibrator):
         return torch.where(levels.amax(-1, keepdim=True) > -CERTAIN, levels, logits)
 
 
-def _log(share: FloatArray) -> FloatArray:
-    with np.errstate(divide="ignore"):
-        return np.maximum(np.log(share), -CERTAIN)
+class RankedOdds(NamedTuple):
+    """Examples in the order of their log-odds, those that cannot be told apart taken together."""
+
+    value: FloatArray  # (m,) log-odds
+    edge: FloatArray  # (m - 1,) halfway between neighbours
+    mass: FloatArray  # (m,) weight up to here
+    right: FloatArray  # (m,) weight of those up to here that are right
+    group: IntArray  # (n,) place of each example
+
+
+def ranked(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> RankedOdds:
+    """Sort examples by their log-odds."""
+    value, group = np.unique(np.round(odds, DIGITS), return_inverse=True)
+    mass, right = (
+        np.cumsum(np.bincount(group, part).astype(np.float64, copy=False))
+        for part in (weight, weight * correct)
+    )
+    return RankedOdds(value, (value[1:] + value[:-1]) / 2, mass, right, group)
+
+
+def equal_mass(ranks: RankedOdds, bins: int) -> IntArray:
+    """Last place of each bin but the last, by the rule of ``_core.binning.equal_mass_edges``."""
+    wanted = ranks.mass[-1] * np.arange(1, bins) / bins
+    cuts = np.unique(np.searchsorted(ranks.mass, wanted * (1 - 1e-12)))
+    return np.asarray(cuts[cuts < len(ranks.mass) - 1])
+
+
+def histogram(
+    odds: FloatArray, correct: BoolArray, weight: FloatArray, bins: int, mass: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Edges on the log-odds ``(m,)``, and the accuracy of each bin ``(m + 1,)``."""
+    if mass:
+        ranks = ranked(odds, correct, weight)
+        cuts = equal_mass(ranks, bins)
+        edges, odds = ranks.edge[cuts], ranks.value[ranks.group]
+    else:
+        edges = logit(uniform_edges(bins)[1:-1]) + SLACK
+    return edges, bin_means(odds, correct.astype(np.float64), edges, weight)
+
+
+def bin_means(
+    odds: FloatArray, outcome: FloatArray, edges: FloatArray, weight: FloatArray
+) -> FloatArray:
+    """Mean outcome of each bin; the centre of a bin that holds nothing."""
+    result = fill(odds, outcome, np.concatenate([[-np.inf], edges, [np.inf]]), weight).accuracy
+    return np.where(np.isnan(result), centres(edges)[0], result)
+
+
+def centres(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Centre of each bin in confidence, and one minus it, exact near 1 as well."""
+    low, high = np.append(-np.inf, edges), np.append(edges, np.inf)
+    return (expit(low) + expit(high)) / 2, (expit(-low) + expit(-high)) / 2
 
 
 def class_odds(logits: Tensor) -> Tensor:
-    """Log-odds of every class, ``(..., classes)``, of logits whose largest is 0.
-
-    Those of the top class come from the sum of the others: 1 minus its probability has no
-    digits left.
-    """
+    """Log-odds of every class, ``(..., classes)``, of logits whose largest is 0."""
+    # those of the top class come from the sum of the others: 1 - p has no digits left
     log_probs = logits.log_softmax(-1)
     odds = log_probs - torch.log1p(-log_probs.exp().clamp(max=0.75))
     return odds.scatter(-1, logits.argmax(-1, keepdim=True), top_odds(logits))
 
 
-def class_columns(examples: Examples, classes: range) -> FloatArray:
-    """Log-odds of some classes ``(classes, n)`` in float32; -inf where they are masked."""
+def by_class(
+    examples: Examples,
+    held: int,
+    chunks: Callable[[tuple[int, int]], Iterable[Tensor]],
+    task: Callable[[NDArray[np.float32], BoolArray], T],
+) -> list[T]:
+    """Call a task for each class, with its log-odds and whether it is the label, each ``(n,)``.
+
+    ``chunks`` yields the log-odds of all classes for a range of rows; ``held`` are in memory.
+    """
+    labels = examples.labels[examples.labels != IGNORED]
     ranges = thread_ranges(examples)
-    ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
-    columns = np.empty((len(classes), ends[-1]), np.float32)
+    starts = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges[:-1])])
 
-    def walk(row_range: tuple[int, int], done: int) -> None:
-        for result in gap_chunks(examples, row_range):
-            odds = class_odds(-result.gaps)[:, classes.start : classes.stop]
-            masked = torch.isneginf(result.chunk.logits[:, classes.start : classes.stop])
-            after = done + len(odds)
-            columns[:, done:after] = odds.masked_fill(masked, -torch.inf).cpu().numpy().T
-            done = after
+    def read(columns: NDArray[np.float32], first: int, run: tuple[int, int], done: int) -> None:
+        for odds in chunks(run):
+            rows = slice(done, done := done + len(odds))
+            columns[:, rows] = odds[:, first : first + len(columns)].T.cpu().numpy()
 
-    on_threads(walk, ranges, ends[:-1].tolist())
-    return columns
+    def work(columns: NDArray[np.float32], first: int, numbers: IntArray) -> list[T]:
+        return [task(columns[k], labels == first + k) for k in numbers.tolist()]
 
-
-def _filled(rows: list[FloatArray], width: int, value: float) -> FloatArray:
-    """Rows of different lengths as one array, the short ones filled up with a value."""
-    width = min(width, max(len(row) for row in rows))
-    result = np.full((len(rows), width), value)
-    for row, values in zip(result, rows, strict=True):
-        row[: len(values)] = values
+    result: list[T] = []
+    for first in range(0, examples.classes, held):
+        check_time()
+        columns = np.empty((min(held, examples.classes - first), len(labels)), np.float32)
+        on_threads(partial(read, columns, first), ranges, starts.tolist())
+        parts = np.array_split(np.arange(len(columns)), len(ranges))
+        result += chain.from_iterable(on_threads(partial(work, columns, first), parts))
     return result
+
+
+def _odds_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Tensor]:
+    """Yield the log-odds of all classes; -inf where they are masked."""
+    for chunk in gap_chunks(examples, row_range):
+        masked = torch.isneginf(chunk.chunk.logits)
+        yield class_odds(-chunk.gaps).masked_fill(masked, -torch.inf)
+
+
+def _filled(rows: Sequence[FloatArray], value: float) -> FloatArray:
+    """Rows of different lengths as one array, the short ones filled up with a value."""
+    width = max(len(row) for row in rows)
+    return np.stack([np.pad(x, (0, width - len(x)), constant_values=value) for x in rows])

@@ -1,4 +1,4 @@
-"""What a fitted calibrator does along the margin, as data for plots."""
+"""Temperatures and changes of the confidence by margin, as data for plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_scores
 from calibrant._core.chunks import as_tensor
@@ -38,12 +37,10 @@ def margin_temperature(
 ) -> MarginTemperature:
     """Temperature against margin (SMART, figure 16).
 
-    >>> from calibrant.calibrators import TemperatureScaling
-    >>> rng = np.random.default_rng(0)
-    >>> logits = rng.normal(size=(90, 4))
-    >>> fitted = TemperatureScaling().fit(logits, (logits + rng.gumbel(size=(90, 4))).argmax(-1))
-    >>> margin_temperature(fitted, logits, bins=3).temperature.shape
-    (3,)
+    >>> from calibrant.calibrators import Identity
+    >>> logits = np.random.default_rng(0).normal(size=(90, 4))
+    >>> margin_temperature(Identity().fit(logits, logits.argmax(-1)), logits, bins=2).temperature
+    array([1., 1.])
     """
     margin, parts = _by_margin(logits, bins)
     scores = as_scores(logits)
@@ -56,7 +53,7 @@ def margin_temperature(
 
 
 def margin_change(calibrator: Calibrator, logits: Values, *, bins: int = 30) -> MarginChange:
-    """How much a calibrator raises or lowers the confidence, by margin (SMART, figure 15 f).
+    """Mean change of the confidence by a calibrator, by margin (SMART, figure 15 f).
 
     >>> from calibrant.calibrators import Identity
     >>> logits = np.random.default_rng(0).normal(size=(90, 4))
@@ -64,20 +61,15 @@ def margin_change(calibrator: Calibrator, logits: Values, *, bins: int = 30) -> 
     array([0., 0.])
     """
     margin, parts = _by_margin(logits, bins)
-    scores = as_scores(logits)
-    rows = as_tensor(scores)
+    rows = as_tensor(as_scores(logits))
+    wide = rows.double()
+    probs = wide.sigmoid() if rows.ndim == 1 else wide.softmax(-1)  # of class 1 for log-odds
     before, after = (
         torch.maximum(p, 1 - p) if rows.ndim == 1 else p.amax(-1)
-        for p in (_softmax(rows), calibrator.predict_proba(rows).double())
+        for p in (probs, calibrator.predict_proba(rows).double())
     )
     change = (after - before).cpu().numpy().reshape(-1)
     return MarginChange(*(np.array([x[p].mean() for p in parts]) for x in (margin, change)))
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Probabilities; of class 1 for log-odds ``(n,)``."""
-    wide = logits.double()
-    return wide.sigmoid() if wide.ndim == 1 else wide.softmax(-1)
 
 
 def _by_margin(logits: Values, bins: int) -> tuple[FloatArray, list[IntArray]]:

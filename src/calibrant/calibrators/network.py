@@ -1,8 +1,4 @@
-"""Temperatures that differ between examples: a small network of an indicator gives each its own.
-
-The network is fitted on the log-partition table, with value and gradient in closed form, so a
-step costs the same whatever the number of classes.
-"""
+"""Temperatures that differ between examples: a small network of an indicator gives each its own."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,10 +20,10 @@ from calibrant._core.logpartition import TOP, Records
 from calibrant._core.solve import Objective, adam
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import TemperatureCalibrator
-from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
+from calibrant.calibrators.scaling import best_sharpness
 
-FLOOR = 0.1
-"""Least temperature of a network: T = softplus(...) + 0.1."""
+Layers = list[tuple[FloatArray, FloatArray]]
+FLOOR = 0.1  # least temperature of a network: T = softplus(...) + 0.1
 
 
 class NetworkTemperature(TemperatureCalibrator):
@@ -37,54 +33,56 @@ class NetworkTemperature(TemperatureCalibrator):
     range that was seen there: beyond it the network would only extrapolate.
     """
 
-    mean_: Tensor
-    deviation_: Tensor
-    low_: Tensor
-    high_: Tensor
-
-    hidden: tuple[int, ...]
     start: str = "ts"
-    steps: int
-    seed: int
-    patience: int = 250
-    """Steps without progress after which the search ends."""
-    rate: float = 5e-3
-    """Learning rate of Adam."""
+    patience: int = 250  # steps without progress after which the search ends
+    rate: float = 5e-3  # of Adam
 
-    def _declare(self, width: int) -> None:
-        """Check the options of the search and name the learned values, before any fit."""
-        check_whole("steps", self.steps)
+    def __init__(
+        self, objective: str, hidden: Sequence[int], steps: int, seed: int, width: int = 1
+    ) -> None:
+        super().__init__()
+        if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+            raise TypeError(f"hidden must be a list of widths, [16] for one layer, got {hidden!r}")
+        for layer in hidden:
+            check_whole("each width in hidden", layer)
+        check_whole("steps", steps)
+        self.objective = objective
+        self.hidden = tuple(hidden)
+        self.steps = steps
+        self.seed = seed
         self._store(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
         self._store(deviation_=torch.ones(width))
         for i, (fan_in, fan_out) in enumerate(pairwise(self._widths(width))):
             weight, bias = torch.zeros(fan_in, fan_out), torch.zeros(fan_out)
             self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
+    def _count(self, width: int) -> int:
+        return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(self._widths(width)))
+
     def _widths(self, width: int) -> tuple[int, ...]:
         return (width, *self.hidden, 1)
 
-    def _store_layers(self, parameters: FloatArray, width: int) -> None:
-        for i, (weight, bias) in enumerate(_layers(parameters, self._widths(width))):
-            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
+    def _objective(self) -> objectives.Objective:
+        return objectives.PROPER[self.objective]
 
-    def _fit_inputs(
-        self, records: Records, inputs: FloatArray, objective: objectives.Objective
-    ) -> None:
+    def _fit_records(self, records: Records) -> None:
+        self._fit_inputs(records, self._inputs(records))
+
+    def _fit_inputs(self, records: Records, inputs: FloatArray) -> None:
         """Fit the network of inputs ``(n, width)`` to the records."""
         standard = self._standardise(inputs, records.weight)
-        tempered = best_sharpness(records)
-        if not tempered.converged:
-            warn_of_bound(float(np.exp(-tempered.x[0])), len(records))
+        tempered = best_sharpness(records, warns=True)
         sharpness = tempered.x[0] if self.start == "ts" else 0.0
         widths = self._widths(inputs.shape[1])
         self.solution_ = adam(
-            _network_objective(standard, widths, partial(objective, records)),
+            _network_objective(standard, widths, partial(self._objective(), records)),
             _initial(widths, float(np.exp(-sharpness)), self.seed),
             steps=self.steps,
             rate=self.rate,
             patience=self.patience,
         )
-        self._store_layers(self.solution_.x, inputs.shape[1])
+        for i, (weight, bias) in enumerate(_layers(self.solution_.x, widths)):
+            self._store(**{f"weight{i}_": weight, f"bias{i}_": bias})
 
     def _standardise(self, inputs: FloatArray, weight: FloatArray) -> FloatArray:
         # A margin is infinite where one class is possible: no temperature matters there.
@@ -122,33 +120,19 @@ class NetworkTemperature(TemperatureCalibrator):
         return F.softplus(x) + FLOOR
 
 
-def as_widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Check the widths of hidden layers."""
-    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
-        raise TypeError(f"hidden must be a list of widths, [16] for one layer, got {hidden!r}")
-    for width in hidden:
-        check_whole("each width in hidden", width)
-    return tuple(hidden)
-
-
 def _initial(widths: Sequence[int], temperature: float, seed: int) -> FloatArray:
-    """Parameters of a network that gives every example one temperature.
-
-    Hidden layers are drawn as torch draws them; the last one is zero but for its bias.
-    """
+    """Parameters of a network that gives every example one temperature."""
+    # hidden layers are drawn as torch draws them; the last one is zero but for its bias
     rng = np.random.default_rng(seed)
     layers = []
     for fan_in, fan_out in pairwise(widths[:-1]):
         bound = 1 / math.sqrt(fan_in)
-        layers += [
-            rng.uniform(-bound, bound, fan_in * fan_out),
-            rng.uniform(-bound, bound, fan_out),
-        ]
+        layers += [rng.uniform(-bound, bound, size) for size in (fan_in * fan_out, fan_out)]
     above_floor = max(temperature - FLOOR, 1e-3)
     return np.concatenate([*layers, np.zeros(widths[-2]), [math.log(math.expm1(above_floor))]])
 
 
-def _layers(parameters: FloatArray, widths: Sequence[int]) -> list[tuple[FloatArray, FloatArray]]:
+def _layers(parameters: FloatArray, widths: Sequence[int]) -> Layers:
     """Weight ``(in, out)`` and bias ``(out,)`` of each layer, as views of the parameters."""
     layers, at = [], 0
     for fan_in, fan_out in pairwise(widths):
@@ -160,29 +144,22 @@ def _layers(parameters: FloatArray, widths: Sequence[int]) -> list[tuple[FloatAr
 
 
 def _network_objective(
-    inputs: FloatArray,
-    widths: Sequence[int],
-    measure: Callable[[FloatArray], objectives.Measured],
+    inputs: FloatArray, widths: Sequence[int], measure: Callable[[FloatArray], objectives.Measured]
 ) -> Objective:
-    """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``.
-
-    In NumPy, as the measure is: autograd takes a fifth longer and rounds differently.
-    """
-    pieces = chunk_slices(len(inputs))
+    """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
+    # in NumPy, as the measure is: autograd takes a fifth longer and rounds differently
+    runs = chunk_slices(len(inputs))
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)
-        raw = np.concatenate([_activations(layers, inputs[run])[-1][:, 0] for run in pieces])
+        raw = np.concatenate([_activations(layers, inputs[run])[-1][:, 0] for run in runs])
         temperature = np.logaddexp(0, raw) + FLOOR
         value, by_log_sharpness = measure(-np.log(temperature))
         back = -by_log_sharpness * expit(raw) / temperature
-        parts = [_back(layers, inputs[run], back[run, None]) for run in pieces]
+        parts = [_back(layers, inputs[run], back[run, None]) for run in runs]
         return value, np.sum(parts, axis=0)
 
     return value_and_gradient
-
-
-Layers = list[tuple[FloatArray, FloatArray]]
 
 
 def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
@@ -211,12 +188,7 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
     nothing; standardised, and fitted in 100 steps on the whole data from the best single
     temperature instead of 100 000 small batches. More steps fit the noise of few examples.
 
-    Parameters
-    ----------
-    objective : {"brier", "nll"}
-    hidden : sequence of int
-    steps, seed
-        As in :class:`SMART`.
+    ``objective`` is "brier" or "nll"; the other options are those of SMART.
 
     Examples
     --------
@@ -231,9 +203,8 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
     name = "pts"
     aliases = ("parametrized_temperature_scaling",)
     summary = "the ten leading log-probabilities give each example its temperature"
-
     patience = 100
-    retired_options: ClassVar[dict[str, Any]] = {"patience": 100, "rate": 5e-3}
+    retired_options: ClassVar = {"patience": 100, "rate": 5e-3}
 
     def __init__(
         self,
@@ -243,32 +214,22 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
         steps: int = 100,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         check_choice("objective", objective, ("brier", "nll"))
-        self.objective = objective
-        self.hidden = as_widths(hidden)
-        self.steps = steps
-        self.seed = seed
-        self._declare(TOP)
+        super().__init__(objective, hidden, steps, seed, width=TOP)
 
     def size(self, classes: int) -> int:
         """Weights and biases: 91 by default."""
-        widths = self._widths(TOP)
-        return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(widths))
-
-    def _fit_records(self, records: Records) -> None:
-        objective = objectives.PROPER[self.objective]
-        self._fit_inputs(records, self._inputs(records), objective)
+        return self._count(TOP)
 
     def _inputs(self, records: Records) -> FloatArray:
         value, _ = records.log_partition(1.0)
         return np.asarray(np.maximum(-records.gaps.astype(np.float64) - value[:, None], -100.0))
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
-        return self._network(_leading(logits, top))
+        return self._network(_leading(logits))
 
 
-def _leading(logits: Tensor, top: Tensor) -> Tensor:
+def _leading(logits: Tensor) -> Tensor:
     """Log-probabilities of the leading classes, in order, down to -100."""
     count = min(TOP, logits.shape[-1])
     result = logits.log_softmax(-1).topk(count, dim=-1).values

@@ -1,4 +1,4 @@
-r"""What a temperature may minimise, from the log-partition table, with gradients in closed form.
+r"""Objectives of temperatures, from the log-partition table, with gradients in closed form.
 
 An objective takes records and the log-sharpness :math:`u = -\log T`, one for all examples or one
 for each ``(n,)``, and returns its value with its derivative by each example's ``u`` ``(n,)``.
@@ -36,10 +36,7 @@ CENTRES = (np.arange(BINS) + 0.5) / BINS
 def nll(
     records: Records, u: LogSharpness, *, smoothing: float = 0.0, curve: Curve | None = None
 ) -> Measured:
-    r"""Mean of :math:`b d_y + A(b)`; with smoothing, towards the uniform distribution.
-
-    ``curve`` is :math:`A(b)` where it is known already.
-    """
+    r"""Mean of :math:`b d_y + A(b)`, with label smoothing; ``curve`` is :math:`A(b)` if known."""
     b, share = np.exp(u), _share(records)
     value, slope = curve or records.log_partition(b)
     linear = b * ((1 - smoothing) * records.own_gap + smoothing * records.mean_gap)
@@ -78,19 +75,16 @@ def soft_ece(
 
     where :math:`c_i` is the confidence, :math:`a_i` whether the answer is right, :math:`s_i` the
     share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
-    the bin with centre :math:`\bar c_b`, with sum one. Gaps are averaged within a bin before they
-    are penalised, so that label noise cancels.
+    the bin with centre :math:`\bar c_b`, with sum one.
     """
     penalty = partial(binned_gaps, sigma=sigma, delta=delta)
-    return _by_confidence(records, curve or records.log_partition(np.exp(u)), penalty)
+    return _by_confidence(penalty, records, u, curve)
 
 
 def ece(records: Records, u: LogSharpness) -> Measured:
     """ECE with 15 equal-width bins. It has no useful gradient: NaN stands in its place."""
-    confidence = np.exp(-records.log_partition(np.exp(u)).value)
-    value = binned_ece(
-        confidence=np.minimum(confidence, 1), outcome=records.correct, sample_weight=records.weight
-    )
+    sure = np.minimum(np.exp(-records.log_partition(np.exp(u)).value), 1)
+    value = binned_ece(confidence=sure, outcome=records.correct, sample_weight=records.weight)
     return Measured(value, np.full(len(records), np.nan))
 
 
@@ -106,11 +100,10 @@ def pointwise(
 
     .. math:: \sum_i s_i \sum_b w_{ib} \left[\sqrt{(a_i - \bar c_b)^2 + \delta^2} - \delta\right]
 
-    It is smallest where confidence is 1 for every example that is right more often than not: it
-    does not calibrate.
+    It does not calibrate: it is smallest where confidence is 1 for all that is mostly right.
     """
     penalty = partial(_pointwise, sigma=sigma, delta=delta)
-    return _by_confidence(records, curve or records.log_partition(np.exp(u)), penalty)
+    return _by_confidence(penalty, records, u, curve)
 
 
 def with_likelihood(
@@ -129,11 +122,14 @@ def _share(records: Records) -> FloatArray:
     return np.asarray(records.weight / records.weight.sum())
 
 
-Penalty: TypeAlias = Callable[[FloatArray, BoolArray, FloatArray], tuple[float, FloatArray]]
-
-
-def _by_confidence(records: Records, curve: Curve, penalty: Penalty) -> Measured:
+def _by_confidence(
+    penalty: Callable[..., tuple[float, FloatArray]],
+    records: Records,
+    u: LogSharpness,
+    curve: Curve | None,
+) -> Measured:
     """A penalty on (confidence, outcome, share), with the chain rule through the table."""
+    curve = curve or records.log_partition(np.exp(u))
     confidence = np.exp(-curve.value)
     result, gradient = penalty(confidence, records.correct, _share(records))
     return Measured(result, gradient * -confidence * curve.slope)
@@ -186,10 +182,5 @@ def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     return kernel
 
 
-PROPER: dict[str, Objective] = {
-    "nll": nll,
-    "brier": brier,
-    "mse": mse,
-    "ls": partial(nll, smoothing=0.05),
-}
+PROPER: dict[str, Objective] = dict(nll=nll, brier=brier, mse=mse, ls=partial(nll, smoothing=0.05))
 """Objectives that need no bins, by name; ``ls`` is the loss of label smoothing."""

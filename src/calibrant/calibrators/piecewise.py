@@ -1,7 +1,4 @@
-"""Piecewise maps: where a value lies among sorted edges, and the line between two of them.
-
-Written with operations that every export format has; ``torch.searchsorted`` is not among them.
-"""
+"""Step functions and broken lines; ``torch.searchsorted`` is missing in some export formats."""
 
 from __future__ import annotations
 
@@ -16,11 +13,6 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
     """Number of edges below each value: the place of its bin ``(low, high]``.
 
     Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
-
-    Examples
-    --------
-    >>> place(torch.tensor([0.1, 0.5, 0.7]), torch.tensor([0.2, 0.5]))
-    tensor([0, 1, 2])
     """
     width, flat = edges.shape[-1], edges.to(values.dtype).reshape(-1)
     below = torch.zeros_like(values, dtype=torch.int64)
@@ -34,26 +26,14 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def at_place(table: Tensor, index: Tensor) -> Tensor:
-    """Entry of a table ``(m,)``, or of the row of each class ``(classes, m)``.
-
-    >>> at_place(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1], [1, 1]]))
-    tensor([[1., 4.],
-            [2., 4.]])
-    """
+    """Entry of a table ``(m,)``, or of the row of each class ``(classes, m)``."""
     return table.reshape(-1)[_row(table) + index]
 
 
 def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The broken line through points, level beyond the first and the last of them.
 
-    Points are ``(m,)`` or, one row per class, ``(classes, m)``, with ``x`` sorted; short rows
-    repeat their last point.
-
-    Examples
-    --------
-    >>> x, y = torch.tensor([[0.0, 1.0], [2.0, 4.0]])
-    >>> interpolate(torch.tensor([-1.0, 0.5, 9.0]), x, y)
-    tensor([2., 3., 4.])
+    Points are ``(m,)`` or ``(classes, m)``, where short rows repeat their last point.
     """
     x, y = x.to(values.dtype), y.to(values.dtype)
     last = x.shape[-1] - 1
@@ -68,7 +48,7 @@ def interpolate(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _row(table: Tensor) -> Tensor | int:
-    """Where the row of each class begins in the flat table."""
+    """Start of the row of each class in the flat table."""
     if table.ndim == 1:
         return 0
     return torch.arange(table.shape[0], device=table.device) * table.shape[1]

@@ -15,33 +15,23 @@ from calibrant.calibrators.base import Calibrator
 PACKAGE = "calibrant.calibrators"
 ORDER = (
     *("scaling", "affine", "class_temperatures", "network", "smart", "confidence_maps"),
-    *("histogram", "isotonic", "binning", "spline"),
+    *("histogram", "isotonic", "binning"),
     *("features.groups", "features.proximity", "features.clipping", "top_label"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""
 
 
-def _modules() -> list[str]:
-    """Names of the modules of this package, in the order of their methods."""
-    prefix = f"{PACKAGE}."
-    modules = pkgutil.walk_packages(sys.modules[PACKAGE].__path__, prefix)
-    names = [module.name.removeprefix(prefix) for module in modules]
-    names = [name for name in names if prefix + name != __name__]
-    place = {name: i for i, name in enumerate(ORDER)} | {"auto": len(names) + len(ORDER)}
-    return sorted(names, key=lambda name: (place.get(name, len(ORDER)), name))
-
-
 def _calibrators() -> Iterator[type[Calibrator]]:
     """Yield the classes that declare a ``name``, by module, then in the order of definition."""
-    for name in _modules():
-        module = import_module(f"{PACKAGE}.{name}")
+    prefix = f"{PACKAGE}."
+    modules = pkgutil.walk_packages(sys.modules[PACKAGE].__path__, prefix)
+    names = [module.name.removeprefix(prefix) for module in modules if module.name != __name__]
+    place = {name: i for i, name in enumerate(ORDER)} | {"auto": len(names) + len(ORDER)}
+    for name in sorted(names, key=lambda name: (place.get(name, len(ORDER)), name)):
+        module = import_module(prefix + name)
         for kind in vars(module).values():
-            if (
-                inspect.isclass(kind)
-                and issubclass(kind, Calibrator)
-                and kind.__module__ == module.__name__
-                and vars(kind).get("name")
-            ):
+            own = inspect.isclass(kind) and kind.__module__ == module.__name__
+            if own and issubclass(kind, Calibrator) and vars(kind).get("name"):
                 yield kind
 
 
@@ -66,24 +56,16 @@ def make_calibrator(
                 f"{type(method).__name__}: pass them to its constructor"
             )
         return method
-    name = calibrator_name(method)
-    _check_options(name, options or {})
-    return CALIBRATORS[name](**(options or {}))
-
-
-def calibrator_name(method: str) -> str:
-    """The name in :data:`CALIBRATORS` of a name or alias, in any case and with - for _.
-
-    >>> calibrator_name("Platt"), calibrator_name("temperature-scaling")
-    ('sigmoid', 'ts')
-    """
-    return resolve_name("method", method, CALIBRATORS, ALIASES)
-
-
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    name, options = calibrator_name(method), options or {}
     known = inspect.signature(CALIBRATORS[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:
         choices = [f"{option} (default {known[option].default!r})" for option in known]
         has = f"its options are {comma_separated(choices)}" if choices else "it has none"
         raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")
+    return CALIBRATORS[name](**options)
+
+
+def calibrator_name(method: str) -> str:
+    """The name in :data:`CALIBRATORS` of a name or alias, in any case and with - for _."""
+    return resolve_name("method", method, CALIBRATORS, ALIASES)

@@ -10,35 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant._core import solve
 from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
 from calibrant._core.chunks import Examples, on_threads, thread_ranges
 from calibrant._core.logpartition import LARGEST_GAP, Records, gap_chunks, tabulate
-from calibrant._core.solve import (
-    Solution,
-    check_time,
-    minimise_convex,
-    minimise_scalar,
-    minimise_within,
-)
-from calibrant.calibrators.base import (
-    BOUNDS,
-    Context,
-    RecordPredictions,
-    RecordsCalibrator,
-    TemperatureCalibrator,
-)
+from calibrant._core.solve import Solution
+from calibrant.calibrators import base
+from calibrant.calibrators.base import BOUNDS, Context, RecordPredictions
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
-LARGE = 1 << 23
-"""Numbers in the logits from which on Newton steps over them beat the table."""
-SAMPLE = 1000
-"""Rows that they are started on."""
+LARGE = 1 << 23  # numbers in the logits from which on Newton steps over them beat the table
+SAMPLE = 1000  # rows that they are started on
 
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
 
-class Identity(TemperatureCalibrator):
-    """Leave the logits as they are: what every other method is compared with.
+class Identity(base.TemperatureCalibrator):
+    """Leave the logits as they are: the baseline of every other method.
 
     >>> Identity().fit([[2.0, 1.0]], [0]).temperature([[2.0, 1.0]])
     array([1.])
@@ -47,10 +35,6 @@ class Identity(TemperatureCalibrator):
     name = "none"
     aliases = ("identity",)
     summary = "nothing: what the others are compared with"
-
-    def size(self, classes: int) -> int:
-        """No parameter."""
-        return 0
 
     def _fit_records(self, records: Records) -> None:
         self.solution_ = None
@@ -62,19 +46,17 @@ class Identity(TemperatureCalibrator):
         return 1.0
 
 
-class TemperatureScaling(TemperatureCalibrator):
+class TemperatureScaling(base.TemperatureCalibrator):
     r"""One temperature for all: :math:`\mathrm{softmax}(z / T)` (Guo et al. 2017).
 
-    The negative log-likelihood is convex in :math:`1/T`, so its optimum is found to rounding
-    error whatever the start. The other objectives are searched on a grid, then within the best
-    cell of it. Data without an optimum (every prediction right, or worse than chance) end at
-    0.05 or 20, with a warning.
+    The negative log-likelihood is convex in :math:`1/T`; the other objectives are searched on a
+    grid, then within its best cell. Data without an optimum (every prediction right, or worse than
+    chance) end at 0.05 or 20, with a warning.
 
     Parameters
     ----------
     objective : {"nll", "brier", "ece", "soft_ece"}
-        What the temperature minimises. ``ece`` has 15 equal-width bins, ``soft_ece`` is the
-        smooth version of it that SMART uses.
+        ``ece`` has 15 equal-width bins, ``soft_ece`` is its smooth version that SMART uses.
 
     Attributes
     ----------
@@ -93,18 +75,13 @@ class TemperatureScaling(TemperatureCalibrator):
     name = "ts"
     aliases = ("temperature", "temperature_scaling")
     summary = "one temperature for all"
-
-    temperature_: Tensor
+    parameter_count = 1
 
     def __init__(self, *, objective: TemperatureObjective = "nll") -> None:
         super().__init__()
         check_choice("objective", objective, get_args(TemperatureObjective))
         self.objective = objective
         self._store(temperature_=1.0)
-
-    def size(self, classes: int) -> int:
-        """One parameter."""
-        return 1
 
     def _fit(self, examples: Examples, context: Context) -> None:
         large = examples.classes * examples.labels.size >= LARGE
@@ -116,11 +93,8 @@ class TemperatureScaling(TemperatureCalibrator):
             self._store(temperature_=np.exp(-solution.x[0]))
 
     def _fit_records(self, records: Records) -> None:
-        self.solution_ = best_sharpness(records, self.objective)
-        temperature = float(np.exp(-self.solution_.x[0]))
-        if not self.solution_.converged:
-            warn_of_bound(temperature, len(records))
-        self._store(temperature_=temperature)
+        self.solution_ = best_sharpness(records, self.objective, warns=True)
+        self._store(temperature_=float(np.exp(-self.solution_.x[0])))
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         return self.temperature_.to(top.dtype)
@@ -129,14 +103,13 @@ class TemperatureScaling(TemperatureCalibrator):
         return 1 / float(self.temperature_)
 
 
-class EnsembleTemperatureScaling(RecordsCalibrator):
+class EnsembleTemperatureScaling(base.RecordsCalibrator):
     r"""A mixture of the tempered, the raw and the uniform distribution (Zhang et al. 2020).
 
     .. math:: p = w_1\,\mathrm{softmax}(z / T) + w_2\,\mathrm{softmax}(z) + w_3 / K
 
-    First the temperature minimises the objective, then the weights do, which are not negative
-    and sum to one. Both problems are solved to rounding error. Masked classes get no share of
-    the uniform part.
+    First the temperature minimises the objective, then the weights do, which are not negative and
+    sum to one. Masked classes get no share of the uniform part.
 
     Parameters
     ----------
@@ -161,9 +134,7 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
     name = "ets"
     aliases = ("ensemble_temperature_scaling",)
     summary = "mixes the tempered, the raw and the uniform distribution"
-
-    temperature_: Tensor
-    weights_: Tensor
+    parameter_count = 3  # one weight follows from the others
 
     def __init__(self, *, objective: Literal["nll", "brier"] = "nll") -> None:
         super().__init__()
@@ -171,32 +142,31 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         self.objective = objective
         self._store(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
 
-    def size(self, classes: int) -> int:
-        """The temperature and two free weights."""
-        return 3
-
     def _fit_records(self, records: Records) -> None:
-        tempered = best_sharpness(records, self.objective)
-        temperature = float(np.exp(-tempered.x[0]))
-        if not tempered.converged:
-            warn_of_bound(temperature, len(records))
-        self._store(temperature_=temperature)
+        tempered = best_sharpness(records, self.objective, warns=True)
+        self._store(temperature_=float(np.exp(-tempered.x[0])))
         true, share = self._true(records), records.weight / records.weight.sum()
         if self.objective == "nll":
-            measure = partial(_mixture_nll, true, share)
+
+            def measure(weights: FloatArray) -> tuple[float, FloatArray]:
+                mixed = np.maximum(true @ weights, 1e-300)
+                return float(-share @ np.log(mixed)), -(share / mixed) @ true
         else:
-            measure = partial(_mixture_brier, share @ true, self._products(records, share))
-        self.solution_ = minimise_within(
-            measure, np.array([1.0, 0.0, 0.0]), [(0.0, 1.0)] * 3, total=1.0
-        )
+            mean, products = share @ true, self._products(records, share)
+
+            def measure(weights: FloatArray) -> tuple[float, FloatArray]:
+                pulled = products @ weights
+                return float(1 - 2 * mean @ weights + weights @ pulled), 2 * (pulled - mean)
+
+        start, bounds = np.array([1.0, 0.0, 0.0]), [(0.0, 1.0)] * 3
+        self.solution_ = solve.minimise_within(measure, start, bounds, total=1.0)
         self._store(weights_=self.solution_.x)
 
     def _true(self, records: Records) -> FloatArray:
         """Probability of the label under each of the three distributions, ``(n, 3)``."""
         b = 1 / float(self.temperature_)
-        tempered, raw = (
-            np.exp(-s * records.own_gap - records.log_partition(s).value) for s in (b, 1.0)
-        )
+        gap = records.own_gap
+        tempered, raw = (np.exp(-s * gap - records.log_partition(s).value) for s in (b, 1.0))
         return np.stack([tempered, raw, 1 / records.possible], axis=1)
 
     def _products(self, records: Records, share: FloatArray) -> FloatArray:
@@ -207,20 +177,17 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         def product(s: float, t: float) -> float:
             return float(share @ np.exp(logs[s + t] - logs[s] - logs[t]))
 
-        flat = float(share @ (1 / records.possible))
-        cross = product(b, 1.0)
-        return np.array(
-            [[product(b, b), cross, flat], [cross, product(1.0, 1.0), flat], [flat, flat, flat]]
-        )
+        flat, cross = float(share @ (1 / records.possible)), product(b, 1.0)
+        first, second = [product(b, b), cross, flat], [cross, product(1.0, 1.0), flat]
+        return np.array([first, second, [flat] * 3])
 
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""
         weights = self.weights_.double().cpu().numpy()
         tops = [np.exp(-records.log_partition(s).value) for s in (1 / float(self.temperature_), 1)]
         confidence = np.stack([*tops, 1 / records.possible], axis=1) @ weights
-        return RecordPredictions(
-            confidence, -np.log(np.maximum(self._true(records) @ weights, 1e-300))
-        )
+        true = np.maximum(self._true(records) @ weights, 1e-300)
+        return RecordPredictions(confidence, -np.log(true))
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         # in logarithms, so that no class vanishes whose probability float32 cannot hold
@@ -233,50 +200,33 @@ class EnsembleTemperatureScaling(RecordsCalibrator):
         return mixed - mixed.amax(-1, keepdim=True)
 
 
-def _mixture_nll(
-    true: FloatArray, share: FloatArray, weights: FloatArray
-) -> tuple[float, FloatArray]:
-    result = np.maximum(true @ weights, 1e-300)
-    return float(-share @ np.log(result)), -(share / result) @ true
-
-
-def _mixture_brier(
-    true: FloatArray, products: FloatArray, weights: FloatArray
-) -> tuple[float, FloatArray]:
-    pulled = products @ weights
-    return float(1 - 2 * true @ weights + weights @ pulled), 2 * (pulled - true)
-
-
-def warn_of_bound(temperature: float, count: int) -> None:
-    """Warn that a number of examples have no best temperature."""
-    warn(
-        f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {count:,} examples; "
-        f"stopped at {temperature:g}. Usually all predictions are right, or accuracy is below "
-        "chance"
-    )
-
-
-def best_sharpness(records: Records, objective: str = "nll") -> Solution:
+def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = False) -> Solution:
     """The log-sharpness ``log b = -log T`` that minimises an objective over the records.
 
-    It is 0, and not converged, where no temperature makes a difference: all classes level in
-    every row, or no doubt in any.
+    It is 0, and not converged, where no temperature makes a difference.
     """
     measure = {"nll": nll, "brier": brier, "ece": ece, "soft_ece": soft_ece}[objective]
     low, high = -np.log(BOUNDS[1]), -np.log(BOUNDS[0])
     values = [measure(records, u).value for u in (low, 0.0, high)]
     if max(values) - min(values) < 1e-6:  # the rounding of the table
-        return Solution(np.zeros(1), values[1], 3, False)
-    if objective == "nll":
-        return minimise_convex(lambda u: float(nll(records, u).gradient.sum()), low, high)
-    return minimise_scalar(lambda u: measure(records, u).value, low, high)
+        result = Solution(np.zeros(1), values[1], 3, False)
+    elif objective == "nll":
+        result = solve.minimise_convex(lambda u: float(nll(records, u).gradient.sum()), low, high)
+    else:
+        result = solve.minimise_scalar(lambda u: measure(records, u).value, low, high)
+    if warns and not result.converged:
+        warn(
+            f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {len(records):,} "
+            f"examples; stopped at {np.exp(-result.x[0]):g}. Usually all are right, or accuracy is "
+            "below chance"
+        )
+    return result
 
 
 def newton_sharpness(examples: Examples) -> Solution | None:
-    """The log-sharpness with the least NLL, by a few Newton steps over the logits themselves.
+    """The log-sharpness with the least NLL, by Newton steps over the logits; None if they fail.
 
-    They start at the optimum of an example of the rows, so two or three steps, each a pass over the
-    logits, reach rounding error: less work than the table. None where they do not.
+    Starting at the optimum of some rows, two or three passes suffice: less work than the table.
     """
     rows = np.flatnonzero(examples.labels != IGNORED)
     check_some(len(rows))
@@ -288,7 +238,7 @@ def newton_sharpness(examples: Examples) -> Solution | None:
         return None
     u = float(start.x[0])
     for step in range(1, 6):
-        check_time()
+        solve.check_time()
         slope, curvature = np.sum(
             on_threads(partial(_derivatives, examples, math.exp(u)), thread_ranges(examples)),
             axis=0,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -16,14 +15,11 @@ from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
-from calibrant.calibrators.network import NetworkTemperature, as_widths
+from calibrant.calibrators.network import NetworkTemperature
 
 
 class Indicator(NamedTuple):
-    """A description of an example, from the table ``(n, width)`` and from logits ``(..., width)``.
-
-    ``of_logits`` takes logits whose largest is 0 and what the largest was, ``(..., 1)``.
-    """
+    """A description of an example, from records, or from logits less their ``top``."""
 
     of_records: Callable[[Records], FloatArray]
     of_logits: Callable[[Tensor, Tensor], Tensor]
@@ -46,19 +42,17 @@ def _entropy(logits: Tensor, top: Tensor) -> Tensor:
     return -terms.sum(-1, keepdim=True)
 
 
-def _confidence(logits: Tensor, top: Tensor) -> Tensor:
-    return (-logits.logsumexp(-1, keepdim=True)).exp()
-
-
 INDICATORS: dict[str, Indicator] = {
     "margin": Indicator(lambda r: r.margin[:, None], _margin),
     "entropy": Indicator(lambda r: np.subtract(*r.log_partition(1.0))[:, None], _entropy),
-    "confidence": Indicator(lambda r: np.exp(-r.log_partition(1.0).value)[:, None], _confidence),
+    "confidence": Indicator(
+        lambda r: np.exp(-r.log_partition(1.0).value)[:, None],
+        lambda logits, top: (-logits.logsumexp(-1, keepdim=True)).exp(),
+    ),
     "max_logit": Indicator(lambda r: r.top[:, None], lambda logits, top: top),
     "max_minus_mean": Indicator(lambda r: r.mean_gap[:, None], _mean_gap),
 }
-"""What may tell an easy example from a hard one (SMART's table 4); ``all`` logits come besides."""
-
+"""Descriptions of an example, as in SMART's table 4; the option ``all`` takes the logits."""
 
 SmartObjective = Literal["charbonnier", "soft_ece", "nll", "brier", "mse", "ls", "pointwise"]
 SmartIndicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all"]
@@ -90,14 +84,11 @@ class SMART(NetworkTemperature):
     hidden : sequence of int
         Widths of the hidden layers. The authors' code has (16, 16): 321 parameters.
     likelihood : float
-        Weight of the negative log-likelihood that is added to the binned objectives. It keeps
-        the network from buying bins with likelihood, and costs no calibration on held-out data.
+        Weight of the negative log-likelihood that is added to the binned objectives.
     start : {"ts", "identity"}
         Temperature of all examples at the first step: the best single one, or 1.
-    steps : int
-        Largest number of steps; the search ends after 250 without progress.
-    seed : int
-        Of the first weights.
+    steps, seed : int
+        Largest number of steps, and the seed of the first weights.
 
     Examples
     --------
@@ -111,9 +102,7 @@ class SMART(NetworkTemperature):
 
     name = "smart"
     summary = "the margin gives each example its temperature; see {doc}`smart`"
-    retired_options: ClassVar[dict[str, Any]] = dict(
-        sigma=0.05, delta=1e-3, patience=250, rate=5e-3
-    )
+    retired_options: ClassVar = dict(sigma=0.05, delta=1e-3, patience=250, rate=5e-3)
 
     def __init__(
         self,
@@ -126,43 +115,27 @@ class SMART(NetworkTemperature):
         steps: int = 250,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(objective, hidden, steps, seed)
         check_choice("objective", objective, get_args(SmartObjective))
         check_choice("indicator", indicator, get_args(SmartIndicator))
         check_choice("start", start, ("ts", "identity"))
-        self.objective = objective
         self.indicator = indicator
-        self.hidden = as_widths(hidden)
         self.likelihood = likelihood
         self.start = start
-        self.steps = steps
-        self.seed = seed
-        self._declare(1)
-
-    @property
-    def learned_shapes(self) -> str:  # type: ignore[override]
-        """Shapes by the number of inputs: all logits, or one number."""
-        by_class = "mean_ classes; low_ classes; high_ classes; deviation_ classes"
-        return f"{by_class}; weight0_ classes =" if self.indicator == "all" else ""
-
-    @property
-    def fits_records(self) -> bool:
-        """Whether the table suffices: all indicators but the logits themselves are in it."""
-        return self.indicator != "all"
+        self.fits_records = indicator != "all"  # only the logits themselves are not in the records
+        if indicator == "all":
+            each = "mean_ classes; low_ classes; high_ classes; deviation_ classes"
+            self.learned_shapes = f"{each}; weight0_ classes ="
 
     def size(self, classes: int) -> int:
         """Weights and biases: 49 by default."""
-        widths = self._widths(classes if self.indicator == "all" else 1)
-        return sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(widths))
+        return self._count(classes if self.indicator == "all" else 1)
 
     def _fit(self, examples: Examples, context: Context) -> None:
         if self.fits_records:
             super()._fit(examples, context)
         else:
-            self._fit_inputs(tabulate(examples), _all_logits(examples), self._objective())
-
-    def _fit_records(self, records: Records) -> None:
-        self._fit_inputs(records, self._inputs(records), self._objective())
+            self._fit_inputs(tabulate(examples), _all_logits(examples))
 
     def _inputs(self, records: Records) -> FloatArray:
         if not self.fits_records:
@@ -171,11 +144,7 @@ class SMART(NetworkTemperature):
 
     def _objective(self) -> objectives.Objective:
         if self.objective == "pointwise":
-            warn(
-                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 wherever '
-                "more than half of the answers are right: it does not calibrate, use "
-                '"charbonnier"'
-            )
+            warn('objective "pointwise" (equation 6 of the paper): it does not calibrate')
         soft: dict[str, Callable[..., objectives.Measured]] = {
             "charbonnier": partial(objectives.soft_ece, delta=1e-3),
             "soft_ece": objectives.soft_ece,
@@ -183,7 +152,7 @@ class SMART(NetworkTemperature):
         }
         if self.objective in soft:
             return partial(objectives.with_likelihood, soft[self.objective], self.likelihood)
-        return objectives.PROPER[self.objective]
+        return super()._objective()
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         if self.indicator == "all":
@@ -192,13 +161,11 @@ class SMART(NetworkTemperature):
 
 
 def _all_logits(examples: Examples) -> FloatArray:
-    rows = [chunk.logits.double() for chunk in labelled_chunks(examples, 0, examples.labels.size)]
-    logits = torch.cat(rows)
+    chunks = labelled_chunks(examples, 0, examples.labels.size)
+    logits = torch.cat([chunk.logits.double() for chunk in chunks])
     result = (logits - logits.amax(-1, keepdim=True)).cpu().numpy()
     if np.isneginf(result).any():
-        raise ValueError(
-            'indicator "all" needs finite logits, got -inf for masked classes: use "margin"'
-        )
+        raise ValueError('indicator "all" needs finite logits, got -inf: use "margin"')
     return np.asarray(result)
 
 
@@ -216,11 +183,8 @@ def margin_bounds(margin: Values, confidence: Values, classes: int) -> Temperatu
         \frac{m}{\log\frac{K - 1}{S}} \le T \le \frac{m}{-\log S}, \qquad S = \frac1p - 1
 
     (SMART, appendix A.1): the other classes are at least :math:`m` below the top. There is no
-    upper bound for :math:`p \le 1/2`. Both bounds, and their distance, grow with the margin; their
-    ratio does not. ``confidence`` is between ``1 / classes`` and 1.
+    upper bound for :math:`p \le 1/2`. ``confidence`` is between ``1 / classes`` and 1.
 
-    Examples
-    --------
     >>> margin_bounds([1.0, 10.0], 0.8, classes=10)
     TemperatureBounds(low=array([0.279..., 2.790...]), high=array([0.721..., 7.213...]))
     """
@@ -229,10 +193,8 @@ def margin_bounds(margin: Values, confidence: Values, classes: int) -> Temperatu
     if (gaps < 0).any():
         raise ValueError(f"margin must not be negative, got {float(gaps.min()):g}")
     if not ((wanted > 1 / classes) & (wanted < 1)).all():
-        raise ValueError(
-            f"confidence must lie between 1/{classes} and 1, got {float(wanted.min()):g} to "
-            f"{float(wanted.max()):g}: no temperature gives the top class less or more"
-        )
+        got = f"{float(wanted.min()):g} to {float(wanted.max()):g}"
+        raise ValueError(f"confidence must lie between 1/{classes} and 1, got {got}")
     odds = 1 / wanted - 1
     bounded = odds < 1
     high = np.full(gaps.shape, np.inf)

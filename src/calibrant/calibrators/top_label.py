@@ -1,4 +1,4 @@
-r"""Maps of the top class's confidence, and how the rest of the row moves with it."""
+"""Maps of the confidence of the top class, and their effect on the rest of the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, check_choice, silenced, warn
+from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
 from calibrant.calibrators.base import BOUNDS, RecordPredictions, RecordsCalibrator
@@ -18,10 +18,8 @@ from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.calibrators.smart import SMART
 
-CERTAIN = 30.0
-"""Log-odds beyond which float32 cannot tell a confidence from 0 or 1."""
-PRIOR = 10.0
-"""Examples that the best single temperature is worth as a guess for that of the rest."""
+CERTAIN = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
+PRIOR = 10.0  # examples that the best single temperature is worth as a guess for that of the rest
 
 
 def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
@@ -29,51 +27,34 @@ def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
 
     .. math:: z'_\text{top} = 0, \qquad z'_k = z_k - \log\sum_{j \ne \text{top}} e^{z_j} - s
 
-    so that the confidence is :math:`\sigma(s)`. Where that would lift another class above the top
-    one, a calibrator that keeps the argmax holds it just below. The largest of ``logits`` is 0.
+    so that the confidence is :math:`\sigma(s)`. The largest of ``logits`` is 0.
     """
-    return _without_top(logits, logits - log_rest(logits) - odds, 0.0)
+    top = logits.argmax(-1, keepdim=True)  # the first of equals
+    return (logits - log_rest(logits) - odds).scatter(-1, top, 0.0)
 
 
 def log_rest(logits: Tensor) -> Tensor:
-    """Logarithm of the sum over all classes but the top one, ``(..., 1)``.
-
-    With the largest logit at 0 its negative are the log-odds of the top class. It is finite also
-    where no other class is possible.
-    """
-    rest = _without_top(logits, logits, -torch.inf).logsumexp(-1, keepdim=True)
-    return rest.clamp(min=-LARGEST_GAP)
-
-
-def _without_top(logits: Tensor, values: Tensor, at_top: float) -> Tensor:
-    """Put a number in the place of the top class, the first of equals."""
+    """Logarithm of the sum over all classes but the top one, ``(..., 1)``; always finite."""
     top = logits.argmax(-1, keepdim=True)
-    return values.scatter(-1, top, at_top)
+    rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    return rest.clamp(min=-LARGEST_GAP)
 
 
 class OddsCalibrator(RecordsCalibrator):
     r"""New log-odds for the top class, and a temperature for the others.
 
-    The negative log-likelihood falls apart into that of "is the top class right?" and that of the
-    rest (:func:`with_log_odds`), so that calibrating the first does not cost the second, as it
-    does under one temperature for all. The log-odds are learned from logits divided by the best
-    single temperature; the proportions of the other classes are those under the temperature that
-    is best for the examples whose top class is wrong.
-
-    Subclasses write ``_fit_odds``, ``_odds`` and ``_record_odds``.
+    The log-odds are learned from logits divided by the best single temperature; the proportions of
+    the other classes are those under the temperature that is best for the examples whose top class
+    is wrong. Both are 1 unless ``tempered``.
     """
 
     tempered: bool = True
-    """Whether there are temperatures other than 1."""
-    temperature_: Tensor
-    rest_temperature_: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self._store(temperature_=1.0, rest_temperature_=1.0)
 
     def _fit_odds(self, records: Records) -> None:
-        """Learn the new log-odds; the temperature is there already."""
         raise NotImplementedError
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
@@ -93,8 +74,7 @@ class OddsCalibrator(RecordsCalibrator):
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration.
 
-        Exact where no more than nine classes would have to be held below the top one, and close
-        to it elsewhere.
+        Exact where no more than nine classes would have to be held below the top one.
         """
         b, odds = 1 / float(self.rest_temperature_), self._record_odds(records)
         rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
@@ -122,9 +102,8 @@ class OddsCalibrator(RecordsCalibrator):
 def rest_sharpness(records: Records, prior: float) -> float:
     r"""Log-sharpness under which wrong top classes leave the label likeliest.
 
-    It minimises the sum of :math:`b d_y + R(b)` over the wrong examples, which is
-    :math:`-\log P(y \mid \text{not the top class})`, and is drawn to a prior as by ten examples
-    more, so that few wrong examples say little.
+    It minimises the sum of :math:`b d_y + R(b)`, which is :math:`-\log P(y \mid \text{not the top
+    class})`, over the wrong examples, and is drawn to a prior as by ten examples more.
     """
     wrong = records.take(records.own_gap > 0)
 
@@ -139,9 +118,7 @@ def rest_sharpness(records: Records, prior: float) -> float:
 def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
     r"""Sum of :math:`\min(e^{r - b d_k}, 1)` over the classes beyond the leading ten, ``(n,)``.
 
-    Their gaps :math:`d_k` are taken for normal with the mean and the mean of :math:`e^{-b d_k}`
-    that they have: rows in which so many classes are close are those of a model that knows
-    nothing.
+    Their gaps :math:`d_k` are taken for normal, with their mean and mean of :math:`e^{-b d_k}`.
     """
     gaps = np.minimum(records.gaps.astype(np.float64), LARGEST_GAP)
     count = np.maximum(records.possible - TOP, 1)
@@ -167,8 +144,7 @@ def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
 class TopLabelMap(OddsCalibrator):
     """New log-odds for the top class as a function of the old ones alone.
 
-    Subclasses write ``_fit_map`` and ``_map``. Log-odds stand for confidences, which they are in
-    one-to-one relation with: near 1 a confidence has no digits left to tell examples apart.
+    Log-odds stand for confidences, which near 1 have no digits left to tell examples apart.
     """
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
@@ -181,7 +157,6 @@ class TopLabelMap(OddsCalibrator):
         raise NotImplementedError
 
     def _map(self, odds: Tensor) -> Tensor:
-        """New log-odds of the same shape."""
         raise NotImplementedError
 
     def _fit_odds(self, records: Records) -> None:
@@ -203,24 +178,21 @@ class OddsScaling(TopLabelMap):
     .. math:: s' = \theta_1 \min(s, k_1) + \theta_2\,[s]_{k_1}^{k_2} + \theta_3 \max(s - k_2, 0)
         + \theta_0
 
-    with two knots :math:`k` where the uncertain examples are: they cut the sum of
-    :math:`c\,(1 - c)`, the variance of being right, into thirds. Five parameters, all slopes at
-    least 0. This is calibrant's own method.
+    with slopes of at least 0 and two knots :math:`k` that cut the sum of :math:`c\,(1 - c)`, the
+    variance of being right, into thirds. This is calibrant's own method.
 
     Parameters
     ----------
     objective : {"both", "nll"}
-        ``both`` adds the soft-binned calibration error (:func:`objectives.soft_ece`) to the
-        negative log-likelihood.
+        ``both`` adds the soft-binned calibration error to the negative log-likelihood.
     knots : int
 
     Attributes
     ----------
     temperature_, rest_temperature_ : scalar Tensor
         The best one for all, under which log-odds are taken, and the one of the other classes.
-    knots_ : (knots,) Tensor
-    line_ : (knots + 2,) Tensor
-        Slopes, then the offset.
+    knots_, line_ : (knots,) and (knots + 2,) Tensor
+        ``line_`` has the slopes, then the offset.
 
     Examples
     --------
@@ -234,26 +206,16 @@ class OddsScaling(TopLabelMap):
     name = "odds"
     aliases = ("odds_scaling",)
     summary = "a broken line for the log-odds of the top class"
-
-    LIMIT: ClassVar[float] = 5.0
-    """Largest slope and offset: data without an optimum end there, with a warning."""
-
-    knots_: Tensor
-    line_: Tensor
+    LIMIT: ClassVar[float] = 5.0  # largest slope and offset, for data without an optimum
 
     def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: int = 2) -> None:
         super().__init__()
         check_choice("objective", objective, ("both", "nll"))
-        if knots < 1:
-            raise ValueError(f"knots must be at least 1, got {knots}")
+        check_whole("knots", knots)
         self.objective = objective
         self.knots = knots
         straight = torch.cat([torch.ones(knots + 1), torch.zeros(1)])
         self._store(knots_=torch.zeros(knots), line_=straight)
-
-    def _straight(self) -> FloatArray:
-        """The line that changes nothing."""
-        return np.array([1.0] * (self.knots + 1) + [0.0])
 
     def size(self, classes: int) -> int:
         """Slopes, offset and the temperatures."""
@@ -262,10 +224,12 @@ class OddsScaling(TopLabelMap):
     def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
         self._store(knots_=self._place(odds, share))
+        basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device)).cpu().numpy()
+        inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
-            confidence_objective(self._inputs(odds), correct, share, calibration),
-            self._straight(),
+            confidence_objective(inputs, correct, share, calibration),
+            np.array([1.0] * (self.knots + 1) + [0.0]),  # changes nothing
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
         if not self.solution_.converged or np.abs(self.solution_.x).max() >= self.LIMIT:
@@ -280,17 +244,12 @@ class OddsScaling(TopLabelMap):
         return np.asarray(odds[order][np.searchsorted(doubt, cuts)])
 
     def _basis(self, odds: Tensor) -> Tensor:
-        """Pieces of the line ``(..., 1) -> (..., knots + 1)``, each rising between its knots."""
+        """Segments of the line ``(..., 1) -> (..., knots + 1)``, each rising between its knots."""
         knots = self.knots_.to(odds.dtype)
         low = torch.cat([knots.new_full((1,), -torch.inf), knots])
         high = torch.cat([knots, knots.new_full((1,), torch.inf)])
         start = torch.cat([knots.new_zeros(1), knots])
         return odds.clamp(low, high) - start
-
-    def _inputs(self, odds: FloatArray) -> FloatArray:
-        """The pieces and a column of ones, ``(n, knots + 2)``."""
-        basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device))
-        return np.concatenate([basis.cpu().numpy(), np.ones((len(odds), 1))], axis=1)
 
     def _map(self, odds: Tensor) -> Tensor:
         line = self.line_.to(odds.dtype)
@@ -298,23 +257,13 @@ class OddsScaling(TopLabelMap):
 
 
 class Blend(OddsCalibrator):
-    r"""The mean of what SMART and odds scaling say about the top class.
+    r"""The mean of the log-odds of the top class under SMART and odds scaling.
 
     .. math:: s' = \tfrac12 (s_\text{SMART} + s_\text{odds})
 
-    in log-odds; the other classes have a temperature of their own. One looks at the margin, the
-    other at the confidence, and their errors partly cancel. This is calibrant's own method, and
-    what ``auto`` takes where one temperature is not enough.
-
-    Parameters
-    ----------
-    seed : int
-        Of SMART's first weights.
-
-    Attributes
-    ----------
-    smart : SMART
-    odds : OddsScaling
+    The other classes have a temperature of their own. One looks at the margin, the other at the
+    confidence, and their errors partly cancel. This is calibrant's own method, and the choice of
+    ``auto`` where one temperature is not enough. ``seed`` is that of SMART.
 
     Examples
     --------
@@ -374,7 +323,5 @@ def confidence_objective(
 
 def warn_of_bounds(calibrator: TopLabelMap, count: int) -> None:
     """Warn that a number of examples have no optimum."""
-    warn(
-        f"{type(calibrator).__name__} found no optimum for these {count:,} examples and "
-        "stopped at its bounds; are all of them right, or all wrong?"
-    )
+    which = f"{type(calibrator).__name__} found no optimum for these {count:,} examples"
+    warn(f"{which} and stopped at its bounds; are all of them right, or all wrong?")

@@ -1,7 +1,4 @@
-"""Calibrators that look at the features: the inputs of the last layer.
-
-All of them divide by a temperature as well, so that what the features add is on top of that.
-"""
+"""Calibrators by temperature and by features, which are the inputs of the last layer."""
 
 from __future__ import annotations
 

@@ -17,24 +17,19 @@ from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.objectives import ece, nll
 from calibrant.calibrators.piecewise import BEYOND
-from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
+from calibrant.calibrators.scaling import best_sharpness
 
 TAILS = (1e-5, 0.5, 17)
 """Shares of features beyond the clipping values that are tried: from, to, and how many."""
-HALVINGS = 6
-"""Further values below the smallest of these, each half of the one before."""
-REFINED = 4
-"""Values that are tried between the best of these and each of its neighbours."""
-LOOKED_AT = 1_000_000
-"""Features at most that the quantiles are taken of."""
-SEARCHED = 10_000
-"""Examples at most that clipping values are tried on."""
-AGREEMENT = 0.02
-"""By how much of their spread logits may differ from those of the last layer: half precision."""
+HALVINGS = 6  # further values below the smallest of these, each half of the one before
+REFINED = 4  # values that are tried between the best of these and each of its neighbours
+LOOKED_AT, SEARCHED = 1_000_000, 10_000
+"""Features at most that quantiles are taken of, and examples that clipping values are tried on."""
+AGREEMENT = 0.02  # part of their spread by which logits may differ from those of the last layer
 
 
 class _Tried(NamedTuple):
-    """A clipping value, what it gives, and the best log-sharpness after it."""
+    """A clipping value, its objective and accuracy, and the best log-sharpness after it."""
 
     clip: float
     value: float
@@ -47,16 +42,14 @@ class FeatureClipping(Calibrator):
 
     .. math:: z' = W\,\mathrm{clip}(f, -c, c) + b
 
-    computed as :math:`z + W (\mathrm{clip}(f, -c, c) - f)`, which leaves logits alone, to the last
-    digit, where nothing is clipped, and masked classes masked. The value :math:`c` is searched
-    among quantiles of the features and down to 1/64 of their median, then between the neighbours of
-    the best one, and must keep the accuracy; if none is better, nothing is clipped. With a
-    temperature, which the authors fit afterwards, each value is judged at its own best one.
+    computed as :math:`z + W (\mathrm{clip}(f, -c, c) - f)`, which keeps masked classes masked and
+    logits as they are where nothing is clipped. :math:`c` is searched among quantiles of the
+    features and down to 1/64 of their median, then between the neighbours of the best one, and must
+    keep the accuracy. With a temperature, each value is judged at its own best one.
 
     Parameters
     ----------
     objective : {"nll", "ece"}
-        The negative log-likelihood, or the ECE with 15 bins.
     max_accuracy_loss : float
         Part of the accuracy of the fit that clipping may cost.
     temperature : bool
@@ -64,11 +57,10 @@ class FeatureClipping(Calibrator):
 
     Attributes
     ----------
-    clip_ : scalar Tensor
-        3e38 where nothing is clipped.
+    clip_, temperature_ : scalar Tensor
+        ``clip_`` is 3e38 where nothing is clipped.
     weight_ : (classes, width) Tensor
         Of the last layer.
-    temperature_ : scalar Tensor
 
     Examples
     --------
@@ -87,11 +79,6 @@ class FeatureClipping(Calibrator):
     summary = "clips the features before the last layer, then one temperature"
     needs_features = True
     needs_head = True
-
-    clip_: Tensor
-    weight_: Tensor
-    learned_shapes = "weight_ classes width"
-    temperature_: Tensor
     learned_shapes = "weight_ classes width"
 
     def __init__(
@@ -128,10 +115,8 @@ class FeatureClipping(Calibrator):
         log_sharpness = best.log_sharpness
         if self.temperature:
             clipped = _clipped(logits, features, weight, best.clip)
-            result = best_sharpness(_retabulated(clipped, records))
+            result = best_sharpness(_retabulated(clipped, records), warns=True)
             log_sharpness = float(result.x[0])
-            if not result.converged:
-                warn_of_bound(math.exp(-log_sharpness), len(records))
         self._store(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
 
     def _search(self, logits: Tensor, features: Tensor, weight: Tensor, records: Records) -> _Tried:
@@ -144,13 +129,12 @@ class FeatureClipping(Calibrator):
         coarse = coarse[coarse > 0]
         below = coarse[:1] * 0.5 ** np.arange(HALVINGS, 0, -1)
         none = self._judged(BEYOND, records)
+        least = (1 - self.max_accuracy_loss) * none.accuracy
 
         def tried(clip: float) -> _Tried:
             check_time()
             moved = _clipped(logits, features, weight, clip)
             return self._judged(clip, _retabulated(moved, records))
-
-        least = (1 - self.max_accuracy_loss) * none.accuracy
 
         def best_of(result: list[_Tried]) -> _Tried:
             # the first of equals, so that nothing is clipped without need
@@ -192,10 +176,9 @@ def _last_layer(head: Any, examples: Examples, width: int) -> tuple[Tensor, Tens
     """Weight and bias of the last layer in float32, with a row for each class."""
     if not isinstance(head, (tuple, list)) or len(head) != 2:
         raise TypeError(f"head must be (weight, bias), got {type(head).__name__}")
-    weight, bias = (
-        torch.as_tensor(x.detach() if isinstance(x, Tensor) else np.asarray(x)).float()
-        for x in (head[0], np.zeros(len(head[0])) if head[1] is None else head[1])
-    )
+    layer = head[0], np.zeros(len(head[0])) if head[1] is None else head[1]
+    arrays = (x.detach() if isinstance(x, Tensor) else np.asarray(x) for x in layer)
+    weight, bias = (torch.as_tensor(x).float() for x in arrays)
     if examples.one_logit and weight.ndim == 2 and len(weight) == 1 and bias.shape == (1,):
         # one logit z stands for (0, z)
         weight, bias = (torch.cat([torch.zeros_like(x), x]) for x in (weight, bias))
@@ -223,8 +206,7 @@ def check_head(logits: Tensor, expected: Tensor) -> None:
     off, size = spread(expected - logits), spread(logits)
     if off > AGREEMENT * size + 1e-4:
         raise ValueError(
-            "the last layer must give the logits from the features, up to a constant in each "
-            f"row, but it is off by {off:.3g} where the logits spread by {size:.3g}: pass the "
-            "inputs of the last layer as features, its weight and bias as head, and the logits "
-            "as the model gives them"
+            "head and features must give the logits, up to a constant in each row, but are off by "
+            f"{off:.3g} where the logits spread by {size:.3g}: pass the weight, bias and inputs of "
+            "the last layer, and the logits as the model gives them"
         )

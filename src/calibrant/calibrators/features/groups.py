@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,22 +11,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_whole, warn
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_whole, warn
 from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import Records, tabulate
-from calibrant._core.solve import Objective, Solution, minimise
+from calibrant._core.solve import Objective, minimise
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
-from calibrant.calibrators.features.shared import warn_of_constant, with_prior
+from calibrant.calibrators.data_checks import warn_of_constant
 from calibrant.calibrators.folds import folds
-from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
+from calibrant.calibrators.scaling import best_sharpness
+
+PRIOR = 50.0  # examples that all others together count for in a group or bin
 
 
 class GroupCalibration(Calibrator):
     r"""Temperatures for groups that are learned from the features, averaged (Yang et al. 2023).
 
-    A partition is a linear layer without bias on standardised features: :math:`f` is in the group
-    with the largest entry of :math:`W f`. It is learned as a mixture, by L-BFGS from a random
-    start,
+    A partition is a linear layer on standardised features: :math:`f` is in the group with the
+    largest entry of :math:`W f`. It is learned as a mixture, by L-BFGS from a random start,
 
     .. math:: -\frac1n \sum_i \log \sum_g \mathrm{softmax}(W f_i)_g
               \; \mathrm{softmax}(z_i / \tau_g)_{y_i} + \lambda \, \overline{W^2} ,
@@ -35,17 +35,14 @@ class GroupCalibration(Calibrator):
     then each group gets its best temperature, and the probabilities under all partitions are
     averaged.
 
-    Temperatures must be fitted on other examples than the partition, which over-fits its own. The
-    authors use a second hold-out; here half of the partitions are learned on one half of the
-    examples and get their temperatures from the other, and vice versa. A temperature also counts
-    all examples of its half with the weight of 50, so that those of small groups end near the
-    best single one.
+    A partition over-fits its own examples. The authors fit temperatures on a second hold-out; here
+    half of the partitions are learned on one half of the examples and get their temperatures from
+    the other, and vice versa. Each temperature also counts all of its half as 50 examples.
 
     Parameters
     ----------
-    group_count : int
+    group_count, partitions : int
         Groups of a partition. (``groups`` of ``fit`` are examples that stay in one half.)
-    partitions : int
     regularisation : float
         :math:`\lambda`.
     seed : int
@@ -53,9 +50,8 @@ class GroupCalibration(Calibrator):
 
     Attributes
     ----------
-    centre_ : (width,) Tensor
-    weight_ : (partitions, group_count, width) Tensor
-        Of features minus ``centre_``.
+    centre_, weight_ : (width,) and (partitions, group_count, width) Tensor
+        The weights are those of features minus ``centre_``.
     temperature_ : (partitions, group_count) Tensor
 
     Examples
@@ -76,12 +72,7 @@ class GroupCalibration(Calibrator):
     keeps_argmax = True
     monotone = True
     needs_features = True
-    STEPS: ClassVar[int] = 30
-    """Of L-BFGS, for all starts of a half at once: more learn its noise."""
-
-    centre_: Tensor
-    weight_: Tensor
-    temperature_: Tensor
+    STEPS: ClassVar[int] = 30  # of L-BFGS, for all starts of a half at once: more learn its noise
     learned_shapes = "centre_ width; weight_ = = width"
 
     def __init__(
@@ -115,9 +106,7 @@ class GroupCalibration(Calibrator):
         records = tabulate(examples)
         features = self._labelled_features(examples, context).cpu()
         warn_of_constant(type(self).__name__, features)
-        single = best_sharpness(records)
-        if not single.converged:
-            warn_of_bound(float(np.exp(-single.x[0])), len(records))
+        start = float(best_sharpness(records, warns=True).x[0])
         centre, scale = features.mean(0), features.std(0, correction=0)
         scale = torch.where(scale > 0, 1 / scale, 0)
         features = (features - centre) * scale
@@ -125,42 +114,46 @@ class GroupCalibration(Calibrator):
         rng = np.random.default_rng(self.seed)
         weights, temperatures = [], []
         for (learn, fit), count in self._halves(records.labels, groups):
-            weight, self.solution_ = learned_partitions(
-                records.take(learn),
-                features[learn],
-                (count, self.group_count),
-                self.regularisation,
-                float(single.x[0]),
-                rng,
-                self.STEPS,
-            )
-            weights.append(weight)
+            weight = self._partitions(records.take(learn), features[learn], count, start, rng)
             group = linear(features[fit], weight.flatten(0, 1)).unflatten(-1, weight.shape[:2])
-            temperatures.append(
-                group_temperatures(records.take(fit), group.argmax(-1).numpy(), self.group_count)
-            )
-        self._store(
-            centre_=centre,
-            weight_=torch.cat(weights) * scale,
-            temperature_=np.concatenate(temperatures),
-        )
+            weights.append(weight)
+            member = group.argmax(-1).numpy()
+            temperatures.append(group_temperatures(records.take(fit), member, self.group_count))
+        weight_, temperature_ = torch.cat(weights) * scale, np.concatenate(temperatures)
+        self._store(centre_=centre, weight_=weight_, temperature_=temperature_)
 
-    def _halves(
-        self, labels: IntArray, groups: Any
-    ) -> Iterator[tuple[tuple[IntArray, IntArray], int]]:
-        """Examples to learn partitions on, examples for their temperatures, and how many."""
+    def _halves(self, labels: IntArray, groups: Any) -> list[tuple[list[IntArray], int]]:
+        """Examples for partitions and for their temperatures, and the number of partitions."""
         halves = folds(labels, 2, groups=groups, seed=self.seed)
         if len(halves) < 2:
             if len(labels) > 1:
-                warn(
-                    "all examples are of one group, which cannot be cut into halves: partitions "
-                    "and temperatures are fitted on the same examples"
-                )
+                warn("all examples are of one group, which cannot be cut into halves")
             halves = [halves[0], halves[0]]
         counts = (self.partitions - self.partitions // 2, self.partitions // 2)
-        for turn, count in zip((halves, halves[::-1]), counts, strict=True):
-            if count:
-                yield (turn[0], turn[1]), count
+        turns = zip((halves, halves[::-1]), counts, strict=True)
+        return [(turn, count) for turn, count in turns if count]
+
+    def _partitions(
+        self,
+        records: Records,
+        features: Tensor,
+        count: int,
+        log_sharpness: float,
+        rng: np.random.Generator,
+    ) -> Tensor:
+        """Learn partitions ``(partitions, groups, width)`` of standardised features, at once.
+
+        Temperatures start around the best single one, at most a factor of 1.5 away.
+        """
+        shape, width, bound = (count, self.group_count), features.shape[1], math.log(BOUNDS[1])
+        start = rng.uniform(-1, 1, math.prod(shape) * width) / math.sqrt(width)
+        around = log_sharpness + math.log(1.5) * np.linspace(-1, 1, self.group_count)
+        v = bound * np.arctanh(np.clip(around, -2.9, 2.9) / bound)
+        objective = mixture_objective(records, features, shape, self.regularisation)
+        start = np.concatenate([start, np.tile(v, count)])
+        self.solution_ = minimise(objective, start, steps=self.STEPS)
+        weight = self.solution_.x[: -math.prod(shape)].reshape(*shape, width)
+        return torch.from_numpy(weight).to(features.dtype)
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         assert features is not None
@@ -212,29 +205,9 @@ def mixture_objective(
     return value_and_gradient
 
 
-def learned_partitions(
-    records: Records,
-    features: Tensor,
-    shape: tuple[int, int],
-    regularisation: float,
-    log_sharpness: float,
-    rng: np.random.Generator,
-    steps: int,
-) -> tuple[Tensor, Solution]:
-    """Partitions ``(partitions, groups, width)`` of standardised features.
-
-    Their losses do not depend on each other, so that one search serves all. The temperatures of
-    groups start around the best single one, at most a factor of 1.5 away.
-    """
-    count, groups = shape
-    width, bound = features.shape[1], math.log(BOUNDS[1])
-    start = rng.uniform(-1, 1, count * groups * width) / math.sqrt(width)
-    around = np.clip(log_sharpness + math.log(1.5) * np.linspace(-1, 1, groups), -2.9, 2.9)
-    v = bound * np.arctanh(around / bound)
-    objective = mixture_objective(records, features, shape, regularisation)
-    solution = minimise(objective, np.concatenate([start, np.tile(v, count)]), steps=steps)
-    result = solution.x[: -count * groups].reshape(*shape, width)
-    return torch.from_numpy(result).to(features.dtype), solution
+def with_prior(weight: FloatArray, member: BoolArray) -> FloatArray:
+    """Weights for the fit of a part: its own examples, and a little of all of them."""
+    return np.asarray(weight * member + PRIOR * weight.mean() * weight / weight.sum())
 
 
 def group_temperatures(records: Records, group: IntArray, groups: int) -> FloatArray:

@@ -14,29 +14,20 @@ from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_wh
 from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import minimise_within
+from calibrant.calibrators import top_label
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.features.shared import warn_of_constant, with_prior
+from calibrant.calibrators.data_checks import warn_of_constant
+from calibrant.calibrators.features.groups import with_prior
 from calibrant.calibrators.piecewise import place
-from calibrant.calibrators.scaling import best_sharpness, warn_of_bound
-from calibrant.calibrators.top_label import (
-    confidence_objective,
-    record_odds,
-    top_odds,
-    with_log_odds,
-)
+from calibrant.calibrators.scaling import best_sharpness
 
 ProximityMethod = Literal["bin_mean_shift", "density_ratio"]
 
-REFERENCE = 5000
-"""Examples at most that neighbours are looked for among, and that an artifact thus holds."""
-DISTANCES = 1 << 22
-"""Distances that are computed at a time."""
-CELLS = 128
-"""Cells of the grid of densities, along each side."""
-AS_BEFORE = 10.0
-"""Examples at the confidence as it was that every place of the plane of densities holds."""
-LEAST_DOUBT = 1e-4
-"""Their confidence is taken to be no nearer to 0 or 1 than this."""
+REFERENCE = 5000  # examples at most among which neighbours are searched
+DISTANCES = 1 << 22  # distances that are computed at a time
+CELLS = 128  # cells of the grid of densities, along each side
+AS_BEFORE = 10.0  # examples at the confidence as it was that are added to the densities
+LEAST_DOUBT = 1e-4  # their confidence is taken to be no nearer to 0 or 1 than this
 
 
 class ProCal(Calibrator):
@@ -44,32 +35,27 @@ class ProCal(Calibrator):
 
     An example far from all others tends to be over-confident. Its proximity is :math:`\exp(-\bar d
     / s)`, where :math:`\bar d` is its mean distance to the nearest other examples of the fit and
-    :math:`s` the mean of :math:`\bar d` (without that unit, proximities of wide features are all
-    0). Logits are divided by the best single temperature, then the top class gets a new confidence
-    and the others keep their proportions.
+    :math:`s` the mean of :math:`\bar d`. Logits are divided by the best single temperature, then
+    the top class gets a new confidence and the others keep their proportions.
 
     ``bin_mean_shift`` cuts the examples into bins of equal size by proximity and maps the log-odds
     of the top class in each by a rising line of its own; each bin also counts all examples with the
     weight of 50. ``density_ratio`` estimates densities :math:`f_1`, :math:`f_0` of (confidence,
     proximity) for right and wrong examples, by Gaussian kernels of width
-    :math:`1.06\,\sigma n^{-1/6}`:
+    :math:`1.06\,\sigma n^{-1/6}` on a grid of 128 x 128 cells:
 
     .. math:: c' = \frac{n_1 f_1}{n_1 f_1 + n_0 f_0}
 
-    Everywhere ten more examples with the confidence as it was are added, so that it stays where
-    there are no others. Densities are tabulated on a grid of 128 x 128 cells.
-
-    Neighbours are exact among up to 5000 examples of the fit; of more, a random 5000 are kept. They
-    are part of the artifact: 10 MB for 512 features. Applied to the examples of its own fit, it
-    finds each of them as a neighbour of itself.
+    with ten more examples at the confidence as it was everywhere. Neighbours are searched among up
+    to 5000 examples of the fit, which are part of the artifact: 10 MB for 512 features. An example
+    of the fit is a neighbour of itself when it is predicted.
 
     Parameters
     ----------
     method : {"bin_mean_shift", "density_ratio"}
         The first had the lower negative log-likelihood on both of our models with features.
-    neighbours : int
-    bins : int
-        Of ``bin_mean_shift``.
+    neighbours, bins : int
+        The bins are those of ``bin_mean_shift``.
     seed : int
         Of the choice among more than 5000 examples.
     keep_argmax : bool
@@ -82,12 +68,11 @@ class ProCal(Calibrator):
     centre_, reference_ : (width,) and (n, width) Tensor
         Features, minus ``centre_``, among which neighbours are searched.
     learned_ : scalar Tensor
-        0 where all examples of the fit were right, or all wrong: nothing is changed then.
+        0 where all examples were right, or all wrong: nothing is changed then.
     masses_, corner_, span_ : Tensors
-        Right and wrong examples around each point ``(2, 129, 129)`` of the grid, its corner and
-        its size; of ``density_ratio``.
+        Right and wrong examples on the grid ``(2, 129, 129)``, its corner and its size.
     edges_, lines_ : Tensors
-        Mean distances between the bins, slopes and offsets ``(bins, 2)``; of ``bin_mean_shift``.
+        Mean distances between the bins, slopes and offsets ``(bins, 2)``.
 
     Examples
     --------
@@ -108,19 +93,7 @@ class ProCal(Calibrator):
     keeps_argmax = True
     monotone = True
     needs_features = True
-    LIMIT: ClassVar[float] = 5.0
-    """Largest slope and offset of a line."""
-
-    temperature_: Tensor
-    centre_: Tensor
-    reference_: Tensor
-    unit_: Tensor
-    learned_: Tensor
-    masses_: Tensor
-    corner_: Tensor
-    span_: Tensor
-    edges_: Tensor
-    lines_: Tensor
+    LIMIT: ClassVar[float] = 5.0  # largest slope and offset of a line
     learned_shapes = "centre_ width; reference_ neighbours width; masses_ = rows columns"
 
     def __init__(
@@ -165,22 +138,22 @@ class ProCal(Calibrator):
         self._forget()
         distance = self._distances(features)
         if records.correct.all() or not records.correct.any():
-            warn(
-                f"{type(self).__name__}: all {len(records):,} examples are "
-                f"{'right' if records.correct[0] else 'wrong'}, so their confidences are left as "
-                "they are: some of both are needed"
-            )
+            which = "right" if records.correct[0] else "wrong"
+            warn(f"ProCal: all {len(records):,} examples are {which}: nothing is changed")
             return
         warn_of_constant(type(self).__name__, features)
-        single = best_sharpness(records)
-        sharpness = float(np.exp(single.x[0]))
-        if not single.converged:
-            warn_of_bound(1 / sharpness, len(records))
+        sharpness = float(np.exp(best_sharpness(records, warns=True).x[0]))
         unit = float(records.weight @ distance / records.weight.sum()) or 1.0
         self._store(temperature_=1 / sharpness, unit_=unit, learned_=torch.tensor(1))
-        odds = record_odds(records, sharpness)
+        odds = top_label.record_odds(records, sharpness)
         if self.method == "density_ratio":
-            self._fit_densities(expit(odds), np.exp(-distance / unit), records)
+            points = expit(odds), np.exp(-distance / unit)
+            axes = _axis(points[0]), _axis(points[1])
+            self._store(
+                masses_=density_masses(points, records.correct, records.weight, axes),
+                corner_=np.array([axis[0] for axis in axes]),
+                span_=np.array([axis[-1] - axis[0] for axis in axes]),
+            )
         else:
             self._fit_lines(odds, distance, records)
 
@@ -199,17 +172,6 @@ class ProCal(Calibrator):
         result = mean_distances(features, features[chosen], self.neighbours, own)
         return np.asarray(result.double().cpu().numpy())
 
-    def _fit_densities(
-        self, confidence: FloatArray, proximity: FloatArray, records: Records
-    ) -> None:
-        axes = _axis(confidence), _axis(proximity)
-        points = confidence, proximity
-        self._store(
-            masses_=density_masses(points, records.correct, records.weight, axes),
-            corner_=np.array([axis[0] for axis in axes]),
-            span_=np.array([axis[-1] - axis[0] for axis in axes]),
-        )
-
     def _fit_lines(self, odds: FloatArray, distance: FloatArray, records: Records) -> None:
         order = np.argsort(distance, kind="stable")
         mass = np.cumsum(records.weight[order])
@@ -220,7 +182,8 @@ class ProCal(Calibrator):
         inputs, lines = np.stack([odds, np.ones_like(odds)], axis=1), []
         for i in range(self.bins):
             weight = with_prior(records.weight, bins == i)
-            objective = confidence_objective(inputs, records.correct, weight / weight.sum(), 0.0)
+            share = weight / weight.sum()
+            objective = top_label.confidence_objective(inputs, records.correct, share, 0.0)
             bounds = [(0.0, self.LIMIT), (-self.LIMIT, self.LIMIT)]
             self.solution_ = minimise_within(objective, np.array([1.0, 0.0]), bounds)
             lines.append(self.solution_.x)
@@ -232,9 +195,9 @@ class ProCal(Calibrator):
         distance = mean_distances(rows, self.reference_, self.neighbours)
         distance = distance.reshape(*features.shape[:-1], 1)
         tempered = logits / self.temperature_.to(logits.dtype)
-        before = top_odds(tempered)
+        before = top_label.top_odds(tempered)
         odds = torch.where(self.learned_ > 0, self._odds(before, distance), before)
-        return with_log_odds(tempered, odds.to(logits.dtype))
+        return top_label.with_log_odds(tempered, odds.to(logits.dtype))
 
     def _odds(self, before: Tensor, distance: Tensor) -> Tensor:
         """New log-odds ``(..., 1)`` of the top class."""
@@ -247,27 +210,19 @@ class ProCal(Calibrator):
         return slope * before + offset
 
 
-def mean_distances(
-    rows: Tensor, reference: Tensor, count: int, own: Tensor | None = None
-) -> Tensor:
-    """Mean Euclidean distance of each row ``(n, width)`` to its nearest references, ``(n,)``.
+def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None = None) -> Tensor:
+    """Mean Euclidean distance of each row ``(n, width)`` to its nearest others, ``(n,)``.
 
-    Distances come from products, with an error of about 1e-3 of the length of a row where two
-    rows are equal and far less elsewhere; rows are centred, to keep lengths small. ``own`` is the
-    reference that a row is itself and no neighbour of; -1 for none.
-
-    Examples
-    --------
-    >>> mean_distances(torch.tensor([[0.0]]), torch.tensor([[1.0], [-3.0], [9.0]]), 2)
-    tensor([2.])
+    They come from products, so equal rows may be 1e-3 of their length apart. ``own`` is the
+    number of a row among the others; -1 for none.
     """
-    squares = reference.square().sum(-1)
-    kept = min(count, max(len(reference) - (own is not None), 1))
+    squares = others.square().sum(-1)
+    kept = min(count, max(len(others) - (own is not None), 1))
     # an exported graph has no loop: its blocks are those of the caller
     whole = torch.compiler.is_compiling()
-    result, step = [], max(1, DISTANCES // len(reference))
+    result, step = [], max(1, DISTANCES // len(others))
     for i, part in enumerate((rows,) if whole else rows.split(step)):
-        gaps = torch.addmm(squares, part, reference.T, alpha=-2)
+        gaps = torch.addmm(squares, part, others.T, alpha=-2)
         if own is not None:
             here = own[i * step : (i + 1) * step].to(gaps.device)
             known = (here >= 0).nonzero()[:, 0]
@@ -279,16 +234,15 @@ def mean_distances(
 
 
 def density_masses(
-    points: tuple[FloatArray, FloatArray],
+    points: tuple[FloatArray, ...],
     correct: BoolArray,
     weight: FloatArray,
-    axes: tuple[FloatArray, FloatArray],
+    axes: tuple[FloatArray, ...],
 ) -> FloatArray:
     """Numbers of right and of wrong examples around each point of a grid, ``(2, a, b)``.
 
     These are :math:`n_1 f_1` and :math:`n_0 f_0`, times an area that makes one example count one
-    at its place. A kernel is a product of one for each axis, so that a density on the whole grid is
-    a product of two matrices. None is narrower than a step of the grid.
+    at its place. Kernels are products over the axes, none narrower than a step of the grid.
     """
     scaled = weight / weight.mean()
     result, areas = [], []
@@ -307,11 +261,7 @@ def density_masses(
 
 
 def mixed_odds(right: Tensor, wrong: Tensor, before: Tensor) -> Tensor:
-    """Log-odds of being right among examples around a place and some at the odds as they were.
-
-    >>> mixed_odds(torch.tensor(0.0), torch.tensor(0.0), torch.tensor(2.0))
-    tensor(2.0000)
-    """
+    """Log-odds of being right among examples around a place and some at the odds as they were."""
     certain = math.log(1 / LEAST_DOUBT - 1)
     before = before.clamp(-certain, certain)
     right, wrong = right + AS_BEFORE * before.sigmoid(), wrong + AS_BEFORE * (-before).sigmoid()
@@ -319,11 +269,7 @@ def mixed_odds(right: Tensor, wrong: Tensor, before: Tensor) -> Tensor:
 
 
 def reference_width(values: FloatArray, weight: FloatArray) -> float:
-    r"""Width of kernels in two dimensions, :math:`1.06\,\sigma n^{-1/6}` (normal reference).
-
-    >>> reference_width(np.array([0.0, 2.0] * 32), np.ones(64))
-    0.53
-    """
+    r"""Width of kernels in two dimensions, :math:`1.06\,\sigma n^{-1/6}` (normal reference)."""
     share = weight / weight.sum()
     count = weight.sum() ** 2 / (weight**2).sum()
     spread = math.sqrt(share @ (values - share @ values) ** 2)
@@ -336,13 +282,7 @@ def _axis(values: FloatArray) -> FloatArray:
 
 
 def on_grid(table: Tensor, at: Tensor) -> Tensor:
-    """Bilinear interpolation in a square table at ``(..., 2)``, from 0 to 1 along each side.
-
-    Examples
-    --------
-    >>> on_grid(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor([[0.5, 0.5], [9.0, 0.0]]))
-    tensor([1.5000, 2.0000])
-    """
+    """Bilinear interpolation in a square table at ``(..., 2)``, from 0 to 1 along each side."""
     side = table.shape[0]
     where = (at * (side - 1)).clamp(0, max(side - 1, 0))
     cell = where.floor().clamp(max=max(side - 2, 0))

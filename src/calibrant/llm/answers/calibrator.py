@@ -12,8 +12,7 @@ from scipy.special import expit
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
 from calibrant.calibrators import isotonic
-from calibrant.calibrators.confidence_maps import fit_beta
-from calibrant.calibrators.platt import fit_platt
+from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers

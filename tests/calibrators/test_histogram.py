@@ -1,0 +1,282 @@
+"""Histogram binning against the definitions as slow loops."""
+
+import math
+import os
+import subprocess
+import sys
+
+import calibration
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, logsumexp, softmax
+
+from calibrant.calibrators import histogram
+from calibrant.calibrators.histogram import (
+    SLACK,
+    HistogramBinning,
+    HistogramOneVsRest,
+    class_odds,
+)
+from calibrant.calibrators.top_label import CERTAIN
+from tests.support.binned_maps import (
+    confidence,
+    quiet,
+    samples,
+    slow_bin,
+    slow_edges,
+    slow_means,
+    two_classes,
+)
+from tests.support.simulate import drawn
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("n", "bins"), [(1, 3), (2, 5), (40, 1), (40, 7), (41, 50), (200, 15)])
+def test_bins_of_equal_mass_are_those_of_the_definition(rng, n, bins, ties, weigh):
+    odds, right, weight = samples(rng, n, ties)
+    weight = weight if weigh else np.ones(n)
+    edges = slow_edges(odds.tolist(), weight.tolist(), bins)
+    means = slow_means(odds, right, weight, edges)
+    fitted = quiet(
+        HistogramBinning, two_classes(odds), np.where(right, 0, 1), weight=weight, bins=bins
+    )
+    assert len(edges) + 1 <= min(n, bins)
+    np.testing.assert_allclose(fitted.edges_, edges, atol=2e-4)
+    found = confidence(HistogramBinning, odds, right, weight, bins=bins, keep_argmax=False)
+    expected = [means[slow_bin(s, edges)] for s in odds]
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_bins_of_equal_width_are_those_of_the_definition(rng, bins, weigh):
+    odds, right, weight = samples(rng, 150)
+    odds = odds[odds < 3]  # so that the last bins are empty
+    right, weight = right[: len(odds)], (weight if weigh else np.ones(150))[: len(odds)]
+    edges = [i / bins for i in range(1, bins)]
+    sure = [1 / (1 + math.exp(-s)) for s in odds]
+    means = slow_means(sure, right, weight, edges)
+    centres = [(b + 0.5) / bins for b in range(bins)]
+    assert bins == 1 or None in means
+    at = np.append(odds, [4.0, 6.0])
+    found = confidence(
+        *(HistogramBinning, odds, right, weight, at), bins=bins, mass=False, keep_argmax=False
+    )
+    expected = []
+    for s in at:
+        b = slow_bin(1 / (1 + math.exp(-s)), edges)
+        mean = means[b]
+        expected.append(centres[b] if mean is None else mean)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_confidence_on_an_edge_is_in_the_bin_below_at_the_fit_and_later(classes, dtype):
+    """A confidence of 1/2, 1/3 or 1/5 is an edge of 30 bins, up to the rounding of log-odds."""
+    logits, labels = np.zeros((100, classes), dtype), np.arange(100) % 10 // 9
+    fitted = quiet(HistogramBinning, logits, labels, bins=30, mass=False, keep_argmax=False)
+    levels = expit(fitted.levels_.double().numpy())
+    np.testing.assert_allclose(levels[30 // classes - 1], 0.9, atol=1e-6)
+    np.testing.assert_allclose(levels[30 // classes], (30 // classes + 0.5) / 30, atol=SLACK)
+    np.testing.assert_allclose(fitted.predict_proba(logits)[:, 0], 0.9, atol=1e-6)
+
+
+def test_another_library_has_the_same_histogram(rng):
+    logits, labels = drawn(rng, 600, 5, 2.0)
+    probs = softmax(logits, -1)
+    other = calibration.HistogramTopCalibrator(600, 15)
+    other.train_calibration(probs, labels)
+    fitted = HistogramBinning(keep_argmax=False).fit(logits, labels)
+    found = fitted.predict_proba(logits)[np.arange(600), logits.argmax(-1)]
+    np.testing.assert_allclose(found, other.calibrate(probs), atol=1e-6)
+
+
+def test_bins_that_are_all_right_or_all_wrong_end_at_what_float32_can_tell():
+    odds = np.repeat([1.0, 3.0], 50)
+    fitted = quiet(
+        HistogramBinning, two_classes(odds), np.where(odds > 2, 0, 1), bins=2, keep_argmax=False
+    )
+    np.testing.assert_array_equal(fitted.levels_, [-CERTAIN, CERTAIN])
+    np.testing.assert_allclose(fitted.edges_, [2.0])
+
+
+def slow_ovr(logits, labels, weight, bins, mass, at):
+    """Bins of every class over the rows in which it is possible, then each row normalised."""
+    classes, out = logits.shape[1], np.zeros(at.shape)
+    own, there = (row_odds(rows) for rows in (logits, at))
+    for k in range(classes):
+        rows = [i for i in range(len(logits)) if np.isfinite(own[i, k])]
+        odds, w = [own[i, k] for i in rows], [weight[i] for i in rows]
+        hits = [float(labels[i] == k) for i in rows]
+        by_width = [math.log(b / (bins - b)) for b in range(1, bins)]
+        edges = slow_edges(odds, w, bins) if mass else by_width
+        means = slow_means(odds, hits, w, edges)
+        for i, s in enumerate(there[:, k]):
+            mean = means[slow_bin(s, edges)]
+            centre = (slow_bin(s, edges) + 0.5) / bins
+            out[i, k] = 0 if np.isneginf(s) else centre if mean is None else mean
+    for i, row in enumerate(out):
+        out[i] = row / row.sum() if row.sum() else softmax(at[i])
+    return out
+
+
+def row_odds(logits):
+    """Log-odds of each class of each row, at most 30: a class that is alone is as sure as that."""
+    found = np.empty(logits.shape)
+    for i, row in enumerate(logits):
+        for k in range(len(row)):
+            rest = logsumexp(np.delete(row, k))
+            found[i, k] = -np.inf if np.isneginf(row[k]) else min(row[k] - rest, 30)
+    return found
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("mass", [True, False])
+def test_one_vs_rest_is_its_definition(rng, mass, masked, weigh):
+    logits, labels = drawn(rng, 240, 4, 1.5)
+    if masked:
+        hidden = rng.random(logits.shape) < 0.2
+        hidden[np.arange(240), labels] = False
+        logits = np.where(hidden, -np.inf, logits)
+    weight = rng.integers(1, 4, 240).astype(float) if weigh else np.ones(240)
+    fitted = quiet(HistogramOneVsRest, logits, labels, weight=weight, bins=8, mass=mass)
+    expected = slow_ovr(logits, labels, weight, 8, mass, logits)
+    found = fitted.predict_proba(logits)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert (found[np.isneginf(logits)] == 0).all()
+
+
+def test_another_library_has_the_same_histograms_of_classes(rng):
+    logits, labels = drawn(rng, 900, 4, 2.0)
+    probs = softmax(logits, -1)
+    other = calibration.HistogramMarginalCalibrator(900, 15)
+    other.train_calibration(probs, labels)
+    expected = other.calibrate(probs)
+    expected /= expected.sum(-1, keepdims=True)
+    found = quiet(HistogramOneVsRest, logits, labels).predict_proba(logits)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_log_odds_of_classes_have_their_digits_near_0_and_1(rng):
+    logits = torch.from_numpy(rng.normal(size=(300, 5)) * np.geomspace(0.1, 100, 300)[:, None])
+    logits -= logits.amax(-1, keepdim=True)
+    np.testing.assert_allclose(class_odds(logits), row_odds(logits.numpy()), rtol=1e-9, atol=1e-9)
+    single = class_odds(logits.float())
+    np.testing.assert_allclose(
+        single, row_odds(logits.float().double().numpy()), rtol=3e-6, atol=3e-6
+    )
+
+
+def test_a_row_of_zeros_stays_as_it_was():
+    """Whoever was given even chances was wrong, whoever was sure was right."""
+    logits = np.array([[0.0, 0.0, -20.0]] * 30 + [[20.0, 0.0, 0.0]] * 30 + [[0.0, 20.0, 0.0]] * 30)
+    labels = np.array([2] * 30 + [0] * 30 + [1] * 30)
+    fitted = quiet(HistogramOneVsRest, logits, labels, bins=3)
+    row = np.array([[1.0, 0.9, -3.0], [20.0, 0.0, 0.0]])
+    levels = fitted.predict_proba(row)
+    # between the groups: no class has ever been right there
+    odds = row_odds(row)[0]
+    edges = fitted.edges_.numpy()
+    shares = [math.exp(fitted.levels_[k, slow_bin(odds[k], edges[k])]) for k in range(3)]
+    assert max(shares) < 1e-12
+    np.testing.assert_allclose(levels[0], softmax(row[0]), atol=1e-6)
+    np.testing.assert_allclose(levels[1], [1, 0, 0], atol=1e-6)
+    assert torch.isfinite(fitted(torch.from_numpy(row))).all()
+
+
+def test_a_class_that_was_always_masked_stays_about_as_it_is(rng):
+    logits, labels = drawn(rng, 400, 3)
+    wide = np.concatenate([logits, np.full((400, 1), -np.inf)], axis=1)
+    with pytest.warns(UserWarning, match=r"1 of 4 classes have no example \(3\)"):
+        fitted = HistogramOneVsRest(bins=5).fit(wide, labels)
+    narrow = HistogramOneVsRest(bins=5).fit(logits, labels)
+    found = fitted.predict_proba(wide)
+    assert (found[:, 3] == 0).all()
+    np.testing.assert_allclose(found[:, :3], narrow.predict_proba(logits), atol=1e-6)
+    np.testing.assert_allclose(fitted.levels_[3].exp(), (np.arange(5) + 0.5) / 5, rtol=1e-5)
+    np.testing.assert_array_equal(
+        fitted.predict_proba(np.array([[-np.inf, -np.inf, -np.inf, 0.0]])), [[0, 0, 0, 1]]
+    )
+
+
+def test_a_class_without_a_label_is_improbable_and_said(rng):
+    logits, labels = drawn(rng, 400, 4)
+    keep = labels != 2
+    with pytest.warns(
+        UserWarning, match=r"HistogramOneVsRest: 1 of 4 classes have no example \(2\)"
+    ):
+        fitted = HistogramOneVsRest(bins=5).fit(logits[keep], labels[keep])
+    found = fitted.predict_proba(logits)
+    assert (found[:, 2] < 1e-11).all()
+    assert (found[:, 2] > 0).all()
+
+
+@pytest.mark.parametrize("threads_used", [1, 3])
+def test_groups_of_classes_blocks_and_threads_change_nothing(
+    rng, monkeypatch, threads, threads_used, small_blocks
+):
+    logits, labels = drawn(rng, 130, 11)
+    labels[::9] = -100
+    alone = quiet(HistogramOneVsRest, logits, labels)
+    threads(threads_used)
+    monkeypatch.setattr(histogram, "GROUP", 4 * 130)
+    again = quiet(HistogramOneVsRest, logits, labels)
+    for name, values in alone.state_dict().items():
+        np.testing.assert_array_equal(again.state_dict()[name], values)
+
+
+def test_one_vs_rest_refuses_rows_without_a_softmax(rng):
+    logits, labels = drawn(rng, 20, 3)
+    logits[7] = np.nan
+    with pytest.raises(ValueError, match="row 7 has NaN"):
+        quiet(HistogramOneVsRest, logits, labels)
+    logits[7] = [0.0, -np.inf, 0.0]
+    labels[7] = 1
+    with pytest.raises(ValueError, match="row 7 has -inf at its own label 1"):
+        quiet(HistogramOneVsRest, logits, labels)
+
+
+def test_one_vs_rest_undoes_a_distortion_of_each_class(rng):
+    logits = 1.5 * rng.normal(size=(30_000, 3))
+    truth = softmax(logits + np.array([1.5, 0.0, -0.5]), -1)
+    labels = (np.log(truth) + rng.gumbel(size=truth.shape)).argmax(-1)
+    fitted = HistogramOneVsRest().fit(logits[:15_000], labels[:15_000])
+    after = np.abs(fitted.predict_proba(logits[15_000:]) - truth[15_000:]).mean()
+    before = np.abs(softmax(logits[15_000:], -1) - truth[15_000:]).mean()
+    assert after < 0.5 * before
+
+
+COST = """
+import re, warnings
+import numpy as np
+import torch
+from calibrant.calibrators.histogram import HistogramOneVsRest
+
+def peak():
+    with open("/proc/self/status") as status:
+        return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1])
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(2)
+rng = np.random.default_rng(0)
+logits = rng.standard_normal((8_000, 1000), dtype=np.float32)
+labels = rng.integers(0, 1000, 8_000)
+HistogramOneVsRest().fit(logits[:100], labels[:100])
+before = peak()
+HistogramOneVsRest().fit(logits, labels).predict_proba(logits)
+print((peak() - before) / logits.nbytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_thousand_classes_need_at_most_twice_the_memory_of_their_logits():
+    # memory in use: with a fixed threshold, glibc gives back what is freed instead of keeping it
+    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2

@@ -1683,7 +1683,7 @@ FAULTS = (
         "plots",
         "100 * curve.change",
         "curve.change",
-        ("test_plots",),
+        ("test_plots", "test_margin_curves"),
     ),
     Fault(
         "best-order-of-accuracy",

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from calibrant.llm.fingerprint import ModelFingerprint, fingerprint_of
-from tests.support.language_models import (
-    tiny_model,
-)
+from tests.support.language_models import tiny_model
 
 
 def test_fingerprints_distinguish_models():
@@ -39,3 +37,9 @@ def test_fingerprints_distinguish_models():
         mine.check(fingerprint_of(changed), "the head")
     with pytest.raises(ValueError, match=r"softcap 5\.0 where LlamaForCausalLM has None"):
         mine.check(ModelFingerprint("x", 16, 300, mine.digest, 5.0), "the head")
+
+
+def test_hashes_that_are_missing_do_not_agree():
+    mine, other = (ModelFingerprint("x", 16, 300, digest, None) for digest in ("a", "b"))
+    with pytest.raises(ValueError, match="digest b where x has a"):
+        mine.check(other, "the head")

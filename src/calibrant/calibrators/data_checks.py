@@ -51,7 +51,10 @@ def warn_of_one_label(labels: NDArray[Any]) -> None:
 
 def masked_row(at: int) -> ValueError:
     """Error for a masked class in a row of logits, where none may be."""
-    return ValueError(f"logits must be finite here, row {at} has -inf: ts takes masked classes")
+    return ValueError(
+        f"logits must be finite here, row {at} has -inf: masked classes need a temperature method, "
+        "such as ts"
+    )
 
 
 def missing_classes(examples: Examples, consequence: str) -> list[str]:

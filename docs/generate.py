@@ -31,7 +31,7 @@ MORE = {
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("fit.Fit", "retrain.retrain"),
     ),
-    "monitor": ("report.Alarm", "drift.Drift"),
+    "monitor": ("report.Alarm", "report.Drift"),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),

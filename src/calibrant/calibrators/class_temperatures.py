@@ -199,5 +199,5 @@ class Scaled:
 
 
 def _ahead(scaled: FloatArray, k: int, best: FloatArray, leader: IntArray) -> BoolArray:
-    """Where class ``k`` comes before another: of equals the first."""
+    """True where class ``k`` ranks before another; of equals, the first does."""
     return np.asarray((scaled > best) | ((scaled == best) & (k < leader)))

@@ -119,7 +119,7 @@ class IsotonicCalibration(StepCalibrator):
     monotone = True
 
     def size(self, classes: int) -> int:
-        """What a curve counts for, and the temperature."""
+        """Equivalent parameters of a curve, and the temperature."""
         return STEPS + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
@@ -155,7 +155,7 @@ class IsotonicOneVsRest(StepCalibrator):
     learned_shapes = "odds_ classes points; prob_ classes points"
 
     def size(self, classes: int) -> int:
-        """What a curve counts for, for each class, and the temperature."""
+        """Equivalent parameters of a curve for each class, and the temperature."""
         return STEPS * classes + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:

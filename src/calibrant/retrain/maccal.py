@@ -266,7 +266,7 @@ class MaCCal(nn.Module):
     ) -> MaCCal:
         """Train a new classifier on the features that a frozen network computes.
 
-        The network runs in ``eval`` mode and is not changed; :func:`replace_head` then puts the
+        The network runs in ``eval`` mode and is not changed; :func:`~calibrant.retrain.replace_head` then puts the
         new classifier into it.
 
         Parameters
@@ -279,7 +279,7 @@ class MaCCal(nn.Module):
             Examples that the network was not trained on, without augmentation, by which q is
             controlled. Their features are held in memory.
         name : str, optional
-            The last layer, as for :func:`replace_head`.
+            The last layer, as for :func:`~calibrant.retrain.replace_head`.
         checkpoint, progress
             As for :meth:`fit`.
         """

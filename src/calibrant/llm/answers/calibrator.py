@@ -83,7 +83,7 @@ STAGES: dict[str, Stage] = {
 class AnswerCalibrator:
     r"""Predict the chance that an answer is right, from graded answers.
 
-    Token probabilities are aggregated to one confidence c (:func:`answer_confidence`), and an
+    Token probabilities are aggregated to one confidence c (:func:`~calibrant.llm.answer_confidence`), and an
     increasing map of its log-odds :math:`s = \log c - \log(1 - c)` turns it into a probability:
 
     - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for some hundred graded answers;
@@ -96,7 +96,7 @@ class AnswerCalibrator:
     Parameters
     ----------
     aggregate : str or None
-        As for :func:`answer_confidence`. With None, answers are passed as confidences
+        As for :func:`~calibrant.llm.answer_confidence`. With None, answers are passed as confidences
         ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
     stage : {"sigmoid", "beta", "isotonic"}
 
@@ -137,7 +137,7 @@ class AnswerCalibrator:
     def fit(self, answers: Answers, correct: Values, **layout: Any) -> AnswerCalibrator:
         """Fit to graded answers.
 
-        ``answers`` are as for :func:`answer_confidence`, with ``mask`` or ``documents`` in
+        ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or ``documents`` in
         ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1.
         """
         limits = None

@@ -102,7 +102,7 @@ def choice_logits_from_likelihoods(
 def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -> FloatArray:
     """Compute the log-probabilities of the choices from the top tokens that a service returns.
 
-    ``top`` has an entry for each question, as for :func:`top_confidence`. The result
+    ``top`` has an entry for each question, as for :func:`~calibrant.llm.top_confidence`. The result
     ``(n, choices)`` is exact. A choice counts with and without a space before it.
 
     >>> shown = [{"A": -1.0, " B": -1.0, "The": -2.0}]

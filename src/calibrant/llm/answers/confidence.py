@@ -76,7 +76,7 @@ def answer_confidence(
     - ``first``: :math:`p_1`;
     - ``minimum``: :math:`\min_t p_t`.
 
-    None of them is the chance that the answer is right: :class:`AnswerCalibrator` learns that.
+    None of them is the chance that the answer is right: :class:`~calibrant.llm.AnswerCalibrator` learns that.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def log_confidence(
     mask: Values | None = None,
     documents: Values | None = None,
 ) -> FloatArray:
-    """Logarithm of :func:`answer_confidence`, also where a product underflows."""
+    """Logarithm of :func:`~calibrant.llm.answer_confidence`, also where a product underflows."""
     checks.check_choice("aggregate", aggregate, get_args(Aggregator))
     return np.minimum(AGGREGATORS[aggregate](_as_tokens(token_probs, mask, documents)), 0.0)
 

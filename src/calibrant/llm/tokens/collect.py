@@ -93,7 +93,7 @@ def collect(
     Returns
     -------
     TokenTable
-        Of this process: :func:`open_table` reads those of all.
+        Of this process: :func:`~calibrant.llm.open_table` reads those of all.
 
     Examples
     --------

@@ -266,8 +266,8 @@ class MaCCal(nn.Module):
     ) -> MaCCal:
         """Train a new classifier on the features that a frozen network computes.
 
-        The network runs in ``eval`` mode and is not changed; :func:`~calibrant.retrain.replace_head` then puts the
-        new classifier into it.
+        The network runs in ``eval`` mode and is not changed;
+        :func:`~calibrant.retrain.replace_head` then puts the new classifier into it.
 
         Parameters
         ----------

@@ -83,8 +83,9 @@ STAGES: dict[str, Stage] = {
 class AnswerCalibrator:
     r"""Predict the chance that an answer is right, from graded answers.
 
-    Token probabilities are aggregated to one confidence c (:func:`~calibrant.llm.answer_confidence`), and an
-    increasing map of its log-odds :math:`s = \log c - \log(1 - c)` turns it into a probability:
+    Token probabilities are aggregated to one confidence c
+    (:func:`~calibrant.llm.answer_confidence`), and an increasing map of its log-odds
+    :math:`s = \log c - \log(1 - c)` turns it into a probability:
 
     - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for some hundred graded answers;
     - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017);
@@ -96,8 +97,8 @@ class AnswerCalibrator:
     Parameters
     ----------
     aggregate : str or None
-        As for :func:`~calibrant.llm.answer_confidence`. With None, answers are passed as confidences
-        ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
+        As for :func:`~calibrant.llm.answer_confidence`. With None, answers are passed as
+        confidences ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
     stage : {"sigmoid", "beta", "isotonic"}
 
     Attributes
@@ -137,8 +138,8 @@ class AnswerCalibrator:
     def fit(self, answers: Answers, correct: Values, **layout: Any) -> AnswerCalibrator:
         """Fit to graded answers.
 
-        ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or ``documents`` in
-        ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1.
+        ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or
+        ``documents`` in ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1.
         """
         limits = None
         if self.aggregate is None and self.stage != "isotonic":

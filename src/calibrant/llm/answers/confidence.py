@@ -76,7 +76,8 @@ def answer_confidence(
     - ``first``: :math:`p_1`;
     - ``minimum``: :math:`\min_t p_t`.
 
-    None of them is the chance that the answer is right: :class:`~calibrant.llm.AnswerCalibrator` learns that.
+    None of them is the chance that the answer is right:
+    :class:`~calibrant.llm.AnswerCalibrator` learns that.
 
     Parameters
     ----------

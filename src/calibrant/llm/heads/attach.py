@@ -57,7 +57,8 @@ def attached(model: Any, fitted: FittedHead) -> Iterator[Any]:
         The model that the head was fitted for. Of a PEFT model the base model is used, with its
         adapters. A change of adapter is not noticed: fit another head for it.
     fitted : FittedHead
-        From :func:`~calibrant.llm.fit_head`, :func:`calibrant.load` or ``heads.official.read_official``.
+        From :func:`~calibrant.llm.fit_head`, :func:`calibrant.load` or
+        ``heads.official.read_official``.
     """
     inner = matching_model(model, fitted)
     if huggingface.has_head(inner):

@@ -139,7 +139,8 @@ class AnswerCalibrator:
         """Fit to graded answers.
 
         ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or
-        ``documents`` in ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct`` ``(answers,)`` is 0 or 1.
+        ``documents`` in ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct``
+        ``(answers,)`` is 0 or 1.
         """
         limits = None
         if self.aggregate is None and self.stage != "isotonic":

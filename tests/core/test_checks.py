@@ -260,6 +260,14 @@ def test_rounding_of_probabilities_is_forgiven_in_their_own_precision(rng, dtype
         cal.evaluate(probs=probs * 0.9, labels=np.zeros(50, int))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_probabilities_may_be_off_in_the_fourth_decimal_only(dtype):
+    near, far = (np.array([[0.3, 0.7 + off]], dtype) for off in (9e-5, 2e-4))
+    assert cal.nll(probs=near, labels=[1]) == pytest.approx(-math.log(0.7), abs=2e-4)
+    with pytest.raises(ValueError, match=r"probs must sum to one .* got 1\.0002 at row 0"):
+        cal.nll(probs=far, labels=[1])
+
+
 # Pairs
 
 PAIRS = [

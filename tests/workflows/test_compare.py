@@ -5,6 +5,7 @@ import math
 import re
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -447,6 +448,15 @@ def test_advice(rows, choice, advice):
     found = comparison(**rows)
     assert found.choice() == choice
     assert re.fullmatch(advice, found.advice())
+
+
+@pytest.mark.parametrize("flaw", [{"argmax_changed": 1}, {"notes": ["few examples"]}])
+def test_methods_that_change_predictions_or_warned_are_the_last_choice(flaw):
+    found = comparison(a=(0.01, 0.3), b=(0.02, 0.4), c=(0.03, 0.5))
+    a, b, c, bad = found.rows
+    flawed = replace(found, rows=[replace(a, **flaw), b, c, bad])
+    assert (found.choice(), flawed.choice()) == ("a", "b")
+    assert replace(found, rows=[replace(row, **flaw) for row in (b, a)]).choice() == "a"
 
 
 def test_printed_table(both):

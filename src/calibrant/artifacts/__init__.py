@@ -136,5 +136,7 @@ def _target(place: Path) -> Path:
         try:
             read(place)
         except ValueError as error:
-            raise ValueError(f"{place} is no artifact and is not replaced: name another") from error
+            raise ValueError(
+                f"{place} is not an artifact and is not replaced: name another"
+            ) from error
     return place

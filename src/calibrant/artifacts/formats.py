@@ -49,7 +49,7 @@ def unpacked(content: bytes) -> Artifact:
     try:
         tensors = tensors_of(content)
     except Exception as error:  # of several kinds
-        raise ValueError(f"it is no safetensors file, or a damaged one ({error})") from error
+        raise ValueError(f"it is not a safetensors file, or damaged ({error})") from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata: dict[str, str] = header.get("__metadata__") or {}
     version = metadata.get("format", "")

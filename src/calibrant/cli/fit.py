@@ -18,7 +18,13 @@ METRICS = ("accuracy", "ece", "nll", "brier")
 
 @click.command()
 @click.argument("pred")
-@click.option("--method", default="auto", show_default=True, metavar="NAME", help="What to fit.")
+@click.option(
+    "--method",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Method to fit; see calibrant compare for all.",
+)
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
 @shared.SET
 @click.option(

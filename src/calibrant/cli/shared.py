@@ -44,8 +44,8 @@ GROUPS = click.option(
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas or spaces, in lower case; None for an empty one."""
-    return text.lower().replace(",", " ").split() if text else None
+    """Return the names in a list with commas; None for an empty one."""
+    return [name.strip() for name in text.split(",") if name.strip()] if text else None
 
 
 def method_options(texts: tuple[str, ...]) -> dict[str, Any]:

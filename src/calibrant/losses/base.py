@@ -210,7 +210,7 @@ def regularised_by(statistic: Function, weight: float, reference: str) -> Loss:
     return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
 
 
-PROPER_LOSSES = {
+TABLE = {
     "ce": mean_of(ce, aliases=("cross_entropy", "nll")),
     "brier": mean_of(brier, "Brier 1950", aliases=("brier_score",)),
 }

@@ -150,7 +150,7 @@ class FeDLaS(nn.Module):
         self.started_.copy_(torch.maximum(self.started_, (count > 0).float()))
 
 
-FEDLAS = {
+TABLE = {
     "fedlas_ls": Loss(partial(FeDLaS, base="ls"), FeDLaS, aliases=("fedlas",)),
     "fedlas_mbls": Loss(partial(FeDLaS, base="mbls"), FeDLaS),
 }

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 METRICS = ("accuracy", "ece", "nll", "brier")
 
+METHOD = "Method to fit; calibrant compare tries all of them."
+
 
 @click.command()
 @click.argument("pred")

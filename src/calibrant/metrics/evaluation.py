@@ -10,7 +10,7 @@ from typing import Any
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant.metrics.intervals import CalibrationTest, Estimate
-from calibrant.metrics.registry import METRICS, metric_name
+from calibrant.metrics.registry import METRICS
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Evaluation(Mapping[str, Estimate]):
     """The same by subgroup, worst first; empty without ``by=``."""
 
     def __getitem__(self, name: str) -> Estimate:
-        return self.metrics[metric_name(name)]
+        return self.metrics[METRICS[name].name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.metrics)

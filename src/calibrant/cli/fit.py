@@ -14,19 +14,12 @@ if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
 
 METRICS = ("accuracy", "ece", "nll", "brier")
-
 METHOD = "Method to fit; calibrant compare tries all of them."
 
 
 @click.command()
 @click.argument("pred")
-@click.option(
-    "--method",
-    default="auto",
-    show_default=True,
-    metavar="NAME",
-    help="Method to fit; see calibrant compare for all.",
-)
+@click.option("--method", default="auto", show_default=True, metavar="NAME", help=METHOD)
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
 @shared.SET
 @click.option(

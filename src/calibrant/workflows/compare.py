@@ -138,7 +138,7 @@ def _chosen(
     names = [methods] if isinstance(methods, str) else methods
     if not names:
         raise ValueError(f"methods must name at least one of {comma_separated(CALIBRATORS)}")
-    return {name: make_calibrator(name) for name in names}
+    return {name: make_calibrator(name) for name in map(CALIBRATORS.name, names)}
 
 
 @dataclass

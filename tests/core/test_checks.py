@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -112,6 +113,10 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "integer tensor": (
         *(torch.zeros(4, 3, dtype=torch.int32), YES, TypeError),
         "logits must be floating point, got int32",
+    ),
+    "bfloat16 array": (
+        *(OK.astype(ml_dtypes.bfloat16), YES, TypeError),
+        r"logits must be floating point, got bfloat16: convert with .astype\(float\)",
     ),
     "boolean logits": (OK > 0, YES, TypeError, "logits must be floating point, got bool"),
     "complex logits": (OK + 0j, YES, TypeError, "logits must be floating point, got complex128"),

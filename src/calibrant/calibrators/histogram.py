@@ -256,7 +256,8 @@ def by_class(
         check_time()
         columns = np.empty((min(held, examples.classes - first), len(labels)), np.float32)
         on_threads(partial(read, columns, first), ranges, starts.tolist())
-        parts = np.array_split(np.arange(len(columns)), len(ranges))
+        # the columns are on the CPU, wherever the logits are
+        parts = np.array_split(np.arange(len(columns)), torch.get_num_threads())
         result += chain.from_iterable(on_threads(partial(work, columns, first), parts))
     return result
 

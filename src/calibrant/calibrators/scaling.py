@@ -35,6 +35,7 @@ class Identity(base.TemperatureCalibrator):
     name = "none"
     aliases = ("identity",)
     summary = "nothing: what the others are compared with"
+    parameter_count = 0
 
     def _fit_records(self, records: Records) -> None:
         self.solution_ = None

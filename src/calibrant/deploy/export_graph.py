@@ -135,8 +135,10 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
         inputs = {f"input_{i}": value for i, value in enumerate(example)}
     values = inputs.values()
     if not values or not all(isinstance(v, Tensor) and v.ndim and len(v) for v in values):
-        kind = type(example).__name__
-        raise TypeError(f"example must be tensors with one row or more, got {kind}: pass a batch")
+        raise TypeError(
+            "example must be a tensor, or a tuple or dictionary of tensors, with one row or more, "
+            f"got {type(example).__name__}"
+        )
     rows = {len(value) for value in values}
     if len(rows) > 1:
         raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")

@@ -208,7 +208,12 @@ def test_logits_without_classes_are_refused_even_if_all_is_ignored():
             OK,
             [0, 1, 0, 1],
             "binary",
-            r"binary estimand needs \(n,\) or \(n, 2\) logits, got \(4, 3",
+            r"binary estimand needs \(n,\) or \(n, 2\) logits, got \(4, 3\): use calibrant.metrics"
+            r".one_vs_rest\(logits, labels, k=...\) for one class of several",
+        ),
+        (
+            *(np.zeros(3), [0, 1, 0], "multilabel"),
+            r"must be \(..., tags\), got \(3,\): one logit per example is estimand=\"binary\"",
         ),
         (OK, YES, "multilabel", r"one logit per label is wanted, got logits \(4, 3\) and labels"),
         (np.zeros(3), [0, 1], "binary", r"one logit per label is wanted, got logits \(3,\) and"),

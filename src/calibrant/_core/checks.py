@@ -35,7 +35,9 @@ def as_scores(values: Values, name: str = "logits") -> Logits:
     scores = _asarray(values)
     kind = _kind(scores)
     # the kind, not the name: arrays of ml_dtypes' bfloat16 are not of a floating kind
-    floating = scores.is_floating_point() if isinstance(scores, Tensor) else scores.dtype.kind == "f"
+    floating = (
+        scores.is_floating_point() if isinstance(scores, Tensor) else scores.dtype.kind == "f"
+    )
     if not floating:
         remedy = "convert with .astype(float) or .float()"
         if kind == "object":

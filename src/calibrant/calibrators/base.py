@@ -80,6 +80,8 @@ class Calibrator(nn.Module):
     needs_head: bool = False
     fits_records: bool = False
     learned_shapes: str = ""
+    classes_: Tensor
+    width_: Tensor
 
     if TYPE_CHECKING:  # learned values, which `_store` creates, are tensors
 

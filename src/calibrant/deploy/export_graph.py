@@ -88,7 +88,8 @@ class ExportGraph(nn.Module):
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """Return calibrated logits or probabilities."""
-        output: Tensor = getattr(self.inner, "calibrate", self.inner)(logits, features)
+        apply = self.inner.calibrate if isinstance(self.inner, CalibratedModel) else self.inner
+        output: Tensor = apply(logits, features)
         return self.softmax(output) if self.probabilities else output
 
     def softmax(self, logits: Tensor) -> Tensor:

@@ -147,7 +147,6 @@ class MeanLoss(nn.Module):
         values = self.function(logits, labels, **self.options)
         return batch_of(logits, labels).mean(values.reshape(-1))
 
-
     def extra_repr(self) -> str:
         """Name and options."""
         return _shown(self.function, self.options)

@@ -118,3 +118,13 @@ def test_the_documentation_lists_every_method(monkeypatch):
     page = generate.api()
     for kind in CALIBRATORS.values():
         assert f"   {kind.__name__}\n" in page
+
+
+def test_a_calibrator_without_a_size_says_what_is_missing():
+    class Sizeless(Calibrator):
+        pass
+
+    message = r"Sizeless must set parameter_count or define size\(classes\)"
+    with pytest.raises(NotImplementedError, match=message):
+        Sizeless().size(3)
+    assert make_calibrator("none").size(3) == 0

@@ -27,6 +27,15 @@ def test_a_metric_is_a_public_function_with_a_summary(name):
     assert metric.summary.endswith((".", "nats."))
 
 
+def test_a_metric_that_was_discovered_can_be_imported(monkeypatch):
+    monkeypatch.setitem(cal.METRICS, "toy", cal.METRICS["ece"])
+    from calibrant.metrics import toy  # type: ignore[attr-defined]
+
+    assert toy is cal.ece
+    with pytest.raises(AttributeError, match=r"'calibrant\.metrics' has no attribute 'no_metric'"):
+        cal.metrics.no_metric  # type: ignore[attr-defined]  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("typed", "name"),
     [("ECE", "ece"), ("Brier score", "brier"), ("log-loss", "nll"), ("AdaECE", "ada_ece")],

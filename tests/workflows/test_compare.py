@@ -480,3 +480,10 @@ def test_printed_table(both):
 
 def test_a_fit_may_take_as_long_as_it_wants(both):
     assert compare(both[0], ["ts"], time_limit=None, level=None).rows[0].error is None
+
+
+def test_logits_that_look_like_probabilities_warn_at_the_line_of_the_caller(rng):
+    probs = rng.dirichlet([1.0, 1.0, 1.0], 200)
+    with pytest.warns(UserWarning, match="logits look like probabilities") as told:
+        compare({"logits": probs, "labels": rng.integers(3, size=200)}, ["none"], level=None)
+    assert [warning.filename for warning in told] == [__file__]

@@ -204,7 +204,10 @@ def margins(logits: Values) -> FloatArray:
     gaps = torch.where(first == math.inf, math.nan, first - second).numpy()
     if np.isnan(gaps).any():
         at = int(np.flatnonzero(np.isnan(gaps))[0])
-        raise ValueError(f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}")
+        raise ValueError(
+            f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}: find the "
+            "example that overflowed"
+        )
     return gaps.reshape(shape)
 
 

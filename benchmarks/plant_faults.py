@@ -1428,8 +1428,8 @@ FAULTS = (
     Fault(
         "beams-not-reordered",
         "llm",
-        "self.kept = tuple(x[rows.to(x.device)] for x in self.kept)",
-        "self.kept = tuple(x for x in self.kept)",
+        "self.keys, self.values = self.keys[rows], self.values[rows]",
+        "pass",
         ("/test_llm_attach.py", "llm/heads/test_attach"),
     ),
     Fault(

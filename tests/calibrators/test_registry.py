@@ -10,7 +10,7 @@ import pytest
 from calibrant import calibrators
 from calibrant.calibrators import registry
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, calibrator_name, make_calibrator
+from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import TemperatureScaling
 
 NAMES = (
@@ -58,7 +58,7 @@ def test_classes_can_be_imported_from_the_package():
     ],
 )
 def test_aliases_are_understood(alias, name):
-    assert calibrator_name(alias) == name
+    assert CALIBRATORS.name(alias) == name
     assert type(make_calibrator(alias)) is CALIBRATORS[name]
 
 

@@ -9,7 +9,7 @@ import torch
 from scipy.special import expit, log_softmax, softmax
 from torch.nn import functional as F
 
-from calibrant.losses import LOSSES, loss_name
+from calibrant.losses import LOSSES
 from calibrant.losses.base import RegularisedLoss, brier, ce
 from calibrant.losses.focal import dual_focal, flsd, focal
 from calibrant.losses.regularisers import mdca, soft_ece
@@ -92,13 +92,13 @@ def test_every_line_of_the_table_has_a_summary(name):
 
 
 def test_names_are_understood_in_any_case_and_by_alias():
-    assert [loss_name(name) for name in ("Focal", "label smoothing", "FLSD-53")] == [
+    assert [LOSSES.name(name) for name in ("Focal", "label smoothing", "FLSD-53")] == [
         "focal",
         "ls",
         "flsd",
     ]
     with pytest.raises(ValueError, match=r"unknown loss 'fokal': did you mean focal\? choose from"):
-        loss_name("fokal")
+        LOSSES.name("fokal")
 
 
 # Special cases.

@@ -55,7 +55,7 @@ def make_calibrator(
                 f"{type(method).__name__}: pass them to its constructor"
             )
         return method
-    name, options = calibrator_name(method), options or {}
+    name, options = CALIBRATORS.name(method), options or {}
     known = inspect.signature(CALIBRATORS[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:
@@ -63,8 +63,3 @@ def make_calibrator(
         has = f"its options are {comma_separated(choices)}" if choices else "it has none"
         raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")
     return CALIBRATORS[name](**options)
-
-
-def calibrator_name(method: str) -> str:
-    """The name in :data:`CALIBRATORS` of a name or alias, in any case and with - for _."""
-    return CALIBRATORS.name(method)

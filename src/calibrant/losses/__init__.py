@@ -40,12 +40,3 @@ LOSSES: Registry[Loss] = Registry(
     "loss", {name: loss for table in tables(__name__, _ORDER) for name, loss in table.items()}
 )
 """Every loss by its name: call it with its options for a module."""
-
-
-def loss_name(name: str) -> str:
-    """Return the name in :data:`LOSSES` for a name as typed: any case, or an alias.
-
-    >>> loss_name("Label smoothing")
-    'ls'
-    """
-    return LOSSES.name(name)

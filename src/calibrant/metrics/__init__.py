@@ -47,7 +47,7 @@ from calibrant.metrics.reductions import (
     positive_class as positive_class,
     top_label as top_label,
 )
-from calibrant.metrics.registry import METRICS as METRICS, metric_name as metric_name
+from calibrant.metrics.registry import METRICS as METRICS
 from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
 from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
 from calibrant.metrics.summary import Metric as Metric

@@ -20,7 +20,7 @@ from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
 from calibrant.metrics.reductions import Input, WeightedPairs, labelled_examples
-from calibrant.metrics.registry import METRICS, metric_name
+from calibrant.metrics.registry import METRICS
 from calibrant.metrics.summary import Moments, Summary
 
 CLASS_NOISE = 1 << 22
@@ -251,7 +251,7 @@ def _members(by: checks.Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
 def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     if metrics is None:
         return tuple(name for name in METRICS if pairs or not METRICS[name].needs_pairs)
-    names = tuple(map(metric_name, [metrics] if isinstance(metrics, str) else metrics))
+    names = tuple(map(METRICS.name, [metrics] if isinstance(metrics, str) else metrics))
     if not names:
         raise ValueError(f"metrics must name at least one of {comma_separated(METRICS)}")
     needy = [name for name in names if METRICS[name].needs_pairs and not pairs]

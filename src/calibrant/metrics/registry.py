@@ -21,12 +21,3 @@ def _metrics() -> list[Metric]:
 
 METRICS = Registry("metric", {metric.name: metric for metric in _metrics()})
 """Every metric of :func:`calibrant.evaluate`, by its name on the command line and in JSON."""
-
-
-def metric_name(name: str) -> str:
-    """Return the name in ``METRICS`` for a name as typed: any case, or an alias.
-
-    >>> metric_name("ECE"), metric_name("Brier score")
-    ('ece', 'brier')
-    """
-    return METRICS.name(name)

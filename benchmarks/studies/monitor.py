@@ -154,17 +154,17 @@ def with_reference(streams: int) -> Iterator[Row]:
         return np.where(c > 0.6, c - 0.25, c)
 
     cases: dict[str, tuple[float, Callable[[Array], Array], float, int, Draw]] = {
-        "temperature 1.5 since ever, reference": (0.02, tempered, 0.0, 5000, claims),
-        "7 points over since ever, reference": (0.0, lower, 0.0, 5000, claims),
-        "7 points over since ever, 2 more, reference": (0.02, lower, 0.02, 5000, claims),
-        "temperature 2.5 since ever, nearly always sure, reference of 1000": (
+        "temperature 1.5 from the start, reference": (0.02, tempered, 0.0, 5000, claims),
+        "7 points over from the start, reference": (0.0, lower, 0.0, 5000, claims),
+        "7 points over from the start, 2 more, reference": (0.02, lower, 0.02, 5000, claims),
+        "temperature 2.5 from the start, nearly always sure, reference of 1000": (
             0.02,
             lambda c: tempered(c, 2.5),
             0.0,
             1000,
             sure_claims,
         ),
-        "25 points over above 60 % since ever, reference of 1000": (
+        "25 points over above 60 % from the start, reference of 1000": (
             0.02,
             odd,
             0.0,

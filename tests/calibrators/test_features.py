@@ -32,6 +32,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.workflows import compare as comparison
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit
+from tests.support.prediction_files import arrays_in
 from tests.support.simulate import drawn
 
 METHODS: dict[str, Any] = {
@@ -1041,7 +1042,7 @@ def test_files_with_features_are_fitted_and_calibrated(rng, tmp_path):
         warnings.simplefilter("ignore")
         module = fit(tmp_path / "p.npz", FeatureClipping())
     apply(module, tmp_path / "p.npz", tmp_path / "out.npz")
-    out = np.load(tmp_path / "out.npz")
+    out = arrays_in(tmp_path / "out.npz")
     expected = module.predict_proba(arrays["test_logits"], arrays["test_features"])
     np.testing.assert_allclose(softmax(out["test_logits"], -1), expected, atol=1e-6)
     np.savez(tmp_path / "q.npz", **(arrays | {"test_features": np.zeros((200, 7))}))

@@ -18,6 +18,7 @@ from calibrant.cli.shared import method_options
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit as fit_workflow
 from tests.support.calibrators import PerRow, Shift
+from tests.support.prediction_files import arrays_in
 from tests.support.predictions import predictions
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -335,14 +336,14 @@ def test_apply_writes_the_calibrated_file(run):
     assert (code, out) == (0, "")
     assert err == "wrote out.npz; to measure it: calibrant evaluate out.npz\n"
     apply(artifacts.load("saved"), "p.npz", "expected.npz")
-    found, expected = np.load("out.npz"), np.load("expected.npz")
+    found, expected = arrays_in("out.npz"), arrays_in("expected.npz")
     assert list(found) == list(expected)
     for key in expected:
         np.testing.assert_array_equal(found[key], expected[key])
     assert run("evaluate", "out.npz", "--metrics", "ece", "--level", "0")[0] == 0
     _, _, err = run("apply", "saved", "test.npz", "-o", "out.npz")
     assert err == "replaced out.npz; to measure it: calibrant evaluate out.npz\n"
-    assert list(np.load("out.npz")) == list(np.load("test.npz"))
+    assert list(arrays_in("out.npz")) == list(arrays_in("test.npz"))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +405,7 @@ def test_maccal_learns_from_the_train_split_of_another_file(run):
     assert len(head.history) == 4
     code, _, err = run("apply", "head", "predictions.npz", "-o", "a.npz")
     assert code == 0, err
-    probs = torch.tensor(np.load("a.npz")["test_logits"]).softmax(-1).numpy()
+    probs = torch.tensor(arrays_in("a.npz")["test_logits"]).softmax(-1).numpy()
     np.testing.assert_allclose(probs, head.predict_proba(parts["test_features"]), atol=1e-6)
 
     for wrong, message in (

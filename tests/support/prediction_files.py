@@ -22,6 +22,11 @@ FORMATS = [
 ]
 
 
+def arrays_in(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
 def write_npy_folder(folder, arrays):
     folder.mkdir()
     for key, values in arrays.items():

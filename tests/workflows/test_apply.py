@@ -13,6 +13,7 @@ from calibrant.data import open_dataset, save_predictions
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit
 from tests.support.calibrators import Featured
+from tests.support.prediction_files import arrays_in
 from tests.support.predictions import (
     FORMS,
     as_npz,
@@ -39,7 +40,7 @@ def halved():
 
 
 def stored(path):
-    return dict(np.load(path))
+    return arrays_in(path)
 
 
 @pytest.mark.usefixtures("small_chunks", "no_whole_logits")

@@ -13,6 +13,7 @@ from calibrant.bench.train.images.image_set import hold_out, make_image_set
 from calibrant.bench.train.networks import NETWORKS
 from calibrant.bench.train.recipe import Recipe
 from calibrant.data import open_dataset
+from tests.support.prediction_files import arrays_in
 from tests.support.training import CLASSES, noisy_images, short_recipe, standardised_by_hand
 
 
@@ -43,7 +44,7 @@ def completed(images, tmp_path_factory):
 def test_predictions_are_those_of_the_best_network(completed, images):
     folder, _, foreign, _ = completed
     assert set(open_dataset(folder / "predictions.npz").splits) == {"val", "test", "ood"}
-    arrays = dict(np.load(folder / "predictions.npz"))
+    arrays = arrays_in(folder / "predictions.npz")
     splits = hold_out(images, 0.5)
     network = NETWORKS["tiny"](classes=CLASSES, channels=3).eval()
     network.load_state_dict(torch.load(folder / "best.pt", weights_only=True))
@@ -98,7 +99,7 @@ def figures_by_hand(probs, labels):
 
 def test_rows_are_figures_of_the_stored_logits(completed, images):
     folder, rows, *_ = completed
-    arrays = dict(np.load(folder / "predictions.npz"))
+    arrays = arrays_in(folder / "predictions.npz")
     fit_on, labels = (arrays["val_logits"], arrays["val_labels"]), arrays["test_labels"]
     calibrators = {"ts": calibrant.TemperatureScaling(), "smart": calibrant.SMART()}
     assert [row["after"] for row in rows] == ["none", *calibrators]

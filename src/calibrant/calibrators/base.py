@@ -57,6 +57,8 @@ class Calibrator(nn.Module):
         Logits may be -inf.
     needs_features, uses_features, needs_head : bool
         ``fit`` requires features, or takes them if there are any, or requires the last layer.
+    two_classes_only : bool
+        More classes are refused.
     fits_records : bool
         A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
     solution_ : Solution or None
@@ -78,6 +80,7 @@ class Calibrator(nn.Module):
     needs_features: bool = False
     uses_features: bool = False
     needs_head: bool = False
+    two_classes_only: bool = False
     fits_records: bool = False
     learned_shapes: str = ""
 

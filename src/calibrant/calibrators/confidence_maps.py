@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from scipy.interpolate import CubicSpline
@@ -49,12 +51,12 @@ class SigmoidScaling(TopLabelMap):
     parameter_count = 2
     tempered = False
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(slope_=1.0, offset_=0.0)
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_platt(odds, correct, weight)
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self.solution_ = fit_platt(odds, outcome, weight)
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
         slope, offset = self.solution_.x
@@ -94,12 +96,12 @@ class BetaCalibration(TopLabelMap):
     parameter_count = 3
     tempered = False
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(line_=torch.tensor([1.0, 1.0, 0.0]))
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_beta(odds, correct, weight)
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self.solution_ = fit_beta(odds, outcome, weight)
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
         self._store(line_=self.solution_.x)
@@ -151,7 +153,7 @@ class SplineCalibration(TopLabelMap):
     tempered = False
     learned_shapes = "odds_ points; shift_ points"
 
-    def __init__(self, *, knots: int = 6, keep_argmax: bool = True) -> None:
+    def __init__(self, *, knots: int = 6, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         check_whole("knots", knots, 2)
         self.knots = knots
@@ -161,14 +163,14 @@ class SplineCalibration(TopLabelMap):
         """The values at the knots."""
         return self.knots
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
-        if correct.all() or not correct.any():
+        if outcome.all() or not outcome.any():
             warn_of_bounds(self, len(odds))
         # rounded, so that rounding errors do not sort what is equal
         x, group = np.unique(odds.round(4), return_inverse=True)
         mass = np.bincount(group, share).astype(np.float64)
-        gain = np.bincount(group, share * (correct - expit(odds))).astype(np.float64)
+        gain = np.bincount(group, share * (outcome - expit(odds))).astype(np.float64)
         shift = smooth_slope(mass, gain, self.knots)
         middle = np.cumsum(mass) - mass / 2
         wanted = np.linspace(middle[0], middle[-1], POINTS)
@@ -216,17 +218,43 @@ def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solut
 
 def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
     """The beta map ``(a, b, m)`` under which outcomes are likeliest; see :func:`fit_platt`."""
-    # m is bounded by way of the new log-odds at the mean of the inputs
-    share = weight / weight.sum()
-    inputs = np.stack([-np.logaddexp(0, -odds), np.logaddexp(0, odds), np.ones(len(odds))], axis=1)
-    centre = share @ inputs[:, :2]
-    inputs[:, :2] -= centre
-    bounds = [(0.0, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
-    start = np.array([1.0, 1.0, np.clip(centre.sum(), -FARTHEST, FARTHEST)])
-    result = minimise_within(confidence_objective(inputs, correct, share, 0.0), start, bounds)
-    (a, b, level), limits = result.x, [high for _, high in bounds]
-    inside = bool((np.abs(result.x) < limits).all())
-    x = np.array([a, b, level - result.x[:2] @ centre])
+    inputs = np.stack([-np.logaddexp(0, -odds), np.logaddexp(0, odds)], axis=1)
+    return fit_logistic(inputs, correct, weight)
+
+
+def fit_logistic(
+    inputs: FloatArray,
+    outcome: BoolArray,
+    weight: FloatArray,
+    *,
+    start: Sequence[float] = (1.0, 1.0),
+    ridge: Sequence[float] = (0.0, 0.0),
+    lowest: float = 0.0,
+) -> Solution:
+    r"""Coefficients of a logistic regression on two inputs ``(n, 2)``, and its offset.
+
+    .. math:: \frac1n \sum_i \text{NLL}_i + \frac1n \sum_j \lambda_j (w_j - w_j^0)^2
+
+    with the ``ridge`` :math:`\lambda` that draws coefficients to their ``start`` :math:`w^0`. They
+    are at least ``lowest``; the other bounds, for data without an optimum, are those of
+    :func:`fit_platt`. The offset is free.
+    """
+    # the offset is bounded by way of the new log-odds at the mean of the inputs
+    share, prior, pull = weight / weight.sum(), np.array(start), np.array(ridge) / len(inputs)
+    centre = share @ inputs
+    centred = np.append(inputs - centre, np.ones((len(inputs), 1)), axis=1)
+    likelihood = confidence_objective(centred, outcome, share, 0.0)
+
+    def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = likelihood(line)
+        off = line[:2] - prior
+        return value + float(pull @ off**2), gradient + np.append(2 * pull * off, 0)
+
+    bounds = [(lowest, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
+    level = np.clip(centre @ prior, -FARTHEST, FARTHEST)
+    result = minimise_within(value_and_gradient, np.append(prior, level), bounds)
+    inside = bool((np.abs(result.x) < [high for _, high in bounds]).all())
+    x = np.append(result.x[:2], result.x[2] - result.x[:2] @ centre)
     return result._replace(x=x, converged=result.converged and inside)
 
 

@@ -45,7 +45,7 @@ class StepMap(TopLabelMap):
     tempered = False
     learned_shapes = "edges_ cuts; levels_ cuts+1"
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
 
@@ -86,7 +86,7 @@ class HistogramBinning(StepMap):
     aliases = ("histogram_binning",)
     summary = "the accuracy of bins of the confidence"
 
-    def __init__(self, *, bins: int = 15, mass: bool = True, keep_argmax: bool = True) -> None:
+    def __init__(self, *, bins: int = 15, mass: bool = True, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         check_bins(bins)
         self.bins = bins
@@ -96,8 +96,8 @@ class HistogramBinning(StepMap):
         """One level per bin."""
         return self.bins
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self._keep(*histogram(odds, correct, weight, self.bins, self.mass))
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self._keep(*histogram(odds, outcome, weight, self.bins, self.mass))
 
 
 class HistogramOneVsRest(Calibrator):

@@ -62,6 +62,13 @@ def regression(probs, outcome, weight):
 
 
 def expected_from_all_pairs(logits, labels, weight, at):
+    """One regression of scikit-learn over all pairs; of two classes, those of class 1."""
+    if logits.shape[-1] == 2:
+        return expected_one_vs_rest(logits, labels, weight, at)
+    return expected_pooled(logits, labels, weight, at)
+
+
+def expected_pooled(logits, labels, weight, at):
     """One regression of scikit-learn over all pairs."""
     probs, possible = softmax(logits, -1), np.isfinite(logits)
     one_hot = np.eye(logits.shape[-1])[labels]

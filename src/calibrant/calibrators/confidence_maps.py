@@ -241,9 +241,10 @@ def fit_logistic(
     """
     # the offset is bounded by way of the new log-odds at the mean of the inputs
     share, prior, pull = weight / weight.sum(), np.array(start), np.array(ridge) / len(inputs)
-    centre = share @ inputs
-    centred = np.append(inputs - centre, np.ones((len(inputs), 1)), axis=1)
-    likelihood = confidence_objective(centred, outcome, share, 0.0)
+    columns = np.append(inputs, np.ones((len(inputs), 1)), axis=1)
+    centre = share @ columns[:, :2]
+    columns[:, :2] -= centre
+    likelihood = confidence_objective(columns, outcome, share, 0.0)
 
     def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = likelihood(line)

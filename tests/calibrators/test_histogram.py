@@ -39,9 +39,7 @@ def test_bins_of_equal_mass_are_those_of_the_definition(rng, n, bins, ties, weig
     weight = weight if weigh else np.ones(n)
     edges = slow_edges(odds.tolist(), weight.tolist(), bins)
     means = slow_means(odds, right, weight, edges)
-    fitted = quiet(
-        HistogramBinning, two_classes(odds), right.astype(int), weight=weight, bins=bins
-    )
+    fitted = quiet(HistogramBinning, two_classes(odds), right.astype(int), weight=weight, bins=bins)
     assert len(edges) + 1 <= min(n, bins)
     np.testing.assert_allclose(fitted.edges_, edges, atol=2e-4)
     found = confidence(HistogramBinning, odds, right, weight, bins=bins, keep_argmax=False)

@@ -293,8 +293,8 @@ def test_the_order_of_the_classes_is_kept(rng, dtype, temperature):
     assert (out.argmax(-1) == rows.argmax(-1)).all()
     order = rows.argsort(stable=True, dim=-1)
     assert (out.gather(-1, order).diff(dim=-1) >= -1e-6).all()
-    assert IsotonicCalibration.keeps_argmax
-    assert IsotonicCalibration.monotone
+    assert fitted.keeps_argmax
+    assert fitted.monotone
 
 
 def test_where_the_curve_is_level_the_old_order_remains(rng):

@@ -34,7 +34,7 @@ _KINDS: tuple[type[Calibrator], ...] = (
 CANDIDATES = {kind.name: kind for kind in _KINDS}
 """Candidates in order of preference: the simplest first, then by what real models gained.
 All of them keep the predicted class."""
-KEEPING = dict.fromkeys(("spline", "beta"), {"keep_argmax": True})
+KEEPING = {name: {"keep_argmax": True} for name in ("spline", "beta")}
 """Options of candidates that would not keep it, of two classes, by themselves."""
 FEWEST = 50  # number of examples below which a choice would be a guess
 MOST = 20_000

@@ -34,8 +34,8 @@ class TwoClassMap(TopLabelMap):
     def _fit_records(self, records: Records) -> None:
         if records.classes > 2:
             raise ValueError(
-                f"{type(self).__name__} is for two classes, got {records.classes}: use a method for "
-                "any number, such as isotonic, beta or dirichlet"
+                f"{type(self).__name__} is for two classes, got {records.classes}: use a method "
+                "for any number, such as isotonic, beta or dirichlet"
             )
         super()._fit_records(records)
 
@@ -199,8 +199,9 @@ class VennAbers(TwoClassMap):
         rows = self._wide(scores)
         with torch.no_grad():
             miss, hit = self._levels(rows[..., 1] - rows[..., 0]).unbind(-1)
-        pair = 1 - miss, hit
-        return pair if isinstance(logits, Tensor) else tuple(p.cpu().numpy() for p in pair)
+        if isinstance(logits, Tensor):
+            return 1 - miss, hit
+        return (1 - miss).cpu().numpy(), hit.cpu().numpy()
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         weight, single = weight / weight.mean(), odds.astype(np.float32)

@@ -86,7 +86,9 @@ class HistogramBinning(StepMap):
     aliases = ("histogram_binning",)
     summary = "the accuracy of bins of the confidence"
 
-    def __init__(self, *, bins: int = 15, mass: bool = True, keep_argmax: bool | None = None) -> None:
+    def __init__(
+        self, *, bins: int = 15, mass: bool = True, keep_argmax: bool | None = None
+    ) -> None:
         super().__init__(keep_argmax=keep_argmax)
         check_bins(bins)
         self.bins = bins

@@ -170,7 +170,7 @@ def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
     return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
 
 
-class TopLabelMap(ArgmaxByTask, OddsCalibrator):
+class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
     """New log-odds of one class as a function of the old ones alone.
 
     It is the top class or, for two classes unless ``keep_argmax``, class 1. Subclasses need not
@@ -208,7 +208,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):
     def _record_odds(self, records: Records) -> FloatArray:
         odds, side = self._mapped_odds(records)
         result = self._map(torch.from_numpy(odds).to(self.temperature_.device))
-        return side * np.asarray(result.cpu().numpy())
+        return np.asarray(side * result.cpu().numpy())
 
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration.

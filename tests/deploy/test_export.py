@@ -112,7 +112,10 @@ def test_every_method(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
+    [
+        *(("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})),
+        *(("sigmoid", {}), ("isotonic", {}), ("robust_sigmoid", {}), ("venn_abers", TOKENS)),
+    ],
 )
 def test_log_odds(name, options, tmp_path):
     calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"

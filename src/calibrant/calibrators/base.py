@@ -51,6 +51,8 @@ class Calibrator(nn.Module):
         Number of fitted parameters, where it does not depend on classes or options.
     retired_options : dict
         Options of earlier releases, with the value that is now fixed: saved files may have them.
+    added_options : dict
+        Options of later releases, with the value that once was fixed: saved files may lack them.
     keeps_argmax, monotone : bool
         The predicted class, or the order of all classes of a row, never changes.
     accepts_masked : bool
@@ -74,6 +76,7 @@ class Calibrator(nn.Module):
     summary: ClassVar[str] = ""
     parameter_count: ClassVar[int] = 0
     retired_options: ClassVar[dict[str, Any]] = {}
+    added_options: ClassVar[dict[str, Any]] = {}
     keeps_argmax: bool = False
     monotone: bool = False
     accepts_masked: bool = True

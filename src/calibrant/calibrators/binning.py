@@ -38,7 +38,8 @@ class BBQ(StepMap):
     :math:`(m_b + \alpha_b) / (n_b + N'/B)`, which is a step function too. Binnings with less than a
     millionth of the weight are left out.
 
-    The authors treat every class apart; here it is the top class, so that predictions stay.
+    The authors treat every class apart; here it is the top class, so that predictions stay, or
+    class 1 of two.
     Weights count as examples, also for :math:`n`: do not normalise them to sum to 1. The option is
     that of histogram binning.
 

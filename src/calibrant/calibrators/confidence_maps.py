@@ -1,4 +1,4 @@
-"""Smooth maps of the confidence of the top class: Platt's line, beta calibration, a spline."""
+"""Smooth maps of one probability, of the top class or class 1: Platt's line, beta, a spline."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ class SigmoidScaling(TopLabelMap):
     r"""A line for the log-odds of the top class: :math:`s' = a s + b` (Platt 1999).
 
     The slope is at least 0. Platt's priors, which pull outcomes away from 0 and 1, are left out:
-    calibration sets are large enough. The other classes keep their proportions; ``keep_argmax``
-    holds them below the top one.
+    calibration sets are large enough. The other classes keep their proportions.
+
+    For two classes :math:`s` are the log-odds of class 1, so that :math:`b` is the usual intercept
+    and the threshold of 0.5 may move.
+
+    Parameters
+    ----------
+    keep_argmax : bool, optional
+        Hold the other classes below the top one; by default for more than two classes. With True,
+        :math:`s` are the log-odds of the top class for two classes as well.
 
     Attributes
     ----------
@@ -38,16 +46,15 @@ class SigmoidScaling(TopLabelMap):
     --------
     >>> rng = np.random.default_rng(0)
     >>> odds = rng.normal(size=20_000)
-    >>> surer = np.abs(odds)
-    >>> right = rng.random(20_000) < expit(0.5 * surer + 1)
-    >>> fitted = SigmoidScaling().fit(odds, np.where(right, odds > 0, odds < 0).astype(int))
+    >>> labels = (rng.random(20_000) < expit(0.5 * odds + 1)).astype(int)
+    >>> fitted = SigmoidScaling().fit(odds, labels)
     >>> round(float(fitted.slope_), 1), round(float(fitted.offset_), 1)
     (0.5, 1.0)
     """
 
     name = "sigmoid"
     aliases = ("platt", "platt_scaling")
-    summary = "a straight line for the log-odds of the top class (Platt)"
+    summary = "a straight line for the log-odds of the top class or, of two, class 1 (Platt)"
     parameter_count = 2
     tempered = False
 
@@ -73,7 +80,7 @@ class BetaCalibration(TopLabelMap):
 
     with :math:`a, b \ge 0`: the map that is right where the confidences of right and of wrong
     answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`, whose ``keep_argmax`` it
-    has. (The authors' code refits without a term whose coefficient is negative.)
+    has: for two classes :math:`c` is the probability of class 1. (The authors' code refits without a term whose coefficient is negative.)
 
     Attributes
     ----------
@@ -127,7 +134,8 @@ class SplineCalibration(TopLabelMap):
     :math:`c'` is kept :math:`1 / 2n` away from 0 and 1, where one wrong answer would cost any
     amount of likelihood. The map need not rise: it can change the AUROC.
 
-    ``keep_argmax`` is that of :class:`SigmoidScaling`.
+    ``keep_argmax`` is that of :class:`SigmoidScaling`: for two classes :math:`c` is the probability
+    of class 1, and "right" means that it is the label.
 
     Attributes
     ----------

@@ -61,7 +61,8 @@ class StepMap(TopLabelMap):
 class HistogramBinning(StepMap):
     """The accuracy of each bin in place of the confidence (Zadrozny and Elkan 2001).
 
-    Only the confidence of the top class is binned; the other classes keep their proportions. A
+    Only the confidence of the top class is binned; the other classes keep their proportions. For
+    two classes it is the probability of class 1, and a bin gives the share of class 1. A
     bin without an example gives its centre, one whose examples are all right log-odds of 30.
 
     Parameters
@@ -70,8 +71,9 @@ class HistogramBinning(StepMap):
         Examples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
     mass : bool
         Equally much weight in each bin; otherwise bins of equal width in confidence.
-    keep_argmax : bool
-        Hold the other classes below the top one.
+    keep_argmax : bool, optional
+        Hold the other classes below the top one; by default for more than two classes. With True,
+        the confidence is binned for two classes as well.
 
     Examples
     --------

@@ -80,7 +80,8 @@ class BetaCalibration(TopLabelMap):
 
     with :math:`a, b \ge 0`: the map that is right where the confidences of right and of wrong
     answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`, whose ``keep_argmax`` it
-    has: for two classes :math:`c` is the probability of class 1. (The authors' code refits without a term whose coefficient is negative.)
+    has: for two classes :math:`c` is the probability of class 1. (The authors' code refits without
+    a term whose coefficient is negative.)
 
     Attributes
     ----------

@@ -77,10 +77,9 @@ class HistogramBinning(StepMap):
 
     Examples
     --------
-    >>> logits = np.array([[0.1, 0.0], [0.3, 0.0], [2.0, 0.0], [4.0, 0.0]] * 5)
-    >>> logits[:, 0] += np.arange(20) / 1000
-    >>> fitted = HistogramBinning(bins=2).fit(logits, [0, 1, 0, 0] * 5)
-    >>> fitted.edges_, fitted.predict_proba(logits[:4])[:, 0].round(2)
+    >>> odds = np.array([0.1, 0.3, 2.0, 4.0] * 5) + np.arange(20) / 1000
+    >>> fitted = HistogramBinning(bins=2).fit(odds, [1, 0, 1, 1] * 5)
+    >>> fitted.edges_, fitted.predict_proba(odds[:4]).round(2)
     (tensor([1.15...]), array([0.5, 0.5, 1. , 1. ]))
     """
 

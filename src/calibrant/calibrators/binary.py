@@ -180,7 +180,7 @@ class VennAbers(TwoClassMap):
     >>> low.round(2), high.round(2)
     (array([0.  , 0.45, 0.95]), array([0.05, 0.55, 1.  ]))
     >>> fitted.predict_proba(np.array([-2.0, 0.0, 2.0])).round(2)
-    array([0.05, 0.5 , 0.95])
+    array([0.04, 0.5 , 0.96])
     """
 
     name = "venn_abers"

@@ -120,6 +120,19 @@ def test_probabilities_are_those_of_scikit_learn(rng, kind, expected, case):
         assert np.median(error) < 1e-7
 
 
+def test_both_of_two_classes_are_pooled_to_keep_the_predicted_one(rng):
+    pytest.importorskip("sklearn")
+    logits, labels = drawn(rng, 300, 2, 1.7)
+    logits[:, 1] += 1.0
+    fitted = IsotonicCalibration(temperature=False, keep_argmax=True).fit(logits, labels)
+    probs, found = softmax(logits, -1), fitted.predict_proba(logits)
+    level = expected_pooled(logits, labels, None, probs)
+    np.testing.assert_allclose(found, normalised(level, probs, logits), atol=1e-6)
+    assert (found.argmax(-1) == logits.argmax(-1)).all()
+    moved = IsotonicCalibration(temperature=False).fit(logits, labels).predict_proba(logits)
+    assert (moved.argmax(-1) != logits.argmax(-1)).mean() > 0.05
+
+
 @pytest.mark.parametrize("weigh", [False, True])
 def test_the_steps_are_those_of_scikit_learn(rng, weigh):
     pytest.importorskip("sklearn")

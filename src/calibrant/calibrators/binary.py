@@ -248,9 +248,9 @@ def labelled_one(hits: FloatArray, mass: FloatArray) -> FloatArray:
 
     The regression is the slope of the lower convex hull of the points :math:`P_i`, cumulated
     masses and hits. One more hit in group :math:`i` moves all points before it by :math:`(-1, -1)`,
-    relative to the others. From group to group one point more is moved, and the edge of the hull
-    over the group, whose slope is wanted, only ever turns to the left end of a moved point: each
-    point enters and leaves the hull once (algorithms 1 and 2 of Vovk et al. 2015).
+    relative to the others. From group to group one point more is moved. The slope that is wanted,
+    that of the edge over the group, never falls, so the left end of this edge only changes to the
+    point moved last, and each point enters and leaves the hull once (after Vovk et al. 2015).
     """
     points = list(zip(np.cumsum(mass).tolist(), np.cumsum(hits).tolist(), strict=True))
     hull: list[Point] = []  # from right to left
@@ -258,7 +258,8 @@ def labelled_one(hits: FloatArray, mass: FloatArray) -> FloatArray:
         _push(hull, point)
     result = np.empty(len(points))
     for i, (x, y) in enumerate(points):
-        check_time() if i % 4096 == 0 else None
+        if i % 4096 == 0:
+            check_time()
         (x0, y0), (x1, y1) = hull[-1], hull[-2]
         result[i] = (y1 - y0) / (x1 - x0)
         moved = x - 1, y - 1

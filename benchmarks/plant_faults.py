@@ -1103,6 +1103,20 @@ FAULTS = (
         ("test_isotonic",),
     ),
     Fault(
+        "class-one-map-not-turned-back",
+        "calibrators",
+        "return side * self._map(side * odds)",
+        "return self._map(side * odds)",
+        ("calibrators/test_binary",),
+    ),
+    Fault(
+        "venn-abers-weights-not-relative",
+        "calibrators",
+        "weight, single = weight / weight.mean(), ",
+        "weight, single = weight, ",
+        ("calibrators/test_binary",),
+    ),
+    Fault(
         "bbq-prior-not-shared",
         "calibrators",
         "strength = STRENGTH / len(ends)",

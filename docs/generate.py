@@ -83,6 +83,7 @@ def properties() -> str:
         one = kind()
         promises = (one.keeps_argmax, one.monotone, one.accepts_masked)
         needs = ["features"] * one.needs_features + ["head"] * one.needs_head
+        needs += ["two classes"] * one.two_classes_only
         rows.append(
             (
                 *(f"`{name}`", "those of its choice" if name == "auto" else formula(one.size)),

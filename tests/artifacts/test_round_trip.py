@@ -8,6 +8,9 @@ were fitted on ``drawn(np.random.default_rng(1), 500, 3, temperature=2.0)``, wit
 but for format1_ts, ``TemperatureScaling(objective="brier")``, and format1_prior, a
 ``PriorCorrection`` of vector scaling from (0.3, 0.3, 0.4) to (0.2, 0.5, 0.3). Features are centred
 logits, for which the last layer is the identity; format1_maccal was fitted on them.
+
+The files of ``tests/files/two_classes`` were written when all of these methods, with default
+options, kept the predicted class of two classes; ``expected.json`` is as above.
 """
 
 import hashlib
@@ -36,7 +39,9 @@ from calibrant.retrain import as_calibrator
 from tests.support.artifacts import FORMAT_1, examples, fitted, fitted_kind, temperature
 from tests.support.simulate import drawn
 
+TWO_CLASSES = FORMAT_1 / "two_classes"
 MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
+NEWER = {"quadratic", "robust_sigmoid", "venn_abers"}  # than format 1
 OPTIONS = {  # where they decide which tensors there are, or their shapes
     "smart": {"indicator": "all", "hidden": (3,)},
     "procal": {"method": "density_ratio"},
@@ -97,7 +102,8 @@ def test_every_calibrator_comes_back_bit_by_bit(kind, options, tmp_path):
     assert type(again) is type(module)
     assert again.config() == module.config()
     same(module, again)
-    logits, _, features, _ = (torch.tensor(v) if i < 3 else v for i, v in enumerate(examples()))
+    values = examples(classes=module.classes)
+    logits, _, features, _ = (torch.tensor(v) if i < 3 else v for i, v in enumerate(values))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         inputs = logits.to(dtype), features.float()
         assert torch.equal(module.predict_proba(*inputs), again.predict_proba(*inputs))
@@ -122,7 +128,13 @@ def test_the_same_object_makes_the_same_bytes(tmp_path):
     assert (tmp_path / "a" / io.FILE).read_bytes() == (tmp_path / "b" / io.FILE).read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["ts", "vector", "histogram_ovr", "isotonic_ovr", "dirichlet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("ts", "vector", "histogram_ovr", "isotonic_ovr", "dirichlet", "isotonic", "sigmoid"),
+        *("quadratic", "robust_sigmoid", "venn_abers"),
+    ],
+)
 def test_one_logit_comes_back(kind, tmp_path):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=400)
@@ -312,8 +324,21 @@ def test_folders_of_format_1_load_and_are_replaced(place, tmp_path):
 
 
 def test_there_is_a_folder_of_every_calibrator():
-    kinds = {*CALIBRATORS, "prior", "maccal"}
+    kinds = {*CALIBRATORS, "prior", "maccal"} - NEWER
     assert {place.name for place in FORMAT_1.glob("format1_*")} == {f"format1_{k}" for k in kinds}
+
+
+@pytest.mark.parametrize("file", sorted(TWO_CLASSES.glob("*.safetensors")), ids=lambda p: p.stem)
+def test_maps_of_the_top_class_of_two_load(file, tmp_path):
+    """Once, they kept the predicted class of two classes by default, or knew no other way."""
+    expected = json.loads((TWO_CLASSES / "expected.json").read_text())
+    module, logits = io.load(file), np.array(expected["logits"])
+    found = module.predict_proba(logits)
+    np.testing.assert_allclose(found, expected["probs"][file.stem], rtol=1e-6)
+    assert module.keeps_argmax
+    assert ((found > 0.5) == (logits > 0)).all()
+    io.save(module, tmp_path / "again")
+    assert np.array_equal(io.load(tmp_path / "again").predict_proba(logits), found)
 
 
 def test_what_auto_had_chosen_in_format_1_is_known():

@@ -142,13 +142,13 @@ def test_the_error_of_bbq_falls_with_the_number_of_samples(rng):
 def test_bbq_stops_at_the_time_limit(rng):
     odds, right, _ = samples(rng, 2000)
     with time_limit(0.0), pytest.raises(TimeoutError):
-        BBQ().fit(two_classes(odds), np.where(right, 0, 1))
+        BBQ().fit(two_classes(odds), right.astype(int))
 
 
 def test_bbq_says_that_weights_are_counts(rng):
     odds, right, _ = samples(rng, 200)
     with pytest.warns(UserWarning, match=r"counts weights as examples, and these sum to 1 for 200"):
-        BBQ().fit(two_classes(odds), np.where(right, 0, 1), sample_weight=np.full(200, 1 / 200))
+        BBQ().fit(two_classes(odds), right.astype(int), sample_weight=np.full(200, 1 / 200))
 
 
 @pytest.mark.parametrize("weigh", [False, True])

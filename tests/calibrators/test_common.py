@@ -18,8 +18,13 @@ from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS
 from tests.support.simulate import drawn
 
-KEEPERS = [name for name, kind in CALIBRATORS.items() if kind.keeps_argmax]
-TABLED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, RecordsCalibrator)]
+TWO_ONLY = [name for name, kind in CALIBRATORS.items() if kind.two_classes_only]
+KEEPERS = [name for name, kind in CALIBRATORS.items() if kind().keeps_argmax]
+TABLED = [
+    name
+    for name, kind in CALIBRATORS.items()
+    if issubclass(kind, RecordsCalibrator) and not kind.two_classes_only
+]
 TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
 SIZES = {
     **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
@@ -27,6 +32,7 @@ SIZES = {
     **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
     **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
     **{"gc": 40, "procal": 21, "fc": 2},
+    **{"quadratic": 3, "robust_sigmoid": 3, "venn_abers": 10},
 }
 """Parameters of methods for six classes; those of ``auto`` are known when it has chosen."""
 MASKABLE = TABLED  # methods that scale classes one by one refuse masked ones
@@ -84,12 +90,10 @@ def applied(calibrator, logits):
     return calibrator(logits, inputs(calibrator, logits))
 
 
-@pytest.fixture(scope="module")
-def data():
-    """Over-confident logits of 6 classes, more so where the margin is large."""
-    rng = np.random.default_rng(7)
-    logits, labels = drawn(rng, 1500, 6, temperature=1.8, scale=2.5)
-    return logits, labels
+@functools.cache
+def overconfident(classes):
+    """Over-confident logits, and labels."""
+    return drawn(np.random.default_rng(7), 1500, classes, temperature=1.8, scale=2.5)
 
 
 @pytest.fixture(scope="module", params=list(CALIBRATORS))
@@ -98,9 +102,30 @@ def name(request):
 
 
 @pytest.fixture(scope="module")
-def of_name(data):
+def classes(name):
+    return 2 if name in TWO_ONLY else 6
+
+
+@pytest.fixture(scope="module")
+def data(classes):
+    return overconfident(classes)
+
+
+@pytest.fixture(scope="module")
+def six():
+    """Data of 6 classes."""
+    return overconfident(6)
+
+
+@functools.cache
+def fitted_once(name, classes):
+    return fitted(name, *overconfident(classes))
+
+
+@pytest.fixture(scope="module")
+def of_name():
     """Calibrators by name, each fitted once on the data."""
-    return functools.cache(lambda name: fitted(name, *data))
+    return lambda name: fitted_once(name, 2 if name in TWO_ONLY else 6)
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +141,13 @@ def test_probabilities_sum_to_one_and_numpy_in_gives_numpy_out(calibrator, data)
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
 
 
-def test_transform_is_a_checked_call(calibrator, data):
+def test_transform_is_a_checked_call(calibrator, data, classes):
     logits = data[0][:50]
     result = calibrator.transform(logits, inputs(calibrator, logits))
     assert isinstance(result, np.ndarray)
     np.testing.assert_array_equal(result, applied(calibrator, torch.from_numpy(logits)))
     with pytest.raises(ValueError, match="row 1 has NaN"):
-        calibrator.transform(np.array([[0.0] * 6, [np.nan] * 6]))
+        calibrator.transform(np.array([[0.0] * classes, [np.nan] * classes]))
 
 
 def test_forward_has_its_top_at_zero_and_is_the_logarithm_of_the_probabilities(calibrator, data):
@@ -145,8 +170,8 @@ def test_it_improves_the_likelihood_of_what_it_was_fitted_on(name, calibrator, d
     assert after <= before + 1e-6 if name == "none" else after < before - 0.02
 
 
-def test_it_calibrates_fresh_data(name, calibrator):
-    logits, labels = drawn(np.random.default_rng(8), 10_000, 6, temperature=1.8, scale=2.5)
+def test_it_calibrates_fresh_data(name, calibrator, classes):
+    logits, labels = drawn(np.random.default_rng(8), 10_000, classes, temperature=1.8, scale=2.5)
     error = cal.evaluate(
         np.asarray(applied(calibrator, torch.from_numpy(logits))), labels, level=None
     )
@@ -190,6 +215,8 @@ def test_weight_two_is_a_row_twice(name, data):
         pytest.skip("its folds differ")
     if name == "procal":
         pytest.skip("a row twice has a neighbour at no distance")
+    if name == "venn_abers":
+        pytest.skip("a new example weighs as much as the mean example")
     logits, labels = (x[:400] for x in data)
     weight = np.where(np.arange(400) < 150, 2.0, 1.0)
     twice = fitted(name, np.concatenate([logits, logits[:150]]), np.append(labels, labels[:150]))
@@ -197,16 +224,16 @@ def test_weight_two_is_a_row_twice(name, data):
     np.testing.assert_allclose(predicted(weighted, logits), predicted(twice, logits), atol=5e-3)
 
 
-def test_tokens_are_rows(name, calibrator, data):
-    logits, labels = data[0].reshape(50, 30, 6), data[1].reshape(50, 30)
+def test_tokens_are_rows(name, calibrator, data, classes):
+    logits, labels = data[0].reshape(50, 30, classes), data[1].reshape(50, 30)
     again = fitted(name, logits, labels)
     probs = predicted(again, logits)
-    assert probs.shape == (50, 30, 6)
-    np.testing.assert_array_equal(probs.reshape(-1, 6), predicted(calibrator, data[0]))
+    assert probs.shape == (50, 30, classes)
+    np.testing.assert_array_equal(probs.reshape(-1, classes), predicted(calibrator, data[0]))
 
 
-def test_many_rows_are_predicted_as_a_few_are(name, calibrator, data, small_blocks):
-    logits = data[0][:300].reshape(10, 30, 6)
+def test_many_rows_are_predicted_as_a_few_are(name, calibrator, data, small_blocks, classes):
+    logits = data[0][:300].reshape(10, 30, classes)
     probs = predicted(calibrator, logits)
     for few, rows in zip(probs, logits, strict=True):
         np.testing.assert_allclose(few, predicted(calibrator, rows), atol=1e-6)
@@ -222,8 +249,8 @@ def test_every_precision_gives_nearly_the_same_fit(name, calibrator, data, dtype
     assert np.abs(difference).mean() < tolerance
 
 
-def test_a_refit_forgets_and_the_same_data_give_the_same_fit(name, calibrator, data, rng):
-    again = fitted(name, *drawn(rng, 500, 3, temperature=0.5))
+def test_a_refit_forgets_and_the_same_data_give_the_same_fit(name, calibrator, classes, data, rng):
+    again = fitted(name, *drawn(rng, 500, classes // 2 + 1, temperature=0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         again.fit(*data, **beside(again, data[0]))
@@ -241,26 +268,26 @@ def test_log_odds_are_two_classes(name, rng):
     assert tags.shape == (4, 5)
 
 
-def test_state_dict_carries_the_fit(name, calibrator, data):
+def test_state_dict_carries_the_fit(name, calibrator, data, classes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         other = CALIBRATORS[name](**calibrator.config())
     other.load_state_dict(calibrator.state_dict())
-    assert other.classes == calibrator.classes == 6
+    assert other.classes == calibrator.classes == classes
     assert other.describe() == calibrator.describe()
     assert other.learned() == calibrator.learned()
     np.testing.assert_array_equal(predicted(other, data[0]), predicted(calibrator, data[0]))
 
 
-def test_unfitted_and_wrong_inputs_are_refused(name, calibrator):
+def test_unfitted_and_wrong_inputs_are_refused(name, calibrator, classes):
     with pytest.raises(RuntimeError, match="is not fitted"):
         CALIBRATORS[name]()(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"logits must be \(..., 6\), as in fit, got \(2, 5\)"):
+    with pytest.raises(ValueError, match=rf"must be \(..., {classes}\), as in fit, got \(2, 5\)"):
         predicted(calibrator, np.zeros((2, 5)))
     with pytest.raises(ValueError, match="row 1 has NaN"):
-        predicted(calibrator, np.array([[0.0] * 6, [np.nan] * 6]))
+        predicted(calibrator, np.array([[0.0] * classes, [np.nan] * classes]))
     with pytest.raises(TypeError, match="logits must be floating point"):
-        predicted(calibrator, np.zeros((2, 6), dtype=int))
+        predicted(calibrator, np.zeros((2, classes), dtype=int))
 
 
 def test_the_config_rebuilds_it(name):
@@ -269,9 +296,9 @@ def test_the_config_rebuilds_it(name):
     )
 
 
-def test_size_counts_what_is_learned_and_warns(name, data):
+def test_size_counts_what_is_learned_and_warns(name, data, classes):
     calibrator = CALIBRATORS[name]()
-    size = calibrator.size(6)
+    size = calibrator.size(classes)
     assert size == SIZES.get(name, size)
     few = max(5 * size // 2, 2)
     if size == 0:
@@ -317,26 +344,26 @@ def test_predictions_are_kept_near_ties_included(keeper, dtype, of_name, rng):
 
 
 @pytest.mark.parametrize("tabled", TABLED)
-def test_the_order_of_all_classes_is_kept(tabled, data, of_name):
-    logits = data[0][:500]
+def test_the_order_of_all_classes_is_kept(tabled, six, of_name):
+    logits = six[0][:500]
     out = np.asarray(applied(of_name(tabled), torch.from_numpy(logits)))
     order = logits.argsort(-1)
     assert (np.diff(np.take_along_axis(out, order, -1), axis=-1) >= 0).all()
 
 
 @pytest.mark.parametrize("tabled", TABLED)
-def test_predictions_from_the_table_are_those_of_the_exact_softmax(tabled, data, of_name):
+def test_predictions_from_the_table_are_those_of_the_exact_softmax(tabled, six, of_name):
     calibrator = of_name(tabled)
-    predictions = calibrator.predict_records(tabulate(examples(*data)))
-    out = predicted(calibrator, data[0])
+    predictions = calibrator.predict_records(tabulate(examples(*six)))
+    out = predicted(calibrator, six[0])
     np.testing.assert_allclose(predictions.confidence, out.max(-1), atol=1e-4)
-    true = out[np.arange(len(out)), data[1]]
+    true = out[np.arange(len(out)), six[1]]
     np.testing.assert_allclose(predictions.nll, -np.log(true), atol=2e-3)
 
 
 @pytest.mark.parametrize("maskable", MASKABLE)
-def test_masked_classes_stay_impossible_and_count_for_nothing(maskable, data, of_name):
-    logits, labels = data
+def test_masked_classes_stay_impossible_and_count_for_nothing(maskable, six, of_name):
+    logits, labels = six
     masked = np.concatenate([logits, np.full((len(logits), 2), -np.inf)], axis=1)
     wide, narrow = fitted(maskable, masked, labels), of_name(maskable)
     probs = predicted(wide, masked)
@@ -347,8 +374,8 @@ def test_masked_classes_stay_impossible_and_count_for_nothing(maskable, data, of
 
 
 @pytest.mark.parametrize("maskable", MASKABLE)
-def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, data):
-    logits, labels = data
+def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, six):
+    logits, labels = six
     sure = np.full((30, 6), -np.inf)
     sure[:, 0] = 1.0
     mixed = fitted(maskable, np.concatenate([logits, sure]), np.append(labels, np.zeros(30, int)))
@@ -356,8 +383,8 @@ def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, data):
 
 
 @pytest.mark.parametrize("tempered", TEMPERED)
-def test_temperature_divides_the_logits(tempered, data, of_name):
-    logits = data[0][:50]
+def test_temperature_divides_the_logits(tempered, six, of_name):
+    logits = six[0][:50]
     calibrator = of_name(tempered)
     temperature = calibrator.temperature(logits)
     assert isinstance(temperature, np.ndarray)
@@ -370,19 +397,19 @@ def test_temperature_divides_the_logits(tempered, data, of_name):
 
 
 @pytest.mark.parametrize("answers", ["right", "wrong"])
-def test_data_without_an_optimum_end_within_bounds(name, answers, rng):
-    logits = rng.normal(size=(300, 4)) * 3
+def test_data_without_an_optimum_end_within_bounds(name, classes, answers, rng):
+    logits = rng.normal(size=(300, min(classes, 4))) * 3
     labels = logits.argmax(-1) if answers == "right" else logits.argmin(-1)
     calibrator = fitted(name, logits, labels)
     assert np.isfinite(predicted(calibrator, logits)).all()
     assert all(torch.isfinite(v).all() for v in calibrator.buffers())
 
 
-def test_a_fit_on_one_example_or_none(name):
-    calibrator = fitted(name, np.array([[2.0, 1.0, 0.0]]), [0])
-    assert np.isfinite(predicted(calibrator, [[0.5, 0.25, 0.0]])).all()
+def test_a_fit_on_one_example_or_none(name, classes):
+    calibrator = fitted(name, np.array([[2.0, 1.0, 0.0]])[:, :classes], [0])
+    assert np.isfinite(predicted(calibrator, np.array([[0.5, 0.25, 0.0]])[:, :classes])).all()
     with pytest.raises(ValueError, match="nothing to measure"):
-        fitted(name, np.zeros((3, 4)), [-100, -100, -100])
+        fitted(name, np.zeros((3, classes)), [-100, -100, -100])
 
 
 @pytest.mark.parametrize("from_table", [False, True])

@@ -48,8 +48,8 @@ def beta_odds(line, odds):
 
 
 def of_two(odds, right):
-    """Logits of two classes, the first of them on top, and labels."""
-    return np.stack([odds, np.zeros_like(odds)], axis=1), np.where(right, 0, 1)
+    """Logits of two classes, the second of them with these log-odds, and labels."""
+    return np.stack([np.zeros_like(odds), odds], axis=1), right.astype(int)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_slopes_are_those_of_the_paper(rng, knots):
     logits, labels = of_two(odds, right)
     fitted = SplineCalibration(knots=knots, keep_argmax=False).fit(logits, labels)
     expected = slow_slopes(expit(odds), right, knots)
-    found = fitted.predict_proba(logits)[:, 0] - expit(odds)
+    found = fitted.predict_proba(logits)[:, 1] - expit(odds)
     inside = (expit(odds) + expected > 1e-3) & (expit(odds) + expected < 1 - 1e-3)
     assert inside.mean() > 0.8
     assert np.abs(found - expected)[inside].max() < 3e-3 * knots / 6 + 1e-3
@@ -256,9 +256,9 @@ def test_a_known_distortion_is_undone(rng):
     odds = np.log(sure) - np.log1p(-sure)
     logits, labels = of_two(odds, rng.random(60_000) < truth)
     fitted = SplineCalibration().fit(logits[:30_000], labels[:30_000])
-    found = fitted.predict_proba(logits[30_000:])[:, 0]
+    found = fitted.predict_proba(logits[30_000:])[:, 1]
     line = SigmoidScaling().fit(logits[:30_000], labels[:30_000])
-    by_line = line.predict_proba(logits[30_000:])[:, 0]
+    by_line = line.predict_proba(logits[30_000:])[:, 1]
     error = np.abs(found - truth[30_000:]).mean()
     assert error < 0.012
     assert error < np.abs(by_line - truth[30_000:]).mean() / 1.5
@@ -282,7 +282,7 @@ def test_equal_confidences_share_one_value_whatever_their_order(rng):
 def test_one_confidence_becomes_the_accuracy(rng):
     right = rng.random(500) < 0.7
     fitted = SplineCalibration().fit(*of_two(np.full(500, 2.0), right))
-    found = fitted.predict_proba(np.array([[2.0, 0.0], [2.5, 0.0]]))[:, 0]
+    found = fitted.predict_proba(np.array([[0.0, 2.0], [0.0, 2.5]]))[:, 1]
     assert found[0] == pytest.approx(right.mean(), abs=1e-6)
     assert found[1] == pytest.approx(right.mean() + expit(2.5) - expit(2.0), abs=1e-6)
 
@@ -319,7 +319,7 @@ def test_the_map_may_fall(rng):
     found = (
         SplineCalibration()
         .fit(logits, labels)
-        .predict_proba(np.array([[0.5, 0.0], [2.0, 0.0], [3.5, 0.0]]))[:, 0]
+        .predict_proba(np.array([[0.0, 0.5], [0.0, 2.0], [0.0, 3.5]]))[:, 1]
     )
     np.testing.assert_allclose(found, [0.86, 0.74, 0.62], atol=0.03)
 
@@ -328,8 +328,8 @@ def test_confidences_stay_half_a_sample_from_certainty(rng):
     odds = rng.uniform(1, 8, 400)
     right = rng.random(400) < np.where(odds > 4, 1, 0.9)
     fitted = SplineCalibration().fit(*of_two(odds, right))
-    found = fitted.predict_proba(np.array([[8.0, 0.0], [25.0, 0.0]]))
-    assert found[:, 1].min() == pytest.approx(1 / 800, rel=1e-3)
+    found = fitted.predict_proba(np.array([[0.0, 8.0], [0.0, 25.0]]))
+    assert found[:, 0].min() == pytest.approx(1 / 800, rel=1e-3)
     # the other way round: of ten classes none is ever right
     logits = 0.1 * rng.normal(size=(400, 10))
     with pytest.warns(UserWarning, match="stopped at its bounds"):
@@ -368,7 +368,7 @@ def test_one_confidence_and_few_samples_are_fitted(kind):
     for odds, right in (([2.0, 2.0], [True, False]), ([30.0, 30.0, 30.0], [True, True, False])):
         logits, labels = of_two(np.array(odds), np.array(right))
         fitted = kind(keep_argmax=False).fit(logits, labels)
-        found = fitted.predict_proba(logits)[:, 0]
+        found = fitted.predict_proba(logits)[:, 1]
         np.testing.assert_allclose(found, np.mean(right), atol=1e-3)
 
 
@@ -406,7 +406,7 @@ def test_float32_keeps_apart_what_it_cannot_tell_from_one():
     fitted = SigmoidScaling()
     fitted._set_classes(2)
     fitted._store(slope_=0.1, offset_=0.0)
-    found = fitted.predict_proba(np.array([[20.0, 0.0], [28.0, 0.0]], np.float32))[:, 0]
+    found = fitted.predict_proba(np.array([[0.0, 20.0], [0.0, 28.0]], np.float32))[:, 1]
     np.testing.assert_allclose(found, [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-2.8))], rtol=1e-5)
 
 

@@ -62,6 +62,13 @@ def regression(probs, outcome, weight):
 
 
 def expected_from_all_pairs(logits, labels, weight, at):
+    """One regression of scikit-learn over all pairs; of two classes, those of class 1."""
+    if logits.shape[-1] == 2:
+        return expected_one_vs_rest(logits, labels, weight, at)
+    return expected_pooled(logits, labels, weight, at)
+
+
+def expected_pooled(logits, labels, weight, at):
     """One regression of scikit-learn over all pairs."""
     probs, possible = softmax(logits, -1), np.isfinite(logits)
     one_hot = np.eye(logits.shape[-1])[labels]
@@ -111,6 +118,19 @@ def test_probabilities_are_those_of_scikit_learn(rng, kind, expected, case):
         error = np.abs(fitted.predict_proba(fresh) - normalised(level, probs, fresh))
         assert error.max() < 1e-3
         assert np.median(error) < 1e-7
+
+
+def test_both_of_two_classes_are_pooled_to_keep_the_predicted_one(rng):
+    pytest.importorskip("sklearn")
+    logits, labels = drawn(rng, 300, 2, 1.7)
+    logits[:, 1] += 1.0
+    fitted = IsotonicCalibration(temperature=False, keep_argmax=True).fit(logits, labels)
+    probs, found = softmax(logits, -1), fitted.predict_proba(logits)
+    level = expected_pooled(logits, labels, None, probs)
+    np.testing.assert_allclose(found, normalised(level, probs, logits), atol=1e-6)
+    assert (found.argmax(-1) == logits.argmax(-1)).all()
+    moved = IsotonicCalibration(temperature=False).fit(logits, labels).predict_proba(logits)
+    assert (moved.argmax(-1) != logits.argmax(-1)).mean() > 0.05
 
 
 @pytest.mark.parametrize("weigh", [False, True])
@@ -286,8 +306,8 @@ def test_the_order_of_the_classes_is_kept(rng, dtype, temperature):
     assert (out.argmax(-1) == rows.argmax(-1)).all()
     order = rows.argsort(stable=True, dim=-1)
     assert (out.gather(-1, order).diff(dim=-1) >= -1e-6).all()
-    assert IsotonicCalibration.keeps_argmax
-    assert IsotonicCalibration.monotone
+    assert fitted.keeps_argmax
+    assert fitted.monotone
 
 
 def test_where_the_curve_is_level_the_old_order_remains(rng):

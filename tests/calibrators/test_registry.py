@@ -53,6 +53,8 @@ def test_classes_can_be_imported_from_the_package():
         ("temperature", "ts"),
         ("Temperature-Scaling", "ts"),
         ("platt", "sigmoid"),
+        ("Venn-Abers", "venn_abers"),
+        ("ivap", "venn_abers"),
         ("TS", "ts"),
         ("histogram_ovr", "histogram_ovr"),
     ],
@@ -81,7 +83,9 @@ def test_unknown_names_and_options_are_answered_with_what_there_is():
 @pytest.mark.parametrize("name", CALIBRATORS)
 def test_retired_options_are_no_longer_options(name):
     kind = CALIBRATORS[name]
-    assert not set(kind.retired_options) & set(inspect.signature(kind).parameters)
+    options = set(inspect.signature(kind).parameters)
+    assert not set(kind.retired_options) & options
+    assert set(kind.added_options) <= options
 
 
 def test_descriptions_say_what_was_learned():

@@ -112,7 +112,10 @@ def test_every_method(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})],
+    [
+        *(("ts", TOKENS), ("vector", PROBABILITIES), ("odds", {}), ("smart", {})),
+        *(("sigmoid", {}), ("robust_sigmoid", {}), ("venn_abers", TOKENS)),
+    ],
 )
 def test_log_odds(name, options, tmp_path):
     calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"
@@ -124,6 +127,13 @@ def test_log_odds(name, options, tmp_path):
         output = run_file(path, logits)
         probs = output if options == PROBABILITIES else scipy.special.expit(output.astype(float))
         np.testing.assert_allclose(probs, calibrator.predict_proba(logits), atol=1e-6)
+
+
+def test_steps_of_log_odds(tmp_path):
+    path, logits = tmp_path / "calibrator.onnx", np.linspace(-9, 9, 301, dtype="float32")
+    calibrator = fitted("isotonic/1")
+    assert export_onnx(calibrator, path, probabilities=True) <= 1e-5
+    np.testing.assert_allclose(run_file(path, logits), calibrator.predict_proba(logits), atol=1e-5)
 
 
 def test_prior_correction(tmp_path):

@@ -78,9 +78,9 @@ def test_type_and_mode_are_kept():
 def test_nonlinear_methods_are_refused(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calibrator = fitted(name)
+        calibrator = fitted(name, one_logit=CALIBRATORS[name].two_classes_only)
     with pytest.raises(ValueError, match="is not linear in the logits"):
-        fold_into_linear(calibrator, nn.Linear(3, CLASSES))
+        fold_into_linear(calibrator, nn.Linear(3, calibrator.classes))
 
 
 def test_auto_with_a_nonlinear_choice():

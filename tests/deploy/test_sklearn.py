@@ -52,6 +52,7 @@ from calibrant.deploy.sklearn import CalibratedClassifier  # noqa: E402
 
 FOLDS = StratifiedKFold(5)
 NEEDY = [name for name, kind in cal.CALIBRATORS.items() if kind.needs_features]
+TWO_ONLY = [name for name, kind in cal.CALIBRATORS.items() if kind.two_classes_only]
 
 
 class Boastful(ClassifierMixin, BaseEstimator):
@@ -576,8 +577,8 @@ def test_one_class(two, cv):
 
 @pytest.mark.parametrize(
     ("data", "method"),
-    [("three", name) for name in cal.CALIBRATORS if name not in NEEDY]
-    + [("two", name) for name in ("ts", "smart", "vector", "isotonic", "histogram")],
+    [("three", name) for name in cal.CALIBRATORS if name not in NEEDY + TWO_ONLY]
+    + [("two", name) for name in ("ts", "smart", "vector", "isotonic", "histogram", *TWO_ONLY)],
 )
 def test_predictions_follow_the_probabilities(request, data, method):
     X, y = request.getfixturevalue(data)

@@ -27,7 +27,8 @@ def examples(n=400, classes=4, width=6):
 
 
 def fitted(module):
-    logits, labels, features, head = examples()
+    classes = 2 if getattr(module, "two_classes_only", False) else 4
+    logits, labels, features, head = examples(classes=classes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some have many parameters for so few examples
         return module.fit(logits, labels, features=features, head=head)

@@ -15,8 +15,8 @@ def quiet(kind, logits, labels, *, weight=None, **options) -> Any:
 
 
 def two_classes(odds):
-    """Logits whose top class, the first, has these log-odds (which must not be negative)."""
-    return np.stack([odds, np.zeros_like(odds)], axis=1)
+    """Logits whose second class has these log-odds; it is the top one where they are positive."""
+    return np.stack([np.zeros_like(odds), odds], axis=1)
 
 
 def samples(rng, n, ties=False, slope=0.7):
@@ -27,9 +27,9 @@ def samples(rng, n, ties=False, slope=0.7):
 
 
 def confidence(kind, odds, right, weight=None, at=None, **options):
-    """What a fit says about the top class, as a float64 number: the lower label is right."""
-    fitted = quiet(kind, two_classes(odds), np.where(right, 0, 1), weight=weight, **options)
-    return fitted.predict_proba(two_classes(odds if at is None else at))[:, 0]
+    """What a fit says about the second class, as a float64 number."""
+    fitted = quiet(kind, two_classes(odds), right.astype(int), weight=weight, **options)
+    return fitted.predict_proba(two_classes(odds if at is None else at))[:, 1]
 
 
 def slow_edges(values, weight, bins):

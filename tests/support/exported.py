@@ -12,8 +12,11 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 
 CLASSES, WIDTH = 100, 16
-FEWER = dict.fromkeys(["vector", "matrix", "dirichlet"], 20)
-"""Numbers of classes of methods whose fits take long."""
+FEWER = {
+    **dict.fromkeys(["vector", "matrix", "dirichlet"], 20),
+    **{name: 2 for name, kind in CALIBRATORS.items() if kind.two_classes_only},
+}
+"""Numbers of classes of methods whose fits take long, or that take only two."""
 
 QUICK: dict[str, dict[str, Any]] = {
     "matrix": {"off_diagonal": 1e4, "intercept": 1.0},

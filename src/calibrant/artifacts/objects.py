@@ -131,6 +131,7 @@ def _built(kind: Any, config: Any) -> Any:
         raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")
     retired = getattr(cls, "retired_options", {})
     config = {k: v for k, v in config.items() if k not in retired or v != retired[k]}
+    config = {**getattr(cls, "added_options", {}), **config}
     check_names(config, inspect.signature(build).parameters, f"arguments of {kind}")
     try:
         return build(**{name: _argument(value) for name, value in config.items()})

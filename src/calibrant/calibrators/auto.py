@@ -34,6 +34,8 @@ _KINDS: tuple[type[Calibrator], ...] = (
 CANDIDATES = {kind.name: kind for kind in _KINDS}
 """Candidates in order of preference: the simplest first, then by what real models gained.
 All of them keep the predicted class."""
+KEEPING = {name: {"keep_argmax": True} for name in ("spline", "beta")}
+"""Options of candidates that would not keep it, of two classes, by themselves."""
 FEWEST = 50  # number of examples below which a choice would be a guess
 MOST = 20_000
 """Largest number of examples that a choice is made on; the chosen method is fitted on all."""
@@ -235,7 +237,7 @@ class _Data(NamedTuple):
 
     def fitted(self, name: str, *, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
-        calibrator = CANDIDATES[name]()
+        calibrator = CANDIDATES[name](**KEEPING.get(name, {}))
         if isinstance(calibrator, RecordsCalibrator):
             return calibrator.fit_records(self.records, one_logit=one_logit)
         assert self.examples is not None

@@ -51,12 +51,16 @@ class Calibrator(nn.Module):
         Number of fitted parameters, where it does not depend on classes or options.
     retired_options : dict
         Options of earlier releases, with the value that is now fixed: saved files may have them.
+    added_options : dict
+        Options of later releases, with the value that once was fixed: saved files may lack them.
     keeps_argmax, monotone : bool
         The predicted class, or the order of all classes of a row, never changes.
     accepts_masked : bool
         Logits may be -inf.
     needs_features, uses_features, needs_head : bool
         ``fit`` requires features, or takes them if there are any, or requires the last layer.
+    two_classes_only : bool
+        More classes are refused.
     fits_records : bool
         A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
     solution_ : Solution or None
@@ -72,12 +76,14 @@ class Calibrator(nn.Module):
     summary: ClassVar[str] = ""
     parameter_count: ClassVar[int | None] = None
     retired_options: ClassVar[dict[str, Any]] = {}
+    added_options: ClassVar[dict[str, Any]] = {}
     keeps_argmax: bool = False
     monotone: bool = False
     accepts_masked: bool = True
     needs_features: bool = False
     uses_features: bool = False
     needs_head: bool = False
+    two_classes_only: bool = False
     fits_records: bool = False
     learned_shapes: str = ""
     classes_: Tensor

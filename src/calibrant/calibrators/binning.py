@@ -38,9 +38,9 @@ class BBQ(StepMap):
     :math:`(m_b + \alpha_b) / (n_b + N'/B)`, which is a step function too. Binnings with less than a
     millionth of the weight are left out.
 
-    The authors treat every class apart; here it is the top class, so that predictions stay.
-    Weights count as examples, also for :math:`n`: do not normalise them to sum to 1.
-    ``keep_argmax`` is that of :class:`HistogramBinning`.
+    The authors treat every class apart; here it is the top class, so that predictions stay, or
+    class 1 of two. Weights count as examples, also for :math:`n`: do not normalise them to sum to
+    1. ``keep_argmax`` is that of :class:`HistogramBinning`.
 
     Examples
     --------
@@ -57,14 +57,14 @@ class BBQ(StepMap):
     parameter_count = 10
     """Bins in the middle of the range for a thousand examples: they grow with the examples."""
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         total = float(weight.sum())
         if total < len(odds) / 2:
             warn(
                 f"BBQ counts weights as examples, and these sum to {total:.3g} for {len(odds):,} "
                 "examples: multiply them, so that they sum to what the examples are worth"
             )
-        ranks = ranked(odds, correct, weight)
+        ranks = ranked(odds, outcome, weight)
         result = [score(ranks, cuts) for cuts in binnings(ranks)]
         share = np.exp([b.log_score for b in result] - logsumexp([b.log_score for b in result]))
         kept = [(b, s) for b, s in zip(result, share, strict=True) if s >= NEGLIGIBLE]
@@ -99,7 +99,7 @@ class ScalingBinning(StepMap):
     name = "scaling_binning"
     summary = "a line for the log-odds, cut into steps"
 
-    def __init__(self, *, bins: int = 15, keep_argmax: bool = True) -> None:
+    def __init__(self, *, bins: int = 15, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         check_bins(bins)
         self.bins = bins
@@ -108,13 +108,13 @@ class ScalingBinning(StepMap):
         """The line and one level per bin."""
         return self.bins + 2
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_platt(odds, correct, weight)
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self.solution_ = fit_platt(odds, outcome, weight)
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
         slope, offset = self.solution_.x
         # the line rises, so bins of its outputs are bins of its inputs
-        ranks = ranked(odds, correct, weight)
+        ranks = ranked(odds, outcome, weight)
         edges = ranks.edge[equal_mass(ranks, self.bins)]
         line = expit(slope * odds + offset)
         self._keep(edges, histogram.bin_means(ranks.value[ranks.group], line, edges, weight))

@@ -1,6 +1,8 @@
-"""Smooth maps of the confidence of the top class: Platt's line, beta calibration, a spline."""
+"""Smooth maps of one probability, of the top class or class 1: Platt's line, beta, a spline."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,8 +27,16 @@ class SigmoidScaling(TopLabelMap):
     r"""A line for the log-odds of the top class: :math:`s' = a s + b` (Platt 1999).
 
     The slope is at least 0. Platt's priors, which pull outcomes away from 0 and 1, are left out:
-    calibration sets are large enough. The other classes keep their proportions; ``keep_argmax``
-    holds them below the top one.
+    calibration sets are large enough. The other classes keep their proportions.
+
+    For two classes :math:`s` are the log-odds of class 1, so that :math:`b` is the usual intercept
+    and the threshold of 0.5 may move.
+
+    Parameters
+    ----------
+    keep_argmax : bool, optional
+        Hold the other classes below the top one; by default for more than two classes. With True,
+        :math:`s` are the log-odds of the top class for two classes as well.
 
     Attributes
     ----------
@@ -36,27 +46,26 @@ class SigmoidScaling(TopLabelMap):
     --------
     >>> rng = np.random.default_rng(0)
     >>> odds = rng.normal(size=20_000)
-    >>> surer = np.abs(odds)
-    >>> right = rng.random(20_000) < expit(0.5 * surer + 1)
-    >>> fitted = SigmoidScaling().fit(odds, np.where(right, odds > 0, odds < 0).astype(int))
+    >>> labels = (rng.random(20_000) < expit(0.5 * odds + 1)).astype(int)
+    >>> fitted = SigmoidScaling().fit(odds, labels)
     >>> round(float(fitted.slope_), 1), round(float(fitted.offset_), 1)
     (0.5, 1.0)
     """
 
     name = "sigmoid"
     aliases = ("platt", "platt_scaling")
-    summary = "a straight line for the log-odds of the top class (Platt)"
+    summary = "a straight line for the log-odds of the top class or, of two, class 1 (Platt)"
     parameter_count = 2
     tempered = False
     slope_: Tensor
     offset_: Tensor
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(slope_=1.0, offset_=0.0)
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_platt(odds, correct, weight)
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self.solution_ = fit_platt(odds, outcome, weight)
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
         slope, offset = self.solution_.x
@@ -73,7 +82,8 @@ class BetaCalibration(TopLabelMap):
 
     with :math:`a, b \ge 0`: the map that is right where the confidences of right and of wrong
     answers are beta distributed. :math:`a = b` is :class:`SigmoidScaling`, whose ``keep_argmax`` it
-    has. (The authors' code refits without a term whose coefficient is negative.)
+    has: for two classes :math:`c` is the probability of class 1. (The authors' code refits without
+    a term whose coefficient is negative.)
 
     Attributes
     ----------
@@ -97,12 +107,12 @@ class BetaCalibration(TopLabelMap):
     tempered = False
     line_: Tensor
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(line_=torch.tensor([1.0, 1.0, 0.0]))
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self.solution_ = fit_beta(odds, correct, weight)
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self.solution_ = fit_beta(odds, outcome, weight)
         if not self.solution_.converged:
             warn_of_bounds(self, len(odds))
         self._store(line_=self.solution_.x)
@@ -128,7 +138,8 @@ class SplineCalibration(TopLabelMap):
     :math:`c'` is kept :math:`1 / 2n` away from 0 and 1, where one wrong answer would cost any
     amount of likelihood. The map need not rise: it can change the AUROC.
 
-    ``keep_argmax`` is that of :class:`SigmoidScaling`.
+    ``keep_argmax`` is that of :class:`SigmoidScaling`: for two classes :math:`c` is the probability
+    of class 1, and "right" means that it is the label.
 
     Attributes
     ----------
@@ -157,7 +168,7 @@ class SplineCalibration(TopLabelMap):
     shift_: Tensor
     least_: Tensor
 
-    def __init__(self, *, knots: int = 6, keep_argmax: bool = True) -> None:
+    def __init__(self, *, knots: int = 6, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         check_whole("knots", knots, 2)
         self.knots = knots
@@ -167,14 +178,14 @@ class SplineCalibration(TopLabelMap):
         """The values at the knots."""
         return self.knots
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
-        if correct.all() or not correct.any():
+        if outcome.all() or not outcome.any():
             warn_of_bounds(self, len(odds))
         # rounded, so that rounding errors do not sort what is equal
         x, group = np.unique(odds.round(4), return_inverse=True)
         mass = np.bincount(group, share).astype(np.float64)
-        gain = np.bincount(group, share * (correct - expit(odds))).astype(np.float64)
+        gain = np.bincount(group, share * (outcome - expit(odds))).astype(np.float64)
         shift = smooth_slope(mass, gain, self.knots)
         middle = np.cumsum(mass) - mass / 2
         wanted = np.linspace(middle[0], middle[-1], POINTS)
@@ -222,17 +233,44 @@ def fit_platt(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solut
 
 def fit_beta(odds: FloatArray, correct: BoolArray, weight: FloatArray) -> Solution:
     """The beta map ``(a, b, m)`` under which outcomes are likeliest; see :func:`fit_platt`."""
-    # m is bounded by way of the new log-odds at the mean of the inputs
-    share = weight / weight.sum()
-    inputs = np.stack([-np.logaddexp(0, -odds), np.logaddexp(0, odds), np.ones(len(odds))], axis=1)
-    centre = share @ inputs[:, :2]
-    inputs[:, :2] -= centre
-    bounds = [(0.0, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
-    start = np.array([1.0, 1.0, np.clip(centre.sum(), -FARTHEST, FARTHEST)])
-    result = minimise_within(confidence_objective(inputs, correct, share, 0.0), start, bounds)
-    (a, b, level), limits = result.x, [high for _, high in bounds]
-    inside = bool((np.abs(result.x) < limits).all())
-    x = np.array([a, b, level - result.x[:2] @ centre])
+    inputs = np.stack([-np.logaddexp(0, -odds), np.logaddexp(0, odds)], axis=1)
+    return fit_logistic(inputs, correct, weight)
+
+
+def fit_logistic(
+    inputs: FloatArray,
+    outcome: BoolArray,
+    weight: FloatArray,
+    *,
+    start: Sequence[float] = (1.0, 1.0),
+    ridge: Sequence[float] = (0.0, 0.0),
+    lowest: float = 0.0,
+) -> Solution:
+    r"""Coefficients of a logistic regression on two inputs ``(n, 2)``, and its offset.
+
+    .. math:: \frac1n \sum_i \text{NLL}_i + \frac1n \sum_j \lambda_j (w_j - w_j^0)^2
+
+    with the ``ridge`` :math:`\lambda` that draws coefficients to their ``start`` :math:`w^0`. They
+    are at least ``lowest``; the other bounds, for data without an optimum, are those of
+    :func:`fit_platt`. The offset is free.
+    """
+    # the offset is bounded by way of the new log-odds at the mean of the inputs
+    share, prior, pull = weight / weight.sum(), np.array(start), np.array(ridge) / len(inputs)
+    columns = np.append(inputs, np.ones((len(inputs), 1)), axis=1)
+    centre = share @ columns[:, :2]
+    columns[:, :2] -= centre
+    likelihood = confidence_objective(columns, outcome, share, 0.0)
+
+    def value_and_gradient(line: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = likelihood(line)
+        off = line[:2] - prior
+        return value + float(pull @ off**2), gradient + np.append(2 * pull * off, 0)
+
+    bounds = [(lowest, STEEPEST)] * 2 + [(-FARTHEST, FARTHEST)]
+    level = np.clip(centre @ prior, -FARTHEST, FARTHEST)
+    result = minimise_within(value_and_gradient, np.append(prior, level), bounds)
+    inside = bool((np.abs(result.x) < [high for _, high in bounds]).all())
+    x = np.append(result.x[:2], result.x[2] - result.x[:2] @ centre)
     return result._replace(x=x, converged=result.converged and inside)
 
 

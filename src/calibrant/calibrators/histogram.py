@@ -47,7 +47,7 @@ class StepMap(TopLabelMap):
     edges_: Tensor
     levels_: Tensor
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
         self._store(edges_=torch.zeros(0), levels_=torch.zeros(1))
 
@@ -63,7 +63,8 @@ class StepMap(TopLabelMap):
 class HistogramBinning(StepMap):
     """The accuracy of each bin in place of the confidence (Zadrozny and Elkan 2001).
 
-    Only the confidence of the top class is binned; the other classes keep their proportions. A
+    Only the confidence of the top class is binned; the other classes keep their proportions. For
+    two classes it is the probability of class 1, and a bin gives the share of class 1. A
     bin without an example gives its centre, one whose examples are all right log-odds of 30.
 
     Parameters
@@ -72,15 +73,15 @@ class HistogramBinning(StepMap):
         Examples whose log-odds agree to 5 decimals share a bin, so there may be fewer.
     mass : bool
         Equally much weight in each bin; otherwise bins of equal width in confidence.
-    keep_argmax : bool
-        Hold the other classes below the top one.
+    keep_argmax : bool, optional
+        Hold the other classes below the top one; by default for more than two classes. With True,
+        the confidence is binned for two classes as well.
 
     Examples
     --------
-    >>> logits = np.array([[0.1, 0.0], [0.3, 0.0], [2.0, 0.0], [4.0, 0.0]] * 5)
-    >>> logits[:, 0] += np.arange(20) / 1000
-    >>> fitted = HistogramBinning(bins=2).fit(logits, [0, 1, 0, 0] * 5)
-    >>> fitted.edges_, fitted.predict_proba(logits[:4])[:, 0].round(2)
+    >>> odds = np.array([0.1, 0.3, 2.0, 4.0] * 5) + np.arange(20) / 1000
+    >>> fitted = HistogramBinning(bins=2).fit(odds, [1, 0, 1, 1] * 5)
+    >>> fitted.edges_, fitted.predict_proba(odds[:4]).round(2)
     (tensor([1.15...]), array([0.5, 0.5, 1. , 1. ]))
     """
 
@@ -88,7 +89,9 @@ class HistogramBinning(StepMap):
     aliases = ("histogram_binning",)
     summary = "the accuracy of bins of the confidence"
 
-    def __init__(self, *, bins: int = 15, mass: bool = True, keep_argmax: bool = True) -> None:
+    def __init__(
+        self, *, bins: int = 15, mass: bool = True, keep_argmax: bool | None = None
+    ) -> None:
         super().__init__(keep_argmax=keep_argmax)
         check_bins(bins)
         self.bins = bins
@@ -98,8 +101,8 @@ class HistogramBinning(StepMap):
         """One level per bin."""
         return self.bins
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        self._keep(*histogram(odds, correct, weight, self.bins, self.mass))
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        self._keep(*histogram(odds, outcome, weight, self.bins, self.mass))
 
 
 class HistogramOneVsRest(Calibrator):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from calibrant.calibrators.data_checks import missing_classes, warn_together
 from calibrant.calibrators.histogram import by_class
 from calibrant.calibrators.piecewise import at_place, place
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.calibrators.top_label import log_rest
+from calibrant.calibrators.top_label import ArgmaxByTask, log_rest
 
 Odds: TypeAlias = NDArray[np.float32]
 Run: TypeAlias = tuple[int, int]
@@ -83,7 +83,7 @@ class StepCalibrator(Calibrator):
         return result - result.amax(-1, keepdim=True)
 
 
-class IsotonicCalibration(StepCalibrator):
+class IsotonicCalibration(ArgmaxByTask, StepCalibrator):
     r"""One isotonic regression for the probabilities of all classes (Zhang et al. 2020, IRM).
 
     .. math:: p'_k \propto f(p_k) + 10^{-9} p_k
@@ -94,16 +94,23 @@ class IsotonicCalibration(StepCalibrator):
     all those that a label had in the fit become nearly 0, so a new label there costs much
     likelihood. Use it with thousands of examples.
 
+    For two classes :math:`f` is fitted to the probability of class 1 and whether it is the label,
+    as in Zadrozny and Elkan 2002, so that the threshold of 0.5 may move.
+
     Parameters
     ----------
     temperature : bool
         Divide by the best single temperature first, which the paper does not.
+    keep_argmax : bool, optional
+        Keep the predicted class; by default that of more than two classes. With True, the pairs of
+        both classes are pooled.
 
     Attributes
     ----------
     temperature_ : scalar Tensor
     odds_, prob_ : (m,) Tensor
-        Log-odds of the ends of the steps, and the new probability there.
+        Log-odds of the ends of the steps, and the new probability there; ``(2, m)`` where class 1
+        has a curve of its own, and class 0 its mirror image.
 
     Examples
     --------
@@ -118,14 +125,20 @@ class IsotonicCalibration(StepCalibrator):
     name = "isotonic"
     aliases = ("isotonic_regression",)
     summary = "a temperature, then one rising step curve for the probabilities of all classes"
-    keeps_argmax = True
-    monotone = True
+    learned_shapes = "odds_ points|classes points; prob_ points|classes points"
+    added_options: ClassVar = {"keep_argmax": True}
+
+    def __init__(self, *, temperature: bool = True, keep_argmax: bool | None = None) -> None:
+        super().__init__(temperature=temperature)
+        self.keep_argmax = keep_argmax
 
     def size(self, classes: int) -> int:
         """Equivalent parameters of a curve, and the temperature."""
         return STEPS + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
+        if self._maps_class_one(examples.classes):
+            return _class_curves(self, examples, len(odds))
         hit_odds, hits = counted(odds, examples.labelled_weight())
         walk = partial(_others, examples, float(self.temperature_), hit_odds)
         mass, largest = zip(*on_threads(walk, thread_ranges(examples)), strict=True)
@@ -173,17 +186,7 @@ class IsotonicOneVsRest(StepCalibrator):
         return STEPS * classes + self.temperature
 
     def _fit_curves(self, examples: Examples, odds: Odds) -> StepCurve:
-        warn_together(self, missing_classes(examples, "their probabilities stay as they are"))
-        held = max(1, examples.classes // 8, ROOM // len(odds))
-        temperature, weight = float(self.temperature_), examples.labelled_weight()
-
-        def all_odds(run: Run) -> Iterator[Tensor]:
-            return (odds for _, odds in _odds_chunks(examples, temperature, run))
-
-        curves = by_class(examples, held, all_odds, partial(_class_curve, weight))
-        width = max(len(curve.odds) for curve in curves)
-        padded = [[np.pad(x, (0, width - len(x)), mode="edge") for x in c] for c in curves]
-        return StepCurve(*map(np.stack, zip(*padded, strict=True)))
+        return _class_curves(self, examples, len(odds))
 
 
 def rounded_class_odds(logits: Tensor, log_probs: Tensor) -> Tensor:
@@ -321,6 +324,21 @@ def _others(examples: Examples, temperature: float, hit_odds: Odds, run: Run) ->
         weight = None if chunk.weight is None else np.repeat(chunk.weight.numpy(), examples.classes)
         tally(hit_odds, odds.cpu().numpy().ravel(), weight, result)
     return result
+
+
+def _class_curves(calibrator: StepCalibrator, examples: Examples, count: int) -> StepCurve:
+    """The steps of every class, of ``count`` labelled examples."""
+    warn_together(calibrator, missing_classes(examples, "their probabilities stay as they are"))
+    held = max(1, examples.classes // 8, ROOM // count)
+    temperature, weight = float(calibrator.temperature_), examples.labelled_weight()
+
+    def all_odds(run: Run) -> Iterator[Tensor]:
+        return (odds for _, odds in _odds_chunks(examples, temperature, run))
+
+    curves = by_class(examples, held, all_odds, partial(_class_curve, weight))
+    width = max(len(curve.odds) for curve in curves)
+    padded = [[np.pad(x, (0, width - len(x)), mode="edge") for x in c] for c in curves]
+    return StepCurve(*map(np.stack, zip(*padded, strict=True)))
 
 
 def _class_curve(weight: FloatArray | None, odds: Odds, own: BoolArray) -> StepCurve:

@@ -16,7 +16,7 @@ from calibrant.calibrators.base import Calibrator
 PACKAGE = "calibrant.calibrators"
 ORDER = (
     *("scaling", "affine", "class_temperatures", "network", "smart", "confidence_maps"),
-    *("histogram", "isotonic", "binning"),
+    *("binary", "histogram", "isotonic", "binning"),
     *("features.groups", "features.proximity", "features.clipping", "top_label"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""

@@ -13,13 +13,42 @@ from torch import Tensor
 from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
-from calibrant.calibrators.base import BOUNDS, RecordPredictions, RecordsCalibrator
+from calibrant.calibrators.base import (
+    BOUNDS,
+    Calibrator,
+    RecordPredictions,
+    RecordsCalibrator,
+)
 from calibrant.calibrators.objectives import binned_gaps
 from calibrant.calibrators.scaling import best_sharpness
 from calibrant.calibrators.smart import SMART
 
 CERTAIN = 30.0  # log-odds beyond which float32 cannot tell a confidence from 0 or 1
 PRIOR = 10.0  # examples that the best single temperature is worth as a guess for that of the rest
+
+
+class ArgmaxByTask(Calibrator):
+    """A calibrator that keeps the predicted class or, for two classes, calibrates P(y = 1).
+
+    ``keep_argmax`` may be True (always kept), False (never), or None: kept for more than two
+    classes. For two classes the threshold of 0.5 then moves, as by an intercept.
+    """
+
+    keep_argmax: bool | None
+
+    def _maps_class_one(self, classes: int) -> bool:
+        """Whether the probability of class 1 is calibrated, and not that of the top class."""
+        return classes <= 2 and not self.keep_argmax
+
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """Whether the predicted class never changes; before a fit, that of more than two."""
+        return self._classes not in (1, 2) if self.keep_argmax is None else self.keep_argmax
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """Whether the order of the classes never changes, as it is when the first is kept."""
+        return self.keeps_argmax
 
 
 def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
@@ -133,9 +162,9 @@ def _held_rest(records: Records, b: float, rise: FloatArray) -> FloatArray:
     return np.where(records.possible > TOP, count * (below + ndtr(middle / spread)), 0.0)
 
 
-def top_odds(logits: Tensor) -> Tensor:
+def top_odds(logits: Tensor, limit: float = CERTAIN) -> Tensor:
     """Log-odds of the top class ``(..., 1)``, of logits whose largest is 0."""
-    return (-log_rest(logits)).clamp(-CERTAIN, CERTAIN)
+    return (-log_rest(logits)).clamp(-limit, limit)
 
 
 def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
@@ -143,35 +172,63 @@ def record_odds(records: Records, sharpness: float | FloatArray) -> FloatArray:
     return np.clip(-records.log_rest(sharpness).value, -CERTAIN, CERTAIN)
 
 
-class TopLabelMap(OddsCalibrator):
-    """New log-odds for the top class as a function of the old ones alone.
+class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
+    """New log-odds of one class as a function of the old ones alone.
 
-    Log-odds stand for confidences, which near 1 have no digits left to tell examples apart.
+    It is the top class or, for two classes unless ``keep_argmax``, class 1. Subclasses need not
+    know which: ``_fit_map`` and ``_map`` get its log-odds, which stand for its probability, since
+    probabilities near 1 have no digits left to tell examples apart.
     """
 
-    def __init__(self, *, keep_argmax: bool = True) -> None:
+    limit: ClassVar[float] = CERTAIN  # beyond which log-odds are cut
+
+    def __init__(self, *, keep_argmax: bool | None = None) -> None:
         super().__init__()
         self.keep_argmax = keep_argmax
-        self.keeps_argmax = self.monotone = keep_argmax
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
-        """Learn from log-odds of the top class, outcomes and weights, each ``(n,)``."""
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
+        """Learn from log-odds of the class, whether it is the label, and weights, each ``(n,)``."""
         raise NotImplementedError
 
     def _map(self, odds: Tensor) -> Tensor:
         raise NotImplementedError
 
     def _fit_odds(self, records: Records) -> None:
-        odds = record_odds(records, 1 / float(self.temperature_))
-        self._fit_map(odds, records.correct, records.weight)
+        odds, side = self._mapped_odds(records)
+        outcome = np.where(side > 0, records.correct, ~records.correct)
+        self._fit_map(odds, outcome, records.weight)
+
+    def _mapped_odds(self, records: Records) -> tuple[FloatArray, FloatArray]:
+        """Log-odds of the mapped class, and 1, or -1 where it is not the top one, each ``(n,)``."""
+        if not self._maps_class_one(records.classes):
+            odds = record_odds(records, 1 / float(self.temperature_))
+            return odds, np.ones(len(records))
+        side = np.where(records.correct == (records.labels == 1), 1.0, -1.0)
+        margin = records.margin / float(self.temperature_)
+        return side * np.minimum(margin, self.limit), side
 
     def _record_odds(self, records: Records) -> FloatArray:
-        before = record_odds(records, 1 / float(self.temperature_))
-        result = self._map(torch.from_numpy(before).to(self.temperature_.device))
-        return np.asarray(result.cpu().numpy())
+        odds, side = self._mapped_odds(records)
+        result = self._map(torch.from_numpy(odds).to(self.temperature_.device))
+        return np.asarray(side * result.cpu().numpy())
+
+    def predict_records(self, records: Records) -> RecordPredictions:
+        """Confidence and negative log-likelihood of each example after calibration.
+
+        The confidence is that of the class that was on top before.
+        """
+        if not self._maps_class_one(records.classes):
+            return super().predict_records(records)
+        odds = np.where(records.possible > 1, self._record_odds(records), np.inf)
+        own = np.where(records.correct, odds, -odds)
+        return RecordPredictions(expit(odds), np.logaddexp(0, -own))
 
     def _odds(self, logits: Tensor, top: Tensor) -> Tensor:
-        return self._map(top_odds(logits / self.temperature_.to(logits.dtype)))
+        odds = top_odds(logits / self.temperature_.to(logits.dtype), self.limit)
+        if not self._maps_class_one(logits.shape[-1]):
+            return self._map(odds)
+        side = 2 * logits.argmax(-1, keepdim=True).to(odds.dtype) - 1  # 1 where class 1 is on top
+        return side * self._map(side * odds)
 
 
 class OddsScaling(TopLabelMap):
@@ -213,7 +270,7 @@ class OddsScaling(TopLabelMap):
     line_: Tensor
 
     def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: int = 2) -> None:
-        super().__init__()
+        super().__init__(keep_argmax=True)
         check_choice("objective", objective, ("both", "nll"))
         check_whole("knots", knots)
         self.objective = objective
@@ -225,14 +282,14 @@ class OddsScaling(TopLabelMap):
         """Slopes, offset and the temperatures."""
         return self.knots + 4
 
-    def _fit_map(self, odds: FloatArray, correct: BoolArray, weight: FloatArray) -> None:
+    def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
         self._store(knots_=self._place(odds, share))
         basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device)).cpu().numpy()
         inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(
-            confidence_objective(inputs, correct, share, calibration),
+            confidence_objective(inputs, outcome, share, calibration),
             np.array([1.0] * (self.knots + 1) + [0.0]),  # changes nothing
             [(0.0, self.LIMIT)] * (self.knots + 1) + [(-self.LIMIT, self.LIMIT)],
         )
@@ -328,4 +385,4 @@ def confidence_objective(
 def warn_of_bounds(calibrator: TopLabelMap, count: int) -> None:
     """Warn that a number of examples have no optimum."""
     which = f"{type(calibrator).__name__} found no optimum for these {count:,} examples"
-    warn(f"{which} and stopped at its bounds; are all of them right, or all wrong?")
+    warn(f"{which} and stopped at its bounds; are all of them right, wrong or of one class?")

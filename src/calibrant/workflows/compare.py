@@ -53,7 +53,7 @@ def compare(
         ``{"logits": ..., "labels": ...}``.
     methods : sequence of str, or mapping of str to Calibrator, optional
         Names from ``CALIBRATORS``, or calibrators by names of your own. By default all that the
-        dataset has the arrays for.
+        dataset has the arrays and the number of classes for.
     time_limit : float, optional
         Seconds for the fit of each method, which stops at the next step of its search.
     fit_split, test_split : str, optional
@@ -134,6 +134,7 @@ def _chosen(
             name: c
             for name, c in usual.items()
             if c.needs_features <= features and c.needs_head <= head
+            if splits[0].classes == 2 or not c.two_classes_only
         }
     names = [methods] if isinstance(methods, str) else methods
     if not names:

@@ -35,12 +35,11 @@ class ScikitLearn:
     def fit(self, probs: FloatArray, labels: IntArray) -> None:
         """Fit CalibratedClassifierCV to a classifier whose decision function is its input."""
         from sklearn.calibration import CalibratedClassifierCV
-        from sklearn.frozen import FrozenEstimator
 
-        model = FrozenEstimator(_given_log_odds(probs.shape[1]))
-        everything = np.arange(len(labels))  # a frozen model is the same in every fold: have one
-        folds = [(everything, everything)]
-        self.calibrated = CalibratedClassifierCV(model, method=self.method, cv=folds)
+        everything = np.arange(len(labels))  # the model is the same in every fold: have one
+        fit_in: dict[str, Any] = {"cv": [(everything, everything)], "ensemble": False}
+        model = _log_odds_classifier(probs.shape[1])
+        self.calibrated = CalibratedClassifierCV(model, method=self.method, **fit_in)
         self.calibrated.fit(_log_odds(probs), labels)
 
     def predict_proba(self, probs: FloatArray) -> NDArray[Any]:
@@ -48,14 +47,14 @@ class ScikitLearn:
         return np.asarray(self.calibrated.predict_proba(_log_odds(probs)))
 
 
-def _given_log_odds(classes: int) -> Any:
-    """Return a classifier, counted as fitted, that passes its input on as decision function."""
+def _log_odds_classifier(classes: int) -> Any:
+    """Return a classifier that learns nothing and takes its input for its decision function."""
     from sklearn.base import BaseEstimator, ClassifierMixin
 
-    class Given(ClassifierMixin, BaseEstimator):
+    class LogOddsClassifier(ClassifierMixin, BaseEstimator):
         classes_ = np.arange(classes)
 
-        def fit(self, X: Any, y: Any) -> Any:
+        def fit(self, X: FloatArray, y: IntArray) -> LogOddsClassifier:
             return self
 
         def decision_function(self, X: FloatArray) -> FloatArray:
@@ -64,7 +63,7 @@ def _given_log_odds(classes: int) -> Any:
         def predict(self, X: FloatArray) -> IntArray:
             return X.argmax(1)
 
-    return Given()
+    return LogOddsClassifier()
 
 
 def _log_odds(probs: FloatArray) -> FloatArray:

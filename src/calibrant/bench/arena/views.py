@@ -126,7 +126,7 @@ def means(table: Scores) -> View:
         (table.methods[i], *map(_figure, means[i]), _figure(total[i]), str(failures[i]))
         for i in order
     ]
-    headings = ("method", *counted, "mean of suites", "failed")
+    headings = ("method", *counted, "mean", "failed")
     return View(f"Mean {table.metric}", headings, lines, _tasks_note(table))
 
 
@@ -177,7 +177,8 @@ def rank_table(table: Scores) -> View:
     note = (
         f"Ranks in {table.metric}, 1 is best, averaged over data sets. Friedman's test: "
         f"chi-squared {ranks.statistic:.1f}, p = {ranks.p_value:.2g}. Methods whose mean ranks "
-        f"differ by less than {ranks.critical:.2f} cannot be told apart (Nemenyi, 5 %). {_tasks_note(table)}"
+        f"differ by less than {ranks.critical:.2f} cannot be told apart (Nemenyi, 5 %). "
+        f"{_tasks_note(table)}"
     )
     headings = ("method", "mean rank", "as good as the best")
     drawn = Interval(mean, mean - half, mean + half)

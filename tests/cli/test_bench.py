@@ -120,12 +120,12 @@ def test_arena_measures_tasks_and_shows_views(run, predictions_folder):
     first = Path("arena.csv").read_text()
     assert len(read_rows(first)) == 2 * 2 * 3
 
-    code, again, _ = run(*words)
+    code, _, _ = run(*words)
     assert (code, Path("arena.csv").read_text()) == (0, first)
     for view, heading in (("wins", "Win rates"), ("ranks", "Mean ranks"), ("elo", "Elo ratings")):
         code, out, err = run("bench", "arena-view", "arena.csv", "--view", view)
         assert (code, err) == (0, "")
-        assert out.splitlines()[0] == heading
+        assert out.splitlines()[0] == f"{heading} in nll"
         assert "2 tasks of 2 data sets" in " ".join(out.split())
 
     some = ("--suites", "data-multiclass", "--methods", "ts,none", "--metric", "brier")

@@ -74,9 +74,12 @@ def test_features_and_the_last_layer_come_along(tmp_path, rng):
     head = {"head_weight": rng.normal(size=(3, 5)), "head_bias": np.zeros(3)}
     np.savez(tmp_path / "p.npz", **splits(val=both, test=both), **head)
     read = find_tasks(tmp_path).tasks[0].read()
+    assert read.head is not None
     np.testing.assert_array_equal(read.test.features, both["features"])
     np.testing.assert_array_equal(read.head[0], head["head_weight"])
     redrawn = read.redrawn(1)
+    assert redrawn.head is not None
+    assert redrawn.fit.features is not None
     np.testing.assert_array_equal(redrawn.head[0], head["head_weight"])
     where = [np.flatnonzero((both["features"] == row).all(1))[0] for row in redrawn.fit.features]
     np.testing.assert_array_equal(redrawn.fit.logits, both["logits"][where])

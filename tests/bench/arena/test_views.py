@@ -120,6 +120,7 @@ def test_ranks_say_what_cannot_be_told_apart():
     assert [line[2] for line in view.lines] == ["yes", "yes", ""]
     assert "p = " in view.note
     critical = 2.343 * np.sqrt(3 * 4 / (6 * 20))
+    assert view.drawn is not None
     np.testing.assert_allclose(view.drawn.high - view.drawn.low, critical, rtol=1e-3)
 
 

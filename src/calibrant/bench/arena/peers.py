@@ -61,7 +61,7 @@ def _log_odds_classifier(classes: int) -> Any:
             return X[:, 1] if classes == 2 else X
 
         def predict(self, X: FloatArray) -> IntArray:
-            return X.argmax(1)
+            return np.asarray(X.argmax(1))
 
     return LogOddsClassifier()
 

@@ -157,8 +157,10 @@ def _interval_view(
     texts = ((f"{v:{form}}", f"[{a:{form}}, {b:{form}}]") for v, a, b in zip(*drawn, strict=True))
     lines = [(table.methods[i], *cells) for i, cells in zip(order, texts, strict=True)]
     note = f"{note} 95 % intervals by bootstrap over data sets. {_tasks_note(table)}"
-    axis = f"{name}, {table.metric}, with 95 % interval over data sets"
-    return View(title, ("method", name, "95 % interval"), lines, note, drawn, axis)
+    axis = f"{name}, with 95 % interval over data sets"
+    return View(
+        f"{title} in {table.metric}", ("method", name, "95 % interval"), lines, note, drawn, axis
+    )
 
 
 def rank_table(table: Scores) -> View:
@@ -182,8 +184,8 @@ def rank_table(table: Scores) -> View:
     )
     headings = ("method", "mean rank", "as good as the best")
     drawn = Interval(mean, mean - half, mean + half)
-    axis = f"mean rank, {table.metric}; methods differ where bars do not overlap"
-    return View("Mean ranks", headings, lines, note, drawn, axis)
+    axis = "mean rank\n(methods differ where bars do not overlap)"
+    return View(f"Mean ranks in {table.metric}", headings, lines, note, drawn, axis)
 
 
 VIEWS: dict[str, Callable[[Scores], View]] = {

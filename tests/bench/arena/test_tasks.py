@@ -52,6 +52,16 @@ def test_a_folder_tree_is_searched(tree):
         assert any(text in reason for reason in skipped)
 
 
+def test_a_file_of_predictions_is_known_by_its_folder(tmp_path):
+    both = splits(val=predictions(seed=1), test=predictions(seed=2))
+    home = tmp_path / "runs" / "net.v1"
+    home.mkdir(parents=True)
+    np.savez(home / "predictions.npz", **both)
+    for root in (tmp_path, tmp_path / "runs", home, home / "predictions.npz"):
+        (task,) = find_tasks(root).tasks
+        assert (task.suite, task.name) == ("runs-multiclass", "net.v1")
+
+
 def test_log_odds_become_two_columns_without_ignored_rows(tree):
     (task,) = find_tasks(tree / "deep" / "er" / "two.safetensors").tasks
     assert task.suite == "er-binary"

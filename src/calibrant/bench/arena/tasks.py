@@ -172,7 +172,8 @@ def find_tasks(path: str | os.PathLike[str]) -> Found:
     """Return the tasks in a folder tree, a prediction file, or a file in CalArena's layout.
 
     The suite of a prediction file is its folder, with ``-binary`` or ``-multiclass`` after it, and
-    that of an HDF5 file its name.
+    that of an HDF5 file its name. A file ``predictions`` is known by its folder, as the runs of
+    ``calibrant bench train`` are.
 
     Examples
     --------
@@ -212,9 +213,14 @@ def _tasks_of(file: Path, root: Path) -> Iterator[Task]:
     if test.read("labels").ndim >= max(2, len(test.shape) + 1):
         raise ValueError(f"{file} is multi-label: the arena has tasks with exclusive classes")
     kind = "binary" if val.classes == 2 else "multiclass"
-    suite = f"{_folder(file, root)}-{kind}"
-    name = file.stem if file.is_file() else file.name
-    yield FileTask(str(file), suite, name, digest([test.read("labels").astype(np.int64)]))
+    place = file.parent if file.stem == "predictions" else file
+    name = place.stem if place.is_file() else place.name
+    yield FileTask(
+        str(file),
+        f"{_folder(place, root)}-{kind}",
+        name,
+        digest([test.read("labels").astype(np.int64)]),
+    )
 
 
 def _folder(file: Path, root: Path) -> str:

@@ -58,6 +58,7 @@ def test_suites_and_methods_are_chosen(rows):
     assert table.datasets == ["a", "a", "b"]
     with pytest.raises(ValueError, match="no task has a row of every method"):
         views.scores(rows, methods=["x", "unheard"])
+    assert views.scores(rows, "Log-Loss").metric == "nll"
     with pytest.raises(ValueError, match="unknown metric 'nlll': did you mean nll"):
         views.scores(rows, "nlll")
 

@@ -22,7 +22,7 @@ from calibrant._core.checks import FloatArray
 from calibrant.bench.arena.peers import PEERS, Peer
 from calibrant.bench.arena.tasks import Examples, Predictions, logits_of
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import ALIASES, CALIBRATORS, calibrator_name, make_calibrator
+from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.data.formats import Array
 
 GROUP = "calibrant.calibrators"
@@ -96,8 +96,10 @@ def read_method(text: str) -> Method:
     """Return a method by its name with options, as ``name:key=value``."""
     parts = text.split(":")
     name = ":".join(part for part in parts if "=" not in part)
-    if ":" not in name and (name not in entry_points() or name in {*CALIBRATORS, *ALIASES}):
-        name = calibrator_name(name)
+    if ":" not in name and (
+        name not in entry_points() or name in {*CALIBRATORS, *CALIBRATORS.aliases}
+    ):
+        name = CALIBRATORS.name(name)
     method = Method(name, tuple(part for part in parts if "=" in part))
     method.make()  # so that a wrong option or a missing package is an error before anything runs
     return method

@@ -14,10 +14,11 @@ import numpy as np
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import FloatArray
-from calibrant._core.messages import resolve_name
+from calibrant._core.messages import plain_name, unknown_name
 from calibrant.bench.arena import statistics
 from calibrant.bench.arena.results import FIGURES
 from calibrant.bench.arena.statistics import Interval
+from calibrant.metrics.registry import METRICS
 
 Row = Mapping[str, str]
 HIGHER_IS_BETTER = ("accuracy",)
@@ -96,7 +97,9 @@ def scores(
 
     ``suites`` and ``methods`` choose some. A method that failed with any seed of a task lost it.
     """
-    name = resolve_name("metric", metric, FIGURES, {"logloss": "nll", "log_loss": "nll"})
+    name = METRICS.aliases.get(plain_name(metric), plain_name(metric))
+    if name not in FIGURES:
+        raise unknown_name("metric", metric, FIGURES)
     failed = -math.inf if name in HIGHER_IS_BETTER else math.inf
     cells: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     datasets: dict[tuple[str, str], str] = {}

@@ -1,4 +1,4 @@
-"""calibrant bench train and bench rows."""
+"""calibrant bench train, bench rows, bench arena and bench arena-view."""
 
 import re
 from pathlib import Path
@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibrant.bench.arena import small_suite
 from calibrant.bench.train import results
 from calibrant.bench.train.images.image_set import hold_out
 from calibrant.bench.train.images.read import read_images
 from calibrant.bench.train.recipe import Recipe
 from calibrant.cli import cli
 from calibrant.data import open_dataset
+from tests.support.predictions import predictions, splits
 from tests.support.training import read_rows
 
 SHORT = ("--network", "tiny", "--epochs", 1, "--batch", 256, "--device", "cpu")
@@ -92,4 +94,73 @@ def test_bad_calls_exit_with_2(run, tmp_path, words, message):
     code, out, err = run("bench", "train", *words, "-o", tmp_path)
     assert (code, out) == (2, "")
     assert re.search(message, err), err
+    assert "bug" not in err
+
+
+@pytest.fixture
+def predictions_folder(tmp_path, monkeypatch):
+    """Work in a folder with two tasks in data/, and a file that is none."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for seed, name in ((1, "a"), (3, "b")):
+        both = splits(val=predictions(seed=seed), test=predictions(seed=seed + 1))
+        np.savez(f"data/{name}.npz", **both)
+    np.savez("data/plain.npz", **predictions(seed=5))
+
+
+def test_arena_measures_tasks_and_shows_views(run, predictions_folder):
+    words = ("bench", "arena", "data", "--workers", 1, "--methods", "none,TS,vector")
+    code, out, err = run(*words, "--seed", "0 1")
+    assert code == 0, err
+    assert "left out: " in err
+    assert "plain.npz has no split 'val'" in err
+    table = [line.split() for line in out.splitlines()]
+    assert table[0] == ["Mean", "nll"]
+    assert {line[0] for line in table[2:5]} == {"none", "ts", "vector"}
+    first = Path("arena.csv").read_text()
+    assert len(read_rows(first)) == 2 * 2 * 3
+
+    code, _, _ = run(*words)
+    assert (code, Path("arena.csv").read_text()) == (0, first)
+    for view, heading in (("wins", "Win rates"), ("ranks", "Mean ranks"), ("elo", "Elo ratings")):
+        code, out, err = run("bench", "arena-view", "arena.csv", "--view", view)
+        assert (code, err) == (0, "")
+        assert out.splitlines()[0] == f"{heading} in nll"
+        assert "2 tasks of 2 data sets" in " ".join(out.split())
+
+    some = ("--suites", "data-multiclass", "--methods", "ts,none", "--metric", "brier")
+    code, out, err = run("bench", "arena-view", "arena.csv", *some, "-o", "wins.md")
+    assert (code, out, err) == (0, "", "wrote wins.md\n")
+    assert len(Path("wins.md").read_text().splitlines()) == 6
+
+    code, out, err = run("bench", "arena-view", "arena.csv", "--view", "calarena", "-o", "results")
+    assert code == 0
+    files = {path.name for path in Path("results/data-multiclass").iterdir()}
+    assert files == {"none.csv", "ts.csv", "vector.csv"}
+
+
+def test_arena_has_a_suite_of_its_own(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = small_suite.small_suite()
+    monkeypatch.setattr(small_suite, "small_suite", lambda: whole[:2])
+    code, out, err = run("bench", "arena", "--methods", "none ts", "--workers", 1, "-o", "r.csv")
+    assert code == 0, err
+    assert "small (2)" in out
+    assert "the rows are in r.csv" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("arena", "nowhere"), "nowhere does not exist"),
+        (("arena", "data", "--seed", "x"), "--seed must be whole numbers, got x"),
+        (("arena", "data", "--methods", "tss"), "unknown method 'tss': did you mean ts"),
+        (("arena", "data", "--methods", "nothing:Here"), "No module named 'nothing'"),
+        (("arena-view", "none.csv"), "none.csv has no rows: calibrant bench arena writes them"),
+    ],
+)
+def test_bad_calls_of_the_arena_exit_with_2(run, predictions_folder, words, message):
+    code, out, err = run("bench", *words)
+    assert (code, out) == (2, "")
+    assert message in err
     assert "bug" not in err

@@ -1,8 +1,9 @@
-"""The commands bench train and bench rows."""
+"""The commands bench train, bench rows, bench arena and bench arena-view."""
 
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from calibrant.cli import shared
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from calibrant.bench.arena.views import View
+
 LOSSES = "ce ls mbls acls focal fedlas_ls fedlas_mbls"
 DIGITS: dict[str, Any] = {"network": "tiny", "epochs": 30, "augment": False, "held_out": 0.3}
 OTHERS: dict[str, Any] = {"network": "resnet18", "epochs": 350, "augment": True, "held_out": 0.1}
@@ -22,7 +25,7 @@ OTHERS: dict[str, Any] = {"network": "resnet18", "epochs": 350, "augment": True,
 
 @click.group()
 def bench() -> None:
-    """Train networks with different losses and compare their calibration."""
+    """Compare calibrators on many tasks, and networks trained with different losses."""
 
 
 @bench.command()
@@ -139,3 +142,134 @@ def rows(folders: tuple[str, ...]) -> None:
         writer.writeheader()
         for folder in folders:
             writer.writerows(result_rows(folder))
+
+
+@bench.command()
+@click.argument("data", required=False, metavar="[DATA]")
+@click.option(
+    "--methods",
+    metavar="NAMES",
+    help="With commas between, options as ts:objective=brier.  [default: all of calibrant]",
+)
+@click.option("--seed", default="0", show_default=True, metavar="NUMBERS", help="Splits.")
+@click.option(
+    "--workers", type=click.IntRange(1), help="Number of processes.  [default: one for each core]"
+)
+@click.option(
+    "-o",
+    "--out",
+    default="arena.csv",
+    show_default=True,
+    metavar="FILE",
+    help="File of results; what it has is not computed again.",
+)
+def arena(data: str | None, methods: str | None, seed: str, workers: int | None, out: str) -> None:
+    """Measure calibrators on many tasks.
+
+    DATA is a folder, all of whose prediction files with a val and a test split are tasks, or an
+    HDF5 file in CalArena's layout. By default it is a small suite of generated data and a part of
+    the embedded sample. Methods are fitted on val and measured on test; seeds other than 0 draw
+    both anew from their union.
+
+    Besides calibrant's own, methods are those of installed libraries (sklearn:sigmoid,
+    probmetrics:sms, netcal:BBQ, venn_abers:inductive), entry points of the group
+    calibrant.calibrators, and classes with fit and predict_proba as module:Class.
+
+    \b
+    Examples:
+      calibrant bench arena
+      calibrant bench arena predictions --methods none,ts,auto,sklearn:isotonic --seed "0 1 2"
+      calibrant bench arena cv-binary.h5 --methods auto,mine:MyCalibrator -o results.csv
+    """  # noqa: D301
+    from calibrant.bench.arena import views
+    from calibrant.bench.arena.methods import read_methods
+    from calibrant.bench.arena.results import run
+    from calibrant.bench.arena.small_suite import small_suite
+    from calibrant.bench.arena.tasks import find_tasks
+
+    seeds = shared.names_in(seed) or []
+    if not seeds or not all(map(str.isdecimal, seeds)):
+        raise click.UsageError(f"--seed must be whole numbers, got {seed}")
+    chosen = read_methods(methods)
+    tasks, skipped = find_tasks(data) if data else (small_suite(), [])
+    for reason in skipped:
+        shared.say(f"left out: {reason}")
+    with shared.progress_bar("trials") as progress:
+        rows = run(
+            tasks,
+            chosen,
+            out,
+            seeds=[int(number) for number in seeds],
+            workers=workers or os.cpu_count() or 1,
+            progress=progress,
+        )
+    suites, names = {task.suite for task in tasks}, [method.text for method in chosen]
+    _print_view(views.means(views.scores(rows, suites=sorted(suites), methods=names)))
+    shared.say(f"the rows are in {out}; see calibrant bench arena-view --help")
+
+
+@bench.command("arena-view")
+@click.argument("results", metavar="FILE")
+@click.option(
+    "--view",
+    type=click.Choice(["means", "wins", "ranks", "elo", "calarena"]),
+    default="wins",
+    show_default=True,
+    help="Table, or CalArena's files of results.",
+)
+@click.option("--metric", default="nll", show_default=True, metavar="NAME", help="To compare by.")
+@click.option("--suites", metavar="NAMES", help="With commas between.  [default: all]")
+@click.option("--methods", metavar="NAMES", help="With commas between.  [default: all]")
+@click.option(
+    "-o", "--out", metavar="PATH", help="A .md, .csv, .png, .svg or .pdf file, or a folder."
+)
+def arena_view(
+    results: str,
+    view: str,
+    metric: str,
+    suites: str | None,
+    methods: str | None,
+    out: str | None,
+) -> None:
+    """Show the results of bench arena as a table or a figure.
+
+    means are those of each suite; wins the shares of pairwise wins and elo the ratings that follow
+    from them, with intervals over data sets; ranks the mean ranks with their critical difference.
+    calarena writes SUITE/METHOD.csv into a folder.
+
+    \b
+    Examples:
+      calibrant bench arena-view arena.csv
+      calibrant bench arena-view arena.csv --view ranks --metric brier -o ranks.png
+      calibrant bench arena-view arena.csv --view calarena -o results
+    """  # noqa: D301
+    from calibrant.bench.arena import views
+    from calibrant.bench.arena.methods import split_names
+    from calibrant.bench.arena.results import read_rows
+    from calibrant.bench.arena.view_files import write_view
+
+    rows = read_rows(results)
+    if not rows:
+        raise FileNotFoundError(f"{results} has no rows: calibrant bench arena writes them")
+    if view == "calarena":
+        if out is None:
+            raise click.UsageError("--view calarena needs a folder: name it with -o")
+        for path in views.write_calarena(rows, Path(out)):
+            shared.say(f"wrote {path}")
+        return
+    chosen = {"suites": split_names(suites), "methods": split_names(methods)}
+    table = views.VIEWS[view](views.scores(rows, metric, **chosen))
+    if out is None:
+        _print_view(table)
+        return
+    written = shared.how_written(out)
+    write_view(table, Path(out))
+    shared.say(written)
+
+
+def _print_view(view: View) -> None:
+    with shared.until_closed():
+        console = shared.new_console()
+        console.print(view.title, style="bold")
+        console.print(shared.text_table(view.headings, view.lines))
+        console.print(view.note, style="dim", soft_wrap=True)

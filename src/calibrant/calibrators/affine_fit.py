@@ -111,9 +111,16 @@ class FitData(NamedTuple):
 
 
 def gather(
-    examples: Examples, inputs: Callable[[Tensor], Tensor], fold: IntArray | None = None
+    examples: Examples,
+    inputs: Callable[[Tensor], Tensor],
+    fold: IntArray | None = None,
+    *,
+    sharpness: float | None = None,
 ) -> FitData:
-    """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits."""
+    """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits.
+
+    The sharpness of temperature scaling is searched unless it is known.
+    """
     which = np.flatnonzero(examples.labels != IGNORED)
     check_some(which.size)
     fold = np.zeros(which.size, dtype=np.int64) if fold is None else fold
@@ -135,7 +142,8 @@ def gather(
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
     labels, weights = (torch.from_numpy(x[which[order]]) for x in (examples.labels, weight))
     cuts = [0, *np.cumsum(np.bincount(fold)).tolist()]
-    sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
+    if sharpness is None:
+        sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 

@@ -20,16 +20,18 @@ from tests.support.simulate import drawn
 
 KEEPERS = [name for name, kind in CALIBRATORS.items() if kind.keeps_argmax]
 TABLED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, RecordsCalibrator)]
+MONOTONE = [name for name, kind in CALIBRATORS.items() if kind.monotone]
 TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
 SIZES = {
     **{"none": 0, "ts": 1, "ets": 3, "vector": 12, "matrix": 42, "dirichlet": 42, "cts": 6},
+    **{"sms": 43, "svs": 13, "rank_gaps": 6},
     **{"pts": 91, "smart": 49, "odds": 6, "blend": 55, "auto": 0},
     **{"sigmoid": 2, "beta": 3, "histogram": 15, "histogram_ovr": 90, "bbq": 10},
     **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
     **{"gc": 40, "procal": 21, "fc": 2},
 }
 """Parameters of methods for six classes; those of ``auto`` are known when it has chosen."""
-MASKABLE = TABLED  # methods that scale classes one by one refuse masked ones
+MASKABLE = [*TABLED, "rank_gaps"]  # methods that scale classes one by one refuse masked ones
 
 
 def features_of(logits) -> torch.Tensor:
@@ -274,7 +276,7 @@ def test_size_counts_what_is_learned_and_warns(name, data):
     size = calibrator.size(6)
     assert size == SIZES.get(name, size)
     few = max(5 * size // 2, 2)
-    if size == 0:
+    if size == 0 or calibrator.shrinks:
         return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -316,10 +318,10 @@ def test_predictions_are_kept_near_ties_included(keeper, dtype, of_name, rng):
     assert ((out == 0).sum(-1) == ties).all()  # what was equal stays equal, and nothing else
 
 
-@pytest.mark.parametrize("tabled", TABLED)
-def test_the_order_of_all_classes_is_kept(tabled, data, of_name):
+@pytest.mark.parametrize("monotone", MONOTONE)
+def test_the_order_of_all_classes_is_kept(monotone, data, of_name):
     logits = data[0][:500]
-    out = np.asarray(applied(of_name(tabled), torch.from_numpy(logits)))
+    out = np.asarray(applied(of_name(monotone), torch.from_numpy(logits)))
     order = logits.argsort(-1)
     assert (np.diff(np.take_along_axis(out, order, -1), axis=-1) >= 0).all()
 
@@ -398,6 +400,18 @@ def test_samples_that_are_all_alike_are_told_of(from_table):
     with pytest.warns(UserWarning, match=r"2,000 examples \(\d+ of the first are not alike\)"):
         fit[from_table]()
     cal.TemperatureScaling().fit(logits, labels)  # one parameter is not too many for them
+
+
+def test_methods_that_shrink_do_not_mind_few_examples_unless_they_are_copies(rng):
+    shrinking = [kind for kind in CALIBRATORS.values() if kind.shrinks]
+    assert shrinking
+    logits, labels = drawn(rng, 60, 5, temperature=2.0)
+    labels[:5] = range(5)
+    copies = np.repeat(logits[:12], 50, axis=0), np.repeat(labels[:12], 50)
+    for kind in shrinking:
+        kind().fit(logits, labels)  # a warning would be an error
+        with pytest.warns(UserWarning, match=r"600 examples \(12 of the first are not alike\)"):
+            kind().fit(*copies)
 
 
 def test_labels_of_one_class_are_told_of():

@@ -188,9 +188,9 @@ def solve(
     return result._replace(x=start + scale * result.x)
 
 
-def solve_all(data: FitData, penalty: FloatArray) -> Solution:
+def solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
     """Minimise the penalised loss of all rows."""
-    task = partial(solve, data, penalty)
+    task = partial(solve, data, penalty, tolerance=tolerance)
     return task() if _cores(data, penalty.size) > 1 else _on_own_threads([task])[0]
 
 

@@ -22,8 +22,8 @@ from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import warn_together
 from calibrant.calibrators.scaling import best_sharpness
 
-# values (rows, p) of the gaps, the sums and the probabilities below of some rows
-RowFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+# a number and (classes - 1,) numbers, from gaps, possible classes, weights and factors
+Sums: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class RankGaps(Calibrator):
@@ -41,8 +41,8 @@ class RankGaps(Calibrator):
     .. math:: \frac{\sum_i w_i \, \mathrm{NLL}_i}{\sum_i w_i} + \frac1n \sum_j (a_j - 1)^2
 
     over :math:`n` labelled examples: the fewer they are, and the less a gap decides, the nearer its
-    factor is to 1. Weights :math:`w_i` are relative: only their proportions count, and an example
-    of any weight above 0 counts once in :math:`n`. Masked classes stay impossible, and a gap to one
+    factor is to 1. With weights :math:`w_i`, :math:`n` is their sum, so that a weight of 2 is an
+    example twice: weights should be 1 on average. Masked classes stay impossible, and a gap to one
     counts for nothing.
 
     The map is a diagonal intra order-preserving one (Rahimi et al. 2020) whose function is linear
@@ -95,10 +95,9 @@ class RankGaps(Calibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         ordered, order = logits.sort(dim=-1, descending=True)
         factors = (self.factors_ / self.temperature_).to(logits.dtype)
-        below = (factors * gaps_of(ordered)).cumsum(-1)
-        place = order.argsort(-1)
-        result = torch.cat([torch.zeros_like(top), -below], -1).gather(-1, place)
-        return torch.where(torch.isneginf(logits), logits, result)
+        lower = torch.cat([torch.zeros_like(top), (-factors * gaps_of(ordered)).cumsum(-1)], -1)
+        lower = torch.where(torch.isneginf(ordered), ordered, lower)
+        return logits.scatter(-1, order, lower)
 
 
 def gaps_of(ordered: Tensor) -> Tensor:
@@ -112,14 +111,14 @@ class Ordered(NamedTuple):
 
     gaps: Tensor  # (n, classes - 1), in single precision unless double came in
     possible: Tensor  # (n, 1) number of classes that are not masked
-    weight: Tensor  # (n,) float64, of mean 1
+    weight: Tensor  # (n,) float64
     own_gap: Tensor  # (classes - 1,) weighted mean of the gaps above the label, float64
     ranges: list[tuple[int, int]]  # first and last row of the share of each thread
 
     @property
-    def count(self) -> int:
-        """Number of labelled examples."""
-        return len(self.weight)
+    def total_weight(self) -> float:
+        """Number of labelled examples, a weight of 2 for two."""
+        return float(self.weight.sum())
 
 
 def gather(examples: Examples, sharpness: float) -> Ordered:
@@ -129,16 +128,16 @@ def gather(examples: Examples, sharpness: float) -> Ordered:
     places = list(pairwise(np.cumsum([0, *labelled]).tolist()))
     like = next(chunks.labelled_chunks(examples, 0, examples.labels.size)).logits
     weight = examples.labelled_weight()
-    shares = np.ones(sum(labelled)) if weight is None else weight / weight.mean()
+    weight = np.ones(sum(labelled)) if weight is None else weight
     data = Ordered(
         like.new_empty(sum(labelled), examples.classes - 1),
         torch.empty(sum(labelled), 1, dtype=torch.int64, device=like.device),
-        torch.from_numpy(shares).to(like.device),
+        torch.from_numpy(weight).to(like.device),
         like.new_zeros(examples.classes - 1, dtype=torch.float64),
         places,
     )
     parts = chunks.on_threads(partial(_fill, examples, sharpness, data), ranges, places)
-    return data._replace(own_gap=torch.stack(parts).sum(0) / data.count)
+    return data._replace(own_gap=torch.stack(parts).sum(0) / data.total_weight)
 
 
 def _fill(
@@ -172,54 +171,63 @@ def solve(data: Ordered) -> Solution:
     """Factors ``(classes - 1,)`` with the least penalised loss.
 
     L-BFGS runs on factors that are scaled by the curvature at temperature scaling, since the first
-    gaps decide much more than the last. There a gradient of 1e-6 is a loss of about 1e-12.
+    gaps decide much more than the last. There a gradient of 1e-4 is a loss of about 1e-8.
     """
-    penalty, own_gap = 1 / data.count, data.own_gap.cpu().numpy()
-    curvature = _mean(data, _curvature, np.ones_like(own_gap))
+    penalty, own_gap = 1 / data.total_weight, data.own_gap.cpu().numpy()
+    _, curvature = _mean(data, _curvature, np.ones_like(own_gap))
     scale = 1 / np.sqrt(curvature + 2 * penalty)
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         away = scale * u
-        value = _mean(data, _log_partition, 1 + away)
-        loss = value[0] + own_gap @ (1 + away) + penalty * away @ away
-        return float(loss), scale * (own_gap - value[1:] + 2 * penalty * away)
+        value, slope = _mean(data, _log_partition, 1 + away)
+        loss = value + own_gap @ (1 + away) + penalty * away @ away
+        return float(loss), scale * (slope + own_gap + 2 * penalty * away)
 
-    result = minimise(scaled, np.zeros_like(own_gap), lowest=-1 / scale, tolerance=1e-6)
+    result = minimise(scaled, np.zeros_like(own_gap), lowest=-1 / scale, tolerance=1e-4)
     return result._replace(x=np.maximum(1 + scale * result.x, 0))
 
 
-def _mean(data: Ordered, function: RowFunction, factors: FloatArray) -> FloatArray:
-    """Weighted mean over all rows of a function, on a thread for each range of them."""
+def _mean(data: Ordered, summed: Sums, factors: FloatArray) -> tuple[float, FloatArray]:
+    """Means over all rows, from sums over some; on a thread for each range of them."""
     there = torch.from_numpy(factors).to(data.gaps.device)
 
-    def summed(share: tuple[int, int]) -> FloatArray:
-        total = torch.zeros((), dtype=torch.float64, device=there.device)
-        for gaps, possible, weight in _chunks(data, *share):
-            total = total + weight @ function(gaps, *tails(gaps, possible, there))
-        return np.asarray(total.cpu().numpy())
+    def share(row_range: tuple[int, int]) -> tuple[float, FloatArray]:
+        value, vector = 0.0, torch.zeros_like(there)
+        for gaps, possible, weight in _chunks(data, *row_range):
+            more = summed(gaps, possible, weight, there)
+            value, vector = value + float(more[0]), vector + more[1]
+        return value, vector.cpu().numpy()
 
-    return np.sum(chunks.on_threads(summed, data.ranges, always=True), axis=0) / data.count
-
-
-def _log_partition(gaps: Tensor, total: Tensor, below: Tensor) -> Tensor:
-    """The log-partition of each row, and the negatives of its derivatives by the factors."""
-    return torch.cat([total.log(), gaps * below], -1)
+    values, vectors = zip(*chunks.on_threads(share, data.ranges, always=True), strict=True)
+    return sum(values) / data.total_weight, np.sum(vectors, axis=0) / data.total_weight
 
 
-def _curvature(gaps: Tensor, total: Tensor, below: Tensor) -> Tensor:
-    """Second derivatives of the log-partition of each row by the factors."""
-    return gaps**2 * below * (1 - below)
+def _log_partition(
+    gaps: Tensor, possible: Tensor, weight: Tensor, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum over rows of the log-partition, and its derivatives by the factors."""
+    total, below = _sums(gaps, possible, factors)
+    return weight @ total.log(), -(weight / total) @ below.mul_(gaps)
 
 
-def tails(gaps: Tensor, possible: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum ``(rows, 1)`` of exponentials relative to the top, and the probability below each gap."""
-    powers = (factors * gaps).cumsum_(-1).neg_().exp_()
+def _curvature(
+    gaps: Tensor, possible: Tensor, weight: Tensor, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same with second derivatives."""
+    total, below = _sums(gaps, possible, factors)
+    probs = below / total[:, None]
+    return weight @ total.log(), weight @ (gaps**2 * probs * (1 - probs))
+
+
+def _sums(gaps: Tensor, possible: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of exponentials relative to the top: of all classes, and of those below each gap."""
+    powers = (-factors * gaps).cumsum_(-1).exp_()
     classes = gaps.shape[-1] + 1
     if (possible < classes).any():
         powers.masked_fill_(torch.arange(1, classes, device=gaps.device) >= possible, 0)
     sums = powers.cumsum(-1)
-    total = 1 + sums[:, -1:]
-    return total, (sums[:, -1:] - sums).add_(powers).div_(total)
+    rest = sums[:, -1:].clone()
+    return 1 + rest[:, 0], torch.sub(powers, sums, out=sums).add_(rest)
 
 
 def _chunks(data: Ordered, first: int, last: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -14,7 +14,8 @@ from calibrant.calibrators.base import Calibrator
 
 PACKAGE = "calibrant.calibrators"
 ORDER = (
-    *("scaling", "affine", "structured", "class_temperatures", "rank_gaps", "network", "smart", "confidence_maps"),
+    *("scaling", "affine", "structured", "class_temperatures", "rank_gaps"),
+    *("network", "smart", "confidence_maps"),
     *("histogram", "isotonic", "binning"),
     *("features.groups", "features.proximity", "features.clipping", "top_label"),
 )

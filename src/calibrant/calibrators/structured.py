@@ -29,7 +29,7 @@ class Structured(Affine):
     def _inputs(self, logits: Tensor) -> Tensor:
         return (logits / self.temperature_.to(logits)).log_softmax(-1)
 
-    def _penalties(self, classes: int, count: int) -> Penalties:
+    def _penalties(self, classes: int, count: float) -> Penalties:
         """Penalties of sums over entries; an infinite one leaves only the diagonal."""
         pairs = classes * (classes - 1)
         of_class = classes**2 / count
@@ -42,8 +42,10 @@ class Structured(Affine):
         sharpness = math.exp(best_sharpness(tabulate(examples), warns=True).x[0])
         self._store(temperature_=1 / sharpness)
         data = fit.gather(examples, self._inputs, sharpness=1.0)  # as they are tempered already
-        penalties = self._penalties(examples.classes, len(data.labels))
-        result = fit.solve_all(data, fit.penalty_vector(examples.classes, penalties))
+        penalties = self._penalties(examples.classes, float(data.weight.sum()))
+        vector = fit.penalty_vector(examples.classes, penalties)
+        # the loss ends 1e-8 above its minimum at most, far less than the noise of examples
+        result = fit.solve_all(data, vector, tolerance=1e-5)
         self._keep(result, examples.classes, self._notes(examples))
 
 
@@ -60,9 +62,9 @@ class StructuredMatrixScaling(Structured):
 
     :math:`K` is the number of classes and :math:`n` that of labelled examples. The fewer they are,
     the nearer the result stays to temperature scaling, so that it needs no cross-validation.
-    Weights :math:`s_i` are relative: only their proportions count, and an example of any weight
-    above 0 counts once in :math:`n`. Above 200 classes only the diagonal of :math:`D` is fitted, as
-    in :class:`StructuredVectorScaling`. The predicted class may change.
+    With weights :math:`s_i`, :math:`n` is their sum, so that a weight of 2 is an example twice:
+    weights should be 1 on average. Above 200 classes only the diagonal of :math:`D` is fitted,
+    as in :class:`StructuredVectorScaling`. The predicted class may change.
 
     Attributes
     ----------
@@ -138,5 +140,5 @@ class StructuredVectorScaling(Structured):
         """A temperature, and a factor and an intercept for each class."""
         return 1 + 2 * classes
 
-    def _penalties(self, classes: int, count: int) -> Penalties:
+    def _penalties(self, classes: int, count: float) -> Penalties:
         return super()._penalties(classes, count)._replace(off_diagonal=math.inf)

@@ -57,8 +57,6 @@ class Calibrator(nn.Module):
         Logits may be -inf.
     needs_features, uses_features, needs_head : bool
         ``fit`` requires features, or takes them if there are any, or requires the last layer.
-    shrinks : bool
-        The fewer the examples, the nearer a fit stays to temperature scaling.
     fits_records : bool
         A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
     solution_ : Solution or None
@@ -80,7 +78,6 @@ class Calibrator(nn.Module):
     needs_features: bool = False
     uses_features: bool = False
     needs_head: bool = False
-    shrinks: bool = False
     fits_records: bool = False
     learned_shapes: str = ""
 
@@ -360,9 +357,7 @@ class Calibrator(nn.Module):
         return tensor.to(device or self.classes_.device)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
-        # one that shrinks counts its examples, but cannot tell that they are copies
-        size = 1 if self.shrinks and distinct is None else self.size(classes)
-        data_checks.warn_of_few_examples(type(self).__name__, size, count, distinct)
+        data_checks.warn_of_few_examples(type(self).__name__, self.size(classes), count, distinct)
 
 
 class RecordPredictions(NamedTuple):

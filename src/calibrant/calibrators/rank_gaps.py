@@ -74,7 +74,6 @@ class RankGaps(Calibrator):
     summary = "a temperature, then a factor for each gap between logits in order of size"
     keeps_argmax = True
     monotone = True
-    shrinks = True
     learned_shapes = "factors_ classes-1"
 
     def __init__(self) -> None:

@@ -13,14 +13,12 @@ from calibrant.calibrators import affine_fit as fit
 from calibrant.calibrators.affine import FADE, WIDEST, Affine, too_wide
 from calibrant.calibrators.affine_fit import Penalties
 from calibrant.calibrators.base import Context
-from calibrant.calibrators.data_checks import missing_classes
+from calibrant.calibrators.data_checks import ENOUGH, missing_classes, warn_of_few_examples
 from calibrant.calibrators.scaling import best_sharpness
 
 
 class Structured(Affine):
     """A correction of tempered log-probabilities, held near none by known penalties."""
-
-    shrinks = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +32,13 @@ class Structured(Affine):
         pairs = classes * (classes - 1)
         of_class = classes**2 / count
         return Penalties(pairs**2 / count if classes <= WIDEST else math.inf, of_class, of_class)
+
+    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
+        # The penalties let few examples say little more than a number for each class, unless
+        # copies make them look like many.
+        enough = ENOUGH * classes if distinct is None else None
+        name, size = type(self).__name__, self.size(classes)
+        warn_of_few_examples(name, size, count, distinct, enough=enough)
 
     def _notes(self, examples: Examples) -> list[str]:
         return missing_classes(examples, FADE)

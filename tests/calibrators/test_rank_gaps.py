@@ -185,3 +185,14 @@ def test_data_without_an_optimum_are_told_of(rng):
     with pytest.warns(UserWarning, match="no best temperature"):
         fitted = RankGaps().fit(logits, logits.argmax(-1))
     assert torch.isfinite(fitted.factors_).all()
+
+
+def test_huge_logits_stay_finite(rng):
+    logits, labels = drawn(rng, 300, 4)
+    logits = logits.astype(np.float32)
+    logits[0] = [3e38, -3e38, 0, 1]
+    labels[0] = 0
+    fitted = RankGaps().fit(logits, labels)
+    assert torch.isfinite(fitted.factors_).all()
+    plain = RankGaps().fit(logits[1:], labels[1:])
+    np.testing.assert_allclose(fitted.factors_, plain.factors_, atol=0.01)

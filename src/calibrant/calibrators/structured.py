@@ -84,6 +84,7 @@ class StructuredMatrixScaling(Structured):
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> logits = 2 * rng.normal(size=(4000, 4))
     >>> truth = logits + [1.0, 0.0, 0.0, -1.0]  # the model prefers the last option to the first
@@ -128,6 +129,7 @@ class StructuredVectorScaling(Structured):
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> logits = 2 * rng.normal(size=(4000, 4))
     >>> truth = logits + [1.0, 0.0, 0.0, -1.0]

@@ -90,8 +90,8 @@ class StructuredMatrixScaling(Structured):
     >>> truth = logits + [1.0, 0.0, 0.0, -1.0]  # the model prefers the last option to the first
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
     >>> fitted = StructuredMatrixScaling().fit(logits, labels)
-    >>> (fitted.bias_ - fitted.bias_.mean()).round()
-    tensor([ 1.,  0.,  0., -1.])
+    >>> [round(float(b)) for b in fitted.bias_]
+    [1, 0, 0, -1]
     """
 
     name = "sms"
@@ -136,7 +136,7 @@ class StructuredVectorScaling(Structured):
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
     >>> fitted = StructuredVectorScaling().fit(logits, labels)
     >>> fitted.predict_proba(np.zeros(4)).round(2)
-    array([0.52, 0.21, 0.2 , 0.08], dtype=float32)
+    array([0.55, 0.2 , 0.19, 0.07])
     """
 
     name = "svs"

@@ -31,6 +31,13 @@ def likelihood(scores, labels):
     return -log_softmax(scores, -1)[np.arange(len(labels)), labels]
 
 
+def inputs(logits, temperature, count):
+    """Log-probabilities that the matrix multiplies."""
+    tempered = np.exp(log_softmax(logits / temperature, -1))
+    share = 1 / (count + 1)
+    return np.log((1 - share) * tempered + share / logits.shape[1])
+
+
 def slow_fit(logits, labels, weight=None, *, diagonal):
     """The definition by minimisers that know no gradients: T, D and b."""
     n, classes = logits.shape
@@ -42,7 +49,7 @@ def slow_fit(logits, labels, weight=None, *, diagonal):
 
     bounds: dict[str, Any] = {"bounds": (0.05, 20), "method": "bounded", "options": {"xatol": 1e-9}}
     temperature = optimize.minimize_scalar(tempered, **bounds).x
-    x = log_softmax(logits / temperature, -1)
+    x = inputs(logits, temperature, total)
 
     def unpacked(parameters):
         matrix, bias = parameters[:-classes], parameters[-classes:]
@@ -74,7 +81,7 @@ def test_it_is_the_penalised_optimum(rng, method, classes, weighted):
     np.testing.assert_allclose(added, np.diag(matrix) if diagonal else matrix, atol=2e-4)
     np.testing.assert_allclose(fitted.bias_, bias, atol=2e-4)
     assert np.abs(bias).max() > 0.1
-    x = log_softmax(logits / temperature, -1)
+    x = inputs(logits, temperature, len(labels) if weight is None else weight.sum())
     expected = np.exp(log_softmax(x + x @ matrix.T + bias, -1))
     np.testing.assert_allclose(fitted.predict_proba(logits), expected, atol=1e-4)
 

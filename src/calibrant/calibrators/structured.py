@@ -22,10 +22,12 @@ class Structured(Affine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._store(temperature_=torch.tensor(1.0))
+        self._store(temperature_=torch.tensor(1.0), uniform_=torch.tensor(0.5))
 
     def _inputs(self, logits: Tensor) -> Tensor:
-        return (logits / self.temperature_.to(logits)).log_softmax(-1)
+        tempered = (logits / self.temperature_.to(logits)).log_softmax(-1)
+        share = self.uniform_.to(logits)
+        return torch.logaddexp(tempered + (1 - share).log(), (share / logits.shape[-1]).log())
 
     def _penalties(self, classes: int, count: float) -> Penalties:
         """Penalties of sums over entries; an infinite one leaves only the diagonal."""
@@ -44,10 +46,12 @@ class Structured(Affine):
         return missing_classes(examples, FADE)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        sharpness = math.exp(best_sharpness(tabulate(examples), warns=True).x[0])
-        self._store(temperature_=1 / sharpness)
+        records = tabulate(examples)
+        sharpness = math.exp(best_sharpness(records, warns=True).x[0])
+        count = float(records.weight.sum())
+        self._store(temperature_=1 / sharpness, uniform_=1 / (count + 1))
         data = fit.gather(examples, self._inputs, sharpness=1.0)  # as they are tempered already
-        penalties = self._penalties(examples.classes, float(data.weight.sum()))
+        penalties = self._penalties(examples.classes, count)
         vector = fit.penalty_vector(examples.classes, penalties)
         # the loss ends 1e-8 above its minimum at most, far less than the noise of examples
         result = fit.solve_all(data, vector, tolerance=1e-5)
@@ -58,8 +62,14 @@ class StructuredMatrixScaling(Structured):
     r"""Temperature scaling, then a penalised matrix and intercept for what it leaves.
 
     Structured matrix scaling of Berta et al. 2026. The temperature :math:`T` with the least
-    negative log-likelihood gives log-probabilities :math:`x = \log \mathrm{softmax}(z / T)`, which
-    are corrected to :math:`\mathrm{softmax}(x + Dx + b)` by the minimum of
+    negative log-likelihood gives log-probabilities
+
+    .. math:: x = \log\big((1 - \epsilon)\,\mathrm{softmax}(z / T) + \epsilon / K\big) , \quad
+              \epsilon = \frac1{n + 1} ,
+
+    with a share of the uniform distribution as of one more example, so that no class is less
+    probable than the examples can tell. They are corrected to :math:`\mathrm{softmax}(x + Dx + b)`
+    by the minimum of
 
     .. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i}{\sum_i s_i}
               + \frac{K}{n} \Big(\sum_k b_k^2 + \sum_k D_{kk}^2\Big)
@@ -73,7 +83,8 @@ class StructuredMatrixScaling(Structured):
 
     Attributes
     ----------
-    temperature_ : scalar Tensor
+    temperature_, uniform_ : scalar Tensor
+        :math:`T` and :math:`\epsilon`.
     weight_, bias_ : (classes, classes), or (classes,) if ``is_diagonal_``, and (classes,) Tensor
         :math:`I + D` and :math:`b`.
 
@@ -115,7 +126,7 @@ class StructuredVectorScaling(Structured):
     r"""Temperature scaling, then a penalised factor and intercept for each class.
 
     Structured vector scaling of Berta et al. 2026: :class:`StructuredMatrixScaling` with a diagonal
-    :math:`D`. With :math:`x = \log \mathrm{softmax}(z / T)`, the result
+    :math:`D`. With the same log-probabilities :math:`x`, the result
     :math:`\mathrm{softmax}(x + d \odot x + b)` minimises
 
     .. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i}{\sum_i s_i}
@@ -123,7 +134,8 @@ class StructuredVectorScaling(Structured):
 
     Attributes
     ----------
-    temperature_ : scalar Tensor
+    temperature_, uniform_ : scalar Tensor
+        :math:`T` and :math:`\epsilon`.
     weight_, bias_ : (classes,) Tensor
         :math:`1 + d` and :math:`b`.
 
@@ -135,8 +147,8 @@ class StructuredVectorScaling(Structured):
     >>> truth = logits + [1.0, 0.0, 0.0, -1.0]
     >>> labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
     >>> fitted = StructuredVectorScaling().fit(logits, labels)
-    >>> fitted.predict_proba(np.zeros(4)).round(2)
-    array([0.55, 0.2 , 0.19, 0.07])
+    >>> fitted.predict_proba(np.zeros(4)).round(1)
+    array([0.5, 0.2, 0.2, 0.1])
     """
 
     name = "svs"

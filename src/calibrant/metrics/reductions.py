@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -23,10 +23,6 @@ from calibrant._core.binning import Bins, equal_mass_edges, fill
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Chunk, Estimand, Examples
 from calibrant.metrics.classwise import ClassBins
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 FORMS = "(logits, labels), (probs=..., labels=...) or (confidence=..., outcome=...)"
 Input: TypeAlias = Values | None
@@ -65,7 +61,15 @@ class WeightedPairs(NamedTuple):
         return equal_mass_edges(self.confidence, bins, self.weight)
 
 
-def pairs_from(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> WeightedPairs:
+def pairs_from(
+    logits: Input = None,
+    labels: Input = None,
+    *,
+    probs: Input = None,
+    confidence: Input = None,
+    outcome: Input = None,
+    sample_weight: Input = None,
+) -> WeightedPairs:
     """Reduce examples in any of the three forms to pairs: the first step of most metrics.
 
     Logits and probabilities are reduced as by :func:`top_label`; pairs are checked only.
@@ -73,8 +77,6 @@ def pairs_from(logits: Input = None, labels: Input = None, **data: Unpack[Data])
     >>> pairs_from(confidence=[0.9, 0.6], outcome=[True, False])
     WeightedPairs(confidence=array([0.9, 0.6]), outcome=array([1., 0.]), weight=None)
     """
-    confidence, outcome = data.get("confidence"), data.get("outcome")
-    probs, sample_weight = data.get("probs"), data.get("sample_weight")
     if confidence is None and outcome is None:
         examples, _ = labelled_examples(logits, labels, probs, sample_weight)
         claimed, happened = _pairs(examples)
@@ -204,7 +206,10 @@ def margins(logits: Values) -> FloatArray:
     gaps = torch.where(first == math.inf, math.nan, first - second).numpy()
     if np.isnan(gaps).any():
         at = int(np.flatnonzero(np.isnan(gaps))[0])
-        raise ValueError(f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}")
+        raise ValueError(
+            f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}: find the "
+            "example that overflowed"
+        )
     return gaps.reshape(shape)
 
 

@@ -75,6 +75,8 @@ class RankGaps(Calibrator):
     keeps_argmax = True
     monotone = True
     learned_shapes = "factors_ classes-1"
+    temperature_: Tensor
+    factors_: Tensor
 
     def __init__(self) -> None:
         super().__init__()

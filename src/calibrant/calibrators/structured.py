@@ -20,6 +20,9 @@ from calibrant.calibrators.scaling import best_sharpness
 class Structured(Affine):
     """A correction of tempered log-probabilities, held near none by known penalties."""
 
+    temperature_: Tensor
+    uniform_: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self._store(temperature_=torch.tensor(1.0), uniform_=torch.tensor(0.5))
@@ -83,10 +86,14 @@ class StructuredMatrixScaling(Structured):
 
     Attributes
     ----------
-    temperature_, uniform_ : scalar Tensor
-        :math:`T` and :math:`\epsilon`.
-    weight_, bias_ : (classes, classes), or (classes,) if ``is_diagonal_``, and (classes,) Tensor
-        :math:`I + D` and :math:`b`.
+    temperature_ : scalar Tensor
+        :math:`T`.
+    uniform_ : scalar Tensor
+        :math:`\epsilon`.
+    weight_ : (classes, classes) Tensor, or (classes,) if ``is_diagonal_``
+        :math:`I + D`.
+    bias_ : (classes,) Tensor
+        :math:`b`.
 
     References
     ----------
@@ -134,10 +141,14 @@ class StructuredVectorScaling(Structured):
 
     Attributes
     ----------
-    temperature_, uniform_ : scalar Tensor
-        :math:`T` and :math:`\epsilon`.
-    weight_, bias_ : (classes,) Tensor
-        :math:`1 + d` and :math:`b`.
+    temperature_ : scalar Tensor
+        :math:`T`.
+    uniform_ : scalar Tensor
+        :math:`\epsilon`.
+    weight_ : (classes,) Tensor
+        :math:`1 + d`.
+    bias_ : (classes,) Tensor
+        :math:`b`.
 
     Examples
     --------

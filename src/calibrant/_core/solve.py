@@ -99,14 +99,23 @@ def minimise_scalar(
 
 
 def minimise(
-    function: Objective, start: FloatArray, *, steps: int = 500, tolerance: float = 1e-8
+    function: Objective,
+    start: FloatArray,
+    *,
+    lowest: FloatArray | None = None,
+    steps: int = 500,
+    tolerance: float = 1e-8,
 ) -> Solution:
-    """Minimise a smooth function of many parameters by L-BFGS with a line search."""
+    """Minimise a smooth function of many parameters by L-BFGS with a line search.
+
+    ``lowest`` are lower bounds ``(p,)``; a parameter that ends there counts as converged.
+    """
     result = optimize.minimize(
         _timed(function),
         start,
         jac=True,
         method="L-BFGS-B",
+        bounds=None if lowest is None else optimize.Bounds(lowest, np.inf),
         options={"maxiter": steps, "maxfun": 2 * steps, "gtol": tolerance, "ftol": 1e-14},
     )
     # status 2 is a line search that can gain no more in float64, which is convergence as well

@@ -177,11 +177,13 @@ def _fits(
     >>> sizes = {"classes": 3}
     >>> _fits((3, 5), (0, 0), ["classes", "cuts"], sizes), _fits((6,), (0,), ["cuts+1"], sizes)
     (True, True)
+    >>> _fits((2,), (1,), ["classes-1"], sizes), _fits((3,), (1,), ["classes-1"], sizes)
+    (True, False)
     """
     if len(shape) != len(names):
         return False
     for axis, (size, name) in enumerate(zip(shape, names, strict=True)):
-        base, _, more = name.partition("+")
+        base, _, more = name.replace("-", "+-").partition("+")
         rest = size - int(more or 0)
         if rest != (usual[axis] if name == "=" else sizes.setdefault(base, rest)):
             return False

@@ -35,8 +35,7 @@ class Affine(Calibrator):
         super().__init__()
         self._store(weight_=torch.ones(1), bias_=torch.zeros(1))
 
-    @staticmethod
-    def _inputs(logits: Tensor) -> Tensor:
+    def _inputs(self, logits: Tensor) -> Tensor:
         """Values that are multiplied; a constant added to a row does not change them."""
         return fit.centred(logits)
 
@@ -132,10 +131,7 @@ class Regularised(Affine):
         self._used(candidates[best])
         result = fit.solve_all(data, vectors[best])
         notes = missing_classes(examples, FADE)
-        if examples.classes > WIDEST:
-            text = f"{examples.classes:,} classes are too many for a matrix (at most {WIDEST})"
-            notes = [f"{text}: only its diagonal is fitted", *notes]
-        self._keep(result, examples.classes, notes)
+        self._keep(result, examples.classes, [*too_wide(examples.classes), *notes])
 
     def _used(self, penalties: Penalties) -> None:
         off_diagonal, intercept, diagonal = penalties
@@ -225,9 +221,16 @@ class DirichletCalibration(Regularised):
     aliases = ("dirichlet_calibration",)
     summary = "the same on log-probabilities"
 
-    @staticmethod
-    def _inputs(logits: Tensor) -> Tensor:
+    def _inputs(self, logits: Tensor) -> Tensor:
         return logits.log_softmax(-1)
+
+
+def too_wide(classes: int) -> list[str]:
+    """Note that there are too many classes for a matrix, if there are."""
+    if classes <= WIDEST:
+        return []
+    text = f"{classes:,} classes are too many for a matrix (at most {WIDEST})"
+    return [f"{text}: only its diagonal is fitted"]
 
 
 def _checked(name: str, value: float | None) -> float | None:

@@ -111,9 +111,16 @@ class FitData(NamedTuple):
 
 
 def gather(
-    examples: Examples, inputs: Callable[[Tensor], Tensor], fold: IntArray | None = None
+    examples: Examples,
+    inputs: Callable[[Tensor], Tensor],
+    fold: IntArray | None = None,
+    *,
+    sharpness: float | None = None,
 ) -> FitData:
-    """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits."""
+    """Keep the labelled rows, transformed and sorted by fold: the only copy of the logits.
+
+    The sharpness of temperature scaling is searched unless it is known.
+    """
     which = np.flatnonzero(examples.labels != IGNORED)
     check_some(which.size)
     fold = np.zeros(which.size, dtype=np.int64) if fold is None else fold
@@ -136,7 +143,8 @@ def gather(
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
     labels, weights = (torch.from_numpy(x[which[order]]) for x in (examples.labels, weight))
     cuts = [0, *np.cumsum(np.bincount(fold)).tolist()]
-    sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
+    if sharpness is None:
+        sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
 
 
@@ -181,9 +189,9 @@ def solve(
     return result._replace(x=start + scale * result.x)
 
 
-def solve_all(data: FitData, penalty: FloatArray) -> Solution:
+def solve_all(data: FitData, penalty: FloatArray, *, tolerance: float = 1e-6) -> Solution:
     """Minimise the penalised loss of all rows."""
-    task = partial(solve, data, penalty)
+    task = partial(solve, data, penalty, tolerance=tolerance)
     return task() if _cores(data, penalty.size) > 1 else _on_own_threads([task])[0]
 
 

@@ -31,11 +31,17 @@ def distinct_rows(rows: FloatArray) -> int | None:
     return distinct if len(rows) >= FEW and distinct < len(rows) / 2 else None
 
 
-def warn_of_few_examples(kind: str, size: int, count: int, distinct: int | None) -> None:
-    """Warn where a method has ``size`` parameters for few examples, or few distinct ones."""
+def warn_of_few_examples(
+    kind: str, size: int, count: int, distinct: int | None, *, enough: int | None = None
+) -> None:
+    """Warn where a method has ``size`` parameters for few examples, or few distinct ones.
+
+    Five for each parameter are ``enough``, unless another number is.
+    """
+    enough = ENOUGH * size if enough is None else enough
     # one parameter is not led astray by copies
     effective = count if distinct is None or size == 1 else distinct
-    if effective < ENOUGH * size:
+    if effective < enough:
         remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
         same = f" ({effective:,} of the first are not alike)" if effective < count else ""
         has = f"{kind} has {size:,} parameter{'s' * (size > 1)} for {count:,} examples{same}"

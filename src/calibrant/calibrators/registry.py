@@ -15,8 +15,8 @@ from calibrant.calibrators.base import Calibrator
 
 PACKAGE = "calibrant.calibrators"
 ORDER = (
-    *("scaling", "affine", "class_temperatures", "network", "smart", "confidence_maps"),
-    *("binary", "histogram", "isotonic", "binning"),
+    *("scaling", "affine", "structured", "class_temperatures", "rank_gaps"),
+    *("network", "smart", "confidence_maps", "binary", "histogram", "isotonic", "binning"),
     *("features.groups", "features.proximity", "features.clipping", "top_label"),
 )
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
@@ -11,7 +11,17 @@ from scipy.stats import beta, norm
 from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
-from calibrant.metrics.reductions import Data, Input, WeightedPairs, margins, pairs_from
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant.metrics.reductions import (
+    Data,
+    EventData,
+    Input,
+    WeightedPairs,
+    answers_from,
+    margins,
+    pairs_from,
+    probability_of,
+)
 from calibrant.metrics.smooth import smooth_ece_of_pairs
 
 if TYPE_CHECKING:
@@ -19,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Reliability(NamedTuple):
-    """Accuracy per bin with an interval; empty bins are NaN. Each ``(bins,)``."""
+    """Accuracy per bin with an interval; empty bins are NaN. Each ``(bins,)``.
+
+    ``probability`` names the confidence where it is that of one class, P(y = 1).
+    """
 
     edges: FloatArray  # (bins + 1,)
     confidence: FloatArray
@@ -27,16 +40,21 @@ class Reliability(NamedTuple):
     low: FloatArray
     high: FloatArray
     share: FloatArray
+    probability: str = ""
 
 
 class SmoothReliability(NamedTuple):
-    """Accuracy as a smooth function of confidence with a band. Each ``(points,)``."""
+    """Accuracy as a smooth function of confidence with a band. Each ``(points,)``.
+
+    ``probability`` as in :class:`Reliability`.
+    """
 
     confidence: FloatArray
     accuracy: FloatArray
     low: FloatArray
     high: FloatArray
     density: FloatArray
+    probability: str = ""
 
 
 class MarginReliability(NamedTuple):
@@ -62,7 +80,7 @@ def reliability(
     bins: int = 15,
     equal_mass: bool = False,
     level: float = 0.9,
-    **data: Unpack[Data],
+    **data: Unpack[EventData],
 ) -> Reliability:
     """Accuracy per bin of confidence, with Clopper-Pearson intervals.
 
@@ -74,10 +92,12 @@ def reliability(
     """
     pairs = pairs_from(logits, labels, **data)
     edges = pairs.equal_mass_edges(bins) if equal_mass else uniform_edges(bins)
-    return reliability_of(pairs.filled(edges), level=level)
+    return reliability_of(
+        pairs.filled(edges), level=level, probability=_probability(logits, **data)
+    )
 
 
-def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
+def reliability_of(filled: Bins, *, level: float = 0.9, probability: str = "") -> Reliability:
     """Reliability from sums per bin, such as those of an Evaluation."""
     check_level(level)
     with np.errstate(invalid="ignore"):
@@ -89,7 +109,18 @@ def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
     empty = filled.weight == 0
     low[empty] = high[empty] = np.nan
     share = filled.weight / filled.total
-    return Reliability(filled.edges, filled.confidence, filled.accuracy, low, high, share)
+    means = (filled.confidence, filled.accuracy)
+    return Reliability(filled.edges, *means, low, high, share, probability)
+
+
+def _probability(logits: Input, **data: Unpack[EventData]) -> str:
+    """Name the confidence of examples in any form; that of pairs may be anything."""
+    scores = data.get("probs") if logits is None else logits
+    if scores is None:
+        return ""
+    shape = checks.as_scores(scores).shape
+    classes = int(shape[-1]) if len(shape) > 1 else 2
+    return probability_of(resolve_estimand(data.get("estimand", "auto"), classes))
 
 
 def smooth_reliability(
@@ -98,7 +129,7 @@ def smooth_reliability(
     *,
     level: float = 0.9,
     points: int = 512,
-    **data: Unpack[Data],
+    **data: Unpack[EventData],
 ) -> SmoothReliability:
     """Kernel regression of outcome on confidence, at the bandwidth of smooth ECE.
 
@@ -134,7 +165,8 @@ def smooth_reliability(
         squares += mirrored * edge
     reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares / points) / density
     low, high = (np.clip(accuracy + sign * reach, 0, 1) for sign in (-1, 1))
-    return SmoothReliability(grid, accuracy, low, high, density / mass.sum() * points)
+    density = density / mass.sum() * points
+    return SmoothReliability(grid, accuracy, low, high, density, _probability(logits, **data))
 
 
 def confidence_histogram(
@@ -142,22 +174,29 @@ def confidence_histogram(
 ) -> Histogram:
     """Distribution of confidence among right and among wrong answers.
 
-    Input as for :func:`calibrant.ece`.
+    Of the predicted class, also with two classes. Input as for :func:`calibrant.ece`.
 
     >>> confidence_histogram(confidence=[0.9, 0.9, 0.2], outcome=[1, 0, 0], bins=2).right
     array([0.        , 0.33333333])
     """
-    filled = pairs_from(logits, labels, **data).filled(uniform_edges(bins))
+    filled = answers_from(logits, labels, **data).filled(uniform_edges(bins))
     right = filled.observed / filled.total
     return Histogram(filled.edges, right, filled.weight / filled.total - right)
 
 
 def reliability_by_margin(
-    logits: Values, labels: Values, *, margin_bins: int = 3, bins: int = 15, level: float = 0.9
+    logits: Values,
+    labels: Values,
+    *,
+    estimand: EstimandChoice = "auto",
+    margin_bins: int = 3,
+    bins: int = 15,
+    level: float = 0.9,
 ) -> list[MarginReliability]:
     """Reliability by margin between the top two logits, smallest margins first (SMART, fig. 15).
 
-    Each bin of margins holds about equally many examples.
+    Each bin of margins holds about equally many examples. ``estimand`` as for
+    :func:`calibrant.ece`.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(900, 5))
@@ -165,12 +204,13 @@ def reliability_by_margin(
     [True, True, True]
     """
     checks.check_whole("margin_bins", margin_bins)
-    confidence, outcome, _ = pairs_from(logits, labels)
+    confidence, outcome, _ = pairs_from(logits, labels, estimand=estimand)
+    shown: dict[str, Any] = {"level": level, "probability": _probability(logits, estimand=estimand)}
     margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
     order = np.argsort(margin, kind="stable")
     curves = []
     for part in np.array_split(order, min(margin_bins, order.size)):
         pairs = WeightedPairs(confidence[part], outcome[part], None)
-        curve = reliability_of(pairs.filled(uniform_edges(bins)), level=level)
+        curve = reliability_of(pairs.filled(uniform_edges(bins)), **shown)
         curves.append(MarginReliability(float(margin[part[0]]), float(margin[part[-1]]), curve))
     return curves

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from calibrant._core.checks import IGNORED, IntArray, Values, spread
-from calibrant._core.chunks import Progress
+from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
@@ -102,6 +102,7 @@ class Fit:
             "split": self.split or None,
             "n": before.n,
             "classes": before.classes,
+            "estimand": before.estimand,
             "parameters": self.calibrator.size(before.classes),
             "learned": self.calibrator.learned(),
             "temperature": dict(zip(("low", "high"), temperatures or (None, None), strict=True)),
@@ -115,6 +116,7 @@ def fit_and_measure(
     data: Data,
     method: str | Calibrator = "auto",
     *,
+    estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -124,7 +126,7 @@ def fit_and_measure(
     There are no intervals: figures of examples that a fit has seen are too good.
     """
     calibrator, examples = _fitted(data, method, progress=progress, **options)
-    stream = Accumulator(pairs=True, metrics=metrics, level=None)
+    stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream, progress)
     return Fit(calibrator, meter.effect(), examples.name)
 
@@ -214,6 +216,7 @@ def cross_fit(
     options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
+    estimand: EstimandChoice = "auto",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
@@ -236,7 +239,7 @@ def cross_fit(
         Split to use; ``val``, else the plain arrays, else ``test``, by default.
     groups : str or array, optional
         A column; the rows of one group are in one fold, and classes are left to chance.
-    bins, metrics, level, seed, progress
+    estimand, bins, metrics, level, seed, progress
         As in :func:`calibrant.evaluate`; the seed is also that of the folds.
 
     Examples
@@ -272,7 +275,9 @@ def cross_fit(
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             fit_without(one, i)
-    stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)
+    stream = Accumulator(
+        bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
+    )
     meter = measure(calibrators, examples.with_column("fold", fold), stream, progress)
     return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
 

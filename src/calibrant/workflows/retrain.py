@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calibrant._core.chunks import Progress
+from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Data, Dataset, as_dataset
 from calibrant.retrain.adapter import as_calibrator
@@ -66,7 +66,13 @@ def retrain(
     )
 
 
-def retrain_and_measure(data: Data, *, metrics: Sequence[str] | None = None, **options: Any) -> Fit:
+def retrain_and_measure(
+    data: Data,
+    *,
+    estimand: EstimandChoice = "auto",
+    metrics: Sequence[str] | None = None,
+    **options: Any,
+) -> Fit:
     """Fit as :func:`retrain` does, and measure the val split before and after."""
     dataset = as_dataset(data)
     val = dataset.split("val")
@@ -74,7 +80,8 @@ def retrain_and_measure(data: Data, *, metrics: Sequence[str] | None = None, **o
         problem = f"{dataset.path} has no {val.name}_features, the inputs of the last layer"
         raise ValueError(f"{problem}: save them too, since maccal is measured by them")
     calibrator = as_calibrator(retrain(dataset, **options))
-    after = effect(calibrator, dataset, split=val.name, metrics=metrics, level=None)
+    measured: dict[str, Any] = {"estimand": estimand, "metrics": metrics, "level": None}
+    after = effect(calibrator, dataset, split=val.name, **measured)
     return Fit(calibrator, after, val.name)
 
 

@@ -19,7 +19,7 @@ from calibrant.metrics import reductions
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
-from calibrant.metrics.reductions import Input, Pairs, Reduced, WeightedPairs, labelled_examples
+from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS, metric_name
 from calibrant.metrics.summary import Moments, Summary
 
@@ -50,9 +50,9 @@ class Accumulator:
     estimand : {"auto", "top_label", "binary", "multilabel"}
         The probability and the event that are compared, as in :func:`calibrant.evaluate`.
     pairs : bool
-        Keep the confidence and outcome of every example (9 bytes, 17 with weights; 9 more for AUROC
-        and AURC of two classes), so that every metric is available. Otherwise the memory does not
-        grow with the examples.
+        Keep the confidence and outcome of every example (9 bytes, 17 with weights; with two classes
+        9 more, for AUROC and AURC), so that every metric is available. Otherwise the memory does
+        not grow with the examples.
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
     level : float, optional
@@ -127,7 +127,9 @@ class Accumulator:
         self.floored += floored
         if self.pairs:
             pairs = Pairs(reduced.confidence, reduced.outcome)
-            self._kept.append(_Kept(pairs, self._answers(reduced, examples.event) or pairs, kept))
+            ranked = examples.event is not None and self.estimand == "auto"
+            answers = Pairs(reduced.top, reduced.correct) if ranked else pairs
+            self._kept.append(_Kept(pairs, answers, kept))
         weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
         for name, where in members.items():
             part = None if weights is None else weights[where]
@@ -200,11 +202,6 @@ class Accumulator:
         if self.classwise is not None and sums is not None:
             self.classwise.add(sums)
 
-    def _answers(self, reduced: Reduced, event: int | None) -> Pairs | None:
-        """Pairs of the predicted class, where metrics need them beside those of another event."""
-        wanted = self.estimand == "auto" and not {"auroc", "aurc"}.isdisjoint(self.metrics)
-        return Pairs(reduced.top, reduced.correct) if wanted and event is not None else None
-
     def _summary(self) -> Summary:
         pairs = answers = self._sorted([kept.pairs for kept in self._kept])
         if any(kept.answers is not kept.pairs for kept in self._kept):
@@ -219,10 +216,8 @@ class Accumulator:
         order = np.argsort(confidence, kind="stable")
         weight = None
         if any(kept.weight is not None for kept in self._kept):
-            masses = [
-                np.ones(k.pairs.outcome.size) if k.weight is None else k.weight for k in self._kept
-            ]
-            weight = np.concatenate(masses)[order]
+            masses = ((kept.weight, kept.pairs.outcome.size) for kept in self._kept)
+            weight = np.concatenate([np.ones(n) if w is None else w for w, n in masses])[order]
         return WeightedPairs(confidence[order], outcome[order], weight)
 
 

@@ -67,8 +67,8 @@ def _reliability(data: object) -> Reliability:
     if isinstance(data, Reliability):
         return data
     if isinstance(data, Evaluation):
-        level, probability = data.level or 0.9, data.probability
-        return curves.reliability_of(data.bins, level=level, probability=probability)
+        level, positive = data.level or 0.9, bool(data.probability)
+        return curves.reliability_of(data.bins, level=level, positive=positive)
     if isinstance(data, Pairs):
         return curves.reliability(confidence=data.confidence, outcome=data.outcome)
     kind = type(data).__name__

@@ -79,6 +79,7 @@ def test_options_reach_the_comparison(run, monkeypatch):
         **{"pred": "p.npz", "methods": None, "time_limit": 5},
         **{"fit_split": "test", "test_split": "val"},
         **{"sample_weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
+        "estimand": "auto",
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, None)

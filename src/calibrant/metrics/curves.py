@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
@@ -13,6 +13,7 @@ from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant.metrics.reductions import (
+    ESTIMANDS,
     Data,
     EventData,
     Input,
@@ -20,7 +21,6 @@ from calibrant.metrics.reductions import (
     answers_from,
     margins,
     pairs_from,
-    probability_of,
 )
 from calibrant.metrics.smooth import smooth_ece_of_pairs
 
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 class Reliability(NamedTuple):
-    """Accuracy per bin with an interval; empty bins are NaN. Each ``(bins,)``.
-
-    ``probability`` names the confidence where it is that of one class, P(y = 1).
-    """
+    """Accuracy per bin with an interval; empty bins are NaN. Each ``(bins,)``."""
 
     edges: FloatArray  # (bins + 1,)
     confidence: FloatArray
@@ -40,21 +37,44 @@ class Reliability(NamedTuple):
     low: FloatArray
     high: FloatArray
     share: FloatArray
-    probability: str = ""
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence where it is that of one class, P(y = 1), else empty."""
+        return ""
+
+
+class PositiveReliability(Reliability):
+    """Reliability of P(y = 1): the accuracy is the frequency of y = 1."""
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence."""
+        return ESTIMANDS["binary"]
 
 
 class SmoothReliability(NamedTuple):
-    """Accuracy as a smooth function of confidence with a band. Each ``(points,)``.
-
-    ``probability`` as in :class:`Reliability`.
-    """
+    """Accuracy as a smooth function of confidence with a band. Each ``(points,)``."""
 
     confidence: FloatArray
     accuracy: FloatArray
     low: FloatArray
     high: FloatArray
     density: FloatArray
-    probability: str = ""
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence where it is that of one class, P(y = 1), else empty."""
+        return ""
+
+
+class PositiveSmoothReliability(SmoothReliability):
+    """Smooth reliability of P(y = 1)."""
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence."""
+        return ESTIMANDS["binary"]
 
 
 class MarginReliability(NamedTuple):
@@ -92,13 +112,11 @@ def reliability(
     """
     pairs = pairs_from(logits, labels, **data)
     edges = pairs.equal_mass_edges(bins) if equal_mass else uniform_edges(bins)
-    return reliability_of(
-        pairs.filled(edges), level=level, probability=_probability(logits, **data)
-    )
+    return reliability_of(pairs.filled(edges), level=level, positive=_positive(logits, **data))
 
 
-def reliability_of(filled: Bins, *, level: float = 0.9, probability: str = "") -> Reliability:
-    """Reliability from sums per bin, such as those of an Evaluation."""
+def reliability_of(filled: Bins, *, level: float = 0.9, positive: bool = False) -> Reliability:
+    """Reliability from sums per bin, such as those of an Evaluation; ``positive`` of P(y = 1)."""
     check_level(level)
     with np.errstate(invalid="ignore"):
         effective = filled.effective
@@ -109,18 +127,18 @@ def reliability_of(filled: Bins, *, level: float = 0.9, probability: str = "") -
     empty = filled.weight == 0
     low[empty] = high[empty] = np.nan
     share = filled.weight / filled.total
-    means = (filled.confidence, filled.accuracy)
-    return Reliability(filled.edges, *means, low, high, share, probability)
+    kind = PositiveReliability if positive else Reliability
+    return kind(filled.edges, filled.confidence, filled.accuracy, low, high, share)
 
 
-def _probability(logits: Input, **data: Unpack[EventData]) -> str:
-    """Name the confidence of examples in any form; that of pairs may be anything."""
+def _positive(logits: Input, **data: Unpack[EventData]) -> bool:
+    """Return True if P(y = 1) of examples is measured; pairs may be of anything."""
     scores = data.get("probs") if logits is None else logits
     if scores is None:
-        return ""
+        return False
     shape = checks.as_scores(scores).shape
     classes = int(shape[-1]) if len(shape) > 1 else 2
-    return probability_of(resolve_estimand(data.get("estimand", "auto"), classes))
+    return resolve_estimand(data.get("estimand", "auto"), classes) == "binary"
 
 
 def smooth_reliability(
@@ -166,7 +184,8 @@ def smooth_reliability(
     reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares / points) / density
     low, high = (np.clip(accuracy + sign * reach, 0, 1) for sign in (-1, 1))
     density = density / mass.sum() * points
-    return SmoothReliability(grid, accuracy, low, high, density, _probability(logits, **data))
+    kind = PositiveSmoothReliability if _positive(logits, **data) else SmoothReliability
+    return kind(grid, accuracy, low, high, density)
 
 
 def confidence_histogram(
@@ -205,12 +224,13 @@ def reliability_by_margin(
     """
     checks.check_whole("margin_bins", margin_bins)
     confidence, outcome, _ = pairs_from(logits, labels, estimand=estimand)
-    shown: dict[str, Any] = {"level": level, "probability": _probability(logits, estimand=estimand)}
+    positive = _positive(logits, estimand=estimand)
     margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
     order = np.argsort(margin, kind="stable")
     curves = []
     for part in np.array_split(order, min(margin_bins, order.size)):
         pairs = WeightedPairs(confidence[part], outcome[part], None)
-        curve = reliability_of(pairs.filled(uniform_edges(bins)), **shown)
+        filled = pairs.filled(uniform_edges(bins))
+        curve = reliability_of(filled, level=level, positive=positive)
         curves.append(MarginReliability(float(margin[part[0]]), float(margin[part[-1]]), curve))
     return curves

@@ -173,7 +173,7 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
         where = f"Out of {folds} folds n" if folds else "N"
         console.print(f"{where}othing changes: {figures} before and after.", soft_wrap=True)
         return
-    of = f", {before.heading}" if before.heading else ""
+    of = f", {before.probability}" if before.probability else ""
     both = list(zip(before.table(), after.table(), strict=True))
     if folds:
         heading = shared.interval_heading(before)

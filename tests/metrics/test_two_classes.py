@@ -226,10 +226,10 @@ def test_streams_and_merges_give_the_figures_of_the_whole(one_logit):
         total.merge(pickle.loads(pickle.dumps(alone)))
     for found in (stream.compute(), total.compute()):
         same_figures(found, expected)
-        for name, part in expected.by.items():
+        for name, subgroup in expected.by.items():
             inside = group == int(name)
-            same_figures(found.by[name], part)
-            same_figures(part, cal.evaluate(logits[inside], labels[inside], **options))
+            same_figures(found.by[name], subgroup)
+            same_figures(subgroup, cal.evaluate(logits[inside], labels[inside], **options))
 
 
 def same_figures(found, expected):

@@ -9,11 +9,16 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from typing_extensions import assert_type
 
 import calibrant
+from calibrant._core.checks import FloatArray
+from calibrant.decide import Threshold, shift_prior
 
 TABLES = {"CALIBRATORS", "LOSSES", "METRICS"}
 """Public names that are neither functions nor classes."""
@@ -67,6 +72,17 @@ def test_type_checkers_know_the_public_names():
     """They check this line: a name that they do not find would be Any."""
     value = assert_type(calibrant.ece([[1.0, 0.0]], [0]), float)
     assert value == pytest.approx(1 - 1 / (1 + math.exp(-1)))
+
+
+def test_type_checkers_know_the_form_of_results(tmp_path):
+    """They check these lines: a tensor for a tensor, an array for an array, the class loaded."""
+    priors: Any = {"old_prior": [0.5, 0.5], "new_prior": [0.2, 0.8]}
+    tensor = assert_type(shift_prior(torch.zeros(1, 2), **priors), torch.Tensor)
+    array = assert_type(shift_prior(probs=np.full((1, 2), 0.5), **priors), FloatArray)
+    np.testing.assert_allclose(tensor, array, rtol=1e-6)
+    calibrant.save(Threshold(0.9, 0.5, 0.1, 0.2, 10), tmp_path / "threshold.json")
+    again = assert_type(calibrant.load(tmp_path / "threshold.json", Threshold), Threshold)
+    assert again.threshold == 0.9
 
 
 def test_dir_lists_the_public_names_and_packages():

@@ -144,7 +144,7 @@ def test_a_reliability_diagram_takes_pairs_an_evaluation_or_a_curve(rng):
         heights.append(boxes(next(c for c in axes.containers if isinstance(c, BarContainer)))[:, 3])
     np.testing.assert_allclose(heights[1], heights[0])
     np.testing.assert_allclose(heights[2], heights[0])
-    with pytest.raises(TypeError, match="must be from reliability, evaluate or top_label, got nd"):
+    with pytest.raises(TypeError, match=r"got ndarray: pass calibrant.metrics.reliability\("):
         plots.reliability_diagram(*cal.top_label(logits, labels))  # type: ignore[arg-type]
 
 

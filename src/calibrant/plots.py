@@ -72,7 +72,10 @@ def _reliability(data: object) -> Reliability:
     if isinstance(data, Pairs):
         return curves.reliability(confidence=data.confidence, outcome=data.outcome)
     kind = type(data).__name__
-    raise TypeError(f"data must be from reliability, evaluate or top_label, got {kind}")
+    raise TypeError(
+        f"data must be from reliability, evaluate or top_label, got {kind}: pass "
+        "calibrant.metrics.reliability(logits, labels)"
+    )
 
 
 def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: str = "") -> Axes:

@@ -96,7 +96,7 @@ def test_files_that_are_no_artifacts_are_not_replaced(tmp_path):
     save_file({"logits": torch.zeros(2, 3)}, tmp_path / "c.safetensors")
     for path in sorted(tmp_path.iterdir()):
         before = path.read_bytes()
-        with pytest.raises(ValueError, match="is no artifact and is not replaced: name another"):
+        with pytest.raises(ValueError, match="is not an artifact and is not replaced"):
             io.save(temperature(), path)
         assert path.read_bytes() == before
     assert names(tmp_path) == ["a.json", "b", "c.safetensors"]

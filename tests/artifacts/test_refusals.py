@@ -151,7 +151,7 @@ def test_one_changed_bit_is_refused(file):
 def test_a_file_that_was_cut_off_is_refused(file, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(share * len(content))])
-    refused(file, "is no safetensors file, or a damaged one|is not JSON")
+    refused(file, "is not a safetensors file, or damaged|is not JSON")
 
 
 def declared(shape):
@@ -177,7 +177,7 @@ def declared(shape):
 )
 def test_other_content_is_refused(file, content):
     file.write_bytes(content)
-    refused(file, "is no safetensors file, or a damaged one")
+    refused(file, "is not a safetensors file, or damaged")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The choice of a method: its figures against a slow definition, its rule, and what comes of it.
 
-Numbers of the rule (standard errors, candidates, sample sizes) are taken from the module.
+Candidates and sample sizes are taken from the module.
 """
 
 import warnings
@@ -319,17 +319,14 @@ def test_figures_with_features_are_those_of_fits_that_did_not_see_the_sample(rng
 
 
 def told(monkeypatch, *figures):
-    """Let the figures of the candidates be (name, excess in units of what is allowed)."""
-    found = []
-    for name, units in figures:
-        unit = Candidate(name, 1.0, 0.1, 1.1, 0.0, 0.01).allowed
-        found.append(Candidate(name, 1.0, 0.1, 1.1, units * unit, 0.01))
+    """Let the figures of the candidates be (name, excess in halves of its standard error)."""
+    found = [Candidate(name, 1.0, 0.1, 1.1, halves * 0.01 / 2, 0.01) for name, halves in figures]
     monkeypatch.setattr(auto, "_judge", lambda *_: found)
     monkeypatch.setattr(auto, "_out_of_fold", lambda *_: None)
 
 
 @pytest.mark.parametrize(
-    ("units", "expected"),
+    ("halves", "expected"),
     [
         ((0.0, 0.5, 2.0), 0),
         ((0.9, 0.0, 0.5), 0),
@@ -339,9 +336,9 @@ def told(monkeypatch, *figures):
         ((1.0, 0.0, 0.0), 0),
     ],
 )
-def test_the_simplest_within_noise_of_the_best_is_taken(rng, monkeypatch, units, expected):
+def test_the_simplest_within_half_a_standard_error_is_taken(rng, monkeypatch, halves, expected):
     names = [*CANDIDATES][:3]
-    told(monkeypatch, *zip(names, units, strict=True))
+    told(monkeypatch, *zip(names, halves, strict=True))
     fitted = Auto().fit(*drawn(rng, 300, 4, 1.5))
     assert name_of(fitted) == names[expected]
     assert fitted.reasons_.startswith(f"chose {names[expected]}:")
@@ -351,14 +348,6 @@ def test_the_order_of_the_candidates_is_that_of_the_caller(rng, monkeypatch):
     told(monkeypatch, ("ts", 0.5), ("none", 0.0))
     fitted = Auto(candidates=("ts", "none")).fit(*drawn(rng, 100, 4, 1.5))
     assert name_of(fitted) == "ts"
-
-
-@pytest.mark.parametrize("name", CANDIDATES)
-def test_noise_is_a_number_of_standard_errors(name):
-    one, two = (Candidate(name, 1.0, 0.1, 1.1, 0.0, e).allowed for e in (0.01, 0.02))
-    assert two == pytest.approx(2 * one)
-    assert one > 0
-    assert Candidate(name, 1.0, 0.1, 1.1, 0.0, 0.0).allowed == 0
 
 
 def test_one_candidate_is_chosen(rng):

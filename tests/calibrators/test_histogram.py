@@ -229,6 +229,22 @@ def test_groups_of_classes_blocks_and_threads_change_nothing(
         np.testing.assert_array_equal(again.state_dict()[name], values)
 
 
+def test_classes_are_shared_among_threads_even_if_the_rows_were_read_by_one(
+    rng, monkeypatch, threads
+):
+    threads(3)
+    shared = []
+
+    def on_threads(task, *arguments):
+        shared.append(len(arguments[0]))
+        return [task(*one) for one in zip(*arguments, strict=True)]
+
+    monkeypatch.setattr(histogram, "on_threads", on_threads)
+    monkeypatch.setattr(histogram, "thread_ranges", lambda x: [(0, x.labels.size)])  # as of a GPU
+    quiet(HistogramOneVsRest, *drawn(rng, 130, 11))
+    assert shared == [1, 3]
+
+
 def test_one_vs_rest_refuses_rows_without_a_softmax(rng):
     logits, labels = drawn(rng, 20, 3)
     logits[7] = np.nan

@@ -10,7 +10,7 @@ import pytest
 from calibrant import calibrators
 from calibrant.calibrators import registry
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import ALIASES, CALIBRATORS, calibrator_name, make_calibrator
+from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import TemperatureScaling
 
 NAMES = (
@@ -58,13 +58,13 @@ def test_classes_can_be_imported_from_the_package():
     ],
 )
 def test_aliases_are_understood(alias, name):
-    assert calibrator_name(alias) == name
+    assert CALIBRATORS.name(alias) == name
     assert type(make_calibrator(alias)) is CALIBRATORS[name]
 
 
 def test_no_alias_is_the_name_of_another_method():
-    assert not set(ALIASES) & set(CALIBRATORS)
-    assert len(ALIASES) == sum(len(kind.aliases) for kind in CALIBRATORS.values())
+    assert not set(CALIBRATORS.aliases) & set(CALIBRATORS)
+    assert len(CALIBRATORS.aliases) == sum(len(kind.aliases) for kind in CALIBRATORS.values())
 
 
 def test_unknown_names_and_options_are_answered_with_what_there_is():
@@ -118,3 +118,13 @@ def test_the_documentation_lists_every_method(monkeypatch):
     page = generate.api()
     for kind in CALIBRATORS.values():
         assert f"   {kind.__name__}\n" in page
+
+
+def test_a_calibrator_without_a_size_says_what_is_missing():
+    class Sizeless(Calibrator):
+        pass
+
+    message = r"Sizeless must set parameter_count or define size\(classes\)"
+    with pytest.raises(NotImplementedError, match=message):
+        Sizeless().size(3)
+    assert make_calibrator("none").size(3) == 0

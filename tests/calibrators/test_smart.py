@@ -167,7 +167,7 @@ def test_per_bin_gaps_calibrate(doubled):
 def test_gaps_of_single_samples_do_not_calibrate(doubled):
     given, fresh, floor = doubled
     smart = SMART(objective="pointwise", start="identity", likelihood=0)
-    with pytest.warns(UserWarning, match="equation 6 of the paper.*it does not calibrate"):
+    with pytest.warns(UserWarning, match='pushes confidence to 1 .* use "charbonnier"'):
         smart.fit(*given)
     assert error(smart, *fresh) > max(0.05, 5 * floor)
 

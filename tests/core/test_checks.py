@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -113,6 +114,10 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
         *(torch.zeros(4, 3, dtype=torch.int32), YES, TypeError),
         "logits must be floating point, got int32",
     ),
+    "bfloat16 array": (
+        *(OK.astype(ml_dtypes.bfloat16), YES, TypeError),
+        r"logits must be floating point, got bfloat16: convert with .astype\(float\)",
+    ),
     "boolean logits": (OK > 0, YES, TypeError, "logits must be floating point, got bool"),
     "complex logits": (OK + 0j, YES, TypeError, "logits must be floating point, got complex128"),
     "text": ([["a", "b"]], [0], TypeError, "logits must be floating point, got str32"),
@@ -203,7 +208,12 @@ def test_logits_without_classes_are_refused_even_if_all_is_ignored():
             OK,
             [0, 1, 0, 1],
             "binary",
-            r"binary estimand needs \(n,\) or \(n, 2\) logits, got \(4, 3",
+            r"binary estimand needs \(n,\) or \(n, 2\) logits, got \(4, 3\): use calibrant.metrics"
+            r".one_vs_rest\(logits, labels, k=...\) for one class of several",
+        ),
+        (
+            *(np.zeros(3), [0, 1, 0], "multilabel"),
+            r"must be \(..., tags\), got \(3,\): one logit per example is estimand=\"binary\"",
         ),
         (OK, YES, "multilabel", r"one logit per label is wanted, got logits \(4, 3\) and labels"),
         (np.zeros(3), [0, 1], "binary", r"one logit per label is wanted, got logits \(3,\) and"),
@@ -258,6 +268,14 @@ def test_rounding_of_probabilities_is_forgiven_in_their_own_precision(rng, dtype
     assert math.isfinite(found["ece"].value)
     with pytest.raises(ValueError, match="probs must sum to one"):
         cal.evaluate(probs=probs * 0.9, labels=np.zeros(50, int))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_probabilities_may_be_off_in_the_fourth_decimal_only(dtype):
+    near, far = (np.array([[0.3, 0.7 + off]], dtype) for off in (9e-5, 2e-4))
+    assert cal.nll(probs=near, labels=[1]) == pytest.approx(-math.log(0.7), abs=2e-4)
+    with pytest.raises(ValueError, match=r"probs must sum to one .* got 1\.0002 at row 0"):
+        cal.nll(probs=far, labels=[1])
 
 
 # Pairs

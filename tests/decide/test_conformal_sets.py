@@ -39,10 +39,10 @@ def slow_score(row, label, score, part):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("digits", [16, 1])
-def test_sets_are_those_of_the_definition(score, digits):
+@pytest.mark.parametrize(("digits", "classes"), [(16, 8), (1, 8), (16, 40)])  # 40: many ranks
+def test_sets_are_those_of_the_definition(score, digits, classes):
     rng = np.random.default_rng(1)
-    probs, labels = probabilities(rng, 60)
+    probs, labels = probabilities(rng, 60, classes)
     if digits == 1:  # with many ties
         probs = rng.multinomial(10, probs) / 10
     parts = conformal_sets._uniform(probs, 5)
@@ -51,7 +51,7 @@ def test_sets_are_those_of_the_definition(score, digits):
     fitted = conformal(probs=probs, labels=labels, coverage=0.8, score=score, seed=5)
     assert fitted.limit == pytest.approx(limit, rel=1e-5)
     expected = [
-        [slow_score(row, k, score, part) <= limit + 1e-5 * abs(limit) for k in range(8)]
+        [slow_score(row, k, score, part) <= limit + 1e-5 * abs(limit) for k in range(classes)]
         for row, part in zip(probs, parts, strict=True)
     ]
     assert fitted.sets(probs=probs).tolist() == expected

@@ -243,7 +243,11 @@ def test_model_that_cannot_be_exported(model, by, tmp_path):
         ({"opset": 17}, ValueError, "opset must be 18 or newer, got 17"),
         ({"model": nn.Identity()}, ValueError, "model and example belong together"),
         ({"example": torch.zeros(2, CLASSES)}, ValueError, "model and example belong together"),
-        ({"model": nn.Identity(), "example": 3}, TypeError, "example must be tensors .* got int"),
+        (
+            {"model": nn.Identity(), "example": 3},
+            TypeError,
+            "example must be a tensor, or a tuple or dictionary of tensors, .* got int",
+        ),
         ({"model": nn.Identity(), "example": ()}, TypeError, "example must be .* got tuple"),
         (
             {"model": nn.Identity(), "example": {"a": torch.zeros(2), "b": 1}},

@@ -431,7 +431,7 @@ def test_calibration_data_without_a_class(three, method):
 def test_classes_unknown_to_the_estimator(three):
     X, y = three
     base = LogisticRegression().fit(X[y != 2], y[y != 2])
-    with pytest.raises(ValueError, match="not fitted on: 2"):
+    with pytest.raises(ValueError, match="not fitted on: 2; it knows 0, 1"):
         frozen(base).fit(X, y)
 
 

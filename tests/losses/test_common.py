@@ -9,10 +9,10 @@ import torch
 from scipy.special import expit, log_softmax, softmax
 from torch.nn import functional as F
 
-from calibrant.losses import LOSSES, loss_name
-from calibrant.losses.base import brier, ce
+from calibrant.losses import LOSSES
+from calibrant.losses.base import RegularisedLoss, brier, ce
 from calibrant.losses.focal import dual_focal, flsd, focal
-from calibrant.losses.regularisers import mdca
+from calibrant.losses.regularisers import mdca, soft_ece
 from calibrant.losses.smoothing import acls, cpc, ecp, ls, mbls
 from tests.support.losses import STATEFUL, STATISTICS, called, gradient, made, value
 
@@ -92,13 +92,13 @@ def test_every_line_of_the_table_has_a_summary(name):
 
 
 def test_names_are_understood_in_any_case_and_by_alias():
-    assert [loss_name(name) for name in ("Focal", "label smoothing", "FLSD-53")] == [
+    assert [LOSSES.name(name) for name in ("Focal", "label smoothing", "FLSD-53")] == [
         "focal",
         "ls",
         "flsd",
     ]
     with pytest.raises(ValueError, match=r"unknown loss 'fokal': did you mean focal\? choose from"):
-        loss_name("fokal")
+        LOSSES.name("fokal")
 
 
 # Special cases.
@@ -257,6 +257,15 @@ def test_wrong_shapes_are_refused(name):
         )
     with pytest.raises(TypeError, match="whole numbers"):
         loss(torch.zeros(4, 5), torch.zeros(4), torch.zeros(4, 2), torch.arange(4))
+
+
+def test_modules_show_their_function_and_options():
+    loss = LOSSES["soft_ece"](weight=0.5, base=LOSSES["focal"](gamma=1.0))
+    assert isinstance(loss, RegularisedLoss)
+    assert loss.statistic is soft_ece
+    assert loss.extra_repr() == "soft_ece, weight=0.5"
+    assert LOSSES["mmce"](width=0.2).extra_repr() == "mmce, weight=0.2, width=0.2"
+    assert loss.base.extra_repr() == "focal, gamma=1.0"
 
 
 def test_unknown_options_are_refused():

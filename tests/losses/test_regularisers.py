@@ -99,6 +99,21 @@ def test_crl_ranks_by_history():
     assert found == pytest.approx(plain + (0.75 - (c[0] - c[1])), rel=1e-5)
 
 
+def test_crl_compares_labelled_neighbours_only():
+    loss = CRL(examples=5)
+    loss.right_[:] = torch.tensor([4.0, 1.0, 4.0, 0.0, 2.0])
+    loss.seen_[:] = 4.0
+    logits = torch.tensor([[0.2, 0.0], [3.0, 0.0], [0.0, 0.1], [2.0, 0.0], [0.0, 1.0]])
+    labels = torch.tensor([0, 1, -100, 0, 1])
+    c, past = softmax(logits.double().numpy(), -1).max(-1), [1, 0.25, 1, 0, 0.5]
+    penalties = []
+    for i, j in [(0, 1), (3, 4), (4, 0)]:  # example 2 has no label
+        lead = past[i] - past[j]
+        penalties.append(max(0, abs(lead) - np.sign(lead) * (c[i] - c[j])))
+    expected = value(F.cross_entropy(logits, labels)) + np.mean(penalties)
+    assert value(loss(logits, labels, indices=torch.arange(5))) == pytest.approx(expected, rel=1e-5)
+
+
 def test_crl_remembers_in_training_only():
     loss = CRL(examples=3)
     logits, labels = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])

@@ -277,7 +277,7 @@ def test_twenty_million_examples_give_the_exact_error_in_flat_memory(estimand):
 # Ranks
 
 RANK = """
-import json, sys
+import json, pickle, sys
 import numpy as np
 import torch.distributed as dist
 import calibrant as cal
@@ -302,6 +302,19 @@ finish("sums", stream)
 
 stream = cal.Accumulator(pairs=True).update(logits[mine], labels[mine])
 finish("pairs", stream)
+
+gathered = []
+gather = dist.all_gather_object
+
+def counting(ranks, mine, *rest):
+    gathered.append(len(pickle.dumps(mine)))
+    return gather(ranks, mine, *rest)
+
+dist.all_gather_object = counting
+many = np.tile(logits[mine], 50)
+finish("many classes", cal.Accumulator().update(many, labels[mine]))
+found["gathered bytes"] = sum(gathered)
+dist.all_gather_object = gather
 
 stream = cal.Accumulator(pairs=True, level=None)
 finish("everything", stream.update(
@@ -404,6 +417,15 @@ def test_a_rank_without_data_changes_nothing(ranks, idle):
 @pytest.mark.slow
 def test_ranks_without_class_wise_sums_add_up(ranks):
     assert_same(figures(ranks[0]["no class-wise sums"]), {"ece": whole(False)["ece"]})
+
+
+@pytest.mark.slow
+def test_sums_of_ranks_are_added_not_gathered(ranks):
+    expected = cal.evaluate(np.tile(LOGITS, 50), LABELS, level=None)
+    found = figures(ranks[0]["many classes"])
+    assert_same(found, {name: values(expected)[name] for name in found})
+    # the sums of 200 classes, with those of their intervals, are 2.4 MB
+    assert all(found["gathered bytes"] < 10_000 for found in ranks)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
-from calibrant.metrics.gaps import gap_curve
+from calibrant.metrics.gaps import gap_curve, gap_deviation
 from tests.support.simulate import drawn_pairs
 
 
@@ -52,3 +52,13 @@ def test_the_debiased_error_solves_its_equation(rng):
     assert np.abs(curve - gap).max() > 1e-3  # smoother than what was observed
     mean = np.abs(found / np.abs(curve).sum() * curve + noise).sum(1).mean()
     assert mean == pytest.approx(observed, rel=0.01)
+
+
+def test_the_deviation_of_a_gap_is_that_of_a_mean_over_all_examples(rng):
+    """A gap is the mean of confidence - outcome, which is 0 for examples of the other bins."""
+    confidence, outcome = drawn_pairs(rng, 400, 0.3)
+    filled = fill(confidence, outcome.astype(float), uniform_edges(4))
+    for b, found in enumerate(gap_deviation(filled)):
+        inside = (confidence > b / 4) & (confidence <= (b + 1) / 4)
+        terms = np.where(inside, confidence - outcome, 0)
+        assert found == pytest.approx(terms.std() / np.sqrt(400))

@@ -278,6 +278,11 @@ def test_margins_of_masked_single_and_one_logit_rows(masked):
     np.testing.assert_array_equal(cal.metrics.margins([-2.0, 0.5]), [2, 0.5])
 
 
+def test_margins_of_rows_without_a_softmax_are_refused():
+    with pytest.raises(ValueError, match=r"\+inf at row 1: find the example that overflowed"):
+        cal.metrics.margins([[1.0, 0.0], [INF, 0.0]])
+
+
 def test_margins_of_no_rows_are_no_margins():
     assert cal.metrics.margins(np.zeros((0, 4))).shape == (0,)
 

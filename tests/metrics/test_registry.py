@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.metrics import metric_name
 from tests.support.simulate import drawn
 
 every = pytest.mark.parametrize("name", cal.METRICS)
@@ -27,12 +26,21 @@ def test_a_metric_is_a_public_function_with_a_summary(name):
     assert metric.summary.endswith((".", "nats."))
 
 
+def test_a_metric_that_was_discovered_can_be_imported(monkeypatch):
+    monkeypatch.setitem(cal.METRICS, "toy", cal.METRICS["ece"])
+    from calibrant.metrics import toy  # type: ignore[attr-defined]
+
+    assert toy is cal.ece
+    with pytest.raises(AttributeError, match=r"'calibrant\.metrics' has no attribute 'no_metric'"):
+        cal.metrics.no_metric  # type: ignore[attr-defined]  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("typed", "name"),
     [("ECE", "ece"), ("Brier score", "brier"), ("log-loss", "nll"), ("AdaECE", "ada_ece")],
 )
 def test_names_are_understood_in_any_case_and_by_alias(typed, name):
-    assert metric_name(typed) == name
+    assert cal.METRICS.name(typed) == name
     assert list(cal.Accumulator(metrics=[typed], pairs=True).metrics) == [name]
 
 
@@ -81,3 +89,9 @@ def test_the_direction_of_a_metric_is_as_declared(rng, name):
 def test_metrics_that_need_no_pairs_are_those_of_a_stream():
     stream = cal.Accumulator(level=None).update(*DATA).compute()
     assert set(stream) == {name for name, m in cal.METRICS.items() if not m.needs_pairs}
+
+
+@every
+def test_misspelt_arguments_are_refused(name):
+    with pytest.raises(TypeError, match="weight"):
+        cal.METRICS[name].compute([[1.0, 0.0], [0.0, 2.0]], [0, 1], weight=[1.0, 2.0])

@@ -59,3 +59,8 @@ def test_alarm_outlasts_the_drift(rng):
     assert watch.alarm == raised
     assert watch.report().alarm == raised
     assert watch.e_value < raised.e_value
+
+
+def test_table_has_the_last_twenty_windows():
+    report = Monitor(window=1).observe(np.full(25, 0.5), np.arange(25) % 2).report()
+    assert [row[0] for row in report.table()] == ["window", *map(str, range(6, 26))]

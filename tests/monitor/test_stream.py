@@ -114,6 +114,20 @@ def test_bad_input_leaves_no_trace(call, kind, message):
     assert json.dumps(watch.state()) == before
 
 
+# Alarms.
+
+
+@pytest.mark.parametrize(("referenced", "limit"), [(False, 20), (True, 40)])
+def test_a_reference_leaves_half_of_the_false_alarms_to_the_stream(referenced, limit):
+    """At 5 % the limit of the e-value is 1 / 0.05, or 2 / 0.05 beside a reference."""
+    known = (np.full(1000, 0.9), np.arange(1000) < 900) if referenced else None
+    watch, seen = Monitor(window=1, reference=known), []
+    while watch.alarm is None:
+        seen.append(watch.e_value)
+        watch.observe([0.9], [len(seen) % 2])  # right half of the time
+    assert limit / 2 < max(seen) < limit <= watch.alarm.e_value
+
+
 # Workers.
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import calibrant as cal
-from calibrant.retrain.features import replace_head
+from calibrant.retrain.features import replace_head, stratified_share
 from calibrant.retrain.maccal import MaCCal
 from calibrant.retrain.masked_classifier import MaskedClassifier, masked_step
 from tests.support.features import CLASSES, QUICK, WIDTH, logits_by_hand
@@ -267,3 +267,13 @@ def test_module_with_a_submodule_called_head_is_inserted_whole():
 
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     assert isinstance(replace_head(model, Own())[1], Own)  # type: ignore[index]
+
+
+def test_the_seed_draws_the_share_of_each_class():
+    labels = np.repeat([0, 1, 2], [40, 20, 7])
+    first, again, other = (stratified_share(labels, 0.25, seed) for seed in (3, 3, 4))
+    assert first.tolist() == again.tolist()
+    for label, size in enumerate((10, 5, 2)):
+        one, two = (set(part[labels[part] == label].tolist()) for part in (first, other))
+        assert len(one) == len(two) == size
+        assert one != two

@@ -5,6 +5,7 @@ import math
 import re
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -449,6 +450,15 @@ def test_advice(rows, choice, advice):
     assert re.fullmatch(advice, found.advice())
 
 
+@pytest.mark.parametrize("flaw", [{"argmax_changed": 1}, {"notes": ["few examples"]}])
+def test_methods_that_change_predictions_or_warned_are_the_last_choice(flaw):
+    found = comparison(a=(0.01, 0.3), b=(0.02, 0.4), c=(0.03, 0.5))
+    a, b, c, bad = found.rows
+    flawed = replace(found, rows=[replace(a, **flaw), b, c, bad])
+    assert (found.choice(), flawed.choice()) == ("a", "b")
+    assert replace(found, rows=[replace(row, **flaw) for row in (b, a)]).choice() == "a"
+
+
 def test_printed_table(both):
     found = compare(both[0], {"x": Shift(), "bad": Broken()})
     lines = str(found).splitlines()
@@ -470,3 +480,10 @@ def test_printed_table(both):
 
 def test_a_fit_may_take_as_long_as_it_wants(both):
     assert compare(both[0], ["ts"], time_limit=None, level=None).rows[0].error is None
+
+
+def test_logits_that_look_like_probabilities_warn_at_the_line_of_the_caller(rng):
+    probs = rng.dirichlet([1.0, 1.0, 1.0], 200)
+    with pytest.warns(UserWarning, match="logits look like probabilities") as told:
+        compare({"logits": probs, "labels": rng.integers(3, size=200)}, ["none"], level=None)
+    assert [warning.filename for warning in told] == [__file__]

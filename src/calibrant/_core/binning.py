@@ -54,15 +54,30 @@ def check_bins(bins: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Sums per bin, each ``(bins,)``; those of two sets of examples add to those of their union."""
+    """Sums per bin; those of two sets of examples add up to those of their union.
 
-    edges: FloatArray  # (bins + 1,)
-    count: IntArray  # of examples
-    weight: FloatArray  # sum of weights (the counts where there are no weights)
-    claimed: FloatArray  # weighted sum of confidences
-    observed: FloatArray  # weighted sum of outcomes
-    spread: FloatArray  # sum of squared weight times squared (confidence - outcome)
-    squares: FloatArray  # sum of squared weights
+    Attributes
+    ----------
+    edges : (bins + 1,) float64
+    count : (bins,) int64
+        Number of examples.
+    weight : (bins,) float64
+        Sum of weights; the counts where there are no weights.
+    claimed, observed : (bins,) float64
+        Weighted sums of confidences and of outcomes.
+    spread : (bins,) float64
+        Sum of squared weight times squared ``confidence - outcome``.
+    squares : (bins,) float64
+        Sum of squared weights.
+    """
+
+    edges: FloatArray
+    count: IntArray
+    weight: FloatArray
+    claimed: FloatArray
+    observed: FloatArray
+    spread: FloatArray
+    squares: FloatArray
 
     @classmethod
     def empty(cls, edges: FloatArray) -> Bins:

@@ -34,7 +34,11 @@ def as_scores(values: Values, name: str = "logits") -> Logits:
     """Return ``values`` as a tensor or array of floats, without copying either."""
     scores = _asarray(values)
     kind = _kind(scores)
-    if "float" not in kind:
+    # the kind, not the name: arrays of ml_dtypes' bfloat16 are not of a floating kind
+    floating = (
+        scores.is_floating_point() if isinstance(scores, Tensor) else scores.dtype.kind == "f"
+    )
+    if not floating:
         remedy = "convert with .astype(float) or .float()"
         if kind == "object":
             remedy = "rows of different lengths or Python objects are not an array of numbers"

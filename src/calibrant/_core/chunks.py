@@ -97,10 +97,11 @@ def examples(
         )
     wanted = ""
     if estimand == "multilabel" and scores.ndim < 2:
-        wanted, remedy = "multilabel logits must be (..., tags)", 'see estimand="binary"'
+        wanted = "multilabel logits must be (..., tags)"
+        remedy = 'one logit per example is estimand="binary"'
     elif estimand == "binary" and checked.classes > 2:
         wanted = "the binary estimand needs (n,) or (n, 2) logits"
-        remedy = "calibrant.metrics.one_vs_rest(logits, labels, k=...) is for one class of several"
+        remedy = "use calibrant.metrics.one_vs_rest(logits, labels, k=...) for one class of several"
     elif checked.classes < 2:
         wanted = "logits must have at least two classes"
         remedy = "one column of log-odds goes in as logits.squeeze(-1)"

@@ -218,9 +218,13 @@ def tabulate(examples: Examples) -> Records:
     check_some(len(labels))
     rows, nodes = len(labels), OCTAVES * nodes_per_octave(examples.classes) + 1
     columns: tuple[Any, ...] = (  # in the order of Records
-        *(np.empty((rows, nodes, 2), np.float32), np.empty(rows), np.empty(rows)),
-        *(np.empty((rows, TOP), np.float32), np.empty(rows)),
-        *(np.empty(rows, bool), np.empty(rows, np.int64)),
+        np.empty((rows, nodes, 2), np.float32),  # table
+        np.empty(rows),  # own_gap
+        np.empty(rows),  # mean_gap
+        np.empty((rows, TOP), np.float32),  # gaps
+        np.empty(rows),  # top
+        np.empty(rows, bool),  # correct
+        np.empty(rows, np.int64),  # possible
     )
     ends = np.cumsum([0, *((examples.labels[a:b] != IGNORED).sum() for a, b in ranges)])
     places = [tuple(column[a:b] for column in columns) for a, b in pairwise(ends)]

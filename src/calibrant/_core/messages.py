@@ -1,4 +1,4 @@
-"""Wording that errors share, and names as people type them."""
+"""Wording that errors share."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ def comma_separated(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
-def resolve_name(
-    kind: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None
-) -> str:
-    """Return the known name for a name as typed: in any case, with dashes, or an alias.
-
-    >>> resolve_name("metric", "Smooth-ECE", ["ece", "smooth_ece"])
-    'smooth_ece'
-    """
-    plain = _plain(name)
-    plain = (aliases or {}).get(plain, plain)
-    if plain not in known:
-        raise unknown_name(kind, name, known, aliases)
-    return plain
-
-
 def unknown_name(
     kind: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None
 ) -> ValueError:
@@ -35,10 +20,11 @@ def unknown_name(
     ValueError("unknown method 'tss': did you mean ts? choose from none, ts")
     """
     names, aliases = list(known), aliases or {}
-    near = difflib.get_close_matches(_plain(name), [*names, *aliases], n=1)
+    near = difflib.get_close_matches(plain_name(name), [*names, *aliases], n=1)
     hint = f"did you mean {aliases.get(near[0], near[0])}? " if near else ""
     return ValueError(f"unknown {kind} {name!r}: {hint}choose from {comma_separated(names)}")
 
 
-def _plain(name: object) -> str:
+def plain_name(name: object) -> str:
+    """Return a name as typed in lower case, with underscores for dashes and blanks."""
     return str(name).strip().lower().replace("-", "_").replace(" ", "_")

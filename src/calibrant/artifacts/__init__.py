@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from calibrant._core.atomic_files import remove_leftovers, replacing
 from calibrant.artifacts import formats
@@ -24,6 +24,8 @@ __all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "sa
 FILE = "calibrant.safetensors"  # in a folder
 FILE_SUFFIXES = (".safetensors", ".json")  # of paths that name the file itself
 
+T = TypeVar("T")
+
 
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Write a fitted object to an artifact, which :func:`load` reads.
@@ -34,10 +36,11 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     obj : object
-        A fitted calibrator, or an object of the other kinds (``KINDS``).
+        A fitted calibrator, a ``PriorCorrection``, ``MaCCal``, ``Threshold``, ``ConformalSets``,
+        ``Monitor``, or of :mod:`calibrant.llm` a ``FittedHead`` or ``AnswerCalibrator``.
     path : path
         A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
-        suffix .safetensors or .json, the file itself.
+        suffix .safetensors or .json, the file itself. The parent folder must exist.
 
     Examples
     --------
@@ -66,6 +69,10 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         formats.remove_files(place)
 
 
+@overload
+def load(path: str | os.PathLike[str]) -> Any: ...
+@overload
+def load(path: str | os.PathLike[str], wanted: type[T]) -> T: ...
 def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
     """Read an artifact that :func:`save` wrote, onto the CPU.
 
@@ -136,5 +143,7 @@ def _target(place: Path) -> Path:
         try:
             read(place)
         except ValueError as error:
-            raise ValueError(f"{place} is no artifact and is not replaced: name another") from error
+            raise ValueError(
+                f"{place} is not an artifact and is not replaced: name another"
+            ) from error
     return place

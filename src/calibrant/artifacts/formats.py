@@ -19,14 +19,29 @@ KEYS = ("format", "kind", "description", "calibrant", "config", "extra", "sha256
 
 
 class Artifact(NamedTuple):
-    """The content of an artifact."""
+    """The content of an artifact.
+
+    Attributes
+    ----------
+    format : int
+    kind : str
+        Name of a class.
+    description : str
+    calibrant : str
+        Version that wrote it.
+    config : dict
+        Arguments of the constructor; modules among them as ``{"kind": ..., "config": ...}``.
+    extra : dict
+        Entries of the ``state_dict`` that are no tensors.
+    tensors : dict
+    """
 
     format: int
-    kind: str  # name of a class
+    kind: str
     description: str
-    calibrant: str  # version that wrote it
-    config: Any  # arguments of the constructor; modules as {"kind": ..., "config": ...}
-    extra: Any  # entries of the state_dict that are no tensors
+    calibrant: str
+    config: Any
+    extra: Any
     tensors: dict[str, Tensor]
 
 
@@ -49,7 +64,7 @@ def unpacked(content: bytes) -> Artifact:
     try:
         tensors = tensors_of(content)
     except Exception as error:  # of several kinds
-        raise ValueError(f"it is no safetensors file, or a damaged one ({error})") from error
+        raise ValueError(f"it is not a safetensors file, or damaged ({error})") from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata: dict[str, str] = header.get("__metadata__") or {}
     version = metadata.get("format", "")

@@ -28,6 +28,8 @@ class Affine(Calibrator):
 
     accepts_masked = False
     learned_shapes = "weight_ classes classes|classes; bias_ classes"
+    weight_: Tensor
+    bias_: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,8 @@ class VectorScaling(Affine):
 
     Attributes
     ----------
-    weight_, bias_ : (classes,) Tensor
+    weight_ : (classes,) Tensor
+    bias_ : (classes,) Tensor
 
     Examples
     --------
@@ -96,6 +99,10 @@ class VectorScaling(Affine):
 
 class Regularised(Affine):
     """A matrix and an intercept, with penalties as options or by cross-validation."""
+
+    off_diagonal_: Tensor
+    intercept_: Tensor
+    on_diagonal_: Tensor
 
     def __init__(
         self, *, off_diagonal: float | None = None, intercept: float | None = None, seed: int = 0
@@ -175,7 +182,8 @@ class MatrixScaling(Regularised):
 
     Attributes
     ----------
-    weight_, bias_ : (classes, classes), or (classes,) if ``is_diagonal_``, and (classes,) Tensor
+    weight_ : (classes, classes) Tensor, or (classes,) if ``is_diagonal_``
+    bias_ : (classes,) Tensor
     off_diagonal_, intercept_, on_diagonal_ : scalar Tensor
         :math:`\lambda` (inf when the matrix is diagonal), :math:`\mu` and :math:`\delta`.
 

@@ -130,7 +130,8 @@ def gather(
             raise masked_row(number) if masked else chunks.explained(examples, number)
         if done == 0:
             values = chunk.logits.new_empty(which.size, examples.classes)
-        rows = place[done : (done := done + len(chunk.labels))]
+        rows = place[done : done + len(chunk.labels)]
+        done += len(chunk.labels)
         values[rows.to(values.device)] = inputs(chunk.logits.double()).to(values.dtype)
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
     labels, weights = (torch.from_numpy(x[which[order]]) for x in (examples.labels, weight))

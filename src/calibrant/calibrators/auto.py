@@ -42,14 +42,18 @@ TOGETHER = 20  # replicates that are held in memory at a time
 
 
 class Candidate(NamedTuple):
-    """Cross-validated figures of a method."""
+    """Cross-validated figures of a method.
+
+    ``score`` is the sum of ``nll`` and ``ece``, ``excess`` its difference from the lowest score,
+    and ``error`` the standard error of that difference.
+    """
 
     name: str
     nll: float
     ece: float
-    score: float  # their sum
-    excess: float  # difference from the lowest score
-    error: float  # standard error of that difference
+    score: float
+    excess: float
+    error: float
 
     @property
     def allowed(self) -> float:
@@ -64,8 +68,10 @@ class Auto(RecordsCalibrator):
 
     .. math:: \text{score} = \text{NLL} + \text{ECE},
 
-    with soft bins. A bootstrap gives the standard error of each difference from the best score, and
-    the first candidate within half of it is chosen. Methods that need features take part if the fit
+    with soft bins. Likelihood alone lets confidence drift where bins would show it; calibration
+    alone can be had by predicting the accuracy for every example. A bootstrap gives the standard
+    error of each difference from the best score, and the first candidate within half of it is
+    chosen. Doing nothing is among the candidates. Methods that need features take part if the fit
     gets features; if one is chosen, predictions need them too.
 
     Parameters

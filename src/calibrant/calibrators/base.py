@@ -47,7 +47,7 @@ class Calibrator(nn.Module):
         Names on the command line and in saved files.
     summary : str
         A line for the table of methods in the documentation.
-    parameter_count : int
+    parameter_count : int or None
         Number of fitted parameters, where it does not depend on classes or options.
     retired_options : dict
         Options of earlier releases, with the value that is now fixed: saved files may have them.
@@ -70,7 +70,7 @@ class Calibrator(nn.Module):
     name: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
-    parameter_count: ClassVar[int] = 0
+    parameter_count: ClassVar[int | None] = None
     retired_options: ClassVar[dict[str, Any]] = {}
     keeps_argmax: bool = False
     monotone: bool = False
@@ -80,6 +80,8 @@ class Calibrator(nn.Module):
     needs_head: bool = False
     fits_records: bool = False
     learned_shapes: str = ""
+    classes_: Tensor
+    width_: Tensor
 
     if TYPE_CHECKING:  # learned values, which `_store` creates, are tensors
 
@@ -103,6 +105,9 @@ class Calibrator(nn.Module):
 
     def size(self, classes: int) -> int:
         """Number of fitted parameters for a number of classes."""
+        if self.parameter_count is None:
+            name = type(self).__name__
+            raise NotImplementedError(f"{name} must set parameter_count or define size(classes)")
         return self.parameter_count
 
     @property
@@ -147,7 +152,10 @@ class Calibrator(nn.Module):
             self.check_features(inputs, shape, fitting=True)
             if self.needs_head and head is None:
                 name = type(self).__name__
-                raise ValueError(f"{name} needs the last layer: pass head=(weight, bias)")
+                raise ValueError(
+                    f"{name} needs the last layer: pass head=(weight, bias), of shapes "
+                    "(classes, width) and (classes,)"
+                )
             known = examples.labels[examples.labels != IGNORED]
             distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
             self._warn_of_few(len(known), examples.classes, distinct)

@@ -39,8 +39,8 @@ class BBQ(StepMap):
     millionth of the weight are left out.
 
     The authors treat every class apart; here it is the top class, so that predictions stay.
-    Weights count as examples, also for :math:`n`: do not normalise them to sum to 1. The option is
-    that of histogram binning.
+    Weights count as examples, also for :math:`n`: do not normalise them to sum to 1.
+    ``keep_argmax`` is that of :class:`HistogramBinning`.
 
     Examples
     --------
@@ -83,7 +83,8 @@ class ScalingBinning(StepMap):
     give the mean of its output instead of their accuracy: their calibration error can be measured,
     as that of a histogram, but their levels have only the noise of two parameters. As in the
     authors' code, all examples serve for the line, the edges and the means. ``solution_`` is that
-    of the slope and the offset. The options are those of histogram binning.
+    of the slope and the offset. ``bins`` and ``keep_argmax`` are those of
+    :class:`HistogramBinning`.
 
     Examples
     --------

@@ -38,6 +38,9 @@ class ClassTemperatures(Calibrator):
     Attributes
     ----------
     temperatures_ : (classes,) Tensor
+    solution_ : Solution
+        ``value`` is the ECE of the fitted examples, ``steps`` the number of passes; converged if
+        the last of them changed nothing.
 
     Examples
     --------
@@ -54,6 +57,7 @@ class ClassTemperatures(Calibrator):
     summary = "a temperature for each class, searched for the lowest ECE"
     accepts_masked = False
     learned_shapes = "temperatures_ classes"
+    temperatures_: Tensor
 
     def __init__(self, *, passes: int = 3) -> None:
         super().__init__()

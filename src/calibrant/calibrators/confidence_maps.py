@@ -48,6 +48,8 @@ class SigmoidScaling(TopLabelMap):
     summary = "a straight line for the log-odds of the top class (Platt)"
     parameter_count = 2
     tempered = False
+    slope_: Tensor
+    offset_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
@@ -93,6 +95,7 @@ class BetaCalibration(TopLabelMap):
     summary = "a line in the logarithms of confidence and doubt"
     parameter_count = 3
     tempered = False
+    line_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
@@ -150,6 +153,9 @@ class SplineCalibration(TopLabelMap):
     summary = "a spline through the cumulated errors (KS)"
     tempered = False
     learned_shapes = "odds_ points; shift_ points"
+    odds_: Tensor
+    shift_: Tensor
+    least_: Tensor
 
     def __init__(self, *, knots: int = 6, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)

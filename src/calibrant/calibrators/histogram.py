@@ -44,6 +44,8 @@ class StepMap(TopLabelMap):
 
     tempered = False
     learned_shapes = "edges_ cuts; levels_ cuts+1"
+    edges_: Tensor
+    levels_: Tensor
 
     def __init__(self, *, keep_argmax: bool = True) -> None:
         super().__init__(keep_argmax=keep_argmax)
@@ -128,6 +130,8 @@ class HistogramOneVsRest(Calibrator):
     name = "histogram_ovr"
     summary = "a histogram for each class"
     learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
+    edges_: Tensor
+    levels_: Tensor
 
     def __init__(self, *, bins: int = 15, mass: bool = True) -> None:
         super().__init__()
@@ -245,8 +249,9 @@ def by_class(
 
     def read(columns: NDArray[np.float32], first: int, run: tuple[int, int], done: int) -> None:
         for odds in chunks(run):
-            rows = slice(done, done := done + len(odds))
-            columns[:, rows] = odds[:, first : first + len(columns)].T.cpu().numpy()
+            part = odds[:, first : first + len(columns)].T.cpu().numpy()
+            columns[:, done : done + len(odds)] = part
+            done += len(odds)
 
     def work(columns: NDArray[np.float32], first: int, numbers: IntArray) -> list[T]:
         return [task(columns[k], labels == first + k) for k in numbers.tolist()]
@@ -256,7 +261,8 @@ def by_class(
         check_time()
         columns = np.empty((min(held, examples.classes - first), len(labels)), np.float32)
         on_threads(partial(read, columns, first), ranges, starts.tolist())
-        parts = np.array_split(np.arange(len(columns)), len(ranges))
+        # the columns are on the CPU, wherever the logits are
+        parts = np.array_split(np.arange(len(columns)), torch.get_num_threads())
         result += chain.from_iterable(on_threads(partial(work, columns, first), parts))
     return result
 

@@ -43,6 +43,9 @@ class StepCalibrator(Calibrator):
     """A temperature, if wanted, then curves of steps for the probabilities of the classes."""
 
     learned_shapes = "odds_ points; prob_ points"
+    temperature_: Tensor
+    odds_: Tensor
+    prob_: Tensor
 
     def __init__(self, *, temperature: bool = True) -> None:
         super().__init__()
@@ -137,8 +140,19 @@ class IsotonicOneVsRest(StepCalibrator):
     where :math:`f_k` is fitted to the probability of class :math:`k` and whether it is the label,
     as in :class:`IsotonicCalibration`. It may change the predicted class. With a temperature first
     it is the IROvA-TS of Zhang et al. 2020. Classes without an example keep their probability, up
-    to the sum of the row. Each class needs hundreds of examples of its own. ``odds_`` and ``prob_``
-    are ``(classes, m)`` Tensors, in which short rows repeat their last end.
+    to the sum of the row. Each class needs hundreds of examples of its own.
+
+    Parameters
+    ----------
+    temperature : bool
+        Divide by the best single temperature first.
+
+    Attributes
+    ----------
+    temperature_ : scalar Tensor
+    odds_, prob_ : (classes, m) Tensor
+        Log-odds of the ends of the steps of each class, and the new probability there; short rows
+        repeat their last end.
 
     Examples
     --------

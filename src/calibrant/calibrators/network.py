@@ -36,6 +36,10 @@ class NetworkTemperature(TemperatureCalibrator):
     start: str = "ts"
     patience: int = 250  # steps without progress after which the search ends
     rate: float = 5e-3  # of Adam
+    mean_: Tensor
+    deviation_: Tensor
+    low_: Tensor
+    high_: Tensor
 
     def __init__(
         self, objective: str, hidden: Sequence[int], steps: int, seed: int, width: int = 1

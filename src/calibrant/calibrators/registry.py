@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from calibrant._core.messages import comma_separated, resolve_name
+from calibrant._core.messages import comma_separated
+from calibrant._core.registry import Registry
 from calibrant.calibrators.base import Calibrator
 
 PACKAGE = "calibrant.calibrators"
@@ -35,10 +36,8 @@ def _calibrators() -> Iterator[type[Calibrator]]:
                 yield kind
 
 
-CALIBRATORS: dict[str, type[Calibrator]] = {kind.name: kind for kind in _calibrators()}
+CALIBRATORS = Registry("method", {kind.name: kind for kind in _calibrators()})
 """Every calibrator by its name on the command line and in saved files."""
-ALIASES = {alias: name for name, kind in CALIBRATORS.items() for alias in kind.aliases}
-"""Other names that :func:`make_calibrator` understands."""
 
 
 def make_calibrator(
@@ -56,7 +55,7 @@ def make_calibrator(
                 f"{type(method).__name__}: pass them to its constructor"
             )
         return method
-    name, options = calibrator_name(method), options or {}
+    name, options = CALIBRATORS.name(method), options or {}
     known = inspect.signature(CALIBRATORS[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:
@@ -64,8 +63,3 @@ def make_calibrator(
         has = f"its options are {comma_separated(choices)}" if choices else "it has none"
         raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")
     return CALIBRATORS[name](**options)
-
-
-def calibrator_name(method: str) -> str:
-    """The name in :data:`CALIBRATORS` of a name or alias, in any case and with - for _."""
-    return resolve_name("method", method, CALIBRATORS, ALIASES)

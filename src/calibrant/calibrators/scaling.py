@@ -35,6 +35,7 @@ class Identity(base.TemperatureCalibrator):
     name = "none"
     aliases = ("identity",)
     summary = "nothing: what the others are compared with"
+    parameter_count = 0
 
     def _fit_records(self, records: Records) -> None:
         self.solution_ = None
@@ -76,6 +77,7 @@ class TemperatureScaling(base.TemperatureCalibrator):
     aliases = ("temperature", "temperature_scaling")
     summary = "one temperature for all"
     parameter_count = 1
+    temperature_: Tensor
 
     def __init__(self, *, objective: TemperatureObjective = "nll") -> None:
         super().__init__()
@@ -135,6 +137,8 @@ class EnsembleTemperatureScaling(base.RecordsCalibrator):
     aliases = ("ensemble_temperature_scaling",)
     summary = "mixes the tempered, the raw and the uniform distribution"
     parameter_count = 3  # one weight follows from the others
+    temperature_: Tensor
+    weights_: Tensor
 
     def __init__(self, *, objective: Literal["nll", "brier"] = "nll") -> None:
         super().__init__()

@@ -144,7 +144,10 @@ class SMART(NetworkTemperature):
 
     def _objective(self) -> objectives.Objective:
         if self.objective == "pointwise":
-            warn('objective "pointwise" (equation 6 of the paper): it does not calibrate')
+            warn(
+                'objective "pointwise" (equation 6 of the paper) pushes confidence to 1 where most '
+                'answers are right: it does not calibrate, use "charbonnier"'
+            )
         soft: dict[str, Callable[..., objectives.Measured]] = {
             "charbonnier": partial(objectives.soft_ece, delta=1e-3),
             "soft_ece": objectives.soft_ece,

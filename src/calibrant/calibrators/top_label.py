@@ -49,6 +49,8 @@ class OddsCalibrator(RecordsCalibrator):
     """
 
     tempered: bool = True
+    temperature_: Tensor
+    rest_temperature_: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,6 +209,8 @@ class OddsScaling(TopLabelMap):
     aliases = ("odds_scaling",)
     summary = "a broken line for the log-odds of the top class"
     LIMIT: ClassVar[float] = 5.0  # largest slope and offset, for data without an optimum
+    knots_: Tensor
+    line_: Tensor
 
     def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: int = 2) -> None:
         super().__init__()

@@ -83,8 +83,9 @@ def train(
     from calibrant.bench.train.ranks import joining
     from calibrant.bench.train.recipe import Recipe
     from calibrant.bench.train.results import add_rows, summary, train as run
+    from calibrant.losses import LOSSES
 
-    losses = list(dict.fromkeys(shared.names_in(loss) or []))
+    losses = list(dict.fromkeys(map(LOSSES.name, shared.names_in(loss) or [])))
     seeds = list(dict.fromkeys(shared.names_in(seed) or []))
     loss_options = shared.method_options(options)
     if not losses or not seeds:

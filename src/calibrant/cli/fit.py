@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
 
 METRICS = ("accuracy", "ece", "nll", "brier")
+METHOD = "Method to fit; calibrant compare tries all of them."
 
 
 @click.command()
 @click.argument("pred")
-@click.option("--method", default="auto", show_default=True, metavar="NAME", help="What to fit.")
+@click.option("--method", default="auto", show_default=True, metavar="NAME", help=METHOD)
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
 @shared.SET
 @click.option(
@@ -65,7 +66,7 @@ def fit(
       calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
     from calibrant.artifacts import save
-    from calibrant.calibrators.registry import calibrator_name
+    from calibrant.calibrators.registry import CALIBRATORS
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
@@ -84,7 +85,7 @@ def fit(
     elif train:
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
-        name, workflow = calibrator_name(method), cross_fit if folds else fit_and_measure
+        name, workflow = CALIBRATORS.name(method), cross_fit if folds else fit_and_measure
         with shared.progress_bar() as progress:
             fitted = workflow(pred, name, progress=progress, **common, **choices)
     written = shared.how_written(out, "saved in")

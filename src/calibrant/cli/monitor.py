@@ -122,7 +122,7 @@ def _resumed(
     from calibrant.artifacts import load
     from calibrant.monitor import Monitor
 
-    watch: Monitor = load(state, Monitor)
+    watch = load(state, Monitor)
     if calibrator is not None:
         watch.resume(calibrator)
     begun = {name: getattr(watch, name) for name in ("tolerance", "false_alarms", "bins")}

@@ -50,8 +50,10 @@ GROUPS = click.option(
 
 
 def names_in(text: str | None) -> list[str] | None:
-    """Return the names in a list with commas or spaces, in lower case; None for an empty one."""
-    return text.lower().replace(",", " ").split() if text else None
+    """Return the names in a list with commas, or else with blanks; None for an empty one."""
+    if not text:
+        return None
+    return [name.strip() for name in text.split("," if "," in text else None) if name.strip()]
 
 
 def method_options(texts: tuple[str, ...]) -> dict[str, Any]:

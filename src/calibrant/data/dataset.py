@@ -51,7 +51,10 @@ ARRAYS = "the arrays"  # in place of a path
 
 @dataclass(frozen=True)
 class Split:
-    """The examples under one name, over all shards that have it; the plain arrays are ``""``."""
+    """The examples under one name, over all shards that have it; the plain arrays are ``""``.
+
+    What is read whole is kept, so that several methods share it.
+    """
 
     dataset: Dataset
     name: str

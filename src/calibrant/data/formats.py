@@ -63,7 +63,9 @@ class Reader:
 
 def changed(path: str) -> ValueError:
     """Return the error for a file that is no longer the one that was opened."""
-    return ValueError(f"{path} was replaced or rewritten while it was read; run again later")
+    return ValueError(
+        f"{path} was replaced or rewritten while it was read; run again when it is complete"
+    )
 
 
 def _fingerprint(status: os.stat_result) -> Fingerprint:

@@ -6,13 +6,15 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import FloatArray, Logits, check_choice
-from calibrant.decide.probabilities import SameForm, check_share, in_form_of, probabilities
+from calibrant._core.checks import BoolArray, FloatArray, Logits, check_choice
+from calibrant.decide.probabilities import check_share, in_form_of, probabilities
 from calibrant.metrics.reductions import Input
 
 Score = Literal["lac", "aps", "raps"]
@@ -77,9 +79,17 @@ class ConformalSets:
             raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
         return cls(**{**state, "limit": limit})
 
+    @overload
+    def sets(self, logits: Tensor, *, nonempty: bool = False) -> Tensor: ...
+    @overload
+    def sets(self, logits: ArrayLike, *, nonempty: bool = False) -> BoolArray: ...
+    @overload
+    def sets(self, *, probs: Tensor, nonempty: bool = False) -> Tensor: ...
+    @overload
+    def sets(self, *, probs: ArrayLike, nonempty: bool = False) -> BoolArray: ...
     def sets(
         self, logits: Input = None, *, probs: Input = None, nonempty: bool = False
-    ) -> SameForm:
+    ) -> Tensor | BoolArray:
         """Membership of each class in the set of each row, ``(..., classes)`` of bool.
 
         Input as for :func:`conformal`; a tensor for a tensor. ``nonempty`` puts the most probable
@@ -116,10 +126,11 @@ def conformal(
 
     .. math:: 1 - \alpha \le P(y \in \text{set}) \le 1 - \alpha + \frac{1}{n + 1} ,
 
-    the upper side where no two scores are equal. The lower side holds for any probabilities:
-    better calibrated ones give smaller sets, not truer ones. It is an average over examples and
-    over draws of the n examples, not a promise for each class or each kind of input, and the n
-    examples must not be those on which the model or its calibrator was fitted.
+    the upper side where no two scores are equal; with many equal scores, as of calibrators that
+    give few different values, the coverage may be well above. The lower side holds for any
+    probabilities: better calibrated ones give smaller sets, not truer ones. It is an average over
+    examples and over draws of the n examples, not a promise for each class or each kind of input,
+    and the n examples must not be those on which the model or its calibrator was fitted.
 
     Parameters
     ----------

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from typing import overload
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Values
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.decide.probabilities import SameForm, in_form_of, probabilities
+from calibrant.decide.probabilities import in_form_of, probabilities
 from calibrant.metrics.reductions import Input
 
 PRECISION = 0.01
@@ -21,9 +23,17 @@ ROUNDS = 5_000
 """Steps after which the search for a prior gives up."""
 
 
+@overload
+def shift_prior(logits: Tensor, *, old_prior: Values, new_prior: Values) -> Tensor: ...
+@overload
+def shift_prior(logits: ArrayLike, *, old_prior: Values, new_prior: Values) -> FloatArray: ...
+@overload
+def shift_prior(*, probs: Tensor, old_prior: Values, new_prior: Values) -> Tensor: ...
+@overload
+def shift_prior(*, probs: ArrayLike, old_prior: Values, new_prior: Values) -> FloatArray: ...
 def shift_prior(
     logits: Input = None, *, probs: Input = None, old_prior: Values, new_prior: Values
-) -> SameForm:
+) -> Tensor | FloatArray:
     r"""Correct probabilities for other class frequencies.
 
     .. math:: p'_k = \frac{p_k\, \pi'_k / \pi_k}{\sum_j p_j\, \pi'_j / \pi_j}
@@ -56,13 +66,24 @@ def shift_prior(
     if not total.all():
         at = int((total == 0).reshape(-1).nonzero()[0][0])
         raise ValueError(
-            f"row {at} has probability only in classes whose new prior is 0: give it a share"
+            f"row {at} has probability only in classes whose new prior is 0: give those classes a "
+            "small share"
         )
     shifted /= total
     return in_form_of(scores, shifted if scores.ndim > 1 else shifted[..., 1])
 
 
-def estimate_prior(logits: Input = None, *, probs: Input = None, old_prior: Values) -> SameForm:
+@overload
+def estimate_prior(logits: Tensor, *, old_prior: Values) -> Tensor: ...
+@overload
+def estimate_prior(logits: ArrayLike, *, old_prior: Values) -> FloatArray: ...
+@overload
+def estimate_prior(*, probs: Tensor, old_prior: Values) -> Tensor: ...
+@overload
+def estimate_prior(*, probs: ArrayLike, old_prior: Values) -> FloatArray: ...
+def estimate_prior(
+    logits: Input = None, *, probs: Input = None, old_prior: Values
+) -> Tensor | FloatArray:
     r"""Frequencies of the classes in unlabelled data, from calibrated probabilities.
 
     The prior :math:`q` at the maximum of
@@ -131,6 +152,17 @@ class PriorCorrection(Calibrator):
     ``(classes,)`` that are known. ``fit`` fits the calibrator inside, takes the frequencies of the
     labels for both priors, and so corrects nothing.
 
+    Parameters
+    ----------
+    calibrator : Calibrator
+
+    Attributes
+    ----------
+    old_prior_, new_prior_ : (classes,) Tensor
+        Frequencies of the classes where the calibrator was fitted, and where it is used.
+
+    Examples
+    --------
     >>> from calibrant.calibrators import Identity
     >>> plain = Identity().fit([[0.0, 0.0], [0.0, 1.0]], [0, 1])
     >>> PriorCorrection(plain).set_priors([0.5, 0.5], [0.2, 0.8]).predict_proba([[0.0, 0.0]])

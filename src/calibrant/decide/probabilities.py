@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,7 @@ from calibrant._core import checks
 from calibrant._core.checks import FloatArray, Logits
 from calibrant.metrics.reductions import Input, check_one_input
 
-SameForm: TypeAlias = Any
-"""A tensor where the input is a tensor, otherwise a NumPy array."""
+T = TypeVar("T", bound=np.generic)
 
 
 def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
@@ -44,7 +43,7 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
     return rows, scores
 
 
-def in_form_of(scores: Logits, values: NDArray[Any]) -> SameForm:
+def in_form_of(scores: Logits, values: NDArray[T]) -> Tensor | NDArray[T]:
     """NumPy for NumPy; for a tensor one on its device, of its precision unless boolean."""
     if not isinstance(scores, Tensor):
         return values

@@ -88,7 +88,8 @@ class ExportGraph(nn.Module):
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """Return calibrated logits or probabilities."""
-        output: Tensor = getattr(self.inner, "calibrate", self.inner)(logits, features)
+        apply = self.inner.calibrate if isinstance(self.inner, CalibratedModel) else self.inner
+        output: Tensor = apply(logits, features)
         return self.softmax(output) if self.probabilities else output
 
     def softmax(self, logits: Tensor) -> Tensor:
@@ -135,8 +136,10 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
         inputs = {f"input_{i}": value for i, value in enumerate(example)}
     values = inputs.values()
     if not values or not all(isinstance(v, Tensor) and v.ndim and len(v) for v in values):
-        kind = type(example).__name__
-        raise TypeError(f"example must be tensors with one row or more, got {kind}: pass a batch")
+        raise TypeError(
+            "example must be a tensor, or a tuple or dictionary of tensors, with one row or more, "
+            f"got {type(example).__name__}"
+        )
     rows = {len(value) for value in values}
     if len(rows) > 1:
         raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")

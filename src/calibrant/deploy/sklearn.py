@@ -432,7 +432,10 @@ def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
     known = np.isin(values, classes)
     if not known.all():
         others = comma_separated(map(str, np.unique(values[~known])))
-        raise ValueError(f"y has classes that the estimator was not fitted on: {others}")
+        raise ValueError(
+            f"y has classes that the estimator was not fitted on: {others}; it knows "
+            f"{comma_separated(map(str, classes))}"
+        )
     order = np.argsort(classes)
     return np.asarray(order[np.searchsorted(classes, values, sorter=order)])
 

@@ -20,16 +20,28 @@ ROWS = 256
 class ModelFingerprint:
     """Identity of a model, as far as its hidden states and logits are concerned.
 
-    ``digest`` is a hash of some rows of the output embedding, rounded to bfloat16, and ``half`` the
-    same rounded to float16 first. With both, a float32 model matches its own copies in either half
-    precision; these do not match each other. The name is not compared: models are renamed.
+    Attributes
+    ----------
+    name : str
+        From the configuration. It is not compared: models are copied and renamed.
+    hidden_size : int
+        Width of the hidden states that go into the output embedding.
+    vocabulary : int
+        Number of logits.
+    digest : str
+        Hash of some rows of the output embedding, rounded to bfloat16.
+    softcap : float or None
+        Bound of the logits, in models of the Gemma family and some others.
+    half : str
+        The hash of the same rows, rounded to float16 first. With both, a float32 model matches its
+        own copies in either half precision; these do not match each other.
     """
 
     name: str
-    hidden_size: int  # of the states that go into the output embedding
-    vocabulary: int  # number of logits
+    hidden_size: int
+    vocabulary: int
     digest: str
-    softcap: float | None  # bound of the logits, in models of the Gemma family and some others
+    softcap: float | None
     half: str = ""
 
     def check(self, other: ModelFingerprint, what: str) -> None:

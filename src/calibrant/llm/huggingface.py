@@ -158,11 +158,25 @@ def end_tokens(model: Any) -> set[int]:
 
 
 class ModelReader(NamedTuple):
-    """The parts of a model that compute hidden states and logits."""
+    """The parts of a model that compute hidden states and logits.
+
+    Attributes
+    ----------
+    backbone : module
+        Computes the hidden states.
+    layer : module
+        Output embeddings.
+    scale : float
+        Factor of the raw logits.
+    softcap : float or None
+        Bound of the logits.
+    device : torch.device
+        Of the inputs.
+    """
 
     backbone: Any
-    layer: Any  # output embeddings
-    scale: float  # factor of the raw logits
+    layer: Any
+    scale: float
     softcap: float | None
     device: torch.device
 

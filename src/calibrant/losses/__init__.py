@@ -5,18 +5,16 @@ the mean of a batch: ``LOSSES["focal"](gamma=2.0)(logits, labels)``. All modules
 ``loss(logits, labels, features, indices)``; they take what they need.
 """
 
-from calibrant._core import messages
+from calibrant._core.registry import Registry, tables
 from calibrant.losses.base import (
-    PROPER_LOSSES,
     Loss as Loss,
     MeanLoss as MeanLoss,
     RegularisedLoss as RegularisedLoss,
     brier as brier,
     ce as ce,
 )
-from calibrant.losses.fedlas import FEDLAS, FeDLaS as FeDLaS
+from calibrant.losses.fedlas import FeDLaS as FeDLaS
 from calibrant.losses.focal import (
-    FOCAL_LOSSES,
     AdaFocal as AdaFocal,
     dual_focal as dual_focal,
     flsd as flsd,
@@ -24,14 +22,12 @@ from calibrant.losses.focal import (
 )
 from calibrant.losses.regularisers import (
     CRL as CRL,
-    REGULARISERS,
     avuc as avuc,
     mdca as mdca,
     mmce as mmce,
     soft_ece as soft_ece,
 )
 from calibrant.losses.smoothing import (
-    SMOOTHING_LOSSES,
     acls as acls,
     cpc as cpc,
     ecp as ecp,
@@ -39,21 +35,8 @@ from calibrant.losses.smoothing import (
     mbls as mbls,
 )
 
-LOSSES: dict[str, Loss] = {
-    **PROPER_LOSSES,
-    **SMOOTHING_LOSSES,
-    **FOCAL_LOSSES,
-    **REGULARISERS,
-    **FEDLAS,
-}
+_ORDER = ("base", "smoothing", "focal", "regularisers", "fedlas")
+LOSSES: Registry[Loss] = Registry(
+    "loss", {name: loss for table in tables(__name__, _ORDER) for name, loss in table.items()}
+)
 """Every loss by its name: call it with its options for a module."""
-
-
-def loss_name(name: str) -> str:
-    """Return the name in :data:`LOSSES` for a name as typed: any case, or an alias.
-
-    >>> loss_name("Label smoothing")
-    'ls'
-    """
-    aliases = {alias: known for known, loss in LOSSES.items() for alias in loss.aliases}
-    return messages.resolve_name("loss", name, LOSSES, aliases)

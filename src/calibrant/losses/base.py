@@ -128,28 +128,17 @@ def brier(logits: Tensor, labels: Tensor) -> Tensor:
     return batch.shaped((probs - target).square().sum(-1))
 
 
-class _FunctionLoss(nn.Module):
-    """A function with checked options."""
-
-    def __init__(self, function: Function, **options: Any) -> None:
-        super().__init__()
-        unknown = options.keys() - inspect.signature(function).parameters
-        if unknown:
-            raise TypeError(f"{function.__name__} has no option {', '.join(sorted(unknown))}")
-        self.function, self.options = function, options
-
-    def extra_repr(self) -> str:
-        """Name and options."""
-        shown = (f"{name}={value!r}" for name, value in self.options.items())
-        return ", ".join([self.function.__name__, *shown])
-
-
-class MeanLoss(_FunctionLoss):
+class MeanLoss(nn.Module):
     """Mean over a batch of a loss of each example.
 
     >>> MeanLoss(ce)(torch.zeros(4, 2), torch.tensor([0, 1, 1, -100]))
     tensor(0.6931)
     """
+
+    def __init__(self, function: Function, **options: Any) -> None:
+        super().__init__()
+        _check_options(function, options)
+        self.function, self.options = function, options
 
     def forward(
         self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
@@ -158,28 +147,54 @@ class MeanLoss(_FunctionLoss):
         values = self.function(logits, labels, **self.options)
         return batch_of(logits, labels).mean(values.reshape(-1))
 
+    def extra_repr(self) -> str:
+        """Name and options."""
+        return _shown(self.function, self.options)
 
-class RegularisedLoss(_FunctionLoss):
-    """A loss, cross-entropy by default, plus a weighted statistic of the batch."""
+
+class RegularisedLoss(nn.Module):
+    """A loss plus a weighted statistic of the batch.
+
+    Parameters
+    ----------
+    statistic : function of logits and labels
+    weight : float
+    base : Module, optional
+        The loss that the statistic is added to; cross-entropy by default.
+    **options
+        Of the statistic.
+    """
 
     def __init__(
         self, statistic: Function, *, weight: float, base: nn.Module | None = None, **options: Any
     ) -> None:
-        super().__init__(statistic, **options)
+        super().__init__()
+        _check_options(statistic, options)
         if not (base is None or isinstance(base, nn.Module)):
             raise TypeError(f'base must be a module such as LOSSES["focal"](), got {base!r}')
-        self.weight, self.base = weight, MeanLoss(ce) if base is None else base
+        self.statistic, self.weight, self.options = statistic, weight, options
+        self.base = MeanLoss(ce) if base is None else base
 
     def forward(
         self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
     ) -> Tensor:
         """Loss of a batch; features and indices are not used."""
         base: Tensor = self.base(logits, labels)
-        return base + self.weight * self.function(logits, labels, **self.options)
+        return base + self.weight * self.statistic(logits, labels, **self.options)
 
     def extra_repr(self) -> str:
-        """Name, options and weight."""
-        return f"{super().extra_repr()}, weight={self.weight!r}"
+        """Name, weight and options."""
+        return _shown(self.statistic, {"weight": self.weight, **self.options})
+
+
+def _check_options(function: Function, options: dict[str, Any]) -> None:
+    unknown = options.keys() - inspect.signature(function).parameters
+    if unknown:
+        raise TypeError(f"{function.__name__} has no option {', '.join(sorted(unknown))}")
+
+
+def _shown(function: Function, options: dict[str, Any]) -> str:
+    return ", ".join([function.__name__, *(f"{name}={value!r}" for name, value in options.items())])
 
 
 class Loss(NamedTuple):
@@ -210,7 +225,7 @@ def regularised_by(statistic: Function, weight: float, reference: str) -> Loss:
     return Loss(partial(RegularisedLoss, statistic, weight=weight), statistic, reference)
 
 
-PROPER_LOSSES = {
+TABLE = {
     "ce": mean_of(ce, aliases=("cross_entropy", "nll")),
     "brier": mean_of(brier, "Brier 1950", aliases=("brier_score",)),
 }

@@ -1,4 +1,4 @@
-"""FeDLaS: label smoothing of each sample by its feature norm."""
+"""FeDLaS: label smoothing of each example by its feature norm."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ class FeDLaS(nn.Module):
     over a margin (``base="mbls"``, mean over classes). The backbone gets no gradient through the
     weight. The sign passes the gradient on unchanged: put the parameters of the gate into the same
     optimiser. It is not needed at inference.
+
+    The gate learns to reduce smoothing, not to detect over-confidence: its gradient asks for less
+    wherever :math:`R_i > \mathrm{CE}_i`, which nearly all examples satisfy once the network fits.
 
     Parameters
     ----------
@@ -150,7 +153,7 @@ class FeDLaS(nn.Module):
         self.started_.copy_(torch.maximum(self.started_, (count > 0).float()))
 
 
-FEDLAS = {
+TABLE = {
     "fedlas_ls": Loss(partial(FeDLaS, base="ls"), FeDLaS, aliases=("fedlas",)),
     "fedlas_mbls": Loss(partial(FeDLaS, base="mbls"), FeDLaS),
 }

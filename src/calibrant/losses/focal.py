@@ -149,7 +149,7 @@ class AdaFocal(nn.Module):
         return torch.where(moved.abs() < self.LEAST, flipped, moved).clamp(*self.LIMITS)
 
 
-FOCAL_LOSSES = {
+TABLE = {
     "focal": mean_of(focal, "Mukhoti et al. 2020", aliases=("focal_loss",)),
     "flsd": mean_of(flsd, "Mukhoti et al. 2020", aliases=("flsd53", "flsd_53")),
     "dual_focal": mean_of(dual_focal, "Tao et al. 2023", aliases=("dual_focal_loss", "dfl")),

@@ -174,7 +174,7 @@ class CRL(nn.Module):
 # The weights harm no training. Published code has 2 for mmce, which belongs to sums that are
 # divided ``twice``: with the formula as it is, CIFAR-10 was learned to 86 instead of 94 % and with
 # an ECE of 14 %. It has 3 for avuc, of networks that are trained already.
-REGULARISERS = {
+TABLE = {
     "mmce": regularised_by(mmce, 0.2, "Kumar et al. 2018"),
     "mdca": regularised_by(mdca, 1.0, "Hebbalaguppe et al. 2022"),
     "soft_ece": regularised_by(soft_ece, 0.5, "Karandikar et al. 2021"),

@@ -109,7 +109,7 @@ def entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-SMOOTHING_LOSSES = {
+TABLE = {
     "ls": mean_of(ls, "Szegedy et al. 2016", aliases=("label_smoothing",)),
     "ecp": mean_of(ecp, "Pereyra et al. 2017", aliases=("confidence_penalty", "entropy_penalty")),
     "cpc": mean_of(cpc, "Cheng and Vasconcelos 2022"),

@@ -1,5 +1,7 @@
 """Measuring calibration: metrics, reductions to pairs, intervals, curves, streams."""
 
+from typing import TYPE_CHECKING
+
 from calibrant._core.binning import Bins as Bins
 from calibrant.metrics.accumulator import Accumulator as Accumulator
 from calibrant.metrics.binned import (
@@ -45,10 +47,15 @@ from calibrant.metrics.reductions import (
     positive_class as positive_class,
     top_label as top_label,
 )
-from calibrant.metrics.registry import METRICS as METRICS, metric_name as metric_name
+from calibrant.metrics.registry import METRICS as METRICS
 from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
 from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
 from calibrant.metrics.summary import Metric as Metric
 
-# every metric is a name here; those above are known to type checkers
-globals().update({name: metric.compute for name, metric in METRICS.items()})
+if not TYPE_CHECKING:  # type checkers know the names above, and complain about others
+
+    def __getattr__(name: str) -> object:
+        """Return a metric that the registry found."""
+        if name not in METRICS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return METRICS[name].compute

@@ -20,7 +20,7 @@ from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
 from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
-from calibrant.metrics.registry import METRICS, metric_name
+from calibrant.metrics.registry import METRICS
 from calibrant.metrics.summary import Moments, Summary
 
 CLASS_NOISE = 1 << 22
@@ -139,9 +139,7 @@ class Accumulator:
 
     def merge(self, other: Accumulator) -> Accumulator:
         """Add what another accumulator of the same form has seen."""
-        mine, theirs = self._form(), other._form()
-        if mine != theirs:
-            raise ValueError(f"accumulators must have the same form to merge: {mine}, {theirs}")
+        self._check_form(other._form())
         if other.classes:
             self._class_bins(other.classes)  # refuses another number of classes
             self._add_classes(other.classes, other.classwise)
@@ -156,14 +154,24 @@ class Accumulator:
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
         """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
 
-        Call it once, at the end: a second call would count everything again.
+        Sums are all-reduced; pairs and subgroups are gathered. Call it once, at the end: a second
+        call would count everything again.
         """
-        ranks: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(ranks, self, group)
-        total = self.like()
-        for rank in ranks:
-            total.merge(rank)
-        vars(self).update(vars(total))
+        forms: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(forms, (self._form(), self.classes, self.floored), group)
+        for form, classes, _ in forms:
+            self._check_form(form)
+            if classes:  # a rank may have had no data at all
+                self._add_classes(classes, self._class_bins(classes))
+        self.floored = sum(floored for _, _, floored in forms)
+        self._reduce_sums(group)
+        rest: list[Any] = [None] * len(forms)
+        dist.all_gather_object(rest, (self._kept, self.by), group)
+        self._kept = [pairs for kept, _ in rest for pairs in kept]
+        self.by = {}
+        for _, subgroups in rest:
+            for name, part in subgroups.items():
+                self.by.setdefault(name, self.like()).merge(part)
         return self
 
     def compute(self) -> Evaluation:
@@ -184,6 +192,11 @@ class Accumulator:
         same = {name: getattr(self, name) for name in ("estimand", "pairs", "metrics", "level")}
         return {"bins": self.bins.count.size, **same}
 
+    def _check_form(self, other: dict[str, Any]) -> None:
+        mine = self._form()
+        if mine != other:
+            raise ValueError(f"accumulators must have the same form to merge: {mine}, {other}")
+
     def _class_bins(self, classes: int) -> ClassBins | None:
         """Empty class-wise sums, where they are wanted; checks the number of classes."""
         if self.classes not in (0, classes):
@@ -201,6 +214,22 @@ class Accumulator:
         self.classes = classes
         if self.classwise is not None and sums is not None:
             self.classwise.add(sums)
+
+    def _reduce_sums(self, group: dist.ProcessGroup | None) -> None:
+        """Replace moments, bins and class-wise sums by their totals over the ranks."""
+        moments, bins = self.moments, self.bins
+        sums = [np.array([moments.weight]), moments.first, moments.powers]
+        sums += [bins.weight, bins.claimed, bins.observed, bins.spread, bins.squares]
+        tensors = [torch.from_numpy(np.array(x)) for x in sums]
+        if self.classwise is not None:
+            tensors += self.classwise.sums()
+        total = _summed(torch.cat([x.reshape(-1) for x in tensors]), group)
+        for mine, summed in zip(tensors, total.split([x.numel() for x in tensors]), strict=True):
+            mine.copy_(summed.view_as(mine))
+        count = _summed(torch.from_numpy(np.append(bins.count, moments.count)), group).numpy()
+        weight, first, powers, *binned = (x.numpy() for x in tensors[:8])
+        self.moments = Moments(int(count[-1]), float(weight[0]), first, powers)
+        self.bins = Bins(bins.edges, count[:-1], *binned)
 
     def _summary(self) -> Summary:
         pairs = answers = self._sorted([kept.pairs for kept in self._kept])
@@ -239,7 +268,7 @@ def _members(by: checks.Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
 def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     if metrics is None:
         return tuple(name for name in METRICS if pairs or not METRICS[name].needs_pairs)
-    names = tuple(map(metric_name, [metrics] if isinstance(metrics, str) else metrics))
+    names = tuple(map(METRICS.name, [metrics] if isinstance(metrics, str) else metrics))
     if not names:
         raise ValueError(f"metrics must name at least one of {comma_separated(METRICS)}")
     needy = [name for name in names if METRICS[name].needs_pairs and not pairs]
@@ -258,3 +287,10 @@ def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:
     if METRICS[name].higher_is_better:
         value, low = -value, -high
     return (0.0 if math.isnan(low) else low, value)
+
+
+def _summed(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """Sum over the ranks, on the device that their backend needs."""
+    moved = values.to("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    dist.all_reduce(moved, group=group)
+    return moved.cpu()

@@ -125,8 +125,20 @@ def classwise_ece(
     With many classes almost every probability is near zero and right. ``average="prevalence"``
     weighs each class by its share of the labels; ``threshold`` leaves out probabilities at or below
     it, so that a class is judged by the examples in which it was at stake (0.01 is a usual choice
-    at 1000 classes). Logits or probs and labels as for :func:`ece`.
+    at 1000 classes).
 
+    Parameters
+    ----------
+    logits, probs : (..., classes)
+    labels : (...) integers, -100 ignored
+    bins : int
+        Number of equal-width bins of each class.
+    average : {"mean", "prevalence"}
+    threshold : float
+    sample_weight : (...) or fewer leading dimensions, optional
+
+    Examples
+    --------
     >>> round(classwise_ece([[2.0, 0.0], [2.0, 0.0]], [0, 1]), 3)
     0.381
     """

@@ -49,14 +49,15 @@ class ClassBins:
 
     def like(self) -> ClassBins:
         """Empty sums of the same form."""
-        return ClassBins(self.bins, self.threshold, *map(torch.zeros_like, self._sums()))
+        return ClassBins(self.bins, self.threshold, *map(torch.zeros_like, self.sums()))
 
     def add(self, other: ClassBins) -> None:
         """Add the sums of other examples to these."""
-        for mine, theirs in zip(self._sums(), other._sums(), strict=True):
+        for mine, theirs in zip(self.sums(), other.sums(), strict=True):
             mine += theirs
 
-    def _sums(self) -> list[Tensor]:
+    def sums(self) -> list[Tensor]:
+        """The sums themselves, not copies."""
         return [getattr(self, f.name) for f in fields(self)[2:]]
 
     def update(

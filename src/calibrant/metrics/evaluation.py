@@ -38,7 +38,7 @@ class Evaluation(Mapping[str, Estimate]):
     """The same by subgroup, worst first; empty without ``by=``."""
 
     def __getitem__(self, name: str) -> Estimate:
-        return self.metrics[name]
+        return self.metrics[METRICS[name].name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.metrics)

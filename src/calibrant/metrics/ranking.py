@@ -54,7 +54,10 @@ def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
 
 
 class RiskCoverage(NamedTuple):
-    """Error rate among the examples at or above each distinct confidence, highest first."""
+    """Error rate among the examples at or above each confidence.
+
+    ``threshold``, ``coverage`` and ``risk`` are ``(distinct confidences,)``, highest first.
+    """
 
     threshold: FloatArray
     coverage: FloatArray
@@ -93,7 +96,10 @@ def ood_auroc(inside: Values, outside: Values) -> float:
 
 
 def fpr95(inside: Values, outside: Values) -> float:
-    """Share of out-of-distribution scores that reach what at least 95 % of ``inside`` reach.
+    """False positive rate at 95 %, the usual figure of out-of-distribution detection.
+
+    The share of ``outside`` ``(m,)`` at or above the largest threshold that at least 95 % of
+    ``inside`` ``(n,)`` reach.
 
     >>> fpr95([0.9, 0.8, 0.7, 0.6], [0.65, 0.2])
     0.5

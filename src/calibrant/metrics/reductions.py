@@ -27,7 +27,6 @@ from calibrant.metrics.classwise import ClassBins
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 FORMS = "(logits, labels), (probs=..., labels=...) or (confidence=..., outcome=...)"
 ESTIMANDS: dict[Estimand, str] = {
     "top_label": "top label",
@@ -234,7 +233,10 @@ def margins(logits: Values) -> FloatArray:
     gaps = torch.where(first == math.inf, math.nan, first - second).numpy()
     if np.isnan(gaps).any():
         at = int(np.flatnonzero(np.isnan(gaps))[0])
-        raise ValueError(f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}")
+        raise ValueError(
+            f"logits must be finite, or -inf if masked, got NaN or +inf at row {at}: find the "
+            "example that overflowed"
+        )
     return gaps.reshape(shape)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pkgutil
-import sys
-from importlib import import_module
+from itertools import chain
 
-from calibrant._core.messages import resolve_name
+from calibrant._core.registry import Registry, tables
 from calibrant.metrics.summary import Metric
 
 ORDER = ("binned", "smooth", "scores", "ranking")
@@ -17,22 +15,9 @@ READERS = {"accumulator", "evaluation", "registry"}
 
 def _metrics() -> list[Metric]:
     package = __name__.rpartition(".")[0]
-    names = {module.name for module in pkgutil.iter_modules(sys.modules[package].__path__)}
-    names -= {*READERS, *ORDER}
-    modules = [import_module(f"{package}.{name}") for name in (*ORDER, *sorted(names))]
-    metrics = [metric for module in modules for metric in getattr(module, "TABLE", ())]
+    metrics = chain.from_iterable(tables(package, ORDER, READERS))
     return sorted(metrics, key=lambda metric: metric.name != "accuracy")
 
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _metrics()}
+METRICS = Registry("metric", {metric.name: metric for metric in _metrics()})
 """Every metric of :func:`calibrant.evaluate`, by its name on the command line and in JSON."""
-_ALIASES = {alias: name for name, metric in METRICS.items() for alias in metric.aliases}
-
-
-def metric_name(name: str) -> str:
-    """Return the name in ``METRICS`` for a name as typed: any case, or an alias.
-
-    >>> metric_name("ECE"), metric_name("Brier score")
-    ('ece', 'brier')
-    """
-    return resolve_name("metric", name, METRICS, _ALIASES)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -25,11 +25,14 @@ from calibrant.retrain import features as frozen
 from calibrant.retrain.features import Batch, LabelledFeatures, as_labelled_features
 from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
-EPOCHS, STEPS = (
-    20,
-    2000,
-)  # default epochs, and the least number of steps: small data get more epochs
+EPOCHS = 20
+"""Epochs by default."""
+STEPS = 2000
+"""Least number of steps by default: small data get more epochs."""
 WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
 LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
 SETTLED = 0.02  # largest final gap between confidence and its target without a warning
@@ -212,7 +215,7 @@ class MaCCal(nn.Module):
         sample_weight: Values | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> MaCCal:
+    ) -> Self:
         """Train a new classifier on cached features; an earlier fit is forgotten.
 
         Parameters
@@ -246,10 +249,8 @@ class MaCCal(nn.Module):
             for start in range(0, len(order), self.batch_size):
                 yield train.batch(order[start : start + self.batch_size], self.history_.device)
 
-        sizes, steps = (
-            (int(train.features.shape[-1]), count),
-            -(-len(train.kept) // self.batch_size),
-        )
+        sizes = int(train.features.shape[-1]), count
+        steps = -(-len(train.kept) // self.batch_size)
         epochs = max(EPOCHS, -(-STEPS // steps))
         run = self._new_run(sizes, train.fingerprint(), watched, epochs, checkpoint)
         return self._train(run, batches, progress)
@@ -263,7 +264,7 @@ class MaCCal(nn.Module):
         name: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> MaCCal:
+    ) -> Self:
         """Train a new classifier on the features that a frozen network computes.
 
         The network runs in ``eval`` mode and is not changed;
@@ -350,7 +351,7 @@ class MaCCal(nn.Module):
 
     def _train(
         self, run: _Run, batches: Callable[[int], Iterable[Batch]], progress: Progress | None
-    ) -> MaCCal:
+    ) -> Self:
         run.resume()
         for epoch in range(len(run.history), run.epochs):
             if run.steps >= WARM_UP:

@@ -77,11 +77,11 @@ def compare(
     (2000, 2000, 'ts')
     """
     dataset = datasets.as_dataset(data, sample_weight=sample_weight, groups=groups)
-    splits, names = _splits(dataset, fit_split, test_split, seed)
-    calibrators = _chosen(methods, splits)
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
-    bench = _Bench(*splits, stream, time_limit)
     with warnings_at_caller():
+        splits, names = _splits(dataset, fit_split, test_split, seed)
+        calibrators = _chosen(methods, splits)
+        bench = _Bench(*splits, stream, time_limit)
         n_test, classes = bench.prepare(list(calibrators.values()))
     report = progress or (lambda done, total: None)
     rows: list[Row] = []
@@ -140,7 +140,7 @@ def _chosen(
     names = [methods] if isinstance(methods, str) else methods
     if not names:
         raise ValueError(f"methods must name at least one of {comma_separated(CALIBRATORS)}")
-    return {name: make_calibrator(name) for name in names}
+    return {name: make_calibrator(name) for name in map(CALIBRATORS.name, names)}
 
 
 @dataclass

@@ -16,14 +16,31 @@ from calibrant.metrics.registry import METRICS
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One method of a comparison; without evaluation and calibrator where it failed."""
+    """One method of a comparison.
+
+    Attributes
+    ----------
+    method : str
+    evaluation : Evaluation or None
+        Metrics on the test examples; None where the method failed.
+    fit_seconds : float
+        Time of the fit, with that of the log-partition table, which methods share.
+    argmax_changed : int or None
+        Number of test examples whose predicted class changed.
+    error : str or None
+        The message, if the method failed or ran out of time.
+    notes : list of str
+        Warnings of the fit.
+    calibrator : Calibrator or None
+        Fitted; None where the method failed.
+    """
 
     method: str
-    evaluation: Evaluation | None  # on the test examples
-    fit_seconds: float  # with the time of the log-partition table, which methods share
-    argmax_changed: int | None  # test examples whose predicted class changed
-    error: str | None  # the message, if the method failed or ran out of time
-    notes: list[str] = field(default_factory=list)  # warnings of the fit
+    evaluation: Evaluation | None
+    fit_seconds: float
+    argmax_changed: int | None
+    error: str | None
+    notes: list[str] = field(default_factory=list)
     calibrator: Calibrator | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,11 +155,9 @@ class Comparison:
         return failed + [f"{row.method}: {note}" for row in self.rows for note in row.notes]
 
     def __str__(self) -> str:
-        columns = [
-            [f"{cell:{'>' if i else '<'}{max(map(len, column))}}" for cell in column]
-            for i, column in enumerate(zip(*self.table(), strict=True))
-        ]
-        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+        rows = self.table()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [_line(row, widths) for row in rows]
         return "\n".join([self.describe(), *lines, *self.remarks(), self.advice()])
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,3 +182,10 @@ def _cells(row: Row, marked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     )
     changed = f"{row.argmax_changed:,}"
     return (row.method, ece, shown["ece"][2], nll, brier, accuracy, changed, seconds)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells of a row, the first to the left and the others to the right."""
+    first = cells[0].ljust(widths[0])
+    others = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+    return "  ".join([first, *others]).rstrip()

@@ -62,7 +62,8 @@ def evaluate(
     seed : int
         Seed of the random draws behind intervals and test.
     executor : concurrent.futures.Executor, optional
-        Each shard becomes a task.
+        Each shard becomes a task: a process pool uses the cores, the ``get_executor()`` of a dask
+        client a cluster; None works in this process.
     progress : callable, optional
         Called with (examples done, examples in all) after each chunk or shard of a file.
 

@@ -116,16 +116,22 @@ def fit_and_measure(
     data: Data,
     method: str | Calibrator = "auto",
     *,
+    split: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    sample_weight: Values | str | None = None,
+    groups: Values | str | None = None,
+    executor: Executor | None = None,
     estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
-    **options: Any,
 ) -> Fit:
     """Fit as :func:`fit` does, and measure the same examples before and after.
 
     There are no intervals: figures of examples that a fit has seen are too good.
     """
-    calibrator, examples = _fitted(data, method, progress=progress, **options)
+    calibrator, examples = _fitted(
+        data, method, split, options, sample_weight, groups, executor, progress
+    )
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream, progress)
     return Fit(calibrator, meter.effect(), examples.name)

@@ -69,9 +69,12 @@ def retrain(
 def retrain_and_measure(
     data: Data,
     *,
+    train: Data | None = None,
+    options: Mapping[str, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
-    **options: Any,
+    progress: Progress | None = None,
 ) -> Fit:
     """Fit as :func:`retrain` does, and measure the val split before and after."""
     dataset = as_dataset(data)
@@ -79,7 +82,10 @@ def retrain_and_measure(
     if not val.has_features:
         problem = f"{dataset.path} has no {val.name}_features, the inputs of the last layer"
         raise ValueError(f"{problem}: save them too, since maccal is measured by them")
-    calibrator = as_calibrator(retrain(dataset, **options))
+    module = retrain(
+        dataset, train=train, options=options, checkpoint=checkpoint, progress=progress
+    )
+    calibrator = as_calibrator(module)
     measured: dict[str, Any] = {"estimand": estimand, "metrics": metrics, "level": None}
     after = effect(calibrator, dataset, split=val.name, **measured)
     return Fit(calibrator, after, val.name)

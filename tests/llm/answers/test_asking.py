@@ -1,26 +1,33 @@
 """Questions put to tiny models."""
 
 import copy
+import inspect
+import re
 
 import numpy as np
 import pytest
 import torch
 
 from calibrant.llm.answers.asking import (
+    Answer,
     _length,
     _spellings,
     _token_texts,
     ask,
     ask_choices,
+    ask_choices_each,
+    ask_each,
     ask_true,
 )
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.questions import (
+    GradedAnswers,
     Question,
     choice_prompt,
 )
-from calibrant.llm.fingerprint import fingerprint_of
-from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.fingerprint import ModelFingerprint, fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
+from calibrant.llm.heads.generation import CalibratedGeneration
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,
@@ -288,3 +295,19 @@ def test_generation_config_is_ignored(model, tokenizer, monkeypatch):
     (again,) = ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=8)
     assert again.text == plain.text
     np.testing.assert_array_equal(again.probs, plain.probs)
+
+
+@pytest.mark.parametrize("asks", [ask_each, ask_choices, ask_choices_each, ask_true])
+def test_options_are_those_of_ask(asks):
+    own, wanted = (inspect.signature(one).parameters for one in (asks, ask))
+    assert [own[name] for name in ("batch", "progress")] == [wanted["batch"], wanted["progress"]]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [Answer, CalibratedGeneration, GradedAnswers, ModelFingerprint, Question, TokenPredictions],
+)
+def test_fields_of_results_are_documented(result):
+    section = result.__doc__.split("Attributes\n")[1]
+    for name in inspect.get_annotations(result):
+        assert re.search(rf"^\s+(\w+, )*{name}(, \w+)* : ", section, re.MULTILINE), name

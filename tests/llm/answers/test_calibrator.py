@@ -212,10 +212,18 @@ def test_few_all_right_confidences_warn(stage):
 
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_bad_fits_are_refused(answers):
-    with pytest.raises(ValueError, match="equal shapes"):
-        AnswerCalibrator().fit(answers, np.ones(49))
-    with pytest.raises(ValueError, match="0 or 1"):
-        AnswerCalibrator().fit(answers, np.full(50, 0.5))
+    fitted = AnswerCalibrator().fit(answers, np.arange(50) % 2)
+    for wrong, message in (
+        (np.ones(49), r"^correct must have one value for each of 50 answers, got \(49,\)$"),
+        (np.ones((50, 1)), r"^correct must have one value for each of 50 answers, got \(50, 1\)$"),
+        (np.full(50, 0.5), r"^correct must be 0 or 1 .*, got 0\.5$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AnswerCalibrator().fit(answers, wrong)
+        with pytest.raises(ValueError, match=message):
+            fitted.control(answers, wrong, max_error=0.5)
+    with pytest.raises(ValueError, match="nothing to measure"):
+        AnswerCalibrator(None).fit([], [])
     with pytest.raises(ValueError, match="confidences"):
         AnswerCalibrator(None).fit(answers[0][None] + np.zeros((2, 1)), [1, 0])
     with pytest.raises(ValueError, match="confidences"):

@@ -81,8 +81,8 @@ def test_text_and_truthfulqa_files(tmp_path):
         Question("where?", ("here",)),
     ]
     assert read_questions(path, separator="; ")[0].references == ("me", "you", "he")
-    path.write_text("who?\nme\nyou\n\n", "utf-8")
-    with pytest.raises(ValueError, match=r"got \['who\?', 'me', 'you'\]"):
+    path.write_text("what?\nit\n\n \nwho?\nme\nyou\n\n", "utf-8")
+    with pytest.raises(ValueError, match=r"\.txt, line 5: .*, got \['who\?', 'me', 'you'\]"):
         read_questions(path)
     path = tmp_path / "TruthfulQA.csv"
     path.write_text(
@@ -148,5 +148,5 @@ def test_graded_answers(tmp_path):
 
 def test_a_file_without_questions(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"empty\.txt must have a question"):
+    with pytest.raises(ValueError, match=r"empty\.txt has no question"):
         read_questions(tmp_path / "empty.txt")

@@ -195,6 +195,18 @@ def test_same_seed_same_head():
     assert fit_head(table, "mlp", "bce", epochs=2, seed=6).figures != first.figures
 
 
+def test_the_seed_draws_the_initial_weights():
+    """At a learning rate of zero they are the final ones."""
+    options: dict[str, Any] = {"epochs": 1, "rate": 0.0, "keep_always": True}
+    table, weights = simulated_table(10, 5), []
+    for seed in (5, 5, 6):
+        head = fit_head(table, "mlp", "nll", seed=seed, **options).head
+        weights.append(head.state_dict()["first.weight"])
+    first, again, other = weights
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 def test_small_chunks_change_nothing_but_the_order(monkeypatch):
     table = simulated_table(60)
     for module in (fitted_module, fit_module):

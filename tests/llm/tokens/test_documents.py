@@ -1,5 +1,6 @@
 """Documents as token ids: texts, pairs, and chats with every kind of template."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,39 @@ def test_thoughts_inside_an_answer_may_be_dropped(tokenizer, template):
 
 
 @pytest.mark.parametrize("template", [CHATML, PHI3, LLAMA3])
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        "m['content']",
+        "m['content'] | replace('<think>', '<think> <nl>') | replace('</think>', '<nl> </think>')",
+    ],
+    ids=["unchanged", "with line breaks"],
+)
+def test_thoughts_may_contain_the_answer(tokenizer, template, rendered):
+    tokenizer.chat_template = template.replace("m['content']", rendered)
+    thinking = [CHAT[0], {**CHAT[1], "content": "<think> are you </think> are you"}, CHAT[2]]
+    (found,) = encode_documents([thinking], tokenizer, 99)
+    kept = found.labels[found.labels != -100].tolist()
+    said = [word for word in tokenizer.convert_ids_to_tokens(kept) if word != "<nl>"]
+    assert " ".join(said) == "<think> are you <unk> are you <|end|>"
+
+
+LLAMA2 = (  # nothing precedes an answer
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|start|> {{ m['content'] }} <|end|>"
+    "{% else %} {{ m['content'] }} </s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_chat_may_begin_with_an_answer_without_anything_before_it(tokenizer, count):
+    tokenizer.chat_template = LLAMA2
+    (found,) = encode_documents([CHAT[1 : 1 + count]], tokenizer, 99)
+    kept = found.labels[found.labels != -100].tolist()
+    said = "how are you </s> good bye </s>" if count == 3 else "how are you </s>"
+    assert " ".join(tokenizer.convert_ids_to_tokens(kept)) == said
+
+
+@pytest.mark.parametrize("template", [CHATML, PHI3, LLAMA3])
 def test_empty_keys_of_turns_are_ignored(tokenizer, template):
     tokenizer.chat_template = template
     filled = [{**turn, "tool_calls": None, "name": ""} for turn in CHAT]
@@ -250,6 +284,54 @@ def test_a_token_of_prompt_and_answer_does_not_count(answer, said):
     parts = [{**turn, "content": [{"text": turn["content"]}]} for turn in chat]
     (same,) = encode_documents([parts], breaking, 99)
     np.testing.assert_array_equal(same.labels, found.labels)
+
+
+class SlowTokenizer(transformers.PreTrainedTokenizer):
+    """A tokenizer in Python, which does not say where its tokens are in the text.
+
+    Its tokens are characters and runs of line breaks.
+    """
+
+    names = ("<s>", "<end>", "\n\n\n", *map(chr, range(128)))
+
+    def __init__(self):
+        super().__init__(bos_token="<s>", eos_token="<end>")
+
+    @property
+    def vocab_size(self):
+        return len(self.names)
+
+    def get_vocab(self):
+        return {name: number for number, name in enumerate(self.names)}
+
+    def _tokenize(self, text):
+        return re.findall(r"\n+|.", text)
+
+    def _convert_token_to_id(self, token):
+        return self.names.index(token)
+
+    def _convert_id_to_token(self, index):
+        return self.names[index]
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens)
+
+
+@pytest.mark.parametrize(("answer", "said"), [("how", "how<end>"), ("\n\nhow", "how<end>")])
+def test_chats_with_a_tokenizer_in_python(answer, said):
+    slow = SlowTokenizer()
+    assert not slow.is_fast
+    slow.chat_template = (
+        "{% for m in messages %}{{ m['role'] + '\n' + m['content'] + '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
+    )
+    turns: list[Any] = [
+        {"role": "user", "content": "you"},
+        {"role": "assistant", "content": answer},
+    ]
+    (found,) = encode_documents([[*turns, *turns]], slow, 99)
+    assert slow.decode(found.ids) == slow.apply_chat_template([*turns, *turns], tokenize=False)
+    assert slow.decode(found.labels[found.labels != -100]) == said * 2
 
 
 def test_spaces_belong_to_the_words_after_them():

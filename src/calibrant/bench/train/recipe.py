@@ -11,7 +11,7 @@ from torch import nn
 from calibrant._core.checks import check_whole
 from calibrant._core.messages import unknown_name
 from calibrant.bench.train.networks import NETWORKS
-from calibrant.losses import LOSSES, loss_name
+from calibrant.losses import LOSSES
 
 PAPER_OPTIONS: dict[str, dict[str, Any]] = {
     "fedlas_ls": {"theta": 0.95},
@@ -65,7 +65,7 @@ class Recipe:
         sizes["crl"] = {"examples": examples}
         options = {**sizes.get(self.loss, {}), **self.loss_options}
         if isinstance(options.get("base"), str) and not self.loss.startswith("fedlas"):
-            options["base"] = LOSSES[loss_name(options["base"])]()
+            options["base"] = LOSSES[options["base"]]()
         try:
             return LOSSES[self.loss](**options)
         except TypeError as error:

@@ -80,6 +80,9 @@ class FeatureClipping(Calibrator):
     needs_features = True
     needs_head = True
     learned_shapes = "weight_ classes width"
+    clip_: Tensor
+    weight_: Tensor
+    temperature_: Tensor
 
     def __init__(
         self,

@@ -42,7 +42,8 @@ class GroupCalibration(Calibrator):
     Parameters
     ----------
     group_count, partitions : int
-        Groups of a partition. (``groups`` of ``fit`` are examples that stay in one half.)
+        Groups of a partition, and number of partitions. (``groups`` of ``fit`` are examples that
+        stay in one half.)
     regularisation : float
         :math:`\lambda`.
     seed : int
@@ -74,6 +75,9 @@ class GroupCalibration(Calibrator):
     needs_features = True
     STEPS: ClassVar[int] = 30  # of L-BFGS, for all starts of a half at once: more learn its noise
     learned_shapes = "centre_ width; weight_ = = width"
+    centre_: Tensor
+    weight_: Tensor
+    temperature_: Tensor
 
     def __init__(
         self,
@@ -127,7 +131,10 @@ class GroupCalibration(Calibrator):
         halves = folds(labels, 2, groups=groups, seed=self.seed)
         if len(halves) < 2:
             if len(labels) > 1:
-                warn("all examples are of one group, which cannot be cut into halves")
+                warn(
+                    "all examples are of one group, which cannot be cut into halves: partitions "
+                    "and temperatures are fitted on the same examples"
+                )
             halves = [halves[0], halves[0]]
         counts = (self.partitions - self.partitions // 2, self.partitions // 2)
         turns = zip((halves, halves[::-1]), counts, strict=True)

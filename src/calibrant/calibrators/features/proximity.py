@@ -70,9 +70,10 @@ class ProCal(Calibrator):
     learned_ : scalar Tensor
         0 where all examples were right, or all wrong: nothing is changed then.
     masses_, corner_, span_ : Tensors
-        Right and wrong examples on the grid ``(2, 129, 129)``, its corner and its size.
+        Right and wrong examples on the grid ``(2, 129, 129)``, its corner and its size; of
+        ``density_ratio``.
     edges_, lines_ : Tensors
-        Mean distances between the bins, slopes and offsets ``(bins, 2)``.
+        Mean distances between the bins, slopes and offsets ``(bins, 2)``; of ``bin_mean_shift``.
 
     Examples
     --------
@@ -95,6 +96,16 @@ class ProCal(Calibrator):
     needs_features = True
     LIMIT: ClassVar[float] = 5.0  # largest slope and offset of a line
     learned_shapes = "centre_ width; reference_ neighbours width; masses_ = rows columns"
+    temperature_: Tensor
+    unit_: Tensor
+    centre_: Tensor
+    reference_: Tensor
+    learned_: Tensor
+    masses_: Tensor
+    corner_: Tensor
+    span_: Tensor
+    edges_: Tensor
+    lines_: Tensor
 
     def __init__(
         self,

@@ -25,19 +25,35 @@ from calibrant.llm.tokens.documents import prompt_ids
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character in decoded text."""
 GREEDY = {
-    **{"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None},
-    **{"repetition_penalty": 1.0, "no_repeat_ngram_size": 0},  # nor a rule of the generation config
-    **{"return_dict_in_generate": True, "output_logits": True, "output_hidden_states": True},
+    "do_sample": False,
+    "num_beams": 1,
+    "temperature": None,
+    "top_p": None,
+    "top_k": None,
+    "repetition_penalty": 1.0,  # nor any other rule of the generation config
+    "no_repeat_ngram_size": 0,
+    "return_dict_in_generate": True,
+    "output_logits": True,
+    "output_hidden_states": True,
 }
 """Options of ``generate``."""
 
 
 class Answer(NamedTuple):
-    """An answer of a model, up to the first line break, with its confidence.
+    """An answer of a model, with its confidence.
 
-    ``token_texts`` are the texts that its tokens add, of which a character of several tokens comes
-    with the last, and ``probs`` their calibrated probabilities. ``truncated`` is True if the answer
-    would have continued after ``max_new_tokens``.
+    Attributes
+    ----------
+    text : str
+        Up to the first line break.
+    token_texts : list of str
+        Text that each token adds; a character of several tokens comes with its last.
+    probs : (tokens,)
+        Calibrated probability of each token.
+    confidence : float
+        Of the whole answer.
+    truncated : bool
+        True if the answer would have continued after ``max_new_tokens``.
     """
 
     text: str
@@ -88,9 +104,15 @@ def ask(
     progress : callable, optional
         Called with the prompts done and their number.
     """
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch": batch}
     answers = ask_each(
-        model, tokenizer, prompts, {"": fitted}, aggregate, progress=progress, **options
+        model,
+        tokenizer,
+        prompts,
+        {"": fitted},
+        aggregate,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        progress=progress,
     )
     return answers[""]
 
@@ -103,14 +125,14 @@ def ask_each(
     aggregate: Aggregator = "geometric",
     *,
     max_new_tokens: int = 32,
-    **options: Any,
+    batch: int = 8,
+    progress: Progress | None = None,
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     stop = set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
-    for name, generation, _ in _generations(
-        model, tokenizer, prompts, heads, max_new_tokens, **options
-    ):
+    runs = _generations(model, tokenizer, prompts, heads, max_new_tokens, batch, progress)
+    for name, generation, _ in runs:
         columns = generation.tokens, generation.log_probs, generation.written
         tokens, logs, written = (column.cpu() for column in columns)
         rows = zip(tokens, logs.double().exp(), written, strict=True)
@@ -142,9 +164,16 @@ def ask_choices(
     model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
     """
-    options: dict[str, Any] = {"prefix": prefix, "batch": batch, "progress": progress}
-    heads = {"": fitted}
-    logits, labels = ask_choices_each(model, tokenizer, questions, heads, shots=shots, **options)
+    logits, labels = ask_choices_each(
+        model,
+        tokenizer,
+        questions,
+        {"": fitted},
+        shots=shots,
+        prefix=prefix,
+        batch=batch,
+        progress=progress,
+    )
     return logits[""], labels
 
 
@@ -156,7 +185,8 @@ def ask_choices_each(
     *,
     shots: Sequence[Question] = (),
     prefix: str | None = None,
-    **options: Any,
+    batch: int = 8,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, FloatArray], IntArray]:
     """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
     counts = {len(question.choices) for question in questions}
@@ -170,7 +200,8 @@ def ask_choices_each(
         own = [shot for shot in shots if shot.subject == question.subject] or shots
         prompts.append(choice_prompt(question, own))
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    for name, generation, first in _generations(model, tokenizer, prompts, heads, 1, **options):
+    runs = _generations(model, tokenizer, prompts, heads, 1, batch, progress)
+    for name, generation, first in runs:
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
@@ -182,16 +213,16 @@ def ask_true(
     prompts: Sequence[str],
     *,
     fitted: FittedHead | None = None,
-    **options: Any,
+    batch: int = 8,
+    progress: Progress | None = None,
 ) -> FloatArray:
     """Return P(True) ``(n,)``, for prompts that ask for True or False.
 
     Such prompts come from :func:`~calibrant.llm.answers.questions.verdict_prompt`; the result is
-    for ``AnswerCalibrator(aggregate=None)``. ``options`` are ``batch`` and ``progress`` of
-    :func:`ask`.
+    for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    runs = _generations(model, tokenizer, prompts, {"": fitted}, 1, **options)
+    runs = _generations(model, tokenizer, prompts, {"": fitted}, 1, batch, progress)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
 
@@ -212,9 +243,8 @@ def _generations(
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
     max_new_tokens: int,
-    *,
-    batch: int = 8,
-    progress: Progress | None = None,
+    batch: int,
+    progress: Progress | None,
 ) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
     """Yield the calibrated answers to a batch of prompts, for each head in turn.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SAME = 1e-6
 """Smallest range of predictions that counts as different."""
 
@@ -24,12 +27,21 @@ Learned = dict[str, FloatArray]
 
 
 class Stage(NamedTuple):
-    """A map from log-odds ``(n,)`` to probabilities."""
+    """A map from log-odds ``(n,)`` to probabilities.
 
-    # returns learned values by name, and True if an optimum was found
+    Attributes
+    ----------
+    fit : callable
+        Returns learned values by name, and True if an optimum was found.
+    apply : callable
+        Of log-odds and the learned values.
+    sizes : dict
+        Number of learned values by name; None for one of each step.
+    """
+
     fit: Callable[[FloatArray, BoolArray], tuple[Learned, bool]]
-    apply: Callable[..., FloatArray]  # of log-odds and the learned values
-    sizes: Mapping[str, int | None]  # number of learned values; None: one for each step
+    apply: Callable[..., FloatArray]
+    sizes: Mapping[str, int | None]
 
 
 def _fit_sigmoid(odds: FloatArray, correct: BoolArray) -> tuple[Learned, bool]:
@@ -135,7 +147,7 @@ class AnswerCalibrator:
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
 
-    def fit(self, answers: Answers, correct: Values, **layout: Any) -> AnswerCalibrator:
+    def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
         """Fit to graded answers.
 
         ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or
@@ -146,7 +158,7 @@ class AnswerCalibrator:
         if self.aggregate is None and self.stage != "isotonic":
             limits = _halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
-        _, outcome, _ = as_pairs(expit(odds), correct)
+        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         if not converged:
@@ -182,8 +194,9 @@ class AnswerCalibrator:
         be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers, **layout)
+        outcome = _outcomes(correct, len(confidence))
         self.threshold_ = threshold(
-            confidence=confidence, outcome=correct, max_error=max_error, level=level
+            confidence=confidence, outcome=outcome, max_error=max_error, level=level
         )
         return self.threshold_
 
@@ -261,6 +274,18 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
     if confidence.ndim != 1 or layout or not ((confidence >= 0) & (confidence <= 1)).all():
         raise ValueError(wanted.format(f"shape {confidence.shape} or values outside"))
     return confidence
+
+
+def _outcomes(correct: Values, answers: int) -> FloatArray:
+    outcome = as_float64(correct)
+    if outcome.shape != (answers,):
+        raise ValueError(
+            f"correct must have one value for each of {answers} answers, got {outcome.shape}"
+        )
+    wrong = outcome[(outcome != 0) & (outcome != 1)]
+    if wrong.size:
+        raise ValueError(f"correct must be 0 or 1 (is the answer right?), got {wrong[0]:g}")
+    return outcome
 
 
 def _halfway(confidence: FloatArray) -> tuple[float, float]:

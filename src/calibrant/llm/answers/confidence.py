@@ -46,15 +46,34 @@ class Tokens(NamedTuple):
         return np.diff(self.starts, append=len(self.probs))
 
 
+def _geometric(tokens: Tokens) -> FloatArray:
+    return np.asarray(_product(tokens) / tokens.lengths)
+
+
+def _product(tokens: Tokens) -> FloatArray:
+    return np.asarray(np.add.reduceat(tokens.logs, tokens.starts))
+
+
+def _arithmetic(tokens: Tokens) -> FloatArray:
+    mean = np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths
+    return np.log(np.clip(mean, SMALLEST, 1.0))
+
+
+def _first(tokens: Tokens) -> FloatArray:
+    return tokens.logs[tokens.starts]
+
+
+def _minimum(tokens: Tokens) -> FloatArray:
+    return np.asarray(np.minimum.reduceat(tokens.logs, tokens.starts))
+
+
 Aggregator = Literal["geometric", "product", "arithmetic", "first", "minimum"]
 AGGREGATORS: dict[str, Callable[[Tokens], FloatArray]] = {
-    "geometric": lambda tokens: AGGREGATORS["product"](tokens) / tokens.lengths,
-    "product": lambda tokens: np.add.reduceat(tokens.logs, tokens.starts),
-    "arithmetic": lambda tokens: np.log(
-        np.clip(np.add.reduceat(tokens.probs, tokens.starts) / tokens.lengths, SMALLEST, 1.0)
-    ),
-    "first": lambda tokens: tokens.logs[tokens.starts],
-    "minimum": lambda tokens: np.minimum.reduceat(tokens.logs, tokens.starts),
+    "geometric": _geometric,
+    "product": _product,
+    "arithmetic": _arithmetic,
+    "first": _first,
+    "minimum": _minimum,
 }
 """Functions that return the log-confidence of each answer, by name."""
 
@@ -154,10 +173,8 @@ def _from_list(token_probs: Answers) -> Tokens:
 def _from_array(token_probs: Answers, name: str, layout: IntArray, ndim: int) -> Tokens:
     probs = as_float64(token_probs)  # type: ignore[arg-type]
     if probs.ndim != ndim or probs.shape != layout.shape:
-        form, got = (
-            "(answers, tokens)" if ndim == 2 else "(tokens,)",
-            f"{probs.shape}, {layout.shape}",
-        )
+        form = "(answers, tokens)" if ndim == 2 else "(tokens,)"
+        got = f"{probs.shape}, {layout.shape}"
         raise ValueError(f"token_probs and {name} must both be {form}, got {got}")
     if ndim == 2:
         return Tokens(probs[layout != 0], _starts((layout != 0).sum(1)))

@@ -27,12 +27,24 @@ ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its right answers."""
+    """A question with its right answers.
+
+    Attributes
+    ----------
+    text : str
+    references : tuple of str
+        Right answers, any of which is accepted; of multiple choice, the text of the right one.
+    choices : tuple of str
+        Empty for open questions.
+    answer : int
+        Number of the right choice; -1 for open questions.
+    subject : str
+    """
 
     text: str
-    references: tuple[str, ...]  # any is right; of multiple choice, the text of the right one
-    choices: tuple[str, ...] = ()  # none for open questions
-    answer: int = -1  # number of the right choice
+    references: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    answer: int = -1
     subject: str = ""
 
 
@@ -76,14 +88,28 @@ def read_questions(file: str | os.PathLike[str], *, separator: str | None = None
     ``separator`` separates right answers on one line, as ``"; "`` in TruthfulQA.
     """
     path, references = Path(file), dict[str, list[str]]()
-    for paragraph in re.split(r"\n\s*\n", read_text(path).strip()):
-        lines = [line.strip() for line in paragraph.split("\n")]
-        if len(lines) != 2 or not lines[0]:
-            wanted = "a question, an answer and an empty line each time"
-            raise ValueError(f"{path} must have {wanted}, got {lines!r:.80}")
+    for number, lines in _paragraphs(read_text(path)):
+        if len(lines) != 2:
+            raise ValueError(
+                f"{path}, line {number}: a question, an answer and an empty line are needed, got "
+                f"{lines!r:.80}"
+            )
         answers = _parts(lines[1], separator) if separator else [lines[1]]
         references.setdefault(lines[0], []).extend(answers)
+    if not references:
+        raise ValueError(f"{path} has no question: it needs a question, an answer, an empty line")
     return [Question(text, tuple(dict.fromkeys(right))) for text, right in references.items()]
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield consecutive lines that are not empty, with the number of their first."""
+    paragraph: list[str] = []
+    for number, line in enumerate([*text.split("\n"), ""], start=1):
+        if line.strip():
+            paragraph.append(line.strip())
+        elif paragraph:
+            yield number - len(paragraph), paragraph
+            paragraph = []
 
 
 def _parts(text: str, separator: str = ";") -> list[str]:
@@ -197,12 +223,21 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
 
 
 class GradedAnswers(NamedTuple):
-    """Answers of one model to one set of questions."""
+    """Answers of one model to one set of questions.
+
+    Attributes
+    ----------
+    questions, answers : list of str
+    token_probs : list of (tokens,)
+        Probabilities of the tokens of each answer.
+    correct : (n,) bool
+        True for right answers.
+    """
 
     questions: list[str]
     answers: list[str]
-    token_probs: list[FloatArray]  # (tokens,) each
-    correct: BoolArray  # (n,)
+    token_probs: list[FloatArray]
+    correct: BoolArray
 
 
 def read_answers(file: str | os.PathLike[str]) -> GradedAnswers:

@@ -243,7 +243,7 @@ class _DecoderFollower:
                 setattr(cache, name, _Reordering(weakref.ref(cache), name, self.memories[cache]))
         memory = self.memories[cache]
         memory.crop(past)  # speculative decoding takes tokens back
-        same = not memory.kept or len(memory.kept[0]) == batch
+        same = memory.keys is None or len(memory.keys) == batch
         if len(memory) != past or not same:
             raise ValueError(
                 f"the decoder head must have seen all {past} tokens in the cache, got "

@@ -118,11 +118,22 @@ class FittedHead:
 
 
 class TokenPredictions(NamedTuple):
-    """Predictions for tokens, each ``(n,)``."""
+    """Predictions for tokens, each ``(n,)``.
 
-    nll: FloatArray  # negative log-likelihood of the next token
-    confidence: FloatArray  # probability of the likeliest token
-    correct: BoolArray  # True if the likeliest token was the next one
+    Attributes
+    ----------
+    nll : float64
+        Negative log-likelihood of the next token.
+    confidence : float64
+        Probability of the likeliest token.
+    correct : bool
+        True if the likeliest token was the next one.
+    weight : float64
+    """
+
+    nll: FloatArray
+    confidence: FloatArray
+    correct: BoolArray
     weight: FloatArray
 
     def figures(self) -> dict[str, float]:

@@ -15,13 +15,26 @@ from calibrant.llm.huggingface import SCALES, end_tokens, has_head
 
 
 class CalibratedGeneration(NamedTuple):
-    """Calibrated probabilities of generated texts, each ``(n, tokens)``."""
+    """Calibrated probabilities of generated texts, each ``(n, tokens)``.
+
+    Attributes
+    ----------
+    tokens : integers
+    log_probs : float
+        Of these tokens.
+    confidence : float
+        Probability of the likeliest token at each position.
+    sharpness : float
+        Factor of the logits.
+    written : bool
+        False after the end of a text.
+    """
 
     tokens: Tensor
-    log_probs: Tensor  # of these tokens
-    confidence: Tensor  # probability of the likeliest token at each position
-    sharpness: Tensor  # factor of the logits
-    written: Tensor  # False after the end of a text
+    log_probs: Tensor
+    confidence: Tensor
+    sharpness: Tensor
+    written: Tensor
 
 
 def calibrate_generation(

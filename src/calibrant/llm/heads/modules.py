@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -82,7 +83,12 @@ class MLPHead(Head):
     wants = "hidden"
 
     def __init__(
-        self, *, width: int, units: int = 64, activation: str = "swiglu", start: float = 0.0
+        self,
+        *,
+        width: int,
+        units: int = 64,
+        activation: Literal["swiglu", "relu"] = "swiglu",
+        start: float = 0.0,
     ) -> None:
         super().__init__()
         check_choice("activation", activation, ("swiglu", "relu"))
@@ -169,27 +175,34 @@ def _features(rest: Tensor, mean_gap: Tensor, leading: Tensor) -> Tensor:
     return torch.cat([rest.clamp(min=LEAST_ODDS), gaps.log1p()], -1)
 
 
+@dataclass
 class Memory:
     """Keys and values ``(batch, heads, tokens, size)`` of the tokens seen by a decoder head."""
 
-    kept: tuple[Tensor, ...] = ()
+    keys: Tensor | None = None
+    values: Tensor | None = None
 
     def __len__(self) -> int:
-        return self.kept[0].shape[2] if self.kept else 0
+        return 0 if self.keys is None else self.keys.shape[2]
 
-    def extend(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Add the keys and values of tokens, and return those of all."""
-        pairs = zip(self.kept, new, strict=True) if self.kept else ()
-        self.kept = tuple(torch.cat(pair, 2) for pair in pairs) or new
-        return self.kept
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add tokens, and return the keys and values of all."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys, keys], 2)
+            values = torch.cat([self.values, values], 2)
+        self.keys, self.values = keys, values
+        return keys, values
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order, as each step of a beam search does."""
-        self.kept = tuple(x[rows.to(x.device)] for x in self.kept)
+        if self.keys is not None and self.values is not None:
+            rows = rows.to(self.keys.device)
+            self.keys, self.values = self.keys[rows], self.values[rows]
 
     def crop(self, tokens: int) -> None:
         """Forget all but the first tokens."""
-        self.kept = tuple(x[:, :, :tokens] for x in self.kept)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
 
 
 class DecoderHead(Head):

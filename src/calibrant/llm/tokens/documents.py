@@ -16,6 +16,8 @@ Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 GENERATION = re.compile(r"\{%-?\s*generation\b")
 PROBE = "\ue000calibrant\ue000"
 """Stands for a first answer, to find it in the rendered chat; private-use characters."""
+THOUGHT = "</think>"
+"""End of the thoughts before an answer."""
 
 
 class Encoded(NamedTuple):
@@ -152,14 +154,42 @@ def _assistant_tokens(tokenizer: Any, turns: list[Any]) -> tuple[IntArray, BoolA
         )
         return np.array(encoded["input_ids"]), np.array(encoded["assistant_masks"]) == 1
     chat = _Chat.of(tokenizer, turns)
+    if not getattr(tokenizer, "is_fast", False):
+        return _without_offsets(tokenizer, chat)
     encoded = tokenizer(chat.text, add_special_tokens=False, return_offsets_mapping=True)
     begin, end = np.array(encoded["offset_mapping"]).reshape(-1, 2).T
     mask = np.zeros(len(begin), bool)
-    for number in (n for n, turn in enumerate(turns) if turn["role"] == "assistant"):
-        start = chat.start(number)
-        if start is not None:
-            mask |= (begin >= start) & (end <= chat.end(number, start))
+    for first, last in chat.answers():
+        mask |= (begin >= first) & (end <= last)
     return np.array(encoded["input_ids"], np.int64), mask
+
+
+def _without_offsets(tokenizer: Any, chat: _Chat) -> tuple[IntArray, BoolArray]:
+    """Do the same with a tokenizer that does not say where its tokens are, from ids of prefixes."""
+    ids = _bare_ids(tokenizer, chat.text)
+    mask = np.zeros(len(ids), bool)
+    for first, last in chat.answers():
+        prompt, until = (_bare_ids(tokenizer, chat.text[:n]) for n in (first, last))
+        mask[_after_prompt(tokenizer, prompt, ids) : _common_prefix(until, ids)] = True
+    return np.array(ids, np.int64), mask
+
+
+def _after_prompt(tokenizer: Any, prompt: list[int], ids: list[int]) -> int:
+    """Return the number of the first token after a prompt; that of no token if it is not clear.
+
+    The last token of the prompt may have merged with the beginning of the answer.
+    """
+    size, same = len(prompt), _common_prefix(prompt, ids)
+    if same == size:
+        return size
+    own, merged = (tokenizer.decode(tokens[size - 1 : size]) for tokens in (prompt, ids))
+    return size if same == size - 1 and merged.startswith(own) else len(ids)
+
+
+def _common_prefix(one: list[int], other: list[int]) -> int:
+    """Return the length of the common beginning of two lists."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class _Chat(NamedTuple):
@@ -177,16 +207,24 @@ class _Chat(NamedTuple):
         text = tokenizer.apply_chat_template(turns, tokenize=False)
         return cls(tokenizer, turns, text, "|".join(map(re.escape, names)) or "(?!)")
 
-    def start(self, number: int) -> int | None:
+    def answers(self) -> Iterator[tuple[int, int]]:
+        """Yield where each answer begins in the text, and where it ends."""
+        for number, turn in enumerate(self.turns):
+            start = self._start(number) if turn["role"] == "assistant" else None
+            if start is not None:
+                yield start, self._end(number, start)
+
+    def _start(self, number: int) -> int | None:
         """Return where an answer begins in the text, or None if it is not rendered there."""
         if number:
             prompt = self._rendered(self.turns[:number], add_generation_prompt=True)
-        else:  # no chat before it to render; a space belongs to the word after it
+        else:  # no chat before it to render
             probed = [{**self.turns[0], "content": PROBE}, *self.turns[1:]]
-            prompt = self._rendered(probed).partition(PROBE)[0].rstrip(" ")
-        return len(prompt) if prompt and self.text.startswith(prompt) else None
+            before, probe, _ = (self._rendered(probed) or "").partition(PROBE)
+            prompt = before.rstrip(" ") if probe else None  # a space belongs to the word after it
+        return len(prompt) if prompt is not None and self.text.startswith(prompt) else None
 
-    def end(self, number: int, start: int) -> int:
+    def _end(self, number: int, start: int) -> int:
         """Return where an answer ends in the text, after its end token; 0 if it is left out.
 
         Templates may add an end of text, or the beginning of the next answer, at the end of a
@@ -194,11 +232,16 @@ class _Chat(NamedTuple):
         never wrote such an answer in this form, so it is left out.
         """
         turn, until = self.turns[number], self._rendered(self.turns[: number + 1])
+        if until is None:
+            return 0
         content_end, closing = 0, None
         more = {name for name, value in turn.items() if value} - {"role", "content"}
         if isinstance(turn["content"], str) and not more:  # tool calls may follow the content
-            content = turn["content"].split("</think>")[-1].strip()  # thoughts may be dropped
-            place = self.text.find(content, start)
+            # thoughts may be dropped or changed, and may contain the words that follow them
+            content = turn["content"].split(THOUGHT)[-1].strip()
+            thought = self.text.rfind(THOUGHT, start, len(until))
+            after = start if thought < 0 else thought + len(THOUGHT)
+            place = self.text.find(content, after, max(after, len(until)))
             if place >= 0:
                 content_end = place + len(content)
                 closing = re.compile(rf"\s*(?:{self.special})").match(self.text, content_end)
@@ -208,12 +251,12 @@ class _Chat(NamedTuple):
             ends.append(last.start(1) if last else len(until))
         return next((n for n in (*ends, content_end) if until.startswith(self.text[:n])), 0)
 
-    def _rendered(self, turns: list[Any], **options: Any) -> str:
-        """Render some turns; empty if the template refuses them, for instance without a user."""
+    def _rendered(self, turns: list[Any], **options: Any) -> str | None:
+        """Render some turns; None if the template refuses them, for instance without a user."""
         from jinja2 import TemplateError
 
         try:
             text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, **options)
         except TemplateError:
-            return ""
+            return None
         return text

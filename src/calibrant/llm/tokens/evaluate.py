@@ -37,8 +37,12 @@ class ConfidenceEvaluation(Evaluation):
     r"""An :class:`Evaluation` of the confidences of tokens or answers.
 
     ``accuracy`` is the share that is right, ``brier`` the mean of
-    :math:`(\text{confidence} - \text{right})^2`, from 0 to 1. ``documents`` is the number of
-    documents of the tokens, 0 for answers.
+    :math:`(\text{confidence} - \text{right})^2`, from 0 to 1.
+
+    Attributes
+    ----------
+    documents : int
+        Number of documents of the tokens; 0 for answers.
     """
 
     documents: int = 0

@@ -42,12 +42,24 @@ PutRows: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]], int], None
 
 
 class TableShard(NamedTuple):
-    """Consecutive tokens that are stored together."""
+    """Consecutive tokens that are stored together.
 
-    hidden: Hidden  # (states, width), possibly with those of prompts
+    Attributes
+    ----------
+    hidden : (states, width)
+        Hidden states, possibly with those of prompts.
+    records : Records
+        Of the n tokens.
+    documents : (n,)
+        Document number of each token.
+    states : (n,), optional
+        Row of each token in ``hidden``; None if it is the number of the token.
+    """
+
+    hidden: Hidden
     records: Records
-    documents: IntArray  # (n,)
-    states: IntArray | None = None  # (n,) row of each token in hidden; None: its own number
+    documents: IntArray
+    states: IntArray | None = None
 
     def rows(self, selection: Selection) -> Selection:
         """Rows of ``hidden`` for some tokens."""
@@ -260,15 +272,32 @@ def open_table(folder: PathLike | Sequence[PathLike]) -> TokenTable:
 
 @dataclass(frozen=True)
 class Header:
-    """The content of ``table.json``."""
+    """The content of ``table.json``.
+
+    Attributes
+    ----------
+    fingerprint : ModelFingerprint
+    settings : str
+        Hash of everything that decides the content of the table.
+    documents : int
+        Number of documents, with those that have no labelled token.
+    shards : list of int
+        Number of tokens of each shard.
+    prompts : bool
+        True if the states of prompts are stored too.
+    whole : bool
+        True if the states of all preceding tokens are stored, with or without prompts.
+    rank, ranks : int
+        Number of the process that writes this folder, and of all processes.
+    """
 
     fingerprint: ModelFingerprint
-    settings: str  # hash of everything that decides the content of the table
-    documents: int  # with those that have no labelled token
-    shards: list[int]  # number of tokens of each
-    prompts: bool  # are the states of prompts stored too?
-    whole: bool  # are those of all preceding tokens, with or without prompts?
-    rank: int = 0  # of the process that writes this folder
+    settings: str
+    documents: int
+    shards: list[int]
+    prompts: bool
+    whole: bool
+    rank: int = 0
     ranks: int = 1
 
 

@@ -520,6 +520,27 @@ FAULTS = (
     ),
     # Metrics.
     Fault(
+        "two-classes-by-top-label",
+        "metrics",
+        'return "binary" if classes == 2 else "top_label"',
+        'return "binary" if classes == 1 else "top_label"',
+        ("metrics/test_two_classes",),
+    ),
+    Fault(
+        "two-classes-ranked-by-event",
+        "metrics",
+        "Pairs(reduced.top, reduced.correct) if ranked else pairs",
+        "pairs",
+        ("metrics/test_two_classes",),
+    ),
+    Fault(
+        "answers-of-two-classes-by-event",
+        "metrics",
+        'return pairs_from(logits, labels, estimand="top_label", **data)',
+        "return pairs_from(logits, labels, **data)",
+        ("metrics/test_two_classes",),
+    ),
+    Fault(
         "verdict-at-other-side",
         "metrics",
         "if p < 0.05:",

@@ -38,7 +38,8 @@ def reliability_diagram(
     """Accuracy per bin with intervals, the gap to the confidence, and the share of each bin.
 
     ``data`` is from ``calibrant.reliability``, ``calibrant.evaluate`` or ``calibrant.top_label``;
-    ``label`` is the legend of the bars.
+    ``label`` is the legend of the bars. Of two classes, P(y = 1) is drawn against the frequency of
+    y = 1, and the axes say so.
 
     Examples
     --------
@@ -47,14 +48,14 @@ def reliability_diagram(
     'confidence'
     """
     curve = _reliability(data)
-    axes = _square(ax)
+    axes, (claim, event) = _square(ax, curve.probability), _axis_names(curve.probability)
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
     accuracy, claimed = curve.accuracy[seen], curve.confidence[seen]
     bars: dict[str, Any] = {"x": left, "width": width, "align": "edge"}
-    axes.bar(height=accuracy, color=RIGHT, alpha=0.55, lw=0, label=label or "accuracy", **bars)
+    axes.bar(height=accuracy, color=RIGHT, alpha=0.55, lw=0, label=label or event, **bars)
     gap: dict[str, Any] = {"facecolor": "none", "edgecolor": WRONG, "hatch": "////", "lw": 1}
-    axes.bar(height=claimed - accuracy, bottom=accuracy, label="gap to confidence", **gap, **bars)
+    axes.bar(height=claimed - accuracy, bottom=accuracy, label=f"gap to {claim}", **gap, **bars)
     reach = np.abs(np.stack([curve.low[seen], curve.high[seen]]) - accuracy)
     axes.errorbar(claimed, accuracy, yerr=reach, fmt="o", ms=3, lw=1, capsize=2, color=_ink())
     _counts(axes, curve.edges, curve.share)
@@ -66,7 +67,8 @@ def _reliability(data: object) -> Reliability:
     if isinstance(data, Reliability):
         return data
     if isinstance(data, Evaluation):
-        return curves.reliability_of(data.bins, level=data.level or 0.9)
+        level, positive = data.level or 0.9, bool(data.probability)
+        return curves.reliability_of(data.bins, level=level, positive=positive)
     if isinstance(data, Pairs):
         return curves.reliability(confidence=data.confidence, outcome=data.outcome)
     kind = type(data).__name__
@@ -81,7 +83,7 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
 
     The line is as wide as the examples are dense there.
     """
-    axes = _square(ax)
+    axes = _square(ax, curve.probability)
     from matplotlib.collections import LineCollection
 
     # where less than a thousandth of the peak density lies, the curve is extrapolation
@@ -94,7 +96,8 @@ def smooth_diagram(curve: SmoothReliability, ax: Axes | None = None, *, label: s
     lines = list(np.stack([points[:-1], points[1:]], 1)[shown])
     wide = (0.8 + 4 * np.sqrt(curve.density / curve.density.max())[:-1][shown]).tolist()
     axes.add_collection(LineCollection(lines, linewidths=wide, colors=RIGHT, capstyle="round"))
-    axes.plot([], [], color=RIGHT, lw=2.5, label=label or "accuracy")
+    event = _axis_names(curve.probability)[1]
+    axes.plot([], [], color=RIGHT, lw=2.5, label=label or event)
     _legend(axes)
     return axes
 
@@ -219,11 +222,17 @@ def _axes(ax: Axes | None) -> Axes:
     return axes
 
 
-def _square(ax: Axes | None) -> Axes:
+def _axis_names(probability: str) -> tuple[str, str]:
+    """Return the names of the claimed probability and of what it is compared with."""
+    return (probability, "frequency of y = 1") if probability else ("confidence", "accuracy")
+
+
+def _square(ax: Axes | None, probability: str) -> Axes:
     if ax is None:
         figure, ax = _pyplot().subplots(figsize=(4.2, 4.8))
         figure.subplots_adjust(left=0.14, right=0.97, bottom=0.1, top=0.84)  # room for a strip
-    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    claim, event = _axis_names(probability)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel=claim, ylabel=event, aspect="equal")
     ax.plot([0, 1], [0, 1], color=_ink(), lw=1, ls="--", zorder=1.5)  # above bars
     return ax
 

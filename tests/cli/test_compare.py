@@ -6,8 +6,10 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
+import calibrant
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.cli.compare import STEPS
@@ -62,6 +64,24 @@ def test_compare_in_json(run):
         assert row["fit_seconds"] >= 0
 
 
+@pytest.mark.parametrize("estimand", ["binary", "top_label"])
+def test_compare_of_two_classes_says_which_probability_was_measured(run, rng, estimand):
+    z = 2 * rng.normal(size=300)
+    labels = (rng.random(300) < 1 / (1 + np.exp(2 - z))).astype(int)
+    half = {"val_logits": z[:150], "val_labels": labels[:150]}
+    np.savez("two.npz", **half, test_logits=z[150:], test_labels=labels[150:])
+    flag = ("--top-label",) if estimand == "top_label" else ()
+    arguments = ("compare", "two.npz", "--methods", "none", "--level", "0", *flag)
+    _, out, _ = run(*arguments, "--json")
+    options: dict[str, Any] = {"estimand": estimand, "metrics": ["ece"], "level": None}
+    expected = calibrant.evaluate(z[150:], labels[150:], **options)["ece"].value
+    found = json.loads(out)
+    assert found["estimand"] == estimand
+    assert found["rows"][0]["metrics"]["ece"]["value"] == pytest.approx(expected)
+    _, out, _ = run(*arguments)
+    assert ("2 classes, ECE of P(y = 1); fitted on 150" in out) == (estimand == "binary")
+
+
 def test_options_reach_the_comparison(run, monkeypatch):
     asked: dict[str, Any] = {}
 
@@ -79,6 +99,7 @@ def test_options_reach_the_comparison(run, monkeypatch):
         **{"pred": "p.npz", "methods": None, "time_limit": 5},
         **{"fit_split": "test", "test_split": "val"},
         **{"sample_weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
+        "estimand": "auto",
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, None)

@@ -192,7 +192,13 @@ def test_binary(run, tmp_path, one_logit):
     assert json.loads(out)["estimand"] == "binary"
     assert json.loads(out)["metrics"]["ece"]["value"] == pytest.approx(0.5 - claimed)
     _, out, _ = run("evaluate", tmp_path / "p.npz", *options)
+    assert json.loads(out)["estimand"] == "binary"
+    assert json.loads(out)["metrics"]["ece"]["value"] == pytest.approx(0.5 - claimed)
+    _, out, _ = run("evaluate", tmp_path / "p.npz", "--top-label", *options)
     assert json.loads(out)["estimand"] == "top_label"
+    assert json.loads(out)["metrics"]["ece"]["value"] == pytest.approx(0.5 - claimed)
+    _, out, _ = run("evaluate", tmp_path / "p.npz")
+    assert "calibration of P(y = 1)" in out
 
 
 @pytest.mark.parametrize("given", ["nll,ece", "nll, ece", "nll,ece,", "NLL,Ece"])

@@ -76,6 +76,23 @@ def test_fit_in_json(run):
     assert found["after"]["nll"]["value"] < found["before"]["nll"]["value"]
 
 
+@pytest.mark.parametrize("folds", [(), ("--cross-fit", "2")])
+@pytest.mark.parametrize("estimand", ["binary", "top_label"])
+def test_fit_of_two_classes_says_which_probability_was_measured(run, rng, folds, estimand):
+    z = 2 * rng.normal(size=300)
+    labels = (rng.random(300) < 1 / (1 + np.exp(2 - z))).astype(int)
+    np.savez("two.npz", logits=z, labels=labels)
+    flag = ("--top-label",) if estimand == "top_label" else ()
+    arguments = ("fit", "two.npz", "--method", "ts", "-o", "saved", *flag, *folds)
+    _, out, _ = run(*arguments, "--json")
+    expected = calibrant.evaluate(z, labels, estimand=estimand, metrics=["ece"], level=None)
+    assert json.loads(out)["estimand"] == estimand
+    assert json.loads(out)["before"]["ece"]["value"] == pytest.approx(expected["ece"].value)
+    _, out, _ = run(*arguments)
+    assert (", P(y = 1)" in out) == (estimand == "binary")
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_range_of_temperatures_and_changed_classes_are_told(run, monkeypatch):
     monkeypatch.setitem(CALIBRATORS, "per_row", PerRow)
     monkeypatch.setitem(CALIBRATORS, "shift", Shift)

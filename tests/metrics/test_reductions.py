@@ -178,7 +178,7 @@ def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
 
 def test_the_binary_estimand_changes_the_event_and_not_the_scores(rng):
     logits, labels = drawn(rng, 400, 2, 1.5)
-    top = cal.evaluate(logits, labels, level=None)
+    top = cal.evaluate(logits, labels, estimand="top_label", level=None)
     event = cal.evaluate(logits, labels, estimand="binary", level=None)
     probs = softmax(logits, -1)[:, 1]
     assert event["ece"].value == pytest.approx(
@@ -189,7 +189,7 @@ def test_the_binary_estimand_changes_the_event_and_not_the_scores(rng):
     )
     for name in ("accuracy", "nll", "brier", "classwise_ece"):
         assert event[name].value == pytest.approx(top[name].value, abs=1e-12), name
-    assert "estimand: P(class 1)" in event.describe()
+    assert "estimand: P(y = 1)" in event.describe()
 
 
 def test_a_binary_problem_has_two_estimands_and_the_caller_says_which():
@@ -201,7 +201,7 @@ def test_a_binary_problem_has_two_estimands_and_the_caller_says_which():
     assert as_event["ece"].value == pytest.approx((0.8 + 0.2) / 2, abs=1e-12)
     np.testing.assert_allclose(cal.top_label(z, labels).confidence, [0.8, 0.8])
     np.testing.assert_array_equal(cal.top_label(z, labels).outcome, [False, True])
-    as_answer = cal.evaluate(z, labels, level=None)
+    as_answer = cal.evaluate(z, labels, estimand="top_label", level=None)
     assert as_answer["ece"].value == pytest.approx(0.8 - 0.5, abs=1e-12)
 
 

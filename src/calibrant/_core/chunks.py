@@ -26,6 +26,8 @@ Progress: TypeAlias = Callable[[int, int], object]  # called with (done, total) 
 # Probability that is compared with an event: the largest, and whether its class is the label; that
 # of class 1 of two; or of every cell of (..., tags) logits, each a binary problem of its own.
 Estimand = Literal["top_label", "binary", "multilabel"]
+# "auto" is "binary" for two classes and "top_label" for more
+EstimandChoice = Literal["top_label", "binary", "multilabel", "auto"]
 # elements of logits in a chunk: two megabytes of float64 stay in a core's cache
 CHUNK_SIZE = {"cpu": 1 << 18, "cuda": 1 << 23}
 RUN = 4096  # examples in a run, where each has some tens of numbers
@@ -54,18 +56,38 @@ class Examples(NamedTuple):
         """Number of one-vs-rest problems: the tags where there are several, else the classes."""
         return int(self.logits.shape[-1]) if self.estimand == "multilabel" else self.classes
 
+    @property
+    def event(self) -> int | None:
+        """Class whose probability is compared with the labels; None for the predicted one."""
+        return None if self.estimand == "top_label" else 1
+
     def labelled_weight(self) -> FloatArray | None:
         """Weights of the labelled examples."""
         return None if self.weight is None else self.weight[self.labels != IGNORED]
 
 
+def resolve_estimand(choice: EstimandChoice, classes: int) -> Estimand:
+    """Return the estimand that a choice means for this number of classes.
+
+    >>> resolve_estimand("auto", 2), resolve_estimand("auto", 3), resolve_estimand("top_label", 2)
+    ('binary', 'top_label', 'top_label')
+    """
+    if choice != "auto":
+        return choice
+    return "binary" if classes == 2 else "top_label"
+
+
 def examples(
-    logits: Values, labels: Values, weight: Values | None = None, estimand: Estimand = "top_label"
+    logits: Values,
+    labels: Values,
+    weight: Values | None = None,
+    estimand: EstimandChoice = "top_label",
 ) -> Examples:
     """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
     scores, targets = checks.as_scores(logits), checks.as_labels(labels)
-    checks.check_choice("estimand", estimand, get_args(Estimand))
-    checked = Examples(scores, targets, None, estimand)
+    checks.check_choice("estimand", estimand, get_args(EstimandChoice))
+    classes = int(scores.shape[-1]) if scores.ndim > 1 else 2
+    checked = Examples(scores, targets, None, resolve_estimand(estimand, classes))
     if not checked.one_logit:
         checks.check_shapes(scores, targets)
     elif tuple(scores.shape) != targets.shape:

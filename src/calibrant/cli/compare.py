@@ -36,9 +36,16 @@ if TYPE_CHECKING:
 @shared.BINS
 @shared.LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
+@shared.TOP_LABEL
 @shared.AS_JSON
 def compare(
-    pred: str, methods: str | None, time_limit: float, level: float, as_json: bool, **options: Any
+    pred: str,
+    methods: str | None,
+    time_limit: float,
+    level: float,
+    as_json: bool,
+    estimand: str | None,
+    **options: Any,
 ) -> int:
     """Fit all methods and measure them side by side.
 
@@ -58,6 +65,7 @@ def compare(
             shared.names_in(methods),
             time_limit=time_limit or None,
             level=level or None,
+            estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             progress=progress,
             **options,
         )

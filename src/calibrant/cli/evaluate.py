@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
 )
 @click.option(
-    "--binary", "estimand", flag_value="binary", help="Measure P(class 1), not the top label."
+    "--binary",
+    "estimand",
+    flag_value="binary",
+    help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
 )
+@shared.TOP_LABEL
 @shared.BINS
 @click.option("--metrics", metavar="NAMES", help="With commas between, as in JSON.  [default: all]")
 @shared.LEVEL
@@ -72,7 +76,7 @@ def evaluate(
         evaluation = workflow.evaluate(
             data,
             split=name,
-            estimand=estimand or "top_label",  # type: ignore[arg-type]  # click's flag values
+            estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             metrics=names,
             level=level or None,
             progress=progress,
@@ -94,7 +98,7 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console = shared.new_console()
     console.print(title, style="bold", soft_wrap=True)
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
-    headings = ("metric", "value", shared.interval_heading(evaluation))
+    headings = (evaluation.heading or "metric", "value", shared.interval_heading(evaluation))
     console.print(shared.text_table(headings, evaluation.table(), bold=[1]))
     if evaluation.verdict():
         console.print(evaluation.verdict(), soft_wrap=True)

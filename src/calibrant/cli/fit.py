@@ -37,6 +37,7 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @click.option(
     "--train", metavar="FILE", help="Features of the training set, for maccal.  [default: PRED]"
 )
+@shared.TOP_LABEL
 @shared.AS_JSON
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 def fit(
@@ -46,6 +47,7 @@ def fit(
     folds: int | None,
     seed: int,
     train: str | None,
+    estimand: str | None,
     as_json: bool,
     out: str,
     **columns: str | None,
@@ -70,7 +72,7 @@ def fit(
 
     choices: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
     chosen = shared.method_options(options)
-    common: dict[str, Any] = {"options": chosen, "metrics": METRICS}
+    common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": estimand or "auto"}
     if method.lower() == "maccal":
         if any(choices.values()):
             raise click.UsageError(
@@ -172,14 +174,15 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
         where = f"Out of {folds} folds n" if folds else "N"
         console.print(f"{where}othing changes: {figures} before and after.", soft_wrap=True)
         return
+    of = f", {before.probability}" if before.probability else ""
     both = list(zip(before.table(), after.table(), strict=True))
     if folds:
         heading = shared.interval_heading(before)
-        headings = [f"out of {folds} folds", "before", heading, "after", heading]
+        headings = [f"out of {folds} folds{of}", "before", heading, "after", heading]
         rows = [[*one, *other[1:]] for one, other in both]
         remark = f"Each example was calibrated by a fit on the other {folds - 1} folds."
     else:
-        headings = ["on the data of the fit", "before", "after"]
+        headings = [f"on the data of the fit{of}", "before", "after"]
         rows = [[*one[:2], other[1]] for one, other in both]
         remark = "The fit has seen these examples: expect slightly worse figures on others."
     console.print(shared.text_table(headings, rows, bold=[3 if folds else 2]))

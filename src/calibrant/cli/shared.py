@@ -37,6 +37,12 @@ SET = click.option(
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
 )
+TOP_LABEL = click.option(
+    "--top-label",
+    "estimand",
+    flag_value="top_label",
+    help="Measure the predicted class of two classes, not P(y = 1).",
+)
 SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
 GROUPS = click.option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."

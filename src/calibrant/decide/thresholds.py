@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
 from calibrant.decide.probabilities import check_share
-from calibrant.metrics.reductions import Data, Input, pairs_from
+from calibrant.metrics.reductions import Data, Input, answers_from
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -116,7 +116,7 @@ def threshold(
     """
     if data.get("sample_weight") is not None:
         raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
-    claimed, happened, _ = pairs_from(logits, labels, **data)
+    claimed, happened, _ = answers_from(logits, labels, **data)
     check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
     check_share(level, "level", "0.95 means 95 %")
     grid, shares = _grid(max_error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ import torch.distributed as dist
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.chunks import Estimand
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated
 from calibrant.metrics import reductions
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
-from calibrant.metrics.reductions import Input, WeightedPairs, labelled_examples
+from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.summary import Moments, Summary
 
@@ -28,6 +28,14 @@ CLASS_NOISE = 1 << 22
 bins as fit, at most 100. Where fewer than 20 fit, beyond 13 000 classes, there is no interval."""
 MOST_SUBGROUPS = 1000
 """Each subgroup takes a fraction of a second."""
+
+
+class _Kept(NamedTuple):
+    """What is kept of each example of a batch."""
+
+    pairs: Pairs
+    answers: Pairs  # those that AUROC and AURC rank; the same object where they are the same
+    weight: FloatArray | None
 
 
 class Accumulator:
@@ -39,11 +47,12 @@ class Accumulator:
     ----------
     bins : int
         Number of equal-width bins.
-    estimand : {"top_label", "binary", "multilabel"}
-        The probability and the event that are compared.
+    estimand : {"auto", "top_label", "binary", "multilabel"}
+        The probability and the event that are compared, as in :func:`calibrant.evaluate`.
     pairs : bool
-        Keep the confidence and outcome of every example (9 bytes, 17 with weights), so that every
-        metric is available. Otherwise the memory does not grow with the examples.
+        Keep the confidence and outcome of every example (9 bytes, 17 with weights; with two classes
+        9 more, for AUROC and AURC), so that every metric is available. Otherwise the memory does
+        not grow with the examples.
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
     level : float, optional
@@ -64,7 +73,7 @@ class Accumulator:
         self,
         *,
         bins: int = 15,
-        estimand: Estimand = "top_label",
+        estimand: EstimandChoice = "auto",
         pairs: bool = False,
         metrics: Sequence[str] | None = None,
         level: float | None = 0.9,
@@ -72,7 +81,7 @@ class Accumulator:
     ) -> None:
         if level is not None:
             checks.check_level(level)
-        self.estimand: Estimand = estimand
+        self.estimand: EstimandChoice = estimand
         self.pairs = pairs
         self.metrics = _chosen(metrics, pairs)
         self.level = level
@@ -83,7 +92,7 @@ class Accumulator:
         self.floored = 0
         self.classwise: ClassBins | None = None
         self.by: dict[str, Accumulator] = {}
-        self._kept: list[tuple[FloatArray, BoolArray, FloatArray | None]] = []
+        self._kept: list[_Kept] = []
 
     def like(self) -> Accumulator:
         """An accumulator of the same form that has seen nothing."""
@@ -117,7 +126,10 @@ class Accumulator:
         self.bins += fill(reduced.confidence, outcome, self.bins.edges, kept)
         self.floored += floored
         if self.pairs:
-            self._kept.append((reduced.confidence, reduced.outcome, kept))
+            pairs = Pairs(reduced.confidence, reduced.outcome)
+            ranked = examples.event is not None and self.estimand == "auto"
+            answers = Pairs(reduced.top, reduced.correct) if ranked else pairs
+            self._kept.append(_Kept(pairs, answers, kept))
         weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
         for name, where in members.items():
             part = None if weights is None else weights[where]
@@ -173,7 +185,7 @@ class Accumulator:
         # a subgroup whose labels are all ignored has nothing to show
         parts = {name: part.compute() for name, part in self.by.items() if part.moments.count}
         by = dict(sorted(parts.items(), key=_badness, reverse=True))
-        n, kind = self.moments.count, self.estimand
+        n, kind = self.moments.count, resolve_estimand(self.estimand, self.classes)
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)
 
     def _form(self) -> dict[str, Any]:
@@ -220,17 +232,22 @@ class Accumulator:
         self.bins = Bins(bins.edges, count[:-1], *binned)
 
     def _summary(self) -> Summary:
-        kept = [np.concatenate([np.zeros(0), *(part[i] for part in self._kept)]) for i in (0, 1)]
-        confidence, outcome = kept
-        order = np.argsort(confidence, kind="stable")  # once, for all metrics that sort
+        pairs = answers = self._sorted([kept.pairs for kept in self._kept])
+        if any(kept.answers is not kept.pairs for kept in self._kept):
+            answers = self._sorted([kept.answers for kept in self._kept])
+        sums = (self.moments, self.bins, self.classwise)
+        return Summary(*sums, pairs, answers, self.estimand, self.level, self.seed)
+
+    def _sorted(self, parts: Sequence[Pairs]) -> WeightedPairs:
+        """Pairs of all batches in order of confidence: once, for all metrics that sort."""
+        nothing = Pairs(np.zeros(0), np.zeros(0))  # type: ignore[arg-type]  # outcomes as floats
+        confidence, outcome = map(np.concatenate, zip(nothing, *parts, strict=True))
+        order = np.argsort(confidence, kind="stable")
         weight = None
-        if any(kept[2] is not None for kept in self._kept):
-            parts = [np.ones(c.size) if w is None else w for c, _, w in self._kept]
-            weight = np.concatenate(parts)[order]
-        pairs = WeightedPairs(confidence[order], outcome[order], weight)
-        return Summary(
-            self.moments, self.bins, self.classwise, pairs, self.estimand, self.level, self.seed
-        )
+        if any(kept.weight is not None for kept in self._kept):
+            masses = ((kept.weight, kept.pairs.outcome.size) for kept in self._kept)
+            weight = np.concatenate([np.ones(n) if w is None else w for w, n in masses])[order]
+        return WeightedPairs(confidence[order], outcome[order], weight)
 
 
 def _members(by: checks.Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:

@@ -1,6 +1,6 @@
 r"""Calibration errors that are functions of sums per bin.
 
-Logits and probabilities are measured by the top label; pairs may come from any reduction.
+Of two classes P(y = 1) is measured, of more the top label; pairs may come from any reduction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from calibrant._core.checks import FloatArray, check_some
 from calibrant.metrics import gaps, reductions
 from calibrant.metrics.classwise import Average, ClassBins
 from calibrant.metrics.intervals import Estimate, class_interval
-from calibrant.metrics.reductions import Data, Input, labelled_examples, pairs_from
+from calibrant.metrics.reductions import EventData, Input, labelled_examples, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def binned_pairs(
-    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[Data]
+    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> Bins:
     """Sums of pairs in ``bins`` equal-width bins.
 
@@ -32,7 +32,7 @@ def binned_pairs(
 
 
 def ece(
-    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[Data]
+    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
     r"""Expected calibration error with equal-width bins.
 
@@ -53,11 +53,18 @@ def ece(
     outcome : (...) 0 or 1
     sample_weight : (...), optional
         Weight of each example; 0 leaves it out.
+    estimand : {"auto", "top_label", "binary", "multilabel"}
+        Which probability of logits or probs is compared with which event. "auto" is P(y = 1) for
+        two classes and the largest probability for more.
 
     Examples
     --------
-    >>> ece([[2.0, 0.0], [1.0, 0.0]], [0, 1])
-    0.425
+    >>> ece([[2.0, 0.0, 0.0], [1.0, 0.0, 0.0]], [0, 1])  # the largest: 0.79 and 0.58
+    0.395
+    >>> ece([1.0, -1.0], [1, 1])  # P(y = 1): 0.73 and 0.27
+    0.5
+    >>> ece([1.0, -1.0], [1, 1], estimand="top_label")  # 0.73 twice, of which one is right
+    0.231
     >>> ece(confidence=[0.95, 1.0], outcome=[1, 0], bins=10)
     0.475
     """
@@ -65,7 +72,7 @@ def ece(
 
 
 def debiased_ece(
-    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[Data]
+    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
     r"""ECE without the part that sampling noise adds.
 
@@ -88,7 +95,7 @@ def debiased_ece(
 
 
 def ada_ece(
-    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[Data]
+    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
     """Adaptive calibration error: ECE with bins of equal mass.
 
@@ -161,7 +168,7 @@ def mce(
     *,
     bins: int = 15,
     min_count: int | None = None,
-    **data: Unpack[Data],
+    **data: Unpack[EventData],
 ) -> float:
     r"""Maximum calibration error over the bins that hold enough examples.
 
@@ -178,7 +185,7 @@ def mce(
 
 
 def over_ece(
-    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[Data]
+    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
     r"""Over-confident part of ECE: the bins where confidence exceeds accuracy.
 
@@ -193,7 +200,7 @@ def over_ece(
 
 
 def under_ece(
-    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[Data]
+    logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
     r"""Under-confident part of ECE: the bins where accuracy exceeds confidence.
 

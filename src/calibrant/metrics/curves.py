@@ -11,7 +11,17 @@ from scipy.stats import beta, norm
 from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
-from calibrant.metrics.reductions import Data, Input, WeightedPairs, margins, pairs_from
+from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant.metrics.reductions import (
+    ESTIMANDS,
+    Data,
+    EventData,
+    Input,
+    WeightedPairs,
+    answers_from,
+    margins,
+    pairs_from,
+)
 from calibrant.metrics.smooth import smooth_ece_of_pairs
 
 if TYPE_CHECKING:
@@ -28,6 +38,20 @@ class Reliability(NamedTuple):
     high: FloatArray
     share: FloatArray
 
+    @property
+    def probability(self) -> str:
+        """Name of the confidence where it is that of one class, P(y = 1), else empty."""
+        return ""
+
+
+class PositiveReliability(Reliability):
+    """Reliability of P(y = 1): the accuracy is the frequency of y = 1."""
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence."""
+        return ESTIMANDS["binary"]
+
 
 class SmoothReliability(NamedTuple):
     """Accuracy as a smooth function of confidence with a band. Each ``(points,)``."""
@@ -37,6 +61,20 @@ class SmoothReliability(NamedTuple):
     low: FloatArray
     high: FloatArray
     density: FloatArray
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence where it is that of one class, P(y = 1), else empty."""
+        return ""
+
+
+class PositiveSmoothReliability(SmoothReliability):
+    """Smooth reliability of P(y = 1)."""
+
+    @property
+    def probability(self) -> str:
+        """Name of the confidence."""
+        return ESTIMANDS["binary"]
 
 
 class MarginReliability(NamedTuple):
@@ -62,7 +100,7 @@ def reliability(
     bins: int = 15,
     equal_mass: bool = False,
     level: float = 0.9,
-    **data: Unpack[Data],
+    **data: Unpack[EventData],
 ) -> Reliability:
     """Accuracy per bin of confidence, with Clopper-Pearson intervals.
 
@@ -74,11 +112,11 @@ def reliability(
     """
     pairs = pairs_from(logits, labels, **data)
     edges = pairs.equal_mass_edges(bins) if equal_mass else uniform_edges(bins)
-    return reliability_of(pairs.filled(edges), level=level)
+    return reliability_of(pairs.filled(edges), level=level, positive=_positive(logits, **data))
 
 
-def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
-    """Reliability from sums per bin, such as those of an Evaluation."""
+def reliability_of(filled: Bins, *, level: float = 0.9, positive: bool = False) -> Reliability:
+    """Reliability from sums per bin, such as those of an Evaluation; ``positive`` of P(y = 1)."""
     check_level(level)
     with np.errstate(invalid="ignore"):
         effective = filled.effective
@@ -89,7 +127,18 @@ def reliability_of(filled: Bins, *, level: float = 0.9) -> Reliability:
     empty = filled.weight == 0
     low[empty] = high[empty] = np.nan
     share = filled.weight / filled.total
-    return Reliability(filled.edges, filled.confidence, filled.accuracy, low, high, share)
+    kind = PositiveReliability if positive else Reliability
+    return kind(filled.edges, filled.confidence, filled.accuracy, low, high, share)
+
+
+def _positive(logits: Input, **data: Unpack[EventData]) -> bool:
+    """Return True if P(y = 1) of examples is measured; pairs may be of anything."""
+    scores = data.get("probs") if logits is None else logits
+    if scores is None:
+        return False
+    shape = checks.as_scores(scores).shape
+    classes = int(shape[-1]) if len(shape) > 1 else 2
+    return resolve_estimand(data.get("estimand", "auto"), classes) == "binary"
 
 
 def smooth_reliability(
@@ -98,7 +147,7 @@ def smooth_reliability(
     *,
     level: float = 0.9,
     points: int = 512,
-    **data: Unpack[Data],
+    **data: Unpack[EventData],
 ) -> SmoothReliability:
     """Kernel regression of outcome on confidence, at the bandwidth of smooth ECE.
 
@@ -134,7 +183,9 @@ def smooth_reliability(
         squares += mirrored * edge
     reach = float(norm.ppf((1 + level) / 2)) * np.sqrt(squares / points) / density
     low, high = (np.clip(accuracy + sign * reach, 0, 1) for sign in (-1, 1))
-    return SmoothReliability(grid, accuracy, low, high, density / mass.sum() * points)
+    density = density / mass.sum() * points
+    kind = PositiveSmoothReliability if _positive(logits, **data) else SmoothReliability
+    return kind(grid, accuracy, low, high, density)
 
 
 def confidence_histogram(
@@ -142,22 +193,29 @@ def confidence_histogram(
 ) -> Histogram:
     """Distribution of confidence among right and among wrong answers.
 
-    Input as for :func:`calibrant.ece`.
+    Of the predicted class, also with two classes. Input as for :func:`calibrant.ece`.
 
     >>> confidence_histogram(confidence=[0.9, 0.9, 0.2], outcome=[1, 0, 0], bins=2).right
     array([0.        , 0.33333333])
     """
-    filled = pairs_from(logits, labels, **data).filled(uniform_edges(bins))
+    filled = answers_from(logits, labels, **data).filled(uniform_edges(bins))
     right = filled.observed / filled.total
     return Histogram(filled.edges, right, filled.weight / filled.total - right)
 
 
 def reliability_by_margin(
-    logits: Values, labels: Values, *, margin_bins: int = 3, bins: int = 15, level: float = 0.9
+    logits: Values,
+    labels: Values,
+    *,
+    estimand: EstimandChoice = "auto",
+    margin_bins: int = 3,
+    bins: int = 15,
+    level: float = 0.9,
 ) -> list[MarginReliability]:
     """Reliability by margin between the top two logits, smallest margins first (SMART, fig. 15).
 
-    Each bin of margins holds about equally many examples.
+    Each bin of margins holds about equally many examples. ``estimand`` as for
+    :func:`calibrant.ece`.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(900, 5))
@@ -165,12 +223,14 @@ def reliability_by_margin(
     [True, True, True]
     """
     checks.check_whole("margin_bins", margin_bins)
-    confidence, outcome, _ = pairs_from(logits, labels)
+    confidence, outcome, _ = pairs_from(logits, labels, estimand=estimand)
+    positive = _positive(logits, estimand=estimand)
     margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
     order = np.argsort(margin, kind="stable")
     curves = []
     for part in np.array_split(order, min(margin_bins, order.size)):
         pairs = WeightedPairs(confidence[part], outcome[part], None)
-        curve = reliability_of(pairs.filled(uniform_edges(bins)), level=level)
+        filled = pairs.filled(uniform_edges(bins))
+        curve = reliability_of(filled, level=level, positive=positive)
         curves.append(MarginReliability(float(margin[part[0]]), float(margin[part[-1]]), curve))
     return curves

@@ -10,6 +10,7 @@ from typing import Any
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant.metrics.intervals import CalibrationTest, Estimate
+from calibrant.metrics.reductions import ESTIMANDS, probability_of
 from calibrant.metrics.registry import METRICS
 
 
@@ -26,6 +27,7 @@ class Evaluation(Mapping[str, Estimate]):
     classes: int
     """Number of classes, or of tags."""
     estimand: Estimand
+    """Which probability the calibration errors and the test are about."""
     bins: Bins
     """Sums per equal-width bin, for diagrams."""
     level: float | None
@@ -51,11 +53,20 @@ class Evaluation(Mapping[str, Estimate]):
 
     def describe(self) -> str:
         """Number of examples, estimand and bins, in one line."""
-        names = {"top_label": "top label", "binary": "P(class 1)", "multilabel": "every tag"}
         counted = f"{self.n:,} examples, {self.classes} classes"
         if self.estimand == "multilabel":
             counted = f"{self.n:,} labels of {self.classes} tags"
-        return f"{counted}; estimand: {names[self.estimand]}; {self.binning}"
+        return f"{counted}; estimand: {ESTIMANDS[self.estimand]}; {self.binning}"
+
+    @property
+    def probability(self) -> str:
+        """The probability that is measured, where it is that of one class: P(y = 1), else empty."""
+        return probability_of(self.estimand)
+
+    @property
+    def heading(self) -> str:
+        """Heading of the names of the metrics."""
+        return f"calibration of {self.probability}" if self.probability else ""
 
     def verdict(self) -> str:
         """The test of calibration in words; empty without one."""
@@ -63,9 +74,13 @@ class Evaluation(Mapping[str, Estimate]):
             return ""
         p = self.test.p_value
         chance = f"p {'<=' if p <= 0.001 else '='} {p:.2g}"
+        what, of = (
+            (f"{self.probability} is ", f" of {self.probability}") if self.heading else ("", "")
+        )
         if p < 0.05:
-            return f"miscalibrated: a calibrated model would rarely look this far off ({chance})"
-        return f"no evidence of miscalibration in {self.n:,} examples ({chance})"
+            rarely = "a calibrated model would rarely look this far off"
+            return f"{what}miscalibrated: {rarely} ({chance})"
+        return f"no evidence of miscalibration{of} in {self.n:,} examples ({chance})"
 
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""
@@ -78,7 +93,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     def __str__(self) -> str:
         heading = "" if self.level is None else f"{100 * self.level:g} % interval"
-        rows = [("", "value", heading), *self.table()]
+        rows = [(self.heading, "value", heading), *self.table()]
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
         lines = [f"{a:<{left}}  {b:>{middle}}  {c}".rstrip() for a, b, c in rows]
         for name, part in self.by.items():

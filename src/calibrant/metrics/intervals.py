@@ -36,7 +36,7 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, gap_curve, running
-from calibrant.metrics.reductions import Data, Input, WeightedPairs, pairs_from
+from calibrant.metrics.reductions import EventData, Input, WeightedPairs, pairs_from
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -238,7 +238,7 @@ def calibration_test(
     *,
     replicates: int = 999,
     seed: int = 0,
-    **data: Unpack[Data],
+    **data: Unpack[EventData],
 ) -> CalibrationTest:
     """Test whether a model is miscalibrated at all.
 

@@ -8,26 +8,34 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_values
+from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics.intervals import Estimate, logit_interval
-from calibrant.metrics.reductions import Data, Input, pairs_from
+from calibrant.metrics.reductions import Data, Input, answers_from, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def auroc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+def auroc(
+    logits: Input = None,
+    labels: Input = None,
+    *,
+    estimand: EstimandChoice = "top_label",
+    **data: Unpack[Data],
+) -> float:
     r"""Probability that an event that happened got more confidence than one that did not.
 
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
 
-    Of the top label: how well confidence separates right answers from wrong ones. NaN when all
-    outcomes are equal. Input as for :func:`calibrant.ece`.
+    Of the top label, also with two classes: how well confidence separates right answers from wrong
+    ones. ``estimand="binary"`` gives the usual ROC AUC, of P(y = 1). NaN when all outcomes are
+    equal. Input as for :func:`calibrant.ece`.
 
     >>> auroc(confidence=[0.9, 0.8, 0.8, 0.6], outcome=[1, 1, 0, 0])
     0.875
     """
-    return auroc_with_error(*pairs_from(logits, labels, **data)).value
+    return auroc_with_error(*pairs_from(logits, labels, estimand=estimand, **data)).value
 
 
 def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
@@ -35,14 +43,14 @@ def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
 
     .. math:: \frac1n \sum_{k=1}^n \frac1k \sum_{i=1}^k (1 - y_{(i)})
 
-    The mean over k of the error rate among the k most confident examples. Examples of equal
+    The mean over k of the error rate among the k most confident answers. Examples of equal
     confidence count as if in random order. A weight is the share of an example in every mean;
     it is not the same as repeating the example. Input as for :func:`calibrant.ece`.
 
     >>> aurc(confidence=[0.9, 0.8, 0.7, 0.6], outcome=[1, 1, 1, 0])
     0.0625
     """
-    return aurc_with_error(*pairs_from(logits, labels, **data)).value
+    return aurc_with_error(*answers_from(logits, labels, **data)).value
 
 
 class RiskCoverage(NamedTuple):
@@ -65,7 +73,7 @@ def risk_coverage(logits: Input = None, labels: Input = None, **data: Unpack[Dat
     >>> curve.coverage, curve.risk
     (array([0.25, 0.75, 1.  ]), array([0.        , 0.33333333, 0.5       ]))
     """
-    claimed, happened, weights = pairs_from(logits, labels, **data)
+    claimed, happened, weights = answers_from(logits, labels, **data)
     mass = np.ones_like(claimed) if weights is None else weights
     level, group = np.unique(-claimed, return_inverse=True)
     kept = np.cumsum(np.bincount(group, mass))
@@ -174,16 +182,16 @@ def _from_here(values: FloatArray) -> FloatArray:
 
 
 def _aurc_estimate(s: Summary) -> Estimate:
-    if s.estimand != "top_label":  # P(class 1) is no confidence in an answer
+    if s.estimand not in ("auto", "top_label"):  # P(y = 1) is no confidence in an answer
         return Estimate(math.nan)
-    return s.interval(logit_interval, *aurc_with_error(*s.pairs))
+    return s.interval(logit_interval, *aurc_with_error(*s.answers))
 
 
 TABLE = (
     Metric(
         "AUROC of confidence",
         auroc,
-        lambda s: s.interval(logit_interval, *auroc_with_error(*s.pairs)),
+        lambda s: s.interval(logit_interval, *auroc_with_error(*s.answers)),
         aliases=("auc", "roc_auc"),
         higher_is_better=True,
         needs_pairs=True,

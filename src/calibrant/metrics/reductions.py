@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -21,21 +21,36 @@ from torch import Tensor
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill
 from calibrant._core.checks import BoolArray, FloatArray, Values
-from calibrant._core.chunks import Chunk, Estimand, Examples
+from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
 from calibrant.metrics.classwise import ClassBins
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 FORMS = "(logits, labels), (probs=..., labels=...) or (confidence=..., outcome=...)"
+ESTIMANDS: dict[Estimand, str] = {
+    "top_label": "top label",
+    "binary": "P(y = 1)",
+    "multilabel": "every tag",
+}
+"""Estimands in words."""
 Input: TypeAlias = Values | None
 """Logits, probabilities or labels in a call that may have them in another form."""
 
 
 class Data(TypedDict, total=False):
-    """Keyword arguments of the metrics that are functions of pairs."""
+    """Keyword arguments with the examples, of the metrics that are functions of pairs."""
 
     probs: Input  # (..., classes), or (n,) for P(y = 1), with labels (...)
     confidence: Input  # (...) in [0, 1]
     outcome: Input  # (...) 0 or 1
     sample_weight: Input  # (...), or one weight per row
+
+
+class EventData(Data, total=False):
+    """The same for calibration errors, which can be measured of several probabilities."""
+
+    estimand: EstimandChoice
 
 
 class Pairs(NamedTuple):
@@ -69,17 +84,19 @@ def pairs_from(
     confidence: Input = None,
     outcome: Input = None,
     sample_weight: Input = None,
+    estimand: EstimandChoice = "auto",
 ) -> WeightedPairs:
     """Reduce examples in any of the three forms to pairs: the first step of most metrics.
 
-    Logits and probabilities are reduced as by :func:`top_label`; pairs are checked only.
+    Two classes are reduced as by :func:`positive_class`, more as by :func:`top_label`, unless
+    ``estimand`` says otherwise; pairs are checked only.
 
     >>> pairs_from(confidence=[0.9, 0.6], outcome=[True, False])
     WeightedPairs(confidence=array([0.9, 0.6]), outcome=array([1., 0.]), weight=None)
     """
     if confidence is None and outcome is None:
-        examples, _ = labelled_examples(logits, labels, probs, sample_weight)
-        claimed, happened = _pairs(examples)
+        examples, _ = labelled_examples(logits, labels, probs, sample_weight, estimand)
+        claimed, happened = _pairs(examples, examples.event)
         return WeightedPairs(claimed, happened.astype(np.float64), examples.labelled_weight())
     if confidence is None or outcome is None:
         raise TypeError(f"confidence= and outcome= go together: pass {FORMS}")
@@ -88,12 +105,22 @@ def pairs_from(
     return WeightedPairs(*checks.as_pairs(confidence, outcome, sample_weight))
 
 
+def probability_of(estimand: Estimand) -> str:
+    """Return P(y = 1) where an estimand is the probability of one class, else an empty string."""
+    return ESTIMANDS["binary"] if estimand == "binary" else ""
+
+
+def answers_from(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> WeightedPairs:
+    """Reduce examples to confidences in the predicted classes, for metrics of answers."""
+    return pairs_from(logits, labels, estimand="top_label", **data)
+
+
 def labelled_examples(
     logits: Input,
     labels: Input,
     probs: Input = None,
     sample_weight: Input = None,
-    estimand: Estimand = "top_label",
+    estimand: EstimandChoice = "top_label",
 ) -> tuple[Examples, int]:
     """Check logits or probs with their labels; also count the probabilities that were floored."""
     if labels is None:
@@ -218,12 +245,13 @@ class Reduced(NamedTuple):
 
     confidence: FloatArray
     outcome: BoolArray
+    top: FloatArray  # probability of the predicted class
     correct: BoolArray
     nll: FloatArray
     brier: FloatArray
 
 
-_NOTHING = Reduced(*(np.zeros(0, dtype) for dtype in (float, bool, bool, float, float)))
+_NOTHING = Reduced(*(np.zeros(0, dtype) for dtype in (float, bool, float, bool, float, float)))
 
 
 def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> Reduced:
@@ -287,13 +315,13 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
 
 
 def _reduce(soft: _Softmax, examples: Examples, classwise: ClassBins | None) -> Reduced:
-    chunk, top, _, probs, nll = soft
-    confidence, outcome = soft.event(None if examples.estimand == "top_label" else 1)
+    chunk, _, _, probs, nll = soft
+    pairs, answers = soft.event(examples.event), soft.event(None)
     true = probs.gather(-1, chunk.labels[:, None])[:, 0]
     brier = 1 - 2 * true + torch.linalg.vector_norm(probs, dim=-1) ** 2
     if classwise is not None:
         classwise.update(probs, chunk.labels, chunk.weight, chunk.column)
-    return Reduced(*map(_array, (confidence, outcome, top == chunk.labels, nll, brier)))
+    return Reduced(*map(_array, (*pairs, *answers, nll, brier)))
 
 
 def _array(values: Tensor) -> NDArray[Any]:

@@ -25,7 +25,7 @@ def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -
     >>> accuracy([[2.0, 1.0], [2.0, 1.0]], [0, 1])
     0.5
     """
-    pairs = reductions.pairs_from(logits, labels, **data)
+    pairs = reductions.answers_from(logits, labels, **data)
     return float(np.average(pairs.outcome, weights=pairs.weight))
 
 

@@ -11,7 +11,7 @@ from scipy.fft import dct, idct
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import running
-from calibrant.metrics.reductions import Data, Input, WeightedPairs, pairs_from
+from calibrant.metrics.reductions import EventData, Input, WeightedPairs, pairs_from
 from calibrant.metrics.summary import REPLICATES, Metric
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 
 
-def ks(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+def ks(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
     r"""Kolmogorov-Smirnov calibration error: the largest running sum of the residuals.
 
     .. math:: \max_t \; \frac{1}{n} | \sum_{i:\, p_i \le t} (p_i - y_i) |
@@ -35,7 +35,7 @@ def ks(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> floa
     return float(running(residuals(pairs_from(logits, labels, **data))[1]))
 
 
-def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
     r"""Smooth ECE with its self-tuned bandwidth.
 
     .. math:: \mathrm{smECE}_\sigma = \int_0^1 | \frac{1}{n} \sum_i
@@ -51,7 +51,7 @@ def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[Data])
     return smooth_ece_of_pairs(pairs_from(logits, labels, **data))
 
 
-def smce(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
     r"""Smooth calibration error, exact.
 
     .. math:: \max_{\phi} \frac{1}{n} \sum_i \phi(p_i) (p_i - y_i)

@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray
-from calibrant._core.chunks import Estimand
+from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics import intervals
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional
@@ -120,7 +120,9 @@ class Summary:
     classwise: ClassBins | None
     pairs: WeightedPairs
     """Sorted by confidence; empty in a stream that keeps none."""
-    estimand: Estimand
+    answers: WeightedPairs
+    """Pairs that AUROC and AURC rank: of the predicted class, unless an estimand was named."""
+    estimand: EstimandChoice
     level: float | None
     seed: int
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from calibrant._core.checks import IGNORED, Values, spread, warnings_at_caller
-from calibrant._core.chunks import Progress
+from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
@@ -36,6 +36,7 @@ def compare(
     test_split: str | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
+    estimand: EstimandChoice = "auto",
     bins: int = 15,
     level: float | None = 0.9,
     seed: int = 0,
@@ -61,7 +62,7 @@ def compare(
         plain arrays). A single split is cut at random into two halves with a share of each class.
     sample_weight, groups : str or array, optional
         Weights of the examples, and groups that stay together in that cut and in folds.
-    bins, level, seed
+    estimand, bins, level, seed
         As in :func:`calibrant.evaluate`; the seed is also that of the cut.
     progress : callable, optional
         Called with (methods done, methods in all).
@@ -76,7 +77,7 @@ def compare(
     (2000, 2000, 'ts')
     """
     dataset = datasets.as_dataset(data, sample_weight=sample_weight, groups=groups)
-    stream = Accumulator(bins=bins, pairs=True, level=level, seed=seed)
+    stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
         splits, names = _splits(dataset, fit_split, test_split, seed)
         calibrators = _chosen(methods, splits)
@@ -89,7 +90,8 @@ def compare(
         rows.append(bench.row(name, calibrator))
         report(len(rows), len(calibrators))
     n_fit = int((splits[0].labels != IGNORED).sum())
-    return Comparison(rows, n_fit, n_test, classes, *names, level)
+    measured = resolve_estimand(estimand, classes)
+    return Comparison(rows, n_fit, n_test, classes, *names, level, measured)
 
 
 def _splits(

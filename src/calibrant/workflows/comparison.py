@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from calibrant._core.chunks import Estimand
 from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 
 
@@ -63,6 +65,8 @@ class Comparison:
         Description of these examples.
     level : float or None
         Coverage of the intervals.
+    estimand : str
+        Which probability the calibration errors are about.
     """
 
     rows: list[Row]
@@ -72,6 +76,7 @@ class Comparison:
     fitted_on: str
     measured_on: str
     level: float | None
+    estimand: Estimand = "top_label"
 
     def __getitem__(self, method: str) -> Row:
         return {row.method: row for row in self.rows}[method]
@@ -129,8 +134,11 @@ class Comparison:
 
     def describe(self) -> str:
         """Return a line about the examples."""
+        probability = probability_of(self.estimand)
+        measured = f", ECE of {probability}" if probability else ""
         return (
-            f"{self.classes} classes; fitted on {self.n_fit:,} examples ({self.fitted_on}), "
+            f"{self.classes} classes{measured}; "
+            f"fitted on {self.n_fit:,} examples ({self.fitted_on}), "
             f"measured on {self.n_test:,} ({self.measured_on})"
         )
 
@@ -154,7 +162,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
-        names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level")
+        names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level", "estimand")
         rows = [row.to_dict() for row in self.rows]
         return {
             **{name: getattr(self, name) for name in names},

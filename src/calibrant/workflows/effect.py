@@ -18,7 +18,7 @@ from calibrant._core.checks import (
     spread,
     warnings_at_caller,
 )
-from calibrant._core.chunks import Progress
+from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, warn_of_zeros
 from calibrant.data.formats import Array
@@ -54,6 +54,7 @@ def effect(
     *,
     split: str | None = None,
     sample_weight: Values | str | None = None,
+    estimand: EstimandChoice = "auto",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
@@ -68,7 +69,7 @@ def effect(
         Fitted.
     data : path, Dataset, or mapping
         A prediction file, a folder, a glob, or arrays by their keys in a file.
-    split, sample_weight, bins, metrics, level, seed, progress
+    split, sample_weight, estimand, bins, metrics, level, seed, progress
         As in :func:`calibrant.evaluate`.
 
     Examples
@@ -84,7 +85,9 @@ def effect(
     calibrator = as_calibrator(calibrator)
     examples = as_dataset(data, sample_weight=sample_weight).split(split, TEST_SPLITS)
     examples.warn_if_probs()
-    stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)
+    stream = Accumulator(
+        bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
+    )
     meter = measure([calibrator], examples, stream, progress)
     warn_of_zeros(meter.floored)
     return meter.effect()

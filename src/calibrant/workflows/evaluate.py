@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from calibrant._core.checks import Values, as_scores, warnings_at_caller
-from calibrant._core.chunks import Estimand, Progress
+from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data, warn_if_probs
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
@@ -23,7 +23,7 @@ def evaluate(
     sample_weight: Values | str | None = None,
     by: Values | str | None = None,
     split: str | None = None,
-    estimand: Estimand = "top_label",
+    estimand: EstimandChoice = "auto",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
@@ -49,8 +49,10 @@ def evaluate(
         The same metrics are computed for each subgroup, worst first.
     split : str, optional
         Split of a file; ``test``, else the plain arrays, by default.
-    estimand : {"top_label", "binary", "multilabel"}
-        Which probability is compared with which event.
+    estimand : {"auto", "top_label", "binary", "multilabel"}
+        Probability that calibration errors and test compare with an event. "auto" is P(y = 1) for
+        two classes ("binary") and the largest probability for more ("top_label"), while AUROC and
+        AURC rank the confidences in the predicted class. An estimand that is named holds for all.
     bins : int
         Number of equal-width and of equal-mass bins.
     metrics : sequence of str, optional

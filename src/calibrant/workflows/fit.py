@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from calibrant._core.checks import IGNORED, IntArray, Values, spread
-from calibrant._core.chunks import Progress
+from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
@@ -102,6 +102,7 @@ class Fit:
             "split": self.split or None,
             "n": before.n,
             "classes": before.classes,
+            "estimand": before.estimand,
             "parameters": self.calibrator.size(before.classes),
             "learned": self.calibrator.learned(),
             "temperature": dict(zip(("low", "high"), temperatures or (None, None), strict=True)),
@@ -120,6 +121,7 @@ def fit_and_measure(
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
     executor: Executor | None = None,
+    estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Fit:
@@ -130,7 +132,7 @@ def fit_and_measure(
     calibrator, examples = _fitted(
         data, method, split, options, sample_weight, groups, executor, progress
     )
-    stream = Accumulator(pairs=True, metrics=metrics, level=None)
+    stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream, progress)
     return Fit(calibrator, meter.effect(), examples.name)
 
@@ -220,6 +222,7 @@ def cross_fit(
     options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
+    estimand: EstimandChoice = "auto",
     bins: int = 15,
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
@@ -242,7 +245,7 @@ def cross_fit(
         Split to use; ``val``, else the plain arrays, else ``test``, by default.
     groups : str or array, optional
         A column; the rows of one group are in one fold, and classes are left to chance.
-    bins, metrics, level, seed, progress
+    estimand, bins, metrics, level, seed, progress
         As in :func:`calibrant.evaluate`; the seed is also that of the folds.
 
     Examples
@@ -278,7 +281,9 @@ def cross_fit(
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
             fit_without(one, i)
-    stream = Accumulator(bins=bins, pairs=True, metrics=metrics, level=level, seed=seed)
+    stream = Accumulator(
+        bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
+    )
     meter = measure(calibrators, examples.with_column("fold", fold), stream, progress)
     return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
 

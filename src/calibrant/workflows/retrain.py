@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calibrant._core.chunks import Progress
+from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Data, Dataset, as_dataset
 from calibrant.retrain.adapter import as_calibrator
@@ -72,6 +72,7 @@ def retrain_and_measure(
     train: Data | None = None,
     options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    estimand: EstimandChoice = "auto",
     metrics: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Fit:
@@ -85,7 +86,8 @@ def retrain_and_measure(
         dataset, train=train, options=options, checkpoint=checkpoint, progress=progress
     )
     calibrator = as_calibrator(module)
-    after = effect(calibrator, dataset, split=val.name, metrics=metrics, level=None)
+    measured: dict[str, Any] = {"estimand": estimand, "metrics": metrics, "level": None}
+    after = effect(calibrator, dataset, split=val.name, **measured)
     return Fit(calibrator, after, val.name)
 
 

@@ -47,6 +47,11 @@ class ConfidenceEvaluation(Evaluation):
 
     documents: int = 0
 
+    @property
+    def probability(self) -> str:
+        """Empty: the event is that the answer or the token is right, see :meth:`describe`."""
+        return ""
+
     def describe(self) -> str:
         """Describe in one line what was measured."""
         counted, event = f"{self.n:,} answers", "the answer is right"

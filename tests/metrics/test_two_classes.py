@@ -1,0 +1,347 @@
+"""Two classes: P(y = 1) is measured unless the caller asks for the predicted class."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit
+
+import calibrant as cal
+from calibrant import plots
+from calibrant.llm import evaluate_answers
+
+ERRORS = (
+    *("ece", "debiased_ece", "ada_ece", "mce", "over_ece", "under_ece"),
+    *("ks", "smooth_ece", "smce"),
+)
+SCORES = ("accuracy", "nll", "brier", "classwise_ece", "auroc", "aurc")
+"""Metrics that do not depend on the default estimand."""
+TOP: dict[str, Any] = {"estimand": "top_label"}
+
+
+def clicks(seed=0, n=2000, shift=2.0):
+    """Log-odds z, and labels drawn from sigmoid(z - shift)."""
+    rng = np.random.default_rng(seed)
+    z = 2 * rng.normal(size=n)
+    return z, (rng.random(n) < expit(z - shift)).astype(int)
+
+
+def softened(z, labels):
+    """Log-odds whose confidence in the predicted class is right on average."""
+    return cal.TemperatureScaling().fit(z, labels).transform(z)
+
+
+def forms(z):
+    """The same predictions in every form, as keyword arguments."""
+    p = expit(z)
+    return {
+        "log-odds": {"logits": z},
+        "two logits": {"logits": np.stack([np.full_like(z, 3.0), z + 3.0], -1)},
+        "tensor": {"logits": torch.tensor(z)},
+        "P(y = 1)": {"probs": p},
+        "both probabilities": {"probs": np.stack([1 - p, p], -1)},
+    }
+
+
+FORMS = list(forms(np.zeros(1)))
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def curve_ece(calibration_curve, labels, claimed, bins):
+    """ECE of P(y = 1) by the curve of scikit-learn, with the share of each bin counted apart."""
+    happened, stated = calibration_curve(labels, claimed, n_bins=bins, strategy="uniform")
+    edges = np.linspace(0, 1, bins + 1)
+    number = np.array([sum(1 for edge in edges[1:-1] if p > edge) for p in claimed])
+    _, count = np.unique(number, return_counts=True)
+    return float((count / count.sum() * np.abs(happened - stated)).sum())
+
+
+# A known truth
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_intercept_is_always_detected(seed):
+    """P(y = 1) is 27 points too high, while the predicted class is as sure as it is right."""
+    z, labels = clicks(seed)
+    soft = softened(z, labels)
+    found = cal.evaluate(soft, labels, metrics=["ece"])
+    assert found["ece"].value == pytest.approx(0.27, abs=0.04)
+    assert found["ece"].low > 0.2
+    assert found.test is not None
+    assert found.test == cal.metrics.calibration_test(soft, labels)
+    assert found.test.p_value == 0.001
+    assert found.verdict().startswith("P(y = 1) is miscalibrated: ")
+    assert cal.metrics.calibration_test(soft, labels, **TOP).p_value > 0.001
+
+
+def test_calibrated_log_odds_are_rejected_as_rarely_as_promised():
+    """200 tests at 5 %: more than 19 rejections have a chance of 0.4 %."""
+    p_values = [
+        cal.metrics.calibration_test(*clicks(seed, n=200, shift=0.0)).p_value for seed in range(200)
+    ]
+    assert 2 <= sum(p < 0.05 for p in p_values) <= 19
+    found = cal.evaluate(*clicks(1, shift=0.0), metrics=["ece"])
+    assert found["ece"].low == 0
+    assert found.verdict().startswith("no evidence of miscalibration of P(y = 1) in 2,000 examples")
+
+
+# Other libraries
+
+
+@every_form
+@pytest.mark.parametrize("bins", [5, 10, 15])
+def test_ece_is_that_of_the_calibration_curve_of_sklearn(form, bins):
+    curve = pytest.importorskip("sklearn.calibration").calibration_curve
+    z, labels = clicks()
+    given = forms(z)[form]
+    expected = curve_ece(curve, labels, expit(z), bins)
+    assert cal.ece(labels=labels, bins=bins, **given) == pytest.approx(expected, abs=1e-12)
+    assert cal.ece(labels=labels, bins=bins, **TOP, **given) != pytest.approx(expected, abs=0.1)
+
+
+@every_form
+@pytest.mark.parametrize(("norm", "name"), [("l1", "ece"), ("max", "mce")])
+def test_errors_are_those_of_torchmetrics(form, norm, name):
+    binary = pytest.importorskip("torchmetrics.classification").BinaryCalibrationError
+    z, labels = clicks()
+    theirs = binary(n_bins=15, norm=norm).double()(torch.tensor(expit(z)), torch.tensor(labels))
+    options: dict[str, Any] = {"min_count": 1} if name == "mce" else {}
+    found = cal.METRICS[name].compute(labels=labels, **options, **forms(z)[form])
+    assert found == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_auroc_ranks_answers_and_that_of_the_positive_class_is_roc_auc():
+    metrics = pytest.importorskip("sklearn.metrics")
+    z, labels = clicks()
+    right = (z > 0) == labels
+    answers = metrics.roc_auc_score(right, np.abs(z))
+    classes = metrics.roc_auc_score(labels, z)
+    found = cal.evaluate(z, labels, level=None)
+    named = cal.evaluate(z, labels, level=None, estimand="binary")
+    assert cal.auroc(z, labels) == pytest.approx(answers, abs=1e-12)
+    assert found["auroc"].value == pytest.approx(answers, abs=1e-12)
+    assert cal.auroc(z, labels, estimand="binary") == pytest.approx(classes, abs=1e-12)
+    assert named["auroc"].value == pytest.approx(classes, abs=1e-12)
+
+
+# The table, the functions and the curves agree
+
+
+@every_form
+@pytest.mark.parametrize("weigh", [False, True])
+def test_functions_and_evaluation_agree(form, weigh):
+    z, labels = clicks()
+    labels[::9] = -100
+    weight = np.random.default_rng(1).exponential(size=z.size) if weigh else None
+    data = {**forms(z)[form], "labels": labels, "sample_weight": weight}
+    kept = labels >= 0
+    pairs = {"confidence": expit(z[kept]), "outcome": labels[kept]}
+    pairs["sample_weight"] = None if weight is None else weight[kept]
+    rest = {key: value for key, value in data.items() if key != "logits"}
+    found = cal.evaluate(data.get("logits"), level=None, **rest)
+    assert found.estimand == "binary"
+    for name in ERRORS:
+        expected = cal.METRICS[name].compute(**pairs)
+        assert found[name].value == pytest.approx(expected, abs=1e-9), name
+        assert cal.METRICS[name].compute(**data) == pytest.approx(expected, abs=1e-9), name
+    for name in SCORES:
+        expected = cal.METRICS[name].compute(**data)
+        assert found[name].value == pytest.approx(expected, abs=1e-12), name
+
+
+@every_form
+def test_the_top_label_gives_the_figures_of_its_pairs(form):
+    z, labels = clicks()
+    given = forms(z)[form]
+    confidence, outcome = expit(np.abs(z)), (z > 0) == labels
+    found = cal.evaluate(given.get("logits"), labels, probs=given.get("probs"), level=None, **TOP)
+    for name in (*ERRORS, "accuracy", "auroc", "aurc"):
+        expected = cal.METRICS[name].compute(confidence=confidence, outcome=outcome)
+        assert found[name].value == pytest.approx(expected, abs=1e-9), name
+    assert found.heading == ""
+    assert "P(y = 1)" not in str(found)
+
+
+def test_scores_and_rankings_do_not_depend_on_the_default():
+    """Also where confidences tie: 0.8 for either class is one confidence."""
+    rng = np.random.default_rng(0)
+    p = rng.integers(1, 10, 500) / 10
+    labels = (rng.random(500) < p**2).astype(int)
+    for data in (p, np.stack([1 - p, p], -1)):
+        options: dict[str, Any] = {"probs": data, "labels": labels, "metrics": [*SCORES, "ece"]}
+        default, top = cal.evaluate(**options), cal.evaluate(**options, **TOP)
+        for name in SCORES:
+            assert default[name] == top[name], name
+        assert default["ece"] != top["ece"]
+
+
+def test_more_classes_are_measured_by_the_top_label():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(500, 3)), rng.integers(3, size=500)
+    options: dict[str, Any] = {"metrics": ["ece", "mce", "ks", "auroc", "aurc"]}
+    default = cal.evaluate(logits, labels, **options)
+    top = cal.evaluate(logits, labels, **options, **TOP)
+    assert default.estimand == "top_label"
+    assert default.metrics == top.metrics
+    assert str(default) == str(top)
+
+
+@pytest.mark.parametrize("estimand", ["auto", "top_label", "binary"])
+def test_curves_are_of_the_same_probability(estimand):
+    z, labels = clicks()
+    pairs = cal.top_label if estimand == "top_label" else cal.metrics.positive_class
+    confidence, outcome = pairs(z, labels)
+    for curve in (cal.metrics.reliability, cal.metrics.smooth_reliability):
+        found = curve(z, labels, estimand=estimand)
+        assert found.probability == ("" if estimand == "top_label" else "P(y = 1)")
+        expected = curve(confidence=confidence, outcome=outcome)
+        assert expected.probability == ""
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    [margin] = cal.metrics.reliability_by_margin(z, labels, estimand=estimand, margin_bins=1)
+    np.testing.assert_allclose(
+        margin.reliability.accuracy,
+        cal.metrics.reliability(z, labels, estimand=estimand).accuracy,
+        atol=1e-12,
+    )
+
+
+# Streams, shards, subgroups
+
+
+@pytest.mark.parametrize("one_logit", [True, False])
+def test_streams_and_merges_give_the_figures_of_the_whole(one_logit):
+    z, labels = clicks(n=600)
+    logits = z if one_logit else np.stack([-z, np.zeros_like(z)], -1)
+    group = np.arange(600) % 3
+    options: dict[str, Any] = {"metrics": ["ece", "ks", "auroc", "aurc", "nll"]}
+    expected = cal.evaluate(logits, labels, by=group, **options)
+    stream, total = (cal.Accumulator(pairs=True, **options) for _ in range(2))
+    for part in np.array_split(np.arange(600), 7):
+        stream.update(logits[part], labels[part], by=group[part])
+        alone = total.like().update(logits[part], labels[part], by=group[part])
+        total.merge(pickle.loads(pickle.dumps(alone)))
+    for found in (stream.compute(), total.compute()):
+        same_figures(found, expected)
+        for name, subgroup in expected.by.items():
+            inside = group == int(name)
+            same_figures(found.by[name], subgroup)
+            same_figures(subgroup, cal.evaluate(logits[inside], labels[inside], **options))
+
+
+def same_figures(found, expected):
+    assert found.estimand == expected.estimand == "binary"
+    assert found.test == expected.test
+    for name in expected:
+        values = found[name].value, expected[name].value
+        assert values[0] == pytest.approx(values[1], abs=1e-12, nan_ok=True), name
+
+
+def test_shards_of_one_logit_and_of_two_add_up(tmp_path):
+    z, labels = clicks(n=600)
+    pair = np.stack([np.zeros_like(z), z], -1)
+    for i, part in enumerate(np.array_split(np.arange(600), 3)):
+        np.savez(tmp_path / f"{i}.npz", logits=pair[part], labels=labels[part])
+    options: dict[str, Any] = {"metrics": ["ece", "ks", "auroc", "aurc", "nll"]}
+    expected = cal.evaluate(z, labels, **options)
+    with ThreadPoolExecutor(2) as pool:
+        for executor in (None, pool):
+            same_figures(cal.evaluate(tmp_path, executor=executor, **options), expected)
+    stream = cal.Accumulator(pairs=True, **options)
+    same_figures(
+        stream.update(z[:200], labels[:200]).update(pair[200:], labels[200:]).compute(), expected
+    )
+
+
+def test_accumulators_of_different_estimands_do_not_merge():
+    z, labels = clicks(n=50)
+    total = cal.Accumulator().update(z, labels)
+    with pytest.raises(ValueError, match="same form to merge"):
+        total.merge(cal.Accumulator(estimand="top_label").update(z, labels))
+
+
+# Workflows
+
+
+def test_workflows_measure_what_evaluate_does():
+    z, labels = clicks(n=600)
+    data = {"logits": z, "labels": labels}
+    kept = cal.TemperatureScaling().fit(z, labels)
+    for estimand in ("auto", "top_label"):
+        options: dict[str, Any] = {"estimand": estimand, "level": None}
+        before = cal.evaluate(z, labels, **options)
+        after = cal.evaluate(kept.transform(z), labels, **options)
+        changed = cal.effect(kept, data, **options)
+        assert changed.before.metrics == before.metrics
+        assert changed.after.metrics == after.metrics
+        assert cal.cross_fit(data, "ts", **options).effect.before.metrics == before.metrics
+        comparison = cal.compare(
+            {**data, "val_logits": z, "val_labels": labels},
+            ["none", "ts"],
+            fit_split="val",
+            test_split="",
+            **options,
+        )
+        for method, figures in (("none", before), ("ts", after)):
+            assert comparison.measured[method]["ece"] == figures["ece"]
+        assert comparison.estimand == comparison.to_dict()["estimand"] == before.estimand
+        assert ("ECE of P(y = 1)" in str(comparison)) == (estimand == "auto")
+
+
+# What is about answers stays so
+
+
+def test_thresholds_and_histograms_are_about_the_predicted_class():
+    z, labels = clicks(shift=0.0)
+    confidence, outcome = cal.top_label(z, labels)
+    found = cal.threshold(z, labels, max_error=0.2)
+    assert found == cal.threshold(confidence=confidence, outcome=outcome, max_error=0.2)
+    shares = cal.metrics.confidence_histogram(z, labels)
+    expected = cal.metrics.confidence_histogram(confidence=confidence, outcome=outcome)
+    np.testing.assert_allclose(shares.right, expected.right, atol=1e-12)
+
+
+def test_answers_of_language_models_are_not_called_a_class():
+    z, labels = clicks()
+    text = str(evaluate_answers(expit(z), labels))
+    assert "the answer is right" in text
+    assert "P(y = 1)" not in text
+
+
+# Words
+
+
+def test_table_names_the_probability():
+    found = cal.evaluate(*clicks(), level=None)
+    first, heading = str(found).splitlines()[:2]
+    assert first.startswith("2,000 examples, 2 classes; estimand: P(y = 1); 15 equal-width bins")
+    assert heading.split("  ")[0] == "calibration of P(y = 1)"
+
+
+def test_unknown_arguments_of_metrics_are_refused():
+    z, labels = clicks(n=20)
+    for name in (*ERRORS, *SCORES):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bin'"):
+            cal.METRICS[name].compute(z, labels, bin=10)
+
+
+@pytest.mark.parametrize("estimand", ["auto", "top_label"])
+def test_diagrams_name_the_probability(estimand):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    z, labels = clicks()
+    names = ("P(y = 1)", "frequency of y = 1") if estimand == "auto" else ("confidence", "accuracy")
+    options: dict[str, Any] = {"estimand": estimand}
+    drawn = [
+        plots.reliability_diagram(cal.evaluate(z, labels, metrics=["ece"], **options)),
+        plots.reliability_diagram(cal.metrics.reliability(z, labels, **options)),
+        plots.smooth_diagram(cal.metrics.smooth_reliability(z, labels, **options)),
+    ]
+    for axes in drawn:
+        assert (axes.get_xlabel(), axes.get_ylabel()) == names
+        legend = axes.get_legend()
+        assert legend is not None
+        assert names[1] in [text.get_text() for text in legend.get_texts()]
+    plt.close("all")

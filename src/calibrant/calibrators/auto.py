@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,27 +15,32 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
-from calibrant.calibrators.confidence_maps import BetaCalibration, SplineCalibration
+from calibrant.calibrators.binary import RobustSigmoid, VennAbers
+from calibrant.calibrators.confidence_maps import (
+    BetaCalibration,
+    SigmoidScaling,
+    SplineCalibration,
+)
 from calibrant.calibrators.data_checks import warn_of_few_examples
 from calibrant.calibrators.features.groups import GroupCalibration
 from calibrant.calibrators.features.proximity import ProCal
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.calibrators.top_label import Blend
+from calibrant.calibrators.top_label import ArgmaxByTask, Blend
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _KINDS: tuple[type[Calibrator], ...] = (
     *(Identity, TemperatureScaling, Blend, SplineCalibration, BetaCalibration),
-    *(GroupCalibration, ProCal),
+    *(SigmoidScaling, RobustSigmoid, VennAbers, GroupCalibration, ProCal),
 )
 CANDIDATES = {kind.name: kind for kind in _KINDS}
-"""Candidates in order of preference: the simplest first, then by what real models gained.
-All of them keep the predicted class."""
-KEEPING = {name: {"keep_argmax": True} for name in ("spline", "beta")}
-"""Options of candidates that would not keep it, of two classes, by themselves."""
+MANY_CLASSES = ("none", "ts", "blend", "spline", "beta", "gc", "procal")
+TWO_CLASSES = ("none", "ts", "sigmoid", "robust_sigmoid", "venn_abers", "gc", "procal")
+"""Candidates in order of preference: the simplest first, then by what real models gained. Those of
+many classes keep the predicted class; those of two may change it, as an intercept does."""
 FEWEST = 50  # number of examples below which a choice would be a guess
 MOST = 20_000
 """Largest number of examples that a choice is made on; the chosen method is fitted on all."""
@@ -63,23 +68,29 @@ class Candidate(NamedTuple):
         return self.error / 2
 
 
-class Auto(RecordsCalibrator):
+class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
     r"""Choose a method by cross-validation and fit it.
 
     Each candidate is fitted on four fifths of the examples and judged on the rest, in turn, by
 
     .. math:: \text{score} = \text{NLL} + \text{ECE},
 
-    with soft bins. Likelihood alone lets confidence drift where bins would show it; calibration
-    alone can be had by predicting the accuracy for every example. A bootstrap gives the standard
-    error of each difference from the best score, and the first candidate within half of it is
-    chosen. Doing nothing is among the candidates. Methods that need features take part if the fit
-    gets features; if one is chosen, predictions need them too.
+    with soft bins; for two classes the ECE is that of P(y = 1). Likelihood alone lets confidence
+    drift where bins would show it; calibration alone can be had by predicting the accuracy for
+    every example. A bootstrap gives the standard error of each difference from the best score, and
+    the first candidate within half of it is chosen. Doing nothing is among the candidates. Methods
+    that need features take part if the fit gets features; if one is chosen, predictions need them
+    too.
 
     Parameters
     ----------
-    candidates : sequence of str
-        Names in order of preference: from simple to complex.
+    candidates : sequence of str, optional
+        Names in order of preference: from simple to complex. By default ``none``, ``ts``,
+        ``blend``, ``spline``, ``beta``, and with features ``gc`` and ``procal``; for two classes
+        ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``venn_abers`` and those with features.
+    keep_argmax : bool, optional
+        Keep the predicted class: by default for more than two classes. True keeps it for two
+        classes, too, whose candidates are then those of many; more than two always keep it.
     folds, seed : int
         The seed is that of the folds and the bootstrap.
 
@@ -103,17 +114,24 @@ class Auto(RecordsCalibrator):
     name = "auto"
     summary = "[chooses](#how-auto-chooses)"
     uses_features = True
+    added_options: ClassVar = {"keep_argmax": True}
     chosen_: Calibrator | None
 
     def __init__(
-        self, *, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5, seed: int = 0
+        self,
+        *,
+        candidates: Sequence[str] | None = None,
+        keep_argmax: bool | None = None,
+        folds: int = 5,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        unknown = [name for name in candidates if name not in CANDIDATES]
-        if unknown or not candidates:
+        unknown = [name for name in candidates or () if name not in CANDIDATES]
+        if unknown or (candidates is not None and not candidates):
             raise ValueError(f"candidates must be among {', '.join(CANDIDATES)}, got {candidates}")
         checks.check_whole("folds", folds, 2)
-        self.candidates = tuple(candidates)
+        self.candidates = None if candidates is None else tuple(candidates)
+        self.keep_argmax = keep_argmax
         self.folds = folds
         self.seed = seed
         self.chosen_ = None
@@ -144,7 +162,7 @@ class Auto(RecordsCalibrator):
 
     def _decide(self, data: _Data, one_logit: bool) -> Self:
         name = self._choose(data)
-        chosen = data.fitted(name, one_logit=one_logit)
+        chosen = data.fitted(name, self._keeps(data), one_logit=one_logit)
         self._adopt(chosen.to(self.classes_.device), _explain(name, self.candidates_))
         self._set_classes(chosen.classes)
         return self
@@ -168,8 +186,9 @@ class Auto(RecordsCalibrator):
         parts = folds(data.records.labels, self.folds, groups=data.groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
-        usable = [n for n in self.candidates if data.examples or not CANDIDATES[n].needs_features]
-        predictions = {name: _out_of_fold(name, data, parts) for name in usable}
+        predictions = {
+            n: _out_of_fold(n, data, parts, self._keeps(data)) for n in self._usable(data)
+        }
         self.candidates_ = _judge(predictions, data.records, parts, rng)
         return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
 
@@ -203,6 +222,14 @@ class Auto(RecordsCalibrator):
             raise AttributeError("Auto has not chosen yet: call fit(logits, labels) first")
         return self.chosen_
 
+    def _keeps(self, data: _Data) -> bool:
+        return not self._maps_class_one(data.records.classes)
+
+    def _usable(self, data: _Data) -> list[str]:
+        usual = MANY_CLASSES if self._keeps(data) else TWO_CLASSES
+        names = usual if self.candidates is None else self.candidates
+        return [name for name in names if data.examples or not CANDIDATES[name].needs_features]
+
     def get_extra_state(self) -> dict[str, Any]:
         """The choice, for ``state_dict``: the name and config of the method, and the reasons."""
         chosen = self.chosen_
@@ -235,9 +262,11 @@ class _Data(NamedTuple):
         groups = None if groups is None else groups[which]
         return _Data(self.records.take(which), groups, examples, self.context)
 
-    def fitted(self, name: str, *, one_logit: bool = False) -> Calibrator:
+    def fitted(self, name: str, keep_argmax: bool, *, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
-        calibrator = CANDIDATES[name](**KEEPING.get(name, {}))
+        calibrator = CANDIDATES[name]()
+        if isinstance(calibrator, ArgmaxByTask):
+            calibrator.keep_argmax = True if keep_argmax else None
         if isinstance(calibrator, RecordsCalibrator):
             return calibrator.fit_records(self.records, one_logit=one_logit)
         assert self.examples is not None
@@ -276,14 +305,16 @@ def _explain(name: str, candidates: Sequence[Candidate]) -> str:
     return "\n".join(lines)
 
 
-def _out_of_fold(name: str, data: _Data, parts: Sequence[IntArray]) -> RecordPredictions:
+def _out_of_fold(
+    name: str, data: _Data, parts: Sequence[IntArray], keep_argmax: bool
+) -> RecordPredictions:
     """Predictions for each example by a fit that did not see it."""
     records = data.records
     confidence, nll = np.empty(len(records)), np.empty(len(records))
     with checks.silenced():  # small folds; the final fit warns for itself
         for held_out in parts:
             seen = np.setdiff1d(np.arange(len(records)), held_out)
-            calibrator = data.take(seen).fitted(name)
+            calibrator = data.take(seen).fitted(name, keep_argmax)
             confidence[held_out], nll[held_out] = data.take(held_out).predictions(calibrator)
     return RecordPredictions(confidence, nll)
 
@@ -320,7 +351,11 @@ def _scores(
 
     The ECE is averaged over folds: pooled, the errors of their fits would cancel.
     """
-    gap = (predictions.confidence - records.correct)[:, None] * shares
-    part = memberships(predictions.confidence, sigma=0.05)
+    claimed, outcome = predictions.confidence, records.correct
+    if records.classes == 2:  # of class 1 instead of the class that was on top
+        one_on_top = records.correct == (records.labels == 1)
+        claimed, outcome = np.where(one_on_top, claimed, 1 - claimed), records.labels == 1
+    gap = (claimed - outcome)[:, None] * shares
+    part = memberships(claimed, sigma=0.05)
     errors = [np.abs(part[:, held_out] @ gap[held_out]).sum(0) for held_out in parts]
     return np.stack([predictions.nll @ shares, np.sum(errors, axis=0)])

@@ -15,7 +15,14 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import auto
-from calibrant.calibrators.auto import CANDIDATES, FEWEST, Auto, Candidate
+from calibrant.calibrators.auto import (
+    CANDIDATES,
+    FEWEST,
+    MANY_CLASSES,
+    TWO_CLASSES,
+    Auto,
+    Candidate,
+)
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.features import GroupCalibration
 from calibrant.calibrators.folds import folds
@@ -23,7 +30,7 @@ from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from tests.support.simulate import drawn
 
 SIMPLE = ("none", "ts")
-TABLED = [name for name, kind in CANDIDATES.items() if not kind.needs_features]
+TABLED = [name for name in MANY_CLASSES if not CANDIDATES[name].needs_features]
 """Candidates that a fit without features has."""
 
 
@@ -337,7 +344,7 @@ def told(monkeypatch, *figures):
     ],
 )
 def test_the_simplest_within_half_a_standard_error_is_taken(rng, monkeypatch, halves, expected):
-    names = [*CANDIDATES][:3]
+    names = [*MANY_CLASSES][:3]
     told(monkeypatch, *zip(names, halves, strict=True))
     fitted = Auto().fit(*drawn(rng, 300, 4, 1.5))
     assert name_of(fitted) == names[expected]
@@ -358,10 +365,11 @@ def test_one_candidate_is_chosen(rng):
 
 
 def test_candidates_start_simple_and_keep_the_prediction():
-    sizes = [kind().size(1000) for kind in CANDIDATES.values()]
+    kinds = [CANDIDATES[name] for name in MANY_CLASSES]
+    sizes = [kind().size(1000) for kind in kinds]
     assert sizes[:2] == sorted(sizes)[:2]
-    assert all(kind().keeps_argmax for kind in CANDIDATES.values())
-    assert next(iter(CANDIDATES)) == "none"
+    assert all(kind().keeps_argmax for kind in kinds)
+    assert MANY_CLASSES[0] == TWO_CLASSES[0] == "none"
 
 
 def test_what_cannot_be_chosen_is_refused():
@@ -414,7 +422,7 @@ def test_groups_change_the_figures_where_samples_repeat(rng):
     assert tight.candidates_[1].nll > loose.candidates_[1].nll + 0.01
 
 
-@pytest.mark.parametrize("candidates", [SIMPLE, tuple(CANDIDATES)])
+@pytest.mark.parametrize("candidates", [SIMPLE, MANY_CLASSES])
 def test_one_group_cannot_be_parted_and_it_says_so(rng, candidates):
     logits, labels = drawn(rng, 300, 4)
     with pytest.raises(ValueError, match="group"):
@@ -476,7 +484,7 @@ def test_the_chosen_is_a_part_of_the_module(rng):
     state = fitted.state_dict()
     assert float(state["chosen_.temperature_"]) == pytest.approx(4, rel=0.15)
     assert int(state["classes_"]) == int(state["chosen_.classes_"]) == 4
-    assert set(fitted.config()) == {"candidates", "folds", "seed"}
+    assert set(fitted.config()) == {"candidates", "keep_argmax", "folds", "seed"}
     extra = {"chosen": "ts", "config": {"objective": "nll"}, "reasons": fitted.reasons_}
     assert state["_extra_state"] == extra
 
@@ -526,3 +534,47 @@ def test_nothing_is_chosen_before_a_fit():
     assert fresh.size(10) == 0
     assert fresh.reasons_ == ""
     assert fresh.candidates_ == []
+
+
+def rarer(rng, n):
+    """Log-odds that are two too high, as after training with class weights."""
+    odds = 2 * rng.normal(size=n)
+    return odds, (rng.random(n) < expit(odds - 2)).astype(int)
+
+
+@pytest.mark.parametrize("n", [300, 5000])
+def test_two_classes_get_an_intercept(rng, n):
+    fitted = Auto().fit(*rarer(rng, n))
+    odds, labels = rarer(rng, 20_000)
+    assert fitted.predict_proba(odds).mean() == pytest.approx(labels.mean(), abs=0.06)
+    assert cal.nll(fitted.transform(odds), labels) < cal.nll(odds - 2, labels) + 0.02
+    pairs = np.stack([np.zeros(n), rarer(rng, n)[0]], 1)
+    assert not fitted.keeps_argmax
+    assert name_of(fitted) in TWO_CLASSES
+    assert Auto().fit(pairs, rarer(rng, n)[1]).predict_proba(pairs).shape == (n, 2)
+
+
+def test_the_predicted_class_of_two_is_kept_if_asked_for(rng):
+    odds, labels = rarer(rng, 2000)
+    kept = Auto(keep_argmax=True).fit(odds, labels)
+    assert kept.keeps_argmax
+    assert name_of(kept) in MANY_CLASSES
+    np.testing.assert_array_equal(kept.predict_proba(odds) > 0.5, odds > 0)
+
+
+def test_calibrated_log_odds_are_mostly_left_alone(rng):
+    chosen = []
+    for _ in range(20):
+        odds = 2 * rng.normal(size=500)
+        labels = (rng.random(500) < expit(odds)).astype(int)
+        chosen.append(name_of(Auto().fit(odds, labels)))
+    assert chosen.count("none") >= 12
+
+
+def test_the_calibration_of_class_1_decides(rng):
+    """The top label is calibrated, and P(y = 1) is not: right as often as claimed on average."""
+    odds, labels = rarer(rng, 4000)
+    fitted = Auto().fit(odds, labels)
+    figures = {c.name: c for c in fitted.candidates_}
+    probs = expit(odds)
+    assert figures["none"].ece == pytest.approx(np.abs(probs.mean() - labels.mean()), rel=0.1)

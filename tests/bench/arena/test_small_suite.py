@@ -85,7 +85,6 @@ def test_the_default_is_not_much_slower_than_a_temperature(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="auto cannot move the intercept of two classes yet")
 @pytest.mark.parametrize("task", BINARY)
 def test_the_default_is_no_worse_than_platt_on_two_classes(rows, task):
     assert ratio(rows, task, "auto", "sklearn:sigmoid") <= 1.01

@@ -1,5 +1,7 @@
 """The table of metrics: names, order, documentation, and what each line declares."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,10 @@ def test_metrics_that_need_no_pairs_are_those_of_a_stream():
 def test_misspelt_arguments_are_refused(name):
     with pytest.raises(TypeError, match="weight"):
         cal.METRICS[name].compute([[1.0, 0.0], [0.0, 2.0]], [0, 1], weight=[1.0, 2.0])
+
+
+@every
+def test_signatures_show_every_way_to_pass_examples(name):
+    shown = inspect.signature(cal.METRICS[name].compute).parameters
+    assert {"logits", "labels", "probs", "sample_weight"} <= set(shown)
+    assert all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in shown.values())

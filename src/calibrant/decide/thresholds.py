@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
 from calibrant.decide.probabilities import check_share
-from calibrant.metrics.reductions import Data, Input, answers_from
+from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,6 +65,7 @@ class Threshold(NamedTuple):
         return cls(**numbers)
 
 
+@keywords(Data)
 def threshold(
     logits: Input = None,
     labels: Input = None,

@@ -31,6 +31,7 @@ def binned_pairs(
     return pairs_from(logits, labels, **data).filled(uniform_edges(bins))
 
 
+@reductions.keywords(EventData)
 def ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
@@ -71,6 +72,7 @@ def ece(
     return float(gaps.total(binned_pairs(logits, labels, bins=bins, **data).gap))
 
 
+@reductions.keywords(EventData)
 def debiased_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
@@ -94,6 +96,7 @@ def debiased_ece(
     return gaps.debiased(binned_pairs(logits, labels, bins=bins, **data))
 
 
+@reductions.keywords(EventData)
 def ada_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
@@ -162,6 +165,7 @@ def per_class_ece(
     return _class_bins(logits, labels, probs, sample_weight, bins, threshold).errors()
 
 
+@reductions.keywords(EventData)
 def mce(
     logits: Input = None,
     labels: Input = None,
@@ -184,6 +188,7 @@ def mce(
     return float(gaps.worst(filled, min_count)(filled.gap))
 
 
+@reductions.keywords(EventData)
 def over_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:
@@ -199,6 +204,7 @@ def over_ece(
     return float(gaps.over(binned_pairs(logits, labels, bins=bins, **data).gap))
 
 
+@reductions.keywords(EventData)
 def under_ece(
     logits: Input = None, labels: Input = None, *, bins: int = 15, **data: Unpack[EventData]
 ) -> float:

@@ -19,6 +19,7 @@ from calibrant.metrics.reductions import (
     Input,
     WeightedPairs,
     answers_from,
+    keywords,
     margins,
     pairs_from,
 )
@@ -93,6 +94,7 @@ class Histogram(NamedTuple):
     wrong: FloatArray
 
 
+@keywords(EventData)
 def reliability(
     logits: Input = None,
     labels: Input = None,
@@ -141,6 +143,7 @@ def _positive(logits: Input, **data: Unpack[EventData]) -> bool:
     return resolve_estimand(data.get("estimand", "auto"), classes) == "binary"
 
 
+@keywords(EventData)
 def smooth_reliability(
     logits: Input = None,
     labels: Input = None,
@@ -188,6 +191,7 @@ def smooth_reliability(
     return kind(grid, accuracy, low, high, density)
 
 
+@keywords(Data)
 def confidence_histogram(
     logits: Input = None, labels: Input = None, *, bins: int = 30, **data: Unpack[Data]
 ) -> Histogram:

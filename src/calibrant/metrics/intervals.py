@@ -36,7 +36,7 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, gap_curve, running
-from calibrant.metrics.reductions import EventData, Input, WeightedPairs, pairs_from
+from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -232,6 +232,7 @@ class CalibrationTest(NamedTuple):
     p_value: float
 
 
+@keywords(EventData)
 def calibration_test(
     logits: Input = None,
     labels: Input = None,

@@ -10,13 +10,14 @@ import numpy as np
 from calibrant._core.checks import FloatArray, IntArray, Values, as_values
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics.intervals import Estimate, logit_interval
-from calibrant.metrics.reductions import Data, Input, answers_from, pairs_from
+from calibrant.metrics.reductions import Data, Input, answers_from, keywords, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@keywords(Data)
 def auroc(
     logits: Input = None,
     labels: Input = None,
@@ -38,6 +39,7 @@ def auroc(
     return auroc_with_error(*pairs_from(logits, labels, estimand=estimand, **data)).value
 
 
+@keywords(Data)
 def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
     r"""Area under the risk-coverage curve.
 
@@ -64,6 +66,7 @@ class RiskCoverage(NamedTuple):
     risk: FloatArray
 
 
+@keywords(Data)
 def risk_coverage(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> RiskCoverage:
     """Share of the examples kept and error rate among them, for every threshold.
 

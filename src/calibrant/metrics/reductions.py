@@ -7,11 +7,13 @@ measured as exactly as any other, and the result does not depend on the cut into
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import Parameter
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ ESTIMANDS: dict[Estimand, str] = {
     "multilabel": "every tag",
 }
 """Estimands in words."""
+F = TypeVar("F", bound=Callable[..., Any])
 Input: TypeAlias = Values | None
 """Logits, probabilities or labels in a call that may have them in another form."""
 
@@ -51,6 +54,30 @@ class EventData(Data, total=False):
     """The same for calibration errors, which can be measured of several probabilities."""
 
     estimand: EstimandChoice
+
+
+def keywords(kind: type) -> Callable[[F], F]:
+    """Show the keywords of ``**data``, which are those of a TypedDict, in the signature.
+
+    So ``help`` and completion have them, as type checkers do.
+    """
+    shown = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default="auto" if name == "estimand" else None,
+            annotation=annotation.__forward_arg__,
+        )
+        for name, annotation in kind.__annotations__.items()
+    ]
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        named = [p for p in signature.parameters.values() if p.kind != Parameter.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 class Pairs(NamedTuple):

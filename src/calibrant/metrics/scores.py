@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@reductions.keywords(Data)
 def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
     """Share of the examples whose largest logit is at the label (the first of equals).
 

@@ -11,7 +11,7 @@ from scipy.fft import dct, idct
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import running
-from calibrant.metrics.reductions import EventData, Input, WeightedPairs, pairs_from
+from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.summary import REPLICATES, Metric
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 
 
+@keywords(EventData)
 def ks(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
     r"""Kolmogorov-Smirnov calibration error: the largest running sum of the residuals.
 
@@ -35,6 +36,7 @@ def ks(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) ->
     return float(running(residuals(pairs_from(logits, labels, **data))[1]))
 
 
+@keywords(EventData)
 def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
     r"""Smooth ECE with its self-tuned bandwidth.
 
@@ -51,6 +53,7 @@ def smooth_ece(logits: Input = None, labels: Input = None, **data: Unpack[EventD
     return smooth_ece_of_pairs(pairs_from(logits, labels, **data))
 
 
+@keywords(EventData)
 def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) -> float:
     r"""Smooth calibration error, exact.
 

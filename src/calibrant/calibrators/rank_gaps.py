@@ -29,7 +29,7 @@ Sums: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tenso
 class RankGaps(Calibrator):
     r"""Temperature scaling, then a factor for each gap between logits in order of size.
 
-    With the logits of a row in descending order, :math:`s_1 \ge \dots \ge s_K`, after division by
+    With the logits of a row in descending order, :math:`s_1 \ge \ldots \ge s_K`, after division by
     the temperature with the least negative log-likelihood, and their gaps :math:`g_j = s_j -
     s_{j+1}`, the class of rank :math:`r` gets
 

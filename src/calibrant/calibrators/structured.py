@@ -67,7 +67,7 @@ class StructuredMatrixScaling(Structured):
     Structured matrix scaling of Berta et al. 2026. The temperature :math:`T` with the least
     negative log-likelihood gives log-probabilities
 
-    .. math:: x = \log\big((1 - \epsilon)\,\mathrm{softmax}(z / T) + \epsilon / K\big) , \quad
+    .. math:: x = \log((1 - \epsilon)\,\mathrm{softmax}(z / T) + \epsilon / K) , \quad
               \epsilon = \frac1{n + 1} ,
 
     with a share of the uniform distribution as of one more example, so that no class is less
@@ -75,7 +75,7 @@ class StructuredMatrixScaling(Structured):
     by the minimum of
 
     .. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i}{\sum_i s_i}
-              + \frac{K}{n} \Big(\sum_k b_k^2 + \sum_k D_{kk}^2\Big)
+              + \frac{K}{n} (\sum_k b_k^2 + \sum_k D_{kk}^2)
               + \frac{K (K - 1)}{n} \sum_{i \ne j} D_{ij}^2 .
 
     :math:`K` is the number of classes and :math:`n` that of labelled examples. The fewer they are,
@@ -137,7 +137,7 @@ class StructuredVectorScaling(Structured):
     :math:`\mathrm{softmax}(x + d \odot x + b)` minimises
 
     .. math:: \frac{\sum_i s_i \, \mathrm{NLL}_i}{\sum_i s_i}
-              + \frac{K}{n} \sum_k \big(b_k^2 + d_k^2\big) .
+              + \frac{K}{n} \sum_k (b_k^2 + d_k^2) .
 
     Attributes
     ----------

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from torch.overrides import TorchFunctionMode
 
 import calibrant as cal
 from calibrant._core.chunks import examples
@@ -17,7 +16,9 @@ from calibrant.calibrators import affine_fit as affine, class_temperatures as cl
 from calibrant.calibrators.affine import DirichletCalibration, MatrixScaling, VectorScaling
 from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import TemperatureScaling
+from tests.support.masked import assert_masked_classes_are_refused
 from tests.support.simulate import drawn
+from tests.support.tensors import Largest
 
 GIVEN: dict[str, Any] = {"off_diagonal": 2.0, "intercept": 0.5}
 
@@ -422,12 +423,7 @@ def test_search_that_stops_early_is_said_to(rng, method, monkeypatch):
 
 @every
 def test_masked_classes_are_refused(rng, method):
-    logits, labels = drawn(rng, 300, 3)
-    fitted = method().fit(logits, labels)
-    logits[7, (labels[7] + 1) % 3] = -np.inf
-    for refuse in (lambda: method().fit(logits, labels), lambda: fitted.predict_proba(logits)):
-        with pytest.raises(ValueError, match=r"finite here, row 7 has -inf.* temperature method"):
-            refuse()
+    assert_masked_classes_are_refused(method, rng)
 
 
 @pytest.mark.parametrize(("bad", "said"), [(np.nan, "row 7 has NaN"), (np.inf, r"row 7 has \+inf")])
@@ -471,19 +467,6 @@ def test_time_limit_reaches_the_folds(rng, monkeypatch):
 def test_wrong_penalties_are_refused(method, name, value):
     with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, or None"):
         method(**{name: value})
-
-
-class Largest(TorchFunctionMode):
-    """Remember the number of elements of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(each, torch.Tensor):
-                self.size = max(self.size, each.numel())
-        return out
 
 
 def in_turn(tasks):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import optimize
 from scipy.special import logsumexp
-from torch.overrides import TorchFunctionMode
 
 import calibrant as cal
 from calibrant._core import chunks
@@ -17,6 +16,7 @@ from calibrant.calibrators import rank_gaps
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn
+from tests.support.tensors import Largest
 
 
 def by_hand(row, temperature, factors):
@@ -136,19 +136,6 @@ def test_threads_and_chunks_do_not_change_the_fit(rng, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     parts = RankGaps().fit(logits, labels)
     np.testing.assert_allclose(parts.factors_, whole.factors_, atol=1e-5)
-
-
-class Largest(TorchFunctionMode):
-    """Remember the number of elements of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(each, torch.Tensor):
-                self.size = max(self.size, each.numel())
-        return out
 
 
 def test_nothing_larger_than_the_logits_is_made(rng, monkeypatch):

@@ -13,6 +13,7 @@ from calibrant._core.chunks import examples
 from calibrant.calibrators import affine_fit
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
+from tests.support.masked import assert_masked_classes_are_refused
 from tests.support.simulate import drawn
 
 METHODS = [StructuredMatrixScaling, StructuredVectorScaling]
@@ -171,12 +172,7 @@ def test_scale_of_the_logits_does_not_matter(rng, method):
 
 @every
 def test_masked_classes_are_refused(rng, method):
-    logits, labels = drawn(rng, 300, 3)
-    fitted = method().fit(logits, labels)
-    logits[7, (labels[7] + 1) % 3] = -np.inf
-    for refuse in (lambda: method().fit(logits, labels), lambda: fitted.predict_proba(logits)):
-        with pytest.raises(ValueError, match=r"finite here, row 7 has -inf.* temperature method"):
-            refuse()
+    assert_masked_classes_are_refused(method, rng)
 
 
 @every

@@ -1,4 +1,4 @@
-"""Calibrators that show what they were examples."""
+"""Calibrators that keep what they were fitted with."""
 
 from typing import Any
 

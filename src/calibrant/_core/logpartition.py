@@ -85,6 +85,11 @@ class Records:
         """Largest logit minus the second, inf where only one class is possible."""
         return self.gaps[:, 1].astype(np.float64)
 
+    @property
+    def one_on_top(self) -> BoolArray:
+        """True where class 1 of two has the largest logit."""
+        return np.asarray(self.correct == (self.labels == 1))
+
     def take(self, which: IntArray | BoolArray | slice) -> Records:
         """Return the examples of an index, a mask or a slice."""
         columns: Any = {name: getattr(self, name)[which] for name in COLUMNS}

@@ -353,8 +353,8 @@ def _scores(
     """
     claimed, outcome = predictions.confidence, records.correct
     if records.classes == 2:  # of class 1 instead of the class that was on top
-        one_on_top = records.correct == (records.labels == 1)
-        claimed, outcome = np.where(one_on_top, claimed, 1 - claimed), records.labels == 1
+        claimed = np.where(records.one_on_top, claimed, 1 - claimed)
+        outcome = records.labels == 1
     gap = (claimed - outcome)[:, None] * shares
     part = memberships(claimed, sigma=0.05)
     errors = [np.abs(part[:, held_out] @ gap[held_out]).sum(0) for held_out in parts]

@@ -203,7 +203,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
         if not self._maps_class_one(records.classes):
             odds = record_odds(records, 1 / float(self.temperature_))
             return odds, np.ones(len(records))
-        side = np.where(records.correct == (records.labels == 1), 1.0, -1.0)
+        side = np.where(records.one_on_top, 1.0, -1.0)
         margin = records.margin / float(self.temperature_)
         return side * np.minimum(margin, self.limit), side
 

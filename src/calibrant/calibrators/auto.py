@@ -299,9 +299,10 @@ def _explain(name: str, candidates: Sequence[Candidate]) -> str:
     if not candidates:
         return "left as it is: too little data to choose a method"
     lines = [f"chose {name}: the first within noise of the best score, NLL + ECE"]
+    wide = max(6, *(len(c.name) for c in candidates))
     for c in candidates:
         behind = f"{c.excess:.4f} +- {c.error:.4f} above the best" if c.excess else "the best"
-        lines.append(f"  {c.name:<6} {c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}, {behind}")
+        lines.append(f"  {c.name:<{wide}} {c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}, {behind}")
     return "\n".join(lines)
 
 

@@ -446,10 +446,17 @@ FAULTS = (
         ("test_partition", "core/test_logpartition"),
     ),
     Fault(
+        "stale-polynomials",
+        "core",
+        "np.flatnonzero(first != self.first)",
+        "np.flatnonzero(first > self.first)",
+        ("test_partition", "core/test_logpartition"),
+    ),
+    Fault(
         "slope-of-rest-for-partition",
         "core",
-        "Curve(np.logaddexp(0, rest), expit(rest) * slope)",
-        "Curve(np.logaddexp(0, rest), slope)",
+        "Curve(value, share * slope)",
+        "Curve(value, slope)",
         ("test_partition", "core/test_logpartition"),
     ),
     Fault(
@@ -990,6 +997,20 @@ FAULTS = (
         ("/test_objectives.py", "calibrators/test_objectives"),
     ),
     Fault(
+        "gridded-gradient-without-parts",
+        "calibrators",
+        "by_total[cell] + along * total_rise",
+        "along * total_rise",
+        ("/test_objectives.py", "calibrators/test_objectives"),
+    ),
+    Fault(
+        "joined-points-swapped",
+        "calibrators",
+        "np.stack([1 - share, share], 1)",
+        "np.stack([share, 1 - share], 1)",
+        ("calibrators/test_network",),
+    ),
+    Fault(
         "zero-weight-rows-of-file-fitted",
         "calibrators",
         (
@@ -1070,8 +1091,8 @@ FAULTS = (
     Fault(
         "newton-unweighted",
         "calibrators",
-        ".weight.to(mean.device)",
-        ".weight.to(mean.device) ** 0",
+        "chunk.weight.to(mean)",
+        "chunk.weight.to(mean) ** 0",
         ("test_scaling",),
     ),
     Fault(

@@ -10,12 +10,21 @@ from collections.abc import Callable
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """Median time of a call after one to warm up."""
     work()
+    return statistics.median(_times(work, repeats))
+
+
+def fastest(work: Callable[[], object], repeats: int) -> float:
+    """Least time of several calls."""
+    return min(_times(work, repeats))
+
+
+def _times(work: Callable[[], object], repeats: int) -> list[float]:
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
         work()
         taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+    return taken
 
 
 def peak_beyond_logits(prepare: str, work: str, samples: int, classes: int) -> float:

@@ -13,6 +13,7 @@ from scipy.special import log_softmax
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import time_limit
+from calibrant.calibrators import network
 from calibrant.calibrators.network import (
     FLOOR,
     ParametrizedTemperatureScaling,
@@ -88,6 +89,28 @@ def test_value_and_gradient_of_the_network_are_those_of_differences(rng, widths)
     expected = [(function(parameters + s)[0] - function(parameters - s)[0]) / 2e-6 for s in step]
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
     assert np.count_nonzero(gradient) > size / 4
+
+
+@pytest.mark.parametrize("widths", [(1, 1), (1, 16, 1), (1, 5, 5, 1)])
+@pytest.mark.parametrize("kind", ["spread", "tied", "equal"])
+def test_straight_lines_join_the_outputs_of_many_single_inputs(rng, monkeypatch, widths, kind):
+    values = {"spread": rng.normal(size=4000), "tied": rng.integers(0, 9, 4000), "equal": [0.7]}
+    inputs = np.broadcast_to(np.asarray(values[kind], dtype=float), 4000)[:, None]
+    parameters = rng.normal(size=sum((a + 1) * b for a, b in pairwise(widths)))
+    slope = rng.normal(size=4000)
+
+    def measure(u):
+        return float(slope @ u + (u**2).sum()), slope + 2 * u
+
+    whole: list[Any] = []
+    joined: list[Any] = []
+    for points, results in ((4000, whole), (800, joined)):
+        monkeypatch.setattr(network, "POINTS", points)
+        results += _network_objective(inputs, widths, measure)(parameters)
+    assert joined[0] == pytest.approx(whole[0], rel=1e-5)
+    scale = np.abs(whole[1]).max()
+    np.testing.assert_allclose(joined[1], whole[1], rtol=0, atol=1e-2 * scale)
+    assert (kind == "spread") != np.allclose(joined[1], whole[1], rtol=1e-12, atol=1e-12 * scale)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0, 20.0])

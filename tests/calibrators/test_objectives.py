@@ -18,6 +18,7 @@ from calibrant.calibrators.objectives import (
     binned_gaps,
     brier,
     ece,
+    gridded_gaps,
     memberships,
     mse,
     nll,
@@ -243,18 +244,33 @@ def test_the_binned_error_has_no_gradient(records):
     assert np.isnan(ece(records, 0.2).gradient).all()
 
 
+@pytest.mark.parametrize("gaps", [binned_gaps, gridded_gaps])
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.3, 5.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-3, 0.1])
-def test_the_gradient_of_binned_gaps_is_that_of_differences(rng, sigma, delta):
+def test_the_gradient_of_binned_gaps_is_that_of_differences(rng, gaps, sigma, delta):
     confidence, outcome = drawn_pairs(rng, 40, 0.2, 0.05, 0.999)
     share = rng.dirichlet(np.ones(40))
-    measure = partial(binned_gaps, outcome=outcome, share=share, sigma=sigma, delta=delta)
+    measure = partial(gaps, outcome=outcome, share=share, sigma=sigma, delta=delta)
     value, gradient = measure(confidence)
     assert value >= 0
     for i in range(40):
         shift = 1e-7 * np.eye(40)[i]
         difference = measure(confidence + shift)[0] - measure(confidence - shift)[0]
         assert gradient[i] == pytest.approx(difference / 2e-7, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-3, 0.1])
+def test_the_grid_changes_next_to_nothing(rng, delta):
+    confidence, outcome = drawn_pairs(rng, 3000, 0.2)
+    confidence[:3] = 0, 0.5, 1
+    arguments = confidence, outcome, rng.dirichlet(np.ones(3000))
+    for sigma in (0.03, 0.05, 0.3):
+        exact, gridded = (
+            measure(*arguments, sigma=sigma, delta=delta) for measure in (binned_gaps, gridded_gaps)
+        )
+        assert gridded[0] == pytest.approx(exact[0], rel=1e-6)
+        error = np.abs(gridded[1] - exact[1]).max()
+        assert error < 0.01 * np.abs(exact[1]).max()
 
 
 def test_bins_without_a_gap_or_without_a_sample_pull_nowhere():
@@ -275,6 +291,13 @@ def test_parts_of_a_sample_sum_to_one(rng):
         assert (own >= part.max(0) - 1e-12).all()
     np.testing.assert_allclose(memberships(CENTRES, 0.003), np.eye(BINS), atol=1e-12)
     np.testing.assert_allclose(memberships(confidence, 100.0), 1 / BINS, rtol=1e-3)
+
+
+@pytest.mark.parametrize("sigma", [0.015, 0.0199, 0.0201, 0.05, 1.0])
+def test_parts_are_those_of_the_definition(rng, sigma):
+    confidence = np.concatenate([rng.random(50), [0, 0.5, 1]])
+    expected = np.transpose([kernel(c, sigma) for c in confidence])
+    np.testing.assert_allclose(memberships(confidence, sigma), expected, rtol=1e-9, atol=1e-300)
 
 
 def test_the_narrowest_kernel_leaves_the_nearest_bin():

@@ -14,7 +14,15 @@ from scipy.special import entr, expit, logsumexp, softmax
 
 from calibrant._core import chunks as _walk, logpartition as _partition
 from calibrant._core.chunks import examples
-from calibrant._core.logpartition import LOWEST, OCTAVES, TOP, Records, concatenate, tabulate
+from calibrant._core.logpartition import (
+    LOWEST,
+    OCTAVES,
+    TOP,
+    Records,
+    concatenate,
+    softplus,
+    tabulate,
+)
 from calibrant.data import sample_path
 from tests.support.simulate import drawn
 
@@ -123,6 +131,23 @@ def test_the_slope_is_the_derivative_of_the_value(typical, rng):
         below, above = (curve(np.exp(log_b + step)).value for step in (-1e-5, 1e-5))
         slope = curve(np.exp(log_b)).slope
         np.testing.assert_allclose((above - below) / 2e-5, slope, rtol=1e-4, atol=1e-5)
+
+
+def test_tracked_records_forget_where_the_sharpness_was(typical, rng):
+    records, _ = typical
+    tracked, log_b = records.tracked(), rng.uniform(*np.log([0.03, 40]), len(records))
+    for size in (0.0, 0.01, 0.3, 3.0):  # within a window, to the next, far away and beyond
+        log_b = log_b + rng.uniform(-size, size, len(log_b))
+        found, expected = tracked.log_rest(np.exp(log_b)), records.log_rest(np.exp(log_b))
+        np.testing.assert_allclose(found.value, expected.value, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.slope, expected.slope, rtol=1e-12, atol=1e-12)
+
+
+def test_the_softplus_and_its_derivative():
+    x = np.concatenate([[-1e300, -800, 0, 800, 1e300], np.linspace(-50, 50, 1001)])
+    value, slope = softplus(x)
+    np.testing.assert_allclose(value, np.logaddexp(0, x), rtol=1e-14)
+    np.testing.assert_allclose(slope, expit(x), rtol=1e-14)
 
 
 @pytest.mark.parametrize("split", ["val", "test"])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from scipy.special import expit
 from torch import Tensor
 
 from calibrant._core import chunks
@@ -54,6 +53,12 @@ class Curve(NamedTuple):
 
     value: FloatArray
     slope: FloatArray
+
+
+def softplus(x: FloatArray) -> Curve:
+    """Return ``log(1 + exp(x))`` and its derivative, the logistic function, each ``(n,)``."""
+    small = np.exp(-np.abs(x))  # np.logaddexp and expit take many times longer than np.exp
+    return Curve(np.maximum(x, 0) + np.log1p(small), np.where(x < 0, small, 1) / (1 + small))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +103,8 @@ class Records:
     def log_partition(self, sharpness: float | FloatArray) -> Curve:
         """Return A and dA/dlog b of every example at one sharpness, or at one for each ``(n,)``."""
         rest, slope = self.log_rest(sharpness)
-        return Curve(np.logaddexp(0, rest), expit(rest) * slope)
+        value, share = softplus(rest)
+        return Curve(value, share * slope)
 
     def log_rest(self, sharpness: float | FloatArray) -> Curve:
         """Return R and dR/dlog b: the negative log-odds of the top class.
@@ -110,10 +116,13 @@ class Records:
         b = np.broadcast_to(np.asarray(sharpness, dtype=np.float64), (len(self),))
         if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
             return self._at_one(float(self._position(b[0])))
-        result = np.empty((2, len(self)))
-        for run in chunks.chunk_slices(len(self)):
-            result[:, run] = self.take(run)._at_each(b[run])
-        return Curve(*result)
+        position = self._position(b)
+        value, slope = self._pieces.at(np.clip(position, 0, self._last))
+        slope *= self.density / math.log(2)
+        for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
+            if beyond.any():
+                value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])
+        return Curve(value, slope)
 
     @property
     def _last(self) -> int:
@@ -124,41 +133,77 @@ class Records:
         with np.errstate(divide="ignore"):
             return np.log2(b / LOWEST) * self.density
 
-    def _at_each(self, b: FloatArray) -> Curve:
-        position = self._position(b)
-        value, slope = self._between(np.clip(position, 0, self._last))
-        for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
-            if beyond.any():
-                value[beyond], slope[beyond] = rule(self.take(beyond), b[beyond])
-        return Curve(value, slope)
-
     def _at_one(self, position: float) -> Curve:
         # one window and one set of weights serve all examples
-        start = self._first(position)
+        start = _first_node(position, self.table.shape[1])
         window = self.table[:, start : start + WINDOW].reshape(len(self), 2 * WINDOW)
         x = position - start - CENTRE
         powers = np.array([[x**p, p * x ** max(p - 1, 0)] for p in range(2 * WINDOW)])
         value, slope = (window @ (_HERMITE @ powers).astype(np.float32)).astype(np.float64).T
         return Curve(value, slope * self.density / math.log(2))
 
-    def _between(self, position: FloatArray) -> Curve:
-        first = self._first(position)
-        flat = self.table.reshape(len(self), 2 * self.table.shape[1])
-        windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
-        coefficients = (windows[np.arange(len(self)), 2 * first] @ _HERMITE).T
-        x = position - first - CENTRE
-        value, slope = coefficients[-1], np.zeros(len(self))
-        for c in coefficients[-2::-1]:  # Horner's scheme, and its derivative
-            slope = slope * x + value
-            value = value * x + c
-        return Curve(value, slope * (self.density / math.log(2)))
+    @property
+    def _pieces(self) -> _Pieces:
+        return _Pieces(self.table)
 
-    def _first(self, position: Any) -> Any:
-        """Return the first node of the window around a position."""
-        return np.clip(np.floor(position).astype(np.int64) - 1, 0, self._last + 1 - WINDOW)
+    def tracked(self) -> Records:
+        """Return the same records, quick where the sharpness moves little from call to call."""
+        return _Tracked(**{field.name: getattr(self, field.name) for field in fields(Records)})
 
 
 COLUMNS = [field.name for field in fields(Records)][:-1]
+
+
+class _Tracked(Records):
+    """Records that keep the polynomials of their last sharpness."""
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
+        return _Pieces(self.table)
+
+
+class _Pieces:
+    """Polynomials through the nodes around the last position of each example."""
+
+    def __init__(self, table: NDArray[np.float32]) -> None:
+        self.table = table
+        self.first = np.full(len(table), -1)  # node of the window
+        self.coefficients = np.empty((2 * WINDOW, len(table)))  # of the powers
+
+    def at(self, position: FloatArray) -> Curve:
+        """Return R and its slope by the node number at positions ``(n,)`` among the nodes."""
+        first = _first_node(position, self.table.shape[1])
+        stale = np.flatnonzero(first != self.first)
+        for run in chunks.chunk_slices(len(stale)):
+            self._renew(stale[run], first[stale[run]])
+        self.first = first
+        x = position - first - CENTRE
+        result = np.empty((2, len(x)))
+        for run in chunks.chunk_slices(len(x)):
+            result[:, run] = _polynomials(self.coefficients[:, run], x[run])
+        return Curve(*result)
+
+    def _renew(self, rows: IntArray, first: IntArray) -> None:
+        flat = self.table.reshape(len(self.table), 2 * self.table.shape[1])
+        windows = sliding_window_view(flat, 2 * WINDOW, axis=1)
+        self.coefficients[:, rows] = (windows[rows, 2 * first] @ _HERMITE).T
+
+
+def _first_node(position: Any, nodes: int) -> Any:
+    """Return the first node of the window around a position."""
+    return np.clip(np.floor(position).astype(np.int64) - 1, 0, nodes - WINDOW)
+
+
+def _polynomials(coefficients: FloatArray, x: FloatArray) -> Curve:
+    """Return the values and slopes of polynomials ``(powers, n)`` at ``x (n,)``."""
+    # Horner's scheme, and its derivative
+    value, slope = coefficients[-1].copy(), np.zeros(len(x))
+    for c in coefficients[-2::-1]:
+        slope *= x
+        slope += value
+        value *= x
+        value += c
+    return Curve(value, slope)
 
 
 def _hermite() -> FloatArray:
@@ -339,8 +384,13 @@ def _smallest(values: Tensor, count: int) -> Tensor:
     groups = width // 16
     if groups > count:
         grouped = values[:, : 16 * groups].view(rows, 16, groups)
-        chosen = grouped.amin(1).topk(count, largest=False).indices
+        chosen = grouped.amin(1).topk(count, largest=False, sorted=False).indices
         candidates = grouped.gather(2, chosen[:, None].expand(-1, 16, -1)).reshape(rows, -1)
         values = torch.cat([candidates, values[:, 16 * groups :]], -1)
-    result = values.topk(min(count, values.shape[-1]), largest=False, sorted=True).values
+    least = min(count, values.shape[-1])
+    if values.device.type == "cpu":  # where numpy is several times faster
+        parted = np.partition(values.numpy(), least - 1)[:, :least]
+        result = torch.from_numpy(np.sort(parted))
+    else:
+        result = values.topk(least, largest=False, sorted=True).values
     return torch.nn.functional.pad(result, (0, count - result.shape[-1]), value=torch.inf)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -68,7 +69,7 @@ def minimise_convex(
     >>> minimise_convex(lambda x: 2 * (x - 3), 0, 10).x
     array([3.])
     """
-    slope = _timed(slope)
+    slope = cache(_timed(slope))  # both ends are asked for twice
     for end, falls_beyond in ((low, slope(low) >= 0), (high, slope(high) <= 0)):
         if falls_beyond:
             return Solution(np.array([end], dtype=np.float64), math.nan, 2, False)

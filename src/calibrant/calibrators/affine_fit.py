@@ -129,7 +129,8 @@ def gather(
     values, done = torch.empty(0), 0
     for chunk in chunks.labelled_chunks(examples, 0, examples.labels.size):
         check_time()
-        bad = ~torch.isfinite(chunk.logits).all(-1)
+        transformed = inputs(chunk.logits.double())
+        bad = ~torch.isfinite(transformed).all(-1)
         if bad.any():
             at = int(bad.nonzero()[0])
             number, row = int(chunk.number[at]), chunk.logits[at]
@@ -139,7 +140,7 @@ def gather(
             values = chunk.logits.new_empty(which.size, examples.classes)
         rows = place[done : done + len(chunk.labels)]
         done += len(chunk.labels)
-        values[rows.to(values.device)] = inputs(chunk.logits.double()).to(values.dtype)
+        values[rows.to(values.device)] = transformed.to(values.dtype)
     weight = np.ones(examples.labels.size) if examples.weight is None else examples.weight
     labels, weights = (torch.from_numpy(x[which[order]]) for x in (examples.labels, weight))
     cuts = [0, *np.cumsum(np.bincount(fold)).tolist()]

@@ -1,8 +1,8 @@
-"""Choice of a calibrator by cross-validation."""
+"""The default method: an average of candidates, weighted by cross-validation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,92 +11,92 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, warn
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
+from calibrant.calibrators.affine import WIDEST
+from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
-from calibrant.calibrators.binary import RobustSigmoid, VennAbers
-from calibrant.calibrators.confidence_maps import (
-    BetaCalibration,
-    SigmoidScaling,
-    SplineCalibration,
-)
-from calibrant.calibrators.data_checks import warn_of_few_examples
-from calibrant.calibrators.features.groups import GroupCalibration
-from calibrant.calibrators.features.proximity import ProCal
+from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
-from calibrant.calibrators.scaling import Identity, TemperatureScaling
-from calibrant.calibrators.top_label import ArgmaxByTask, Blend
+from calibrant.calibrators.top_label import ArgmaxByTask
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_KINDS: tuple[type[Calibrator], ...] = (
-    *(Identity, TemperatureScaling, Blend, SplineCalibration, BetaCalibration),
-    *(SigmoidScaling, RobustSigmoid, VennAbers, GroupCalibration, ProCal),
+WITH_FEATURES = ("gc", "procal")
+KEEPING = ("none", "ts", "beta", "blend", "top_and_rest", *WITH_FEATURES)
+CHANGING = (*KEEPING, "sms", "sms_blend")
+TWO_CLASSES = (
+    *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
+    *WITH_FEATURES,
 )
-CANDIDATES = {kind.name: kind for kind in _KINDS}
-MANY_CLASSES = ("none", "ts", "blend", "spline", "beta", "gc", "procal")
-TWO_CLASSES = ("none", "ts", "sigmoid", "robust_sigmoid", "venn_abers", "gc", "procal")
-"""Candidates in order of preference: the simplest first, then by what real models gained. Those of
-many classes keep the predicted class; those of two may change it, as an intercept does."""
+"""Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
+P(y = 1), which two classes have."""
+REST = "top_and_rest"  # which needs three classes
+CHANGE = (
+    "sms_blend"  # what predictions that may change are expected to gain is judged by this method
+)
 FEWEST = 50  # number of examples below which a choice would be a guess
-MOST = 20_000
-"""Largest number of examples that a choice is made on; the chosen method is fitted on all."""
-REPLICATES = 200
-TOGETHER = 20  # replicates that are held in memory at a time
+MOST, MOST_LOGITS = 20_000, 1 << 22
+"""Number of examples and of logits that a choice is made on at most; members are fitted on all."""
+DOUBT = 2.0
+"""Cross-validated likelihoods are divided by this: they are estimates themselves."""
+PER_PARAMETER, LARGEST = 0.2, 10
+"""By how much each parameter lowers the logarithm of a weight, and how many do at most."""
+LEAST = 0.05  # members of less weight are left out
+NOISE = 0.5  # standard errors by which the average must beat doing nothing
+CLEAR = 2.0  # standard errors from which on a gain by other predictions is worth a line
 
 
 class Candidate(NamedTuple):
     """Cross-validated figures of a method.
 
-    ``score`` is the sum of ``nll`` and ``ece``, ``excess`` its difference from the lowest score,
-    and ``error`` the standard error of that difference.
+    ``gain`` is by how much its negative log-likelihood is lower than without calibration, ``error``
+    the standard error of that, and ``weight`` its weight in the average.
     """
 
     name: str
     nll: float
     ece: float
-    score: float
-    excess: float
+    gain: float
     error: float
-
-    @property
-    def allowed(self) -> float:
-        """Excess within which a simpler method is preferred: half a standard error."""
-        return self.error / 2
+    weight: float
 
 
-class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
-    r"""Choose a method by cross-validation and fit it.
+class Auto(ArgmaxByTask, RecordsCalibrator):
+    r"""Weigh several methods by cross-validation, and average what they predict.
 
-    Each candidate is fitted on four fifths of the examples and judged on the rest, in turn, by
+    Each candidate :math:`m` with :math:`k_m` parameters (ten at most) is fitted on four fifths of
+    the :math:`n` examples and judged on the rest, in turn. Its weight in the average of
+    probabilities falls with the held-out negative log-likelihood:
 
-    .. math:: \text{score} = \text{NLL} + \text{ECE},
+    .. math:: w_m \propto \exp\left(-\tfrac12 \sum_i \mathrm{NLL}_{m,i} - \tfrac15 k_m\right) .
 
-    with soft bins; for two classes the ECE is that of P(y = 1). Likelihood alone lets confidence
-    drift where bins would show it; calibration alone can be had by predicting the accuracy for
-    every example. A bootstrap gives the standard error of each difference from the best score, and
-    the first candidate within half of it is chosen. Doing nothing is among the candidates. Methods
-    that need features take part if the fit gets features; if one is chosen, predictions need them
-    too.
+    Many examples leave one method, few leave an average, which is safer than any of its members.
+    Weights below 0.05 are dropped. Where the average gains less than half a standard error over
+    doing nothing, nothing is done. A method with less than five examples per parameter is no
+    candidate. Methods that need features take part if the fit gets features; if one is in the
+    average, predictions need them too.
 
     Parameters
     ----------
     candidates : sequence of str, optional
-        Names in order of preference: from simple to complex. By default ``none``, ``ts``,
-        ``blend``, ``spline``, ``beta``, and with features ``gc`` and ``procal``; for two classes
-        ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``venn_abers`` and those with features.
+        Names of any methods. By default ``none``, ``ts``, ``beta``, ``blend``, ``top_and_rest``
+        and, with features, ``gc`` and ``procal``. Two classes have maps of P(y = 1) instead:
+        ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``quadratic``, ``venn_abers``.
     keep_argmax : bool, optional
-        Keep the predicted class: by default for more than two classes. True keeps it for two
-        classes, too, whose candidates are then those of many; more than two always keep it.
+        Keep the predicted class: by default for more than two classes, where ``reasons_`` says
+        what other predictions would gain. False allows them, and adds ``sms`` and
+        ``sms_blend``: the right choice for the options of multiple-choice questions.
     folds, seed : int
-        The seed is that of the folds and the bootstrap.
+        The seed is that of the folds.
 
     Attributes
     ----------
     chosen_ : Calibrator
+        A method, or an :class:`~calibrant.calibrators.average.Average` of several.
     reasons_ : str
         An explanation of the choice, with figures.
     candidates_ : list of Candidate
@@ -112,7 +112,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
     """
 
     name = "auto"
-    summary = "[chooses](#how-auto-chooses)"
+    summary = "[averages](#how-auto-chooses) the best of several"
     uses_features = True
     added_options: ClassVar = {"keep_argmax": True}
     chosen_: Calibrator | None
@@ -126,11 +126,8 @@ class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
         seed: int = 0,
     ) -> None:
         super().__init__()
-        unknown = [name for name in candidates or () if name not in CANDIDATES]
-        if unknown or (candidates is not None and not candidates):
-            raise ValueError(f"candidates must be among {', '.join(CANDIDATES)}, got {candidates}")
         checks.check_whole("folds", folds, 2)
-        self.candidates = None if candidates is None else tuple(candidates)
+        self.candidates = None if candidates is None else _known(candidates)
         self.keep_argmax = keep_argmax
         self.folds = folds
         self.seed = seed
@@ -138,59 +135,75 @@ class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
         self.reasons_ = ""
         self.candidates_: list[Candidate] = []
 
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """Whether the predicted class never changes."""
+        return super().keeps_argmax if self.chosen_ is None else self.chosen_.keeps_argmax
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """Whether the order of the classes never changes."""
+        return self.chosen_ is not None and self.chosen_.monotone
+
     def size(self, classes: int) -> int:
         """Parameters of the chosen method; none before a fit."""
         return 0 if self.chosen_ is None else self.chosen_.size(classes)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
-        """Leave this warning to the chosen method."""
+        """Methods for which there are too few examples are no candidates."""
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
-        """Choose a method and fit it."""
+        """Weigh the candidates and fit those that matter."""
         context = context or Context()
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
-        whole = None if context.features is None else examples
-        data = _Data(tabulate(examples), groups, whole, context)
+        data = _Data(tabulate(examples), groups, examples, context)
         return self._decide(data, examples.logits.ndim == 1)
 
     def fit_records(
         self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
     ) -> Self:
-        """Choose a method that needs only records, and fit it."""
+        """Weigh the candidates that need only records, and fit those that matter."""
         with checks.warnings_at_caller():
             return self._decide(_Data(records, groups), one_logit)
 
     def _decide(self, data: _Data, one_logit: bool) -> Self:
-        name = self._choose(data)
-        chosen = data.fitted(name, self._keeps(data), one_logit=one_logit)
-        self._adopt(chosen.to(self.classes_.device), _explain(name, self.candidates_))
+        weights, reasons = self._weigh(data)
+        with checks.silenced():  # cross-validation has judged them
+            members = [data.fitted(name, self._keeps(data), one_logit) for name in weights]
+        chosen = members[0] if len(members) == 1 else Average(members, list(weights.values()))
+        self._adopt(chosen.to(self.classes_.device), reasons)
         self._set_classes(chosen.classes)
         return self
 
     def _adopt(self, chosen: Calibrator | None, reasons: str) -> None:
         self.chosen_, self.reasons_ = chosen, reasons
         self.needs_features = chosen is not None and chosen.needs_features
+        self.accepts_masked = chosen is None or chosen.accepts_masked
         self.solution_ = None if chosen is None else chosen.solution_
 
-    def _choose(self, data: _Data) -> str:
+    def _weigh(self, data: _Data) -> tuple[dict[str, float], str]:
+        """Weights of the members by name, and the reasons."""
         self.candidates_, right = [], data.records.correct
         if len(right) < FEWEST or right.all() or not right.any():
             warn(
                 f"too little to calibrate on: {len(right):,} examples, {int(right.sum()):,} of "
                 f"them right; at least {FEWEST} are needed, right and wrong. Nothing is changed"
             )
-            return "none"
-        rng = np.random.default_rng(self.seed)
-        if len(right) > MOST:
-            data = data.take(np.sort(rng.permutation(len(right))[:MOST]))
-        parts = folds(data.records.labels, self.folds, groups=data.groups, seed=self.seed)
+            return {"none": 1.0}, "left as it is: too little data to choose a method"
+        some, keep = data.sample(self.seed), self._keeps(data)
+        names = self._usable(data)
+        # Not by class: folds with the same classes as the rest flatter methods that learn these.
+        strata = np.zeros(len(some.records), dtype=np.int64)
+        parts = folds(strata, self.folds, groups=some.groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
-        predictions = {
-            n: _out_of_fold(n, data, parts, self._keeps(data)) for n in self._usable(data)
-        }
-        self.candidates_ = _judge(predictions, data.records, parts, rng)
-        return next(c.name for c in self.candidates_ if c.excess <= c.allowed)
+        judge = _Judge(some, parts, keep)
+        weights = judge.weights(names)
+        self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
+        lines = [_explain(weights, self.candidates_)]
+        if keep and self.keep_argmax is None and data.offers(CHANGE):
+            lines += judge.other_predictions(weights)
+        return weights, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits of the chosen method."""
@@ -201,7 +214,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""
         chosen = self._fitted_choice()
-        assert isinstance(chosen, RecordsCalibrator)
+        assert isinstance(chosen, RecordsCalibrator | Average)
         return chosen.predict_records(records)
 
     @property
@@ -223,140 +236,256 @@ class Auto(ArgmaxByTask, RecordsCalibrator):  # type: ignore[override]
         return self.chosen_
 
     def _keeps(self, data: _Data) -> bool:
-        return not self._maps_class_one(data.records.classes)
+        return self.keep_argmax or (self.keep_argmax is None and data.records.classes > 2)
 
     def _usable(self, data: _Data) -> list[str]:
-        usual = MANY_CLASSES if self._keeps(data) else TWO_CLASSES
-        names = usual if self.candidates is None else self.candidates
-        return [name for name in names if data.examples or not CANDIDATES[name].needs_features]
+        """Names of the candidates that the data suffice for."""
+        usual: Sequence[str] = KEEPING if self._keeps(data) else CHANGING
+        if data.records.classes == 2:
+            usual = [n for n in KEEPING if n != REST] if self.keep_argmax else TWO_CLASSES
+        usable = [name for name in self.candidates or usual if data.offers(name)]
+        if not usable:
+            raise ValueError(
+                f"none of the candidates {', '.join(self.candidates or usual)} can be fitted on "
+                f"{len(data.records):,} examples of {data.records.classes:,} classes without "
+                "features: add none or ts"
+            )
+        return usable
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The choice, for ``state_dict``: the name and config of the method, and the reasons."""
+        """The choice, for ``state_dict``: names and configs of the members, and the reasons."""
         chosen = self.chosen_
         if chosen is None:
             return {"chosen": None, "config": {}, "reasons": ""}
+        if isinstance(chosen, Average):
+            members = [{"name": part.name, "config": part.config()} for part in chosen.parts]
+            return {"chosen": "average", "config": {"members": members}, "reasons": self.reasons_}
         return {"chosen": chosen.name, "config": chosen.config(), "reasons": self.reasons_}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Build the chosen method, whose learned values are loaded next."""
-        name = state["chosen"]
-        chosen = None if name is None else CANDIDATES[name](**state["config"])
+        """Build the members, whose learned values are loaded next."""
+        name, config = state["chosen"], state["config"]
+        chosen: Calibrator | None = None
+        if name == "average":
+            chosen = Average([_made(m["name"], m["config"]) for m in config["members"]])
+        elif name is not None:
+            chosen = _made(name, config)
         self._adopt(chosen and chosen.to(self.classes_.device), str(state["reasons"]))
 
 
+def _made(name: str, config: dict[str, Any] | None = None) -> Calibrator:
+    from calibrant.calibrators.registry import CALIBRATORS  # which knows this module
+
+    return CALIBRATORS[name](**config or {})
+
+
+def _known(candidates: Sequence[str]) -> tuple[str, ...]:
+    """Check names of candidates; aliases become names."""
+    from calibrant.calibrators.registry import CALIBRATORS
+
+    names = tuple(CALIBRATORS.name(name) for name in candidates)
+    if not names or Auto.name in names:
+        raise ValueError(f"candidates must be methods other than auto, got {tuple(candidates)}")
+    return names
+
+
 class _Data(NamedTuple):
-    """Records, and the examples behind them where there are features."""
+    """Records of the labelled examples, their groups, and the examples themselves, if known."""
 
     records: Records
     groups: NDArray[Any] | None = None
     examples: Examples | None = None
     context: Context = Context()
 
-    def take(self, which: IntArray) -> _Data:
-        groups, examples = self.groups, self.examples
-        if examples is not None:  # ignore the others
-            rows = np.flatnonzero(examples.labels != IGNORED)[which]
-            labels = np.full_like(examples.labels, IGNORED)
-            labels[rows] = examples.labels[rows]
-            examples = examples._replace(labels=labels)
-        groups = None if groups is None else groups[which]
-        return _Data(self.records.take(which), groups, examples, self.context)
+    def sample(self, seed: int) -> _Data:
+        """Return as many examples as a choice is made on, drawn by a seed."""
+        most = min(MOST, max(MOST_LOGITS // self.records.classes, FEWEST))
+        if len(self.records) <= most:
+            return self
+        drawn = np.random.default_rng(seed).permutation(len(self.records))[:most]
+        return self.take(np.sort(drawn))
 
-    def fitted(self, name: str, keep_argmax: bool, *, one_logit: bool = False) -> Calibrator:
+    def take(self, which: IntArray) -> _Data:
+        """Return the labelled examples of an index."""
+        groups = None if self.groups is None else self.groups[which]
+        records, examples, context = self.records.take(which), self.examples, self.context
+        if examples is not None:
+            rows = np.flatnonzero(examples.labels != IGNORED)[which]
+            weight = None if examples.weight is None else examples.weight[rows]
+            logits = _picked(examples.logits, rows, examples.one_logit)
+            examples = Examples(logits, examples.labels[rows], weight, examples.estimand)
+            if context.features is not None:
+                features = _picked(context.features, rows, False)
+                context = context._replace(features=features, groups=groups)
+        return _Data(records, groups, examples, context)
+
+    def offers(self, name: str) -> bool:
+        """Return True if a method gets all that it needs, and enough examples."""
+        calibrator, classes = _made(name), self.records.classes
+        lacking = (
+            (calibrator.needs_features and self.context.features is None)
+            or (calibrator.needs_head and self.context.head is None)
+            or (not calibrator.fits_records and self.examples is None)
+            or (name in ("sms", CHANGE) and classes > WIDEST)
+        )
+        enough = ENOUGH * calibrator.effective_size(classes)
+        return not lacking and len(self.records) >= enough
+
+    def fitted(self, name: str, keep_argmax: bool, one_logit: bool = False) -> Calibrator:
         """Fit a candidate on the records or, where they do not suffice, on the examples."""
-        calibrator = CANDIDATES[name]()
+        calibrator = _made(name)
         if isinstance(calibrator, ArgmaxByTask):
             calibrator.keep_argmax = True if keep_argmax else None
-        if isinstance(calibrator, RecordsCalibrator):
+        if isinstance(calibrator, RecordsCalibrator) and calibrator.fits_records:
             return calibrator.fit_records(self.records, one_logit=one_logit)
         assert self.examples is not None
-        size, count = calibrator.size(self.records.classes), len(self.records)
-        warn_of_few_examples(type(calibrator).__name__, size, count, None)
-        return calibrator.fit_examples(self.examples, self.context)
+        return calibrator.fit_examples(self.examples, self.context._replace(records=self.records))
 
-    def predictions(self, calibrator: Calibrator) -> RecordPredictions:
-        """Confidence and negative log-likelihood of each labelled example."""
+    def predictions(self, calibrator: Calibrator) -> _Predictions:
+        """Predictions for each labelled example."""
         if isinstance(calibrator, RecordsCalibrator):
-            return calibrator.predict_records(self.records)
+            confidence, nll = calibrator.predict_records(self.records)
+            # the other class of two wins where the one that was on top has lost its lead
+            correct = self.records.correct ^ ((self.records.classes == 2) & (confidence < 0.5))
+            return _Predictions(confidence, nll, correct)
         features = self.context.features
         assert self.examples is not None
-        assert features is not None
-        features = features.reshape(-1, features.shape[-1])
+        width = 0 if features is None else features.shape[-1]
+        inputs = None if features is None else features.reshape(-1, width)
         result = []
         for chunk in labelled_chunks(self.examples, 0, self.examples.labels.size):
-            inputs = as_tensor(features[chunk.number]).to(chunk.logits.device).float()
-            if calibrator.classes == 1:
-                odds = calibrator(chunk.logits[:, 1], inputs).double()
-                log_probs = torch.stack([torch.zeros_like(odds), odds], -1).log_softmax(-1)
-            else:
-                log_probs = calibrator(chunk.logits, inputs).double().log_softmax(-1)
-            nll = -log_probs.gather(-1, chunk.labels[:, None])[:, 0]
-            result.append((log_probs.amax(-1).exp().cpu().numpy(), nll.cpu().numpy()))
-        return RecordPredictions(*joined(result))
+            beside = None if inputs is None else as_tensor(inputs[chunk.number]).float()
+            logits = chunk.logits[:, 1] if calibrator.classes == 1 else chunk.logits
+            log_probs = calibrator.log_probs(logits, beside)
+            own = log_probs.gather(-1, chunk.labels[:, None])[:, 0]
+            top = log_probs.gather(-1, chunk.logits.argmax(-1, keepdim=True))[:, 0]
+            right = log_probs.argmax(-1) == chunk.labels
+            result.append(tuple(x.cpu().numpy() for x in (top.exp(), -own, right)))
+        return _Predictions(*joined(result))
 
 
-def _explain(name: str, candidates: Sequence[Candidate]) -> str:
-    if not candidates:
-        return "left as it is: too little data to choose a method"
-    lines = [f"chose {name}: the first within noise of the best score, NLL + ECE"]
-    wide = max(6, *(len(c.name) for c in candidates))
+def _picked(values: Logits, rows: IntArray, flat: bool) -> Logits:
+    """Rows of values ``(..., width)``, or of ``(n,)`` ones, without a copy of the others."""
+    shape = values.shape if flat else values.shape[:-1]
+    index = np.unravel_index(rows, tuple(shape))
+    if isinstance(values, Tensor):
+        return values[tuple(torch.from_numpy(i).to(values.device) for i in index)]
+    return values[index]
+
+
+class _Predictions(NamedTuple):
+    """Probability of the class that was on top, negative log-likelihood, whether it is right."""
+
+    confidence: FloatArray
+    nll: FloatArray
+    correct: BoolArray
+
+
+class _Judge:
+    """Cross-validated predictions of the candidates, and what follows from them."""
+
+    def __init__(self, data: _Data, parts: Sequence[IntArray], keep_argmax: bool) -> None:
+        self.data = data
+        self.parts = parts
+        self.keep_argmax = keep_argmax
+        self.share = data.records.weight / data.records.weight.sum()
+        self._known: dict[str, _Predictions] = {}
+
+    def held_out(self, name: str) -> _Predictions:
+        """Predictions for each example by a fit that did not see it."""
+        if name not in self._known:
+            self._known[name] = self._predicted(name)
+        return self._known[name]
+
+    def _predicted(self, name: str) -> _Predictions:
+        count = len(self.share)
+        result = _Predictions(np.empty(count), np.empty(count), np.empty(count, dtype=bool))
+        with checks.silenced():  # small folds
+            for part in self.parts:
+                seen = np.setdiff1d(np.arange(count), part)
+                calibrator = self.data.take(seen).fitted(name, self.keep_argmax)
+                found = self.data.take(part).predictions(calibrator)
+                for column, values in zip(result, found, strict=True):
+                    column[part] = values
+        return result
+
+    def mean_and_error(self, values: FloatArray) -> tuple[float, float]:
+        """Weighted mean of values ``(n,)``, and its standard error."""
+        mean = float(self.share @ values)
+        return mean, float(np.sqrt(self.share**2 @ (values - mean) ** 2))
+
+    def average(self, weights: Mapping[str, float]) -> RecordPredictions:
+        """Held-out predictions of an average of methods."""
+        found = [RecordPredictions(*self.held_out(name)[:2]) for name in weights]
+        return averaged(found, list(weights.values()))
+
+    def weights(self, names: Sequence[str]) -> dict[str, float]:
+        """Weights of the methods that are worth having, in the order of their names."""
+        count = 1 / float(self.share @ self.share)  # as many equal examples as these are worth
+        scores = []
+        for name in names:
+            size = min(_made(name).effective_size(self.data.records.classes), LARGEST)
+            scores.append(
+                count * self.share @ self.held_out(name).nll / DOUBT + size * PER_PARAMETER
+            )
+        share = np.exp(np.min(scores) - scores)
+        share /= share.sum()
+        share[share < LEAST] = 0
+        share /= share.sum()
+        weights = {n: w for n, w in zip(names, share.tolist(), strict=True) if w}
+        gain, error = self.gain(self.average(weights).nll)
+        return {"none": 1.0} if "none" in names and gain <= NOISE * error else weights
+
+    def gain(self, nll: FloatArray) -> tuple[float, float]:
+        """How much lower a negative log-likelihood is than without calibration, and the error."""
+        return self.mean_and_error(self.held_out("none").nll - nll)
+
+    def candidate(self, name: str, weight: float) -> Candidate:
+        """Figures of a method."""
+        found = self.held_out(name)
+        return Candidate(
+            name, float(self.share @ found.nll), self.ece(found), *self.gain(found.nll), weight
+        )
+
+    def ece(self, found: _Predictions) -> float:
+        """Soft-binned calibration error: of class 1 for two classes, else of the top class.
+
+        It is averaged over folds: pooled, the errors of their fits would cancel.
+        """
+        records, claimed, outcome = self.data.records, found.confidence, self.data.records.correct
+        if records.classes == 2:
+            claimed = np.where(records.one_on_top, claimed, 1 - claimed)
+            outcome = records.labels == 1
+        gap, part = (claimed - outcome) * self.share, memberships(claimed, sigma=0.05)
+        return float(sum(np.abs(part[:, i] @ gap[i]).sum() for i in self.parts))
+
+    def other_predictions(self, weights: Mapping[str, float]) -> list[str]:
+        """Say what predictions that may change would gain, if they would clearly."""
+        other, kept = self.held_out(CHANGE), self.average(weights)
+        right = self.data.records.correct
+        more, error = self.mean_and_error(other.correct.astype(float) - right)
+        lower, its_error = self.mean_and_error(kept.nll - other.nll)
+        if more < CLEAR * error and lower < CLEAR * its_error:
+            return []
+        accuracy, nll = float(self.share @ right), float(self.share @ kept.nll)
+        return [
+            f"{CHANGE}, which may change the predicted class, would gain: accuracy "
+            f"{100 * accuracy:.2f} -> {100 * (accuracy + more):.2f} % (+- {100 * error:.2f}), "
+            f"NLL {nll:.4f} -> {nll - lower:.4f} (+- {its_error:.4f}); keep_argmax=False allows it"
+        ]
+
+
+def _explain(weights: Mapping[str, float], candidates: Sequence[Candidate]) -> str:
+    (first, most), *others = sorted(weights.items(), key=lambda item: -item[1])
+    if others:
+        what = ", ".join(f"{w:.2f} {n}" for n, w in [(first, most), *others])
+        title = f"the average {what}: weights by the held-out likelihood"
+    elif first == "none" and len(candidates) > 1:
+        title = "left as it is: no gain beyond noise"
+    else:
+        title = f"chose {first}: by the held-out likelihood"
+    lines, wide = [title], max(6, *(len(c.name) for c in candidates))
     for c in candidates:
-        behind = f"{c.excess:.4f} +- {c.error:.4f} above the best" if c.excess else "the best"
-        lines.append(f"  {c.name:<{wide}} {c.nll:.4f} + {c.ece:.4f} = {c.score:.4f}, {behind}")
+        gain = f", gain {c.gain:.4f} +- {c.error:.4f}" if c.name != "none" else ""
+        lines.append(f"  {c.name:<{wide}} NLL {c.nll:.4f}, ECE {c.ece:.4f}{gain}")
     return "\n".join(lines)
-
-
-def _out_of_fold(
-    name: str, data: _Data, parts: Sequence[IntArray], keep_argmax: bool
-) -> RecordPredictions:
-    """Predictions for each example by a fit that did not see it."""
-    records = data.records
-    confidence, nll = np.empty(len(records)), np.empty(len(records))
-    with checks.silenced():  # small folds; the final fit warns for itself
-        for held_out in parts:
-            seen = np.setdiff1d(np.arange(len(records)), held_out)
-            calibrator = data.take(seen).fitted(name, keep_argmax)
-            confidence[held_out], nll[held_out] = data.take(held_out).predictions(calibrator)
-    return RecordPredictions(confidence, nll)
-
-
-def _judge(
-    predictions: dict[str, RecordPredictions],
-    records: Records,
-    parts: Sequence[IntArray],
-    rng: np.random.Generator,
-) -> list[Candidate]:
-    """Score of each candidate, with the bootstrap error of its distance from the best."""
-    weight = records.weight[:, None]
-    scores: dict[str, list[FloatArray]] = {name: [] for name in predictions}
-    for draw in range(REPLICATES // TOGETHER + 1):  # the weights, then Bayesian bootstraps
-        drawn = weight * rng.exponential(size=(len(weight), TOGETHER)) if draw else weight
-        shares = drawn / drawn.sum(0)
-        for name, predicted in predictions.items():
-            scores[name].append(_scores(predicted, records, parts, shares))
-    figures = {name: np.concatenate(draws, 1) for name, draws in scores.items()}
-    totals = {name: nll + ece for name, (nll, ece) in figures.items()}
-    best = min(totals, key=lambda name: totals[name][0])
-    judged = []
-    for name, (nll, ece) in figures.items():
-        excess = totals[name] - totals[best]
-        numbers = (nll[0], ece[0], totals[name][0], excess[0], np.std(excess[1:]))
-        judged.append(Candidate(name, *map(float, numbers)))
-    return judged
-
-
-def _scores(
-    predictions: RecordPredictions, records: Records, parts: Sequence[IntArray], shares: FloatArray
-) -> FloatArray:
-    """NLL and soft-binned ECE under each column of shares, ``(n, draws) -> (2, draws)``.
-
-    The ECE is averaged over folds: pooled, the errors of their fits would cancel.
-    """
-    claimed, outcome = predictions.confidence, records.correct
-    if records.classes == 2:  # of class 1 instead of the class that was on top
-        claimed = np.where(records.one_on_top, claimed, 1 - claimed)
-        outcome = records.labels == 1
-    gap = (claimed - outcome)[:, None] * shares
-    part = memberships(claimed, sigma=0.05)
-    errors = [np.abs(part[:, held_out] @ gap[held_out]).sum(0) for held_out in parts]
-    return np.stack([predictions.nll @ shares, np.sum(errors, axis=0)])

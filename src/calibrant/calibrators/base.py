@@ -30,6 +30,11 @@ class Context(NamedTuple):
     features: Logits | None = None
     head: tuple[Any, Any] | None = None
     groups: NDArray[Any] | None = None
+    records: Records | None = None  # the table of the examples, where it is known already
+
+    def table(self, examples: Examples) -> Records:
+        """Return the table of the examples."""
+        return tabulate(examples) if self.records is None else self.records
 
 
 class Calibrator(nn.Module):
@@ -116,6 +121,13 @@ class Calibrator(nn.Module):
             raise NotImplementedError(f"{name} must set parameter_count or define size(classes)")
         return self.parameter_count
 
+    def effective_size(self, classes: int) -> int:
+        """Number of free parameters that need as many examples; a fit on less than five each warns.
+
+        It is smaller than ``size`` where penalties hold parameters back.
+        """
+        return self.size(classes)
+
     @property
     def classes(self) -> int:
         """Number of classes; 1 if fitted on log-odds ``(n,)``, 0 before a fit."""
@@ -182,6 +194,11 @@ class Calibrator(nn.Module):
         wide = self._wide(logits)
         top = wide.amax(-1, keepdim=True)
         return self._finished(wide, top, self._transform(wide - top, top, features))
+
+    def log_probs(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Logarithms of calibrated probabilities ``(..., classes)``, of two for one logit."""
+        result = self(logits, features if self.needs_features else None)
+        return self._wide(result).log_softmax(-1)
 
     def _finished(self, wide: Tensor, top: Tensor, result: Tensor) -> Tensor:
         """Calibrated logits whose largest is 0 and, where promised, at the argmax of ``wide``."""
@@ -371,7 +388,9 @@ class Calibrator(nn.Module):
         return tensor.to(device or self.classes_.device)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
-        data_checks.warn_of_few_examples(type(self).__name__, self.size(classes), count, distinct)
+        name, size = type(self).__name__, self.size(classes)
+        enough = data_checks.ENOUGH * self.effective_size(classes)
+        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough)
 
 
 class RecordPredictions(NamedTuple):
@@ -397,7 +416,7 @@ class RecordsCalibrator(Calibrator):
         raise NotImplementedError
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        self._fit_records(tabulate(examples))
+        self._fit_records(context.table(examples))
 
     def fit_records(
         self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False

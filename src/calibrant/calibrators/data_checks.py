@@ -32,13 +32,9 @@ def distinct_rows(rows: FloatArray) -> int | None:
 
 
 def warn_of_few_examples(
-    kind: str, size: int, count: int, distinct: int | None, *, enough: int | None = None
+    kind: str, size: int, count: int, distinct: int | None, *, enough: int
 ) -> None:
-    """Warn where a method has ``size`` parameters for few examples, or few distinct ones.
-
-    Five for each parameter are ``enough``, unless another number is.
-    """
-    enough = ENOUGH * size if enough is None else enough
+    """Warn where a method with ``size`` parameters has not ``enough`` examples, or copies."""
     # one parameter is not led astray by copies
     effective = count if distinct is None or size == 1 else distinct
     if effective < enough:

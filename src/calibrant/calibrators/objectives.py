@@ -7,12 +7,12 @@ for each ``(n,)``, and returns its value with its derivative by each example's `
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import chunk_slices
 from calibrant._core.logpartition import Curve, Records
 from calibrant.metrics.binned import ece as binned_ece
@@ -31,6 +31,8 @@ Objective: TypeAlias = Callable[[Records, LogSharpness], Measured]
 
 BINS = 15
 CENTRES = (np.arange(BINS) + 0.5) / BINS
+GRID = 4096  # steps of the confidence between which the parts in the bins are interpolated
+NARROW = 0.02  # a kernel whose values at the centres leave the range of float64
 
 
 def nll(
@@ -77,7 +79,7 @@ def soft_ece(
     share of an example and :math:`w_{ib} \propto \exp(-(c_i - \bar c_b)^2 / 2\sigma^2)` its part in
     the bin with centre :math:`\bar c_b`, with sum one.
     """
-    penalty = partial(binned_gaps, sigma=sigma, delta=delta)
+    penalty = partial(gridded_gaps, sigma=sigma, delta=delta)
     return _by_confidence(penalty, records, u, curve)
 
 
@@ -144,10 +146,7 @@ def binned_gaps(
     together = list(zip(chunk_slices(len(confidence)), parts, strict=True))
     weighed = np.stack([share, share * gap], axis=1)
     mass, total = np.sum([part @ weighed[run] for run, part in together], axis=0).T
-    mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
-    root = np.sqrt(mean**2 + delta**2)
-    pull = np.divide(mean, root, out=np.zeros(BINS), where=root > 0)
-    rest = root - delta - mean * pull
+    value, rest, pull = _penalty(mass, total, delta)
     # d part / d confidence = part * (centre - mean centre of the example) / sigma^2
     factors = np.stack([CENTRES, rest, CENTRES * rest, pull, CENTRES * pull])
     gradient = np.empty(len(confidence))
@@ -155,7 +154,50 @@ def binned_gaps(
         own, at_rest, far_rest, at_pull, far_pull = factors @ part
         moved = far_rest - own * at_rest + gap[run] * (far_pull - own * at_pull)
         gradient[run] = share[run] * (moved / sigma**2 + at_pull)
-    return float(mass @ (root - delta)), gradient
+    return value, gradient
+
+
+def gridded_gaps(
+    confidence: FloatArray, outcome: BoolArray, share: FloatArray, *, sigma: float, delta: float
+) -> tuple[float, FloatArray]:
+    """The same several times faster, where straight lines join the parts on a grid.
+
+    The gradient is that of the lines, and jumps at the grid: nothing for line searches.
+    """
+    parts = _parts_on_grid(sigma)
+    position = confidence * GRID
+    cell = np.minimum(position.astype(np.int64), GRID - 1)
+    along, gap = position - cell, confidence - outcome
+    mass, total = (parts @ _on_grid(cell, along, x) for x in (share, share * gap))
+    value, rest, pull = _penalty(mass, total, delta)
+    by_mass, by_total = np.stack([rest, pull]) @ parts  # of an example at each point of the grid
+    mass_rise, total_rise = np.diff(by_mass)[cell], np.diff(by_total)[cell]
+    gradient = GRID * (mass_rise + gap * total_rise) + by_total[cell] + along * total_rise
+    return value, share * gradient
+
+
+def _penalty(
+    mass: FloatArray, total: FloatArray, delta: float
+) -> tuple[float, FloatArray, FloatArray]:
+    """Value of :func:`soft_ece`, and its derivatives by the masses and totals ``(bins,)``."""
+    mean = np.divide(total, mass, out=np.zeros(BINS), where=mass > 0)
+    root = np.sqrt(mean**2 + delta**2)
+    pull = np.divide(mean, root, out=np.zeros(BINS), where=root > 0)
+    return float(mass @ (root - delta)), root - delta - mean * pull, pull
+
+
+def _on_grid(cell: IntArray, along: FloatArray, values: FloatArray) -> FloatArray:
+    """Sums of values ``(n,)``, each shared between both ends of its cell, ``(GRID + 1,)``."""
+    upper = values * along
+    result = np.zeros(GRID + 1)
+    result[:-1] += np.bincount(cell, values - upper, GRID)
+    result[1:] += np.bincount(cell, upper, GRID)
+    return result
+
+
+@lru_cache(maxsize=1)
+def _parts_on_grid(sigma: float) -> FloatArray:
+    return memberships(np.arange(GRID + 1) / GRID, sigma)
 
 
 def _pointwise(
@@ -172,14 +214,32 @@ def _pointwise(
 
 def memberships(confidence: FloatArray, sigma: float) -> FloatArray:
     """Part of each example in each bin, ``(bins, n)``, with sum one over the bins."""
-    # in place: these are the largest arrays of a fit
-    kernel = confidence - CENTRES[:, None]
-    kernel *= kernel
-    kernel /= -2 * sigma**2
-    kernel -= kernel.max(0)  # however narrow, the nearest bin stays
-    np.exp(kernel, out=kernel)
-    kernel /= kernel.sum(0)
-    return kernel
+    parts = (_kernels if sigma > NARROW else _narrow_kernels)(confidence, sigma)
+    parts /= np.ones(BINS) @ parts
+    return parts
+
+
+def _kernels(confidence: FloatArray, sigma: float) -> FloatArray:
+    """Kernel of each example at each centre over that at the middle one, ``(bins, n)``."""
+    # With equal steps between the centres, one exponential and products give them all:
+    # (c - 1/2)^2 - (c - 1/2 - j / BINS)^2 = 2 (c - 1/2) j / BINS - (j / BINS)^2
+    middle, width = BINS // 2, sigma * BINS
+    step = np.exp((confidence - CENTRES[middle]) * BINS / width**2)
+    kernels = np.empty((BINS, len(confidence)))
+    kernels[middle] = 1
+    for j in range(middle):
+        np.multiply(kernels[middle + j], step, out=kernels[middle + j + 1])
+        np.divide(kernels[middle - j], step, out=kernels[middle - j - 1])
+    kernels *= np.exp(-((np.arange(BINS) - middle) ** 2) / (2 * width**2))[:, None]
+    return kernels
+
+
+def _narrow_kernels(confidence: FloatArray, sigma: float) -> FloatArray:
+    """The same over that at the nearest centre, which stays however narrow the kernel is."""
+    nearest = (np.clip(np.floor(confidence * BINS), 0, BINS - 1) + 0.5) / BINS
+    centres = CENTRES[:, None]
+    # (c - nearest)^2 - (c - centre)^2 in factors
+    return np.exp((2 * confidence - nearest - centres) * (centres - nearest) / (2 * sigma**2))
 
 
 PROPER: dict[str, Objective] = dict(nll=nll, brier=brier, mse=mse, ls=partial(nll, smoothing=0.05))

@@ -15,12 +15,12 @@ from torch import Tensor
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray
 from calibrant._core.chunks import Examples
-from calibrant._core.logpartition import LARGEST_GAP, tabulate
+from calibrant._core.logpartition import LARGEST_GAP
 from calibrant._core.solve import Solution, check_time, minimise
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import warn_together
-from calibrant.calibrators.scaling import best_sharpness
+from calibrant.calibrators.scaling import fitted_sharpness
 
 # a number and (classes - 1,) numbers, from gaps, possible classes, weights and factors
 Sums: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -87,7 +87,7 @@ class RankGaps(Calibrator):
         return classes
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        sharpness = math.exp(best_sharpness(tabulate(examples), warns=True).x[0])
+        sharpness = math.exp(fitted_sharpness(examples, context).x[0])
         self.solution_ = solve(gather(examples, sharpness))
         self._store(temperature_=1 / sharpness, factors_=self.solution_.x)
         if not self.solution_.converged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from calibrant._core import solve
 from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
-from calibrant._core.chunks import Examples, on_threads, thread_ranges
-from calibrant._core.logpartition import LARGEST_GAP, Records, gap_chunks, tabulate
+from calibrant._core.chunks import Examples, labelled_chunks, on_threads, thread_ranges
+from calibrant._core.logpartition import Records, gap_chunks, tabulate
 from calibrant._core.solve import Solution
 from calibrant.calibrators import base
 from calibrant.calibrators.base import BOUNDS, Context, RecordPredictions
 from calibrant.calibrators.objectives import brier, ece, nll, soft_ece
 
-LARGE = 1 << 23  # numbers in the logits from which on Newton steps over them beat the table
-SAMPLE = 1000  # rows that they are started on
+LARGE = 1 << 21  # numbers in the logits from which on a few passes over them beat the table
+SAMPLE = 1000  # rows whose optimum they start at
 
 TemperatureObjective = Literal["nll", "brier", "ece", "soft_ece"]
 
@@ -86,17 +86,14 @@ class TemperatureScaling(base.TemperatureCalibrator):
         self._store(temperature_=1.0)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        large = examples.classes * examples.labels.size >= LARGE
-        solution = newton_sharpness(examples) if large and self.objective == "nll" else None
-        if solution is None:
-            super()._fit(examples, context)
-        else:
-            self.solution_ = solution
-            self._store(temperature_=np.exp(-solution.x[0]))
+        self._keep(fitted_sharpness(examples, context, self.objective))
 
     def _fit_records(self, records: Records) -> None:
-        self.solution_ = best_sharpness(records, self.objective, warns=True)
-        self._store(temperature_=float(np.exp(-self.solution_.x[0])))
+        self._keep(best_sharpness(records, self.objective, warns=True))
+
+    def _keep(self, solution: Solution) -> None:
+        self.solution_ = solution
+        self._store(temperature_=float(np.exp(-solution.x[0])))
 
     def _temperature(self, logits: Tensor, top: Tensor) -> Tensor:
         return self.temperature_.to(top.dtype)
@@ -210,14 +207,21 @@ def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = Fa
     It is 0, and not converged, where no temperature makes a difference.
     """
     measure = {"nll": nll, "brier": brier, "ece": ece, "soft_ece": soft_ece}[objective]
-    low, high = -np.log(BOUNDS[1]), -np.log(BOUNDS[0])
-    values = [measure(records, u).value for u in (low, 0.0, high)]
+
+    @cache
+    def measured(u: float) -> tuple[float, float]:
+        value, gradient = measure(records, u)
+        return value, float(gradient.sum())
+
+    low, high = -math.log(BOUNDS[1]), -math.log(BOUNDS[0])
+    values = [measured(u)[0] for u in (low, 0.0, high)]
     if max(values) - min(values) < 1e-6:  # the rounding of the table
         result = Solution(np.zeros(1), values[1], 3, False)
     elif objective == "nll":
-        result = solve.minimise_convex(lambda u: float(nll(records, u).gradient.sum()), low, high)
+        # closer than this the slopes of the table are rounding errors
+        result = solve.minimise_convex(lambda u: measured(u)[1], low, high, tolerance=1e-7)
     else:
-        result = solve.minimise_scalar(lambda u: measure(records, u).value, low, high)
+        result = solve.minimise_scalar(lambda u: measured(u)[0], low, high)
     if warns and not result.converged:
         warn(
             f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {len(records):,} "
@@ -227,47 +231,64 @@ def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = Fa
     return result
 
 
-def newton_sharpness(examples: Examples) -> Solution | None:
-    """The log-sharpness with the least NLL, by Newton steps over the logits; None if they fail.
+def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:
+    """The best log-sharpness: from the logits if these are large and have no table, or from that."""
+    large = examples.classes * examples.labels.size >= LARGE
+    direct = large and objective == "nll" and context.records is None
+    solution = newton_sharpness(examples) if direct else None
+    return solution or best_sharpness(context.table(examples), objective, warns=True)
 
-    Starting at the optimum of some rows, two or three passes suffice: less work than the table.
+
+def newton_sharpness(examples: Examples) -> Solution | None:
+    """The log-sharpness with the least NLL, by steps over the logits; None if they fail.
+
+    Starting at the optimum of some rows, two passes suffice: less work than the table. The steps
+    are Halley's, Newton's with a third derivative, each of which leaves the cube of an error.
     """
-    rows = np.flatnonzero(examples.labels != IGNORED)
-    check_some(len(rows))
-    chosen = np.full(examples.labels.size, IGNORED)
-    some = rows[:: max(1, len(rows) // SAMPLE)]
-    chosen[some] = examples.labels[some]
-    start = best_sharpness(tabulate(examples._replace(labels=chosen)))
+    try:
+        start = best_sharpness(tabulate(_sample(examples)))
+    except ValueError:  # a row without a softmax: the table of all names it
+        return None
     if not start.converged:
         return None
-    u = float(start.x[0])
+    b = math.exp(start.x[0])
     for step in range(1, 6):
         solve.check_time()
-        slope, curvature = np.sum(
-            on_threads(partial(_derivatives, examples, math.exp(u)), thread_ranges(examples)),
-            axis=0,
-        )
-        move = slope / max(curvature, 1e-12)
-        u -= move
-        if abs(move) > 1 or not BOUNDS[0] < math.exp(-u) < BOUNDS[1]:
-            return None  # far from where a parabola fits, or from any optimum
-        if abs(move) < 1e-4:  # the next step would be the square of this one
-            return Solution(np.array([u]), math.nan, step, True)
+        # on threads of their own, which flush denormal numbers
+        parts = on_threads(partial(_derivatives, examples, b), thread_ranges(examples), always=True)
+        slope, bend, third = np.sum(parts, axis=0)
+        move = 2 * slope * bend / max(2 * bend**2 - slope * third, 1e-12) / b
+        if abs(move) > 0.5 or not BOUNDS[0] < 1 / (b - b * move) < BOUNDS[1]:
+            return None  # far from where few derivatives say enough, or from any optimum
+        b *= 1 - move
+        if abs(move) < 1e-3:
+            return Solution(np.array([math.log(b)]), math.nan, step, True)
     return None
 
 
+def _sample(examples: Examples) -> Examples:
+    """About a thousand of the labelled rows."""
+    rows = np.flatnonzero(examples.labels != IGNORED)
+    check_some(len(rows))
+    some = rows[:: max(1, len(rows) // SAMPLE)]
+    chosen = np.full(examples.labels.size, IGNORED)
+    chosen[some] = examples.labels[some]
+    drawn = labelled_chunks(examples._replace(labels=chosen), 0, len(chosen))
+    weight = None if examples.weight is None else examples.weight[some]
+    logits = torch.cat([chunk.logits for chunk in drawn])
+    return Examples(logits, examples.labels[some], weight, "top_label")
+
+
 def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> FloatArray:
-    """First and second derivative by ``log b`` of the summed NLL of a run of rows."""
-    total = np.zeros(2)
+    """First three derivatives by the sharpness of the summed NLL of a run of rows."""
+    torch.set_flush_denormal(True)
+    total = np.zeros(3)
     for chunk, _, _, own_gap, gaps, powers in gap_chunks(examples, row_range):
         torch.mul(gaps, -b, out=powers).exp_()
-        sums = [powers.sum(-1), torch.linalg.vecdot(powers, gaps)]
-        gaps.mul_(gaps).clamp_(max=LARGEST_GAP)
-        sums.append(torch.linalg.vecdot(powers, gaps))
-        mass, first, second = (part.double() for part in sums)
-        mean = first / mass
-        slope = b * (own_gap - mean)
-        bend = slope + b**2 * (second / mass - mean**2)
-        weight = 1.0 if chunk.weight is None else chunk.weight.to(mean.device)
-        total += [float((weight * slope).sum()), float((weight * bend).sum())]
+        mass = powers.sum(-1).double()
+        mean, square, cube = (powers.mul_(gaps).sum(-1).double() / mass for _ in range(3))
+        third = 3 * mean * square - cube - 2 * mean**3
+        terms = torch.stack([own_gap - mean, square - mean**2, third])
+        weight = torch.ones_like(mean) if chunk.weight is None else chunk.weight.to(mean)
+        total += (terms @ weight).cpu().numpy()
     return total

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrant._core.checks import FloatArray, Values, as_values, check_choice, warn
 from calibrant._core.chunks import Examples, labelled_chunks
-from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.logpartition import Records
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.network import NetworkTemperature
@@ -135,7 +135,7 @@ class SMART(NetworkTemperature):
         if self.fits_records:
             super()._fit(examples, context)
         else:
-            self._fit_inputs(tabulate(examples), _all_logits(examples))
+            self._fit_inputs(context.table(examples), _all_logits(examples))
 
     def _inputs(self, records: Records) -> FloatArray:
         if not self.fits_records:

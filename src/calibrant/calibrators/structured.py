@@ -7,19 +7,20 @@ import math
 import torch
 from torch import Tensor
 
+from calibrant._core.checks import IGNORED
 from calibrant._core.chunks import Examples
-from calibrant._core.logpartition import tabulate
 from calibrant.calibrators import affine_fit as fit
 from calibrant.calibrators.affine import FADE, WIDEST, Affine, too_wide
 from calibrant.calibrators.affine_fit import Penalties
 from calibrant.calibrators.base import Context
-from calibrant.calibrators.data_checks import ENOUGH, missing_classes, warn_of_few_examples
-from calibrant.calibrators.scaling import best_sharpness
+from calibrant.calibrators.data_checks import missing_classes
+from calibrant.calibrators.scaling import fitted_sharpness
 
 
 class Structured(Affine):
     """A correction of tempered log-probabilities, held near none by known penalties."""
 
+    accepts_masked = True  # the share of the uniform distribution keeps the inputs finite
     temperature_: Tensor
     uniform_: Tensor
 
@@ -32,26 +33,27 @@ class Structured(Affine):
         share = self.uniform_.to(logits)
         return torch.logaddexp(tempered + (1 - share).log(), (share / logits.shape[-1]).log())
 
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        result = super()._transform(logits, top, features)
+        return torch.where(torch.isneginf(logits), logits, result)
+
     def _penalties(self, classes: int, count: float) -> Penalties:
         """Penalties of sums over entries; an infinite one leaves only the diagonal."""
         pairs = classes * (classes - 1)
         of_class = classes**2 / count
         return Penalties(pairs**2 / count if classes <= WIDEST else math.inf, of_class, of_class)
 
-    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
-        # The penalties let few examples say little more than a number for each class, unless
-        # copies make them look like many.
-        enough = ENOUGH * classes if distinct is None else None
-        name, size = type(self).__name__, self.size(classes)
-        warn_of_few_examples(name, size, count, distinct, enough=enough)
+    def effective_size(self, classes: int) -> int:
+        """One for each class: the penalties let few examples say little more."""
+        return classes
 
     def _notes(self, examples: Examples) -> list[str]:
         return missing_classes(examples, FADE)
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        records = tabulate(examples)
-        sharpness = math.exp(best_sharpness(records, warns=True).x[0])
-        count = float(records.weight.sum())
+        sharpness = math.exp(fitted_sharpness(examples, context).x[0])
+        weight = examples.labelled_weight()
+        count = float((examples.labels != IGNORED).sum() if weight is None else weight.sum())
         self._store(temperature_=1 / sharpness, uniform_=1 / (count + 1))
         data = fit.gather(examples, self._inputs, sharpness=1.0)  # as they are tempered already
         penalties = self._penalties(examples.classes, count)

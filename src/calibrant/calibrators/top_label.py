@@ -11,7 +11,7 @@ from scipy.special import expit, ndtr
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, silenced, warn
-from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records
+from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, softplus
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
 from calibrant.calibrators.base import (
     BOUNDS,
@@ -51,21 +51,27 @@ class ArgmaxByTask(Calibrator):
         return self.keeps_argmax
 
 
-def with_log_odds(logits: Tensor, odds: Tensor) -> Tensor:
-    r"""Give the top class new log-odds; the other classes keep their proportions.
+def with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) -> Tensor:
+    r"""Give the top class new log-odds; the others share the rest as ``others`` say.
 
-    .. math:: z'_\text{top} = 0, \qquad z'_k = z_k - \log\sum_{j \ne \text{top}} e^{z_j} - s
+    .. math:: z'_\text{top} = 0, \qquad z'_k = u_k - \log\sum_{j \ne \text{top}} e^{u_j} - s
 
-    so that the confidence is :math:`\sigma(s)`. The largest of ``logits`` is 0.
+    so that the confidence is :math:`\sigma(s)`. The largest of ``logits`` is 0; they are the
+    :math:`u` unless there are others.
     """
     top = logits.argmax(-1, keepdim=True)  # the first of equals
-    return (logits - log_rest(logits) - odds).scatter(-1, top, 0.0)
+    shares = logits if others is None else others
+    return (shares - log_sum_without(shares, top) - odds).scatter(-1, top, 0.0)
 
 
 def log_rest(logits: Tensor) -> Tensor:
     """Logarithm of the sum over all classes but the top one, ``(..., 1)``; always finite."""
-    top = logits.argmax(-1, keepdim=True)
-    rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    return log_sum_without(logits, logits.argmax(-1, keepdim=True))
+
+
+def log_sum_without(logits: Tensor, left_out: Tensor) -> Tensor:
+    """Logarithm of the sum over all classes but one ``(..., 1)``; always finite."""
+    rest = logits.scatter(-1, left_out, -torch.inf).logsumexp(-1, keepdim=True)
     return rest.clamp(min=-LARGEST_GAP)
 
 
@@ -348,6 +354,13 @@ class Blend(OddsCalibrator):
         """Those of both."""
         return self.smart.size(classes) + self.odds.size(classes)
 
+    def effective_size(self, classes: int) -> int:
+        """Ten: both searches start at one temperature, and SMART's ends after a few steps.
+
+        On calibrated examples it loses what five free parameters would lose.
+        """
+        return 10
+
     def _fit_odds(self, records: Records) -> None:
         with silenced():  # this one has warned of the number of examples
             self.smart.fit_records(records)
@@ -370,8 +383,8 @@ def confidence_objective(
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         odds = inputs @ parameters
-        confidence = expit(odds)
-        value = float(share @ (np.logaddexp(0, odds) - correct * odds))
+        cost, confidence = softplus(odds)
+        value = float(share @ (cost - correct * odds))
         gradient = share * (confidence - correct)
         if weight:
             gap, by_confidence = binned_gaps(confidence, correct, share, sigma=0.05, delta=1e-3)

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks
-from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.logpartition import Records
 from calibrant.calibrators.affine import WIDEST
 from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
@@ -39,7 +39,8 @@ CHANGE = (
     "sms_blend"  # what predictions that may change are expected to gain is judged by this method
 )
 FEWEST = 50  # number of examples below which a choice would be a guess
-MOST, MOST_LOGITS = 20_000, 1 << 22
+FOLDS, MANY = (5, 3), 2000  # number of folds, and with so many examples
+MOST, MOST_LOGITS = 10_000, 1 << 21
 """Number of examples and of logits that a choice is made on at most; members are fitted on all."""
 DOUBT = 2.0
 """Cross-validated likelihoods are divided by this: they are estimates themselves."""
@@ -90,8 +91,10 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         Keep the predicted class: by default for more than two classes, where ``reasons_`` says
         what other predictions would gain. False allows them, and adds ``sms`` and
         ``sms_blend``: the right choice for the options of multiple-choice questions.
-    folds, seed : int
-        The seed is that of the folds.
+    folds : int, optional
+        By default 5, and 3 from 2,000 examples on.
+    seed : int
+        Of the folds.
 
     Attributes
     ----------
@@ -122,11 +125,12 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         *,
         candidates: Sequence[str] | None = None,
         keep_argmax: bool | None = None,
-        folds: int = 5,
+        folds: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        checks.check_whole("folds", folds, 2)
+        if folds is not None:
+            checks.check_whole("folds", folds, 2)
         self.candidates = None if candidates is None else _known(candidates)
         self.keep_argmax = keep_argmax
         self.folds = folds
@@ -156,7 +160,8 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         """Weigh the candidates and fit those that matter."""
         context = context or Context()
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
-        data = _Data(tabulate(examples), groups, examples, context)
+        records = context.table(examples)
+        data = _Data(records, groups, examples, context._replace(records=records, fitted=[]))
         return self._decide(data, examples.logits.ndim == 1)
 
     def fit_records(
@@ -194,7 +199,8 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         names = self._usable(data)
         # Not by class: folds with the same classes as the rest flatter methods that learn these.
         strata = np.zeros(len(some.records), dtype=np.int64)
-        parts = folds(strata, self.folds, groups=some.groups, seed=self.seed)
+        count = self.folds or FOLDS[len(strata) >= MANY]
+        parts = folds(strata, count, groups=some.groups, seed=self.seed)
         if len(parts) < 2:
             raise ValueError("groups must have two values or more to be judged by, got one")
         judge = _Judge(some, parts, keep)
@@ -308,16 +314,16 @@ class _Data(NamedTuple):
     def take(self, which: IntArray) -> _Data:
         """Return the labelled examples of an index."""
         groups = None if self.groups is None else self.groups[which]
-        records, examples, context = self.records.take(which), self.examples, self.context
-        if examples is not None:
-            rows = np.flatnonzero(examples.labels != IGNORED)[which]
-            weight = None if examples.weight is None else examples.weight[rows]
-            logits = _picked(examples.logits, rows, examples.one_logit)
-            examples = Examples(logits, examples.labels[rows], weight, examples.estimand)
-            if context.features is not None:
-                features = _picked(context.features, rows, False)
-                context = context._replace(features=features, groups=groups)
-        return _Data(records, groups, examples, context)
+        records, examples, features = self.records.take(which), self.examples, self.context.features
+        if examples is None:
+            return _Data(records, groups)
+        rows = np.flatnonzero(examples.labels != IGNORED)[which]
+        weight = None if examples.weight is None else examples.weight[rows]
+        logits = _picked(examples.logits, rows, examples.one_logit)
+        features = None if features is None else _picked(features, rows, False)
+        some = Examples(logits, examples.labels[rows], weight, examples.estimand)
+        context = Context(features, self.context.head, groups, records, fitted=[])
+        return _Data(records, groups, some, context)
 
     def offers(self, name: str) -> bool:
         """Return True if a method gets all that it needs, and enough examples."""
@@ -336,10 +342,10 @@ class _Data(NamedTuple):
         calibrator = _made(name)
         if isinstance(calibrator, ArgmaxByTask):
             calibrator.keep_argmax = True if keep_argmax else None
-        if isinstance(calibrator, RecordsCalibrator) and calibrator.fits_records:
-            return calibrator.fit_records(self.records, one_logit=one_logit)
-        assert self.examples is not None
-        return calibrator.fit_examples(self.examples, self.context._replace(records=self.records))
+        if self.examples is not None:
+            return self.context.part(calibrator, self.examples)
+        assert isinstance(calibrator, RecordsCalibrator)
+        return calibrator.fit_records(self.records, one_logit=one_logit)
 
     def predictions(self, calibrator: Calibrator) -> _Predictions:
         """Predictions for each labelled example."""
@@ -387,6 +393,8 @@ class _Judge:
     def __init__(self, data: _Data, parts: Sequence[IntArray], keep_argmax: bool) -> None:
         self.data = data
         self.parts = parts
+        every = np.arange(len(data.records))
+        self._folds = [(data.take(np.setdiff1d(every, part)), data.take(part)) for part in parts]
         self.keep_argmax = keep_argmax
         self.share = data.records.weight / data.records.weight.sum()
         self._known: dict[str, _Predictions] = {}
@@ -401,10 +409,8 @@ class _Judge:
         count = len(self.share)
         result = _Predictions(np.empty(count), np.empty(count), np.empty(count, dtype=bool))
         with checks.silenced():  # small folds
-            for part in self.parts:
-                seen = np.setdiff1d(np.arange(count), part)
-                calibrator = self.data.take(seen).fitted(name, self.keep_argmax)
-                found = self.data.take(part).predictions(calibrator)
+            for part, (seen, unseen) in zip(self.parts, self._folds, strict=True):
+                found = unseen.predictions(seen.fitted(name, self.keep_argmax))
                 for column, values in zip(result, found, strict=True):
                     column[part] = values
         return result

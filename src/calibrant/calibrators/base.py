@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ BOUNDS = (0.05, 20.0)
 """Range of fitted temperatures. Data without an optimum (all right, all wrong) end at a bound."""
 
 
+C = TypeVar("C", bound="Calibrator")
+
+
 class Context(NamedTuple):
     """Optional inputs of a fit, besides logits and labels."""
 
@@ -31,10 +35,21 @@ class Context(NamedTuple):
     head: tuple[Any, Any] | None = None
     groups: NDArray[Any] | None = None
     records: Records | None = None  # the table of the examples, where it is known already
+    fitted: list[Calibrator] | None = None  # calibrators that were fitted on the same examples
 
     def table(self, examples: Examples) -> Records:
         """Return the table of the examples."""
         return tabulate(examples) if self.records is None else self.records
+
+    def part(self, new: C, examples: Examples) -> C:
+        """Fit a calibrator, unless one like it is known to be fitted on the same examples."""
+        for known in self.fitted or ():
+            if type(known) is type(new) and known.config() == new.config():
+                return copy.deepcopy(known)
+        new.fit_examples(examples, self)
+        if self.fitted is not None:
+            self.fitted.append(new)
+        return new
 
 
 class Calibrator(nn.Module):

@@ -232,7 +232,7 @@ def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = Fa
 
 
 def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:
-    """The best log-sharpness: from the logits if these are large and have no table, or from that."""
+    """The best log-sharpness: from the logits if they are large and have no table, else from it."""
     large = examples.classes * examples.labels.size >= LARGE
     direct = large and objective == "nll" and context.records is None
     solution = newton_sharpness(examples) if direct else None

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from calibrant._core.checks import silenced
 from calibrant._core.chunks import Examples
+from calibrant.calibrators.affine_fit import Penalties
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.structured import StructuredMatrixScaling
 from calibrant.calibrators.top_label import Blend, with_log_odds
 
 
+class MatrixIfMany(StructuredMatrixScaling):
+    """``sms``, with a diagonal instead of a matrix of more entries than there are examples."""
+
+    name = ""  # a part of others
+
+    def _penalties(self, classes: int, count: float) -> Penalties:
+        found = super()._penalties(classes, count)
+        return found if classes**2 <= count else found._replace(off_diagonal=math.inf)
+
+
 class TopAndRest(Calibrator):
-    r"""Log-odds of the top class by ``blend``; the rest is shared by ``rank_gaps``, then ``sms``.
+    r"""Log-odds of the top class by ``blend``; the rest is shared by ``sms``, then ``rank_gaps``.
 
     To keep the predicted class binds the top class alone: the others may change places. With the
-    log-odds :math:`s` of :class:`Blend` and the logits :math:`u` of
-    :class:`StructuredMatrixScaling`, fitted on the result of :class:`RankGaps`,
+    log-odds :math:`s` of :class:`Blend` and the logits :math:`u` of :class:`RankGaps`, fitted on
+    the result of :class:`StructuredMatrixScaling` (whose matrix is diagonal if it would have more
+    entries than there are examples),
 
     .. math:: P(\text{top}) = \sigma(s) , \qquad
               P(k) = (1 - \sigma(s)) \frac{e^{u_k}}{\sum_{j \ne \text{top}} e^{u_j}} ,
@@ -44,35 +58,35 @@ class TopAndRest(Calibrator):
     """
 
     name = "top_and_rest"
-    summary = "`blend` for the top class, `rank_gaps` and `sms` for the rest"
+    summary = "`blend` for the top class, `sms` and `rank_gaps` for the rest"
     keeps_argmax = True
 
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
         self.top = Blend(seed=seed)
+        self.matrix = MatrixIfMany()
         self.gaps = RankGaps()
-        self.rest = StructuredMatrixScaling()
 
     def size(self, classes: int) -> int:
         """Those of all three."""
-        return sum(part.size(classes) for part in (self.top, self.gaps, self.rest))
+        return sum(part.size(classes) for part in (self.top, self.matrix, self.gaps))
 
     def effective_size(self, classes: int) -> int:
         """The larger of those of the top class and of the rest, which has penalties."""
-        return max(self.top.effective_size(classes), self.rest.effective_size(classes))
+        return max(self.top.effective_size(classes), self.matrix.effective_size(classes))
 
     def _fit(self, examples: Examples, context: Context) -> None:
         known = context._replace(records=context.table(examples))
         with silenced():  # this one has warned of the number of examples
-            self.top.fit_examples(examples, known)
-            self.gaps.fit_examples(examples, known)
-            ordered = self.gaps.transform(examples.logits)
-            self.rest.fit_examples(examples._replace(logits=ordered))
+            self.top = known.part(self.top, examples)
+            self.matrix = known.part(self.matrix, examples)
+            after = self.matrix.transform(examples.logits)
+            self.gaps.fit_examples(examples._replace(logits=after))
         self.solution_ = self.top.solution_
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return with_log_odds(logits, self.top._odds(logits, top), self.rest(self.gaps(logits)))
+        return with_log_odds(logits, self.top._odds(logits, top), self.gaps(self.matrix(logits)))
 
 
 class MatrixAndTop(Calibrator):
@@ -108,23 +122,24 @@ class MatrixAndTop(Calibrator):
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
-        self.all = StructuredMatrixScaling()
+        self.matrix = MatrixIfMany()
         self.top = Blend(seed=seed)
 
     def size(self, classes: int) -> int:
         """Those of both."""
-        return self.all.size(classes) + self.top.size(classes)
+        return self.matrix.size(classes) + self.top.size(classes)
 
     def effective_size(self, classes: int) -> int:
         """The larger of the two."""
-        return max(self.all.effective_size(classes), self.top.effective_size(classes))
+        return max(self.matrix.effective_size(classes), self.top.effective_size(classes))
 
     def _fit(self, examples: Examples, context: Context) -> None:
         with silenced():  # this one has warned of the number of examples
-            self.all.fit_examples(examples, context)
-            self.top.fit_examples(examples._replace(logits=self.all.transform(examples.logits)))
+            self.matrix = context.part(self.matrix, examples)
+            after = self.matrix.transform(examples.logits)
+            self.top.fit_examples(examples._replace(logits=after))
         self.solution_ = self.top.solution_
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        result: Tensor = self.top(self.all(logits))
+        result: Tensor = self.top(self.matrix(logits))
         return result

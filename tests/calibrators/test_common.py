@@ -37,11 +37,14 @@ SIZES = {
     **{"scaling_binning": 17, "spline": 6, "isotonic": 11, "isotonic_ovr": 61},
     **{"gc": 40, "procal": 21, "fc": 2},
     **{"quadratic": 3, "robust_sigmoid": 3, "venn_abers": 10},
+    **{"top_and_rest": 104, "sms_blend": 98},
 }
 """Parameters of methods for six classes; those of ``auto`` are known when it has chosen."""
-PENALISED = {"sms": 6, "svs": 6}
+PENALISED = {"sms": 6, "svs": 6, "blend": 10, "top_and_rest": 10, "sms_blend": 10}
 """Numbers of parameters for which five examples each are enough, where they are fewer."""
-MASKABLE = [*TABLED, "rank_gaps"]  # methods that scale classes one by one refuse masked ones
+MASKABLE = [*TABLED, "rank_gaps"]
+"""Methods to which a masked class is none; other maps of classes refuse it, or count it."""
+COUNTING = ["sms", "svs", "top_and_rest", "sms_blend"]
 
 
 def features_of(logits) -> torch.Tensor:
@@ -379,7 +382,7 @@ def test_masked_classes_stay_impossible_and_count_for_nothing(maskable, six, of_
     np.testing.assert_array_equal(predicted(wide, alone), [[1.0] + [0.0] * 7])
 
 
-@pytest.mark.parametrize("maskable", MASKABLE)
+@pytest.mark.parametrize("maskable", [*MASKABLE, *COUNTING])
 def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, six):
     logits, labels = six
     sure = np.full((30, 6), -np.inf)

@@ -461,8 +461,8 @@ def test_the_parts_of_a_blend_are_calibrators_of_their_own(data):
 
 
 def test_a_blend_of_few_samples_warns_of_its_own_size(rng):
-    logits, labels = drawn(rng, 100, 4)
-    with pytest.warns(UserWarning, match="parameters for 100 examples") as caught:
+    logits, labels = drawn(rng, 49, 4)
+    with pytest.warns(UserWarning, match="parameters for 49 examples") as caught:
         Blend().fit(logits, labels)
     assert [str(w.message).split()[0] for w in caught] == ["Blend"]
 

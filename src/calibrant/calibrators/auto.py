@@ -14,12 +14,12 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, Logits, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks
 from calibrant._core.logpartition import Records
-from calibrant.calibrators.affine import WIDEST
 from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
 from calibrant.calibrators.folds import folds
 from calibrant.calibrators.objectives import memberships
+from calibrant.calibrators.top_and_rest import structured
 from calibrant.calibrators.top_label import ArgmaxByTask
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ TWO_CLASSES = (
 """Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
 P(y = 1), which two classes have."""
 REST = "top_and_rest"  # which needs three classes
-CHANGE = (
-    "sms_blend"  # what predictions that may change are expected to gain is judged by this method
-)
 FEWEST = 50  # number of examples below which a choice would be a guess
 FOLDS, MANY = (5, 3), 2000  # number of folds, and with so many examples
 MOST, MOST_LOGITS = 10_000, 1 << 21
@@ -207,7 +204,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         weights = judge.weights(names)
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
-        if keep and self.keep_argmax is None and data.offers(CHANGE):
+        if keep and self.keep_argmax is None and REST in names:
             lines += judge.other_predictions(weights)
         return weights, "\n".join(lines)
 
@@ -332,7 +329,6 @@ class _Data(NamedTuple):
             (calibrator.needs_features and self.context.features is None)
             or (calibrator.needs_head and self.context.head is None)
             or (not calibrator.fits_records and self.examples is None)
-            or (name in ("sms", CHANGE) and classes > WIDEST)
         )
         enough = ENOUGH * calibrator.effective_size(classes)
         return not lacking and len(self.records) >= enough
@@ -467,15 +463,16 @@ class _Judge:
 
     def other_predictions(self, weights: Mapping[str, float]) -> list[str]:
         """Say what predictions that may change would gain, if they would clearly."""
-        other, kept = self.held_out(CHANGE), self.average(weights)
-        right = self.data.records.correct
+        records, kept = self.data.records, self.average(weights)
+        name = structured(records.classes, len(records)).name
+        other, right = self.held_out(name), records.correct
         more, error = self.mean_and_error(other.correct.astype(float) - right)
         lower, its_error = self.mean_and_error(kept.nll - other.nll)
         if more < CLEAR * error and lower < CLEAR * its_error:
             return []
         accuracy, nll = float(self.share @ right), float(self.share @ kept.nll)
         return [
-            f"{CHANGE}, which may change the predicted class, would gain: accuracy "
+            f"{name}, which may change the predicted class, would gain: accuracy "
             f"{100 * accuracy:.2f} -> {100 * (accuracy + more):.2f} % (+- {100 * error:.2f}), "
             f"NLL {nll:.4f} -> {nll - lower:.4f} (+- {its_error:.4f}); keep_argmax=False allows it"
         ]

@@ -88,7 +88,8 @@ class Average(Calibrator):
         log_probs = torch.stack([part.log_probs(logits, features) for part in self.parts])
         shares = self.weights_.log().to(log_probs.dtype)
         mean = (log_probs + shares.reshape(-1, *[1] * wide.ndim)).logsumexp(0)
-        return self._finished(wide, top, mean - mean.gather(-1, wide.argmax(-1, keepdim=True)))
+        mean = mean - mean.gather(-1, wide.argmax(-1, keepdim=True))
+        return self._narrow(self._finished(wide, top, mean))
 
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""

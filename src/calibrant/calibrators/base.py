@@ -206,7 +206,10 @@ class Calibrator(nn.Module):
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
-        wide = self._wide(logits)
+        return self._narrow(self._calibrated(self._wide(logits), features))
+
+    def _calibrated(self, wide: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated logits ``(..., classes)`` of such logits, of two classes for one logit."""
         top = wide.amax(-1, keepdim=True)
         return self._finished(wide, top, self._transform(wide - top, top, features))
 
@@ -220,10 +223,8 @@ class Calibrator(nn.Module):
         if self.keeps_argmax:
             # A class below the top stays below it by an amount that survives the softmax.
             below = -2 * torch.finfo(wide.dtype).eps
-            result = torch.where(wide < top, result.clamp(max=below), 0)
-        else:
-            result = result - result.amax(-1, keepdim=True)
-        return result[..., 1] - result[..., 0] if self._classes == 1 else result
+            return torch.where(wide < top, result.clamp(max=below), 0)
+        return result - result.amax(-1, keepdim=True)
 
     @overload
     def transform(self, logits: Tensor, features: Values | None = None) -> Tensor: ...
@@ -394,6 +395,10 @@ class Calibrator(nn.Module):
         wide = logits if logits.dtype.itemsize >= 4 else logits.float()
         return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
 
+    def _narrow(self, logits: Tensor) -> Tensor:
+        """Log-odds of logits of two classes, for a fit on one logit."""
+        return logits[..., 1] - logits[..., 0] if self._classes == 1 else logits
+
     def _tensor(self, values: Values, device: Any = None) -> Tensor:
         if isinstance(values, Tensor):
             return values.detach()
@@ -483,7 +488,7 @@ class TemperatureCalibrator(RecordsCalibrator):
     def transform_with_temperature(self, logits: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
         """Calibrated logits as :meth:`transform` gives them, and the temperature of each row."""
         wide, top, temperature = self._row_temperatures(logits)
-        result = self._finished(wide, top, (wide - top) / temperature)
+        result = self._narrow(self._finished(wide, top, (wide - top) / temperature))
         return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()
 
     @torch.no_grad()

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 from torch import Tensor
 
-from calibrant._core.checks import silenced
+from calibrant._core.checks import IGNORED, silenced
 from calibrant._core.chunks import Examples
-from calibrant.calibrators.affine_fit import Penalties
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.rank_gaps import RankGaps
-from calibrant.calibrators.structured import StructuredMatrixScaling
+from calibrant.calibrators.structured import (
+    Structured,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+)
 from calibrant.calibrators.top_label import Blend, with_log_odds
 
 
-class MatrixIfMany(StructuredMatrixScaling):
-    """``sms``, with a diagonal instead of a matrix of more entries than there are examples."""
+def structured(classes: int, count: int) -> Structured:
+    """``sms`` where there are as many examples as its matrix has entries, else ``svs``."""
+    return StructuredMatrixScaling() if classes**2 <= count else StructuredVectorScaling()
 
-    name = ""  # a part of others
 
-    def _penalties(self, classes: int, count: float) -> Penalties:
-        found = super()._penalties(classes, count)
-        return found if classes**2 <= count else found._replace(off_diagonal=math.inf)
+def _structured(examples: Examples) -> Structured:
+    return structured(examples.classes, int(np.sum(examples.labels != IGNORED)))
 
 
 class TopAndRest(Calibrator):
@@ -65,7 +66,7 @@ class TopAndRest(Calibrator):
         super().__init__()
         self.seed = seed
         self.top = Blend(seed=seed)
-        self.matrix = MatrixIfMany()
+        self.matrix: Structured = StructuredMatrixScaling()
         self.gaps = RankGaps()
 
     def size(self, classes: int) -> int:
@@ -80,13 +81,14 @@ class TopAndRest(Calibrator):
         known = context._replace(records=context.table(examples))
         with silenced():  # this one has warned of the number of examples
             self.top = known.part(self.top, examples)
-            self.matrix = known.part(self.matrix, examples)
+            self.matrix = known.part(_structured(examples), examples)
             after = self.matrix.transform(examples.logits)
             self.gaps.fit_examples(examples._replace(logits=after))
         self.solution_ = self.top.solution_
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        return with_log_odds(logits, self.top._odds(logits, top), self.gaps(self.matrix(logits)))
+        others = self.gaps._calibrated(self.matrix._calibrated(logits))
+        return with_log_odds(logits, self.top._odds(logits, top), others)
 
 
 class MatrixAndTop(Calibrator):
@@ -122,7 +124,7 @@ class MatrixAndTop(Calibrator):
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
-        self.matrix = MatrixIfMany()
+        self.matrix: Structured = StructuredMatrixScaling()
         self.top = Blend(seed=seed)
 
     def size(self, classes: int) -> int:
@@ -135,11 +137,10 @@ class MatrixAndTop(Calibrator):
 
     def _fit(self, examples: Examples, context: Context) -> None:
         with silenced():  # this one has warned of the number of examples
-            self.matrix = context.part(self.matrix, examples)
+            self.matrix = context.part(_structured(examples), examples)
             after = self.matrix.transform(examples.logits)
             self.top.fit_examples(examples._replace(logits=after))
         self.solution_ = self.top.solution_
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        result: Tensor = self.top(self.matrix(logits))
-        return result
+        return self.top._calibrated(self.matrix._calibrated(logits))

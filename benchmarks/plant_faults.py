@@ -1804,6 +1804,20 @@ FAULTS = (
         "sorted(map(Path, glob.glob(name)))",
         ("/test_monitor.py", "cli/test_monitor"),
     ),
+    Fault(
+        "roc-auc-of-confidence",
+        "metrics",
+        "*auroc_with_error(*s.pairs)",
+        "*auroc_with_error(*s.answers)",
+        ("metrics/test_two_classes",),
+    ),
+    Fault(
+        "roc-auc-of-several-classes",
+        "metrics",
+        'METRICS[name].two_classes_only and kind != "binary"',
+        'METRICS[name].two_classes_only and kind == "binary"',
+        ("metrics/test_two_classes",),
+    ),
     # Comparison and plots.
     Fault(
         "same-half-twice",

@@ -43,9 +43,9 @@ class Row:
     notes: list[str] = field(default_factory=list)
     calibrator: Calibrator | None = field(default=None, repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; undefined values are None."""
-        undefined = {name: dict.fromkeys(("value", "low", "high")) for name in METRICS}
+    def to_dict(self, names: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the JSON form; values that are undefined are None, all ``names`` of a failure."""
+        undefined = {name: dict.fromkeys(("value", "low", "high")) for name in names}
         metrics = self.evaluation.to_dict()["metrics"] if self.evaluation else undefined
         others = ("fit_seconds", "argmax_changed", "error", "notes")
         about = {name: getattr(self, name) for name in others}
@@ -163,7 +163,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
         names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level", "estimand")
-        rows = [row.to_dict() for row in self.rows]
+        measured = next(iter(self.measured.values()), {})
+        rows = [row.to_dict(list(measured or METRICS)) for row in self.rows]
         return {
             **{name: getattr(self, name) for name in names},
             "choice": self.choice(),

@@ -1818,6 +1818,20 @@ FAULTS = (
         'METRICS[name].two_classes_only and kind == "binary"',
         ("metrics/test_two_classes",),
     ),
+    Fault(
+        "auto-never-reads-whole",
+        "workflows",
+        "logits = calibrator.uses_logits and ",
+        "logits = calibrator.needs_head and ",
+        ("workflows/test_fit",),
+    ),
+    Fault(
+        "limit-of-rows",
+        "workflows",
+        "split.rows * math.prod(split.shape) <= WHOLE",
+        "split.rows <= WHOLE",
+        ("workflows/test_fit",),
+    ),
     # Comparison and plots.
     Fault(
         "same-half-twice",

@@ -114,6 +114,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     name = "auto"
     summary = "[averages](#how-auto-chooses) the best of several"
     uses_features = True
+    uses_logits = True  # some candidates need them
     added_options: ClassVar = {"keep_argmax": True}
     chosen_: Calibrator | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -25,6 +26,9 @@ from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 
+WHOLE = 1 << 27
+"""Number of logits up to which a split is read whole for a method that the table would do for."""
+
 
 def fit(
     data: Data,
@@ -40,7 +44,8 @@ def fit(
     """Fit a calibrator on a prediction file, or on a folder or glob of shards.
 
     Methods that give each row a temperature are fitted from the log-partition table, a few
-    hundred bytes per row; the others read the split whole.
+    hundred bytes per row; the others read the split whole. ``auto`` reads it whole if it has at
+    most 2^27 logits; beyond, it chooses among the methods that the table suffices for.
 
     Parameters
     ----------
@@ -165,9 +170,10 @@ def _fitted(
 
 
 def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
-    """Return True if the table of a split suffices: no groups and no features are used."""
+    """Return True if the table of a split suffices: no groups, features or logits are used."""
     features = calibrator.uses_features and split.has_features
-    return calibrator.fits_records and split.dataset.groups is None and not features
+    logits = calibrator.uses_logits and split.rows * math.prod(split.shape) <= WHOLE
+    return calibrator.fits_records and split.dataset.groups is None and not (features or logits)
 
 
 def fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:

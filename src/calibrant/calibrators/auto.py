@@ -227,6 +227,14 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         """The description of the chosen method."""
         return super().describe() if self.chosen_ is None else f"chosen: {self.chosen_.describe()}"
 
+    @property
+    def findings(self) -> list[str]:
+        """The reasons without the figures of the candidates.
+
+        First what was chosen, then, if anything, what predictions that may change would gain.
+        """
+        return [line for line in self.reasons_.splitlines() if not line.startswith(" ")]
+
     def learned(self) -> dict[str, Any]:
         """The learned values of the chosen method."""
         return {} if self.chosen_ is None else self.chosen_.learned()

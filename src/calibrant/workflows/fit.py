@@ -271,27 +271,33 @@ def cross_fit(
     examples.warn_if_probs()
     fold = row_folds(examples, folds, seed)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
-    labels, of_label = examples.labels, spread(fold, examples.labels.shape, "fold")
-    of_record = of_label[labels != IGNORED]
     from_table = fits_from_table(calibrator, examples)
     records = examples.records(progress=progress) if from_table else None
-
-    def fit_without(one: Calibrator, left_out: int) -> None:
-        if records is not None:
-            fit_table(one, examples, records.take(of_record != left_out))
-        else:
-            fit_whole(one, examples, np.where(of_label == left_out, IGNORED, labels))
-
-    fit_without(calibrator, folds)  # leaves out nothing
+    fit_without(calibrator, examples, fold, folds, records)  # leaves out nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
-            fit_without(one, i)
+            fit_without(one, examples, fold, i, records)
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     meter = measure(calibrators, examples.with_column("fold", fold), stream, progress)
     return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
+
+
+def fit_without(
+    calibrator: Calibrator, split: Split, fold: IntArray, left_out: int, records: Records | None
+) -> Calibrator:
+    """Fit on all folds but one: on the records of a split or, without them, on its arrays.
+
+    ``fold`` (rows,) is -1 for rows that are in none.
+    """
+    labels = split.labels
+    of_label = spread(fold, labels.shape, "fold")
+    seen = (of_label >= 0) & (of_label != left_out)
+    if records is not None:
+        return fit_table(calibrator, split, records.take(seen[labels != IGNORED]))
+    return fit_whole(calibrator, split, np.where(seen, labels, IGNORED))
 
 
 def row_folds(split: Split, count: int, seed: int) -> IntArray:

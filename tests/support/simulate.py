@@ -32,4 +32,5 @@ def drawn_pairs(
 
 def preferring(logits: NDArray[np.float64], by: float = 3.0) -> NDArray[np.float64]:
     """Return the logits of a model that prefers the first class whatever the input."""
-    return logits + by * np.eye(logits.shape[-1])[0]
+    result: NDArray[np.float64] = logits + by * np.eye(logits.shape[-1])[0]
+    return result

@@ -11,7 +11,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data.dataset import as_dataset
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose
-from calibrant.workflows.fit import fit_whole
+from calibrant.workflows.fit import fit_whole, fits_from_table
 from tests.support.calibrators import Shift
 from tests.support.simulate import drawn, preferring
 
@@ -43,14 +43,13 @@ class Named(Shift):
         return logits
 
 
-def chosen(methods, logits, labels, sample_weight=None, **options):
+def chosen(methods, logits, labels, *, sample_weight=None, **options):
     """Fit methods and choose one of them."""
     columns = {"logits": logits, "labels": labels}
     split = as_dataset(columns, sample_weight=sample_weight).split("")
     made = {name: MADE[name]() for name in methods} if isinstance(methods, list) else methods
-    with np.errstate(all="ignore"):
-        fitted = {name: fit_whole(one, split) for name, one in made.items()}
-    from_table = any(choosing.fits_from_table(one, split) for one in made.values())
+    fitted = {name: fit_whole(one, split) for name, one in made.items()}
+    from_table = any(fits_from_table(one, split) for one in made.values())
     return choose(fitted, split, split.records() if from_table else None, **options)
 
 

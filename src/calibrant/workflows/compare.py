@@ -98,8 +98,12 @@ def compare(
         report(len(rows), len(calibrators))
     fitted = {row.method: row.calibrator for row in rows if row.calibrator is not None}
     chosen = choose(
-        *(fitted, splits[0], bench.records),
-        **{"keep_argmax": keep_argmax, "time_limit": time_limit, "seed": seed},
+        fitted,
+        splits[0],
+        bench.records,
+        keep_argmax=keep_argmax,
+        time_limit=time_limit,
+        seed=seed,
     )
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)

@@ -149,8 +149,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
         names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level", "estimand")
-        measured = next(iter(self.measured.values()), {})
-        rows = [row.to_dict(list(measured or METRICS)) for row in self.rows]
+        measured = list(next(iter(self.measured.values()), METRICS))
+        rows = [row.to_dict(measured) for row in self.rows]
         return {
             **{name: getattr(self, name) for name in names},
             "choice": self.choice(),

@@ -1,7 +1,5 @@
 """Multiple choice is calibrated out of fold, and a preference for letters is corrected."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from scipy.special import log_softmax
@@ -30,7 +28,10 @@ class Forgetful(Shift):
         return super()._transform(logits, top, features)
 
 
-LIGHT = partial(cal.Auto, candidates=["none", "ts", "sms"])
+def light(keep_argmax):
+    """Auto with few of its candidates."""
+    names = ["none", "ts"] if keep_argmax else ["none", "ts", "sms"]
+    return cal.Auto(candidates=names, keep_argmax=keep_argmax)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def asked(rng, monkeypatch):
     """Logits of a model that prefers the letter A, and the right choices."""
     logits, labels = drawn(rng, 600, 4)
     logits = log_softmax(preferring(logits), -1)
-    monkeypatch.setattr(workflows, "Auto", LIGHT)
+    monkeypatch.setattr(workflows, "Auto", light)
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
     return logits, labels
 
@@ -64,9 +65,8 @@ def test_a_preference_for_a_letter_is_corrected(asked):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
 
 
-def test_predictions_can_be_kept(asked, monkeypatch):
+def test_predictions_can_be_kept(asked):
     logits, labels = asked
-    monkeypatch.setattr(workflows, "Auto", partial(cal.Auto, candidates=["none", "ts", "beta"]))
     found = calibrated_choices(logits, labels, keep_predictions=True)
     np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
     np.testing.assert_allclose(np.exp(found).sum(-1), 1)

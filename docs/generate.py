@@ -29,7 +29,7 @@ MORE = {
     ),
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
-        *("fit.Fit", "retrain.retrain"),
+        *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
     ),
     "monitor": ("report.Alarm", "report.Drift"),
     "llm": (

@@ -20,6 +20,7 @@ from calibrant.workflows.fit import fit as fit_workflow
 from tests.support.calibrators import PerRow, Shift
 from tests.support.prediction_files import arrays_in
 from tests.support.predictions import predictions
+from tests.support.simulate import drawn, preferring
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -50,6 +51,24 @@ def test_fit_saves_what_it_learned(run):
     assert "The fit has seen these examples" in lines[-1]
     assert err == "saved in saved; to use it: calibrant apply saved p.npz -o OUT\n"
     assert max(map(len, lines)) <= 80
+
+
+def test_the_options_of_questions_may_change(run, rng):
+    """A model that prefers a letter: auto corrects it, and the table shows what that gains."""
+    logits, labels = drawn(rng, 800, 4)
+    np.savez("questions.npz", logits=preferring(logits), labels=labels)
+    arguments = ("fit", "questions.npz", "--set", 'candidates=["none", "ts", "sms"]')
+    code, out, _ = run(*arguments, "--choices", "-o", "saved", "--json")
+    assert code == 0
+    found = json.loads(out)
+    truth = (logits.argmax(1) == labels).mean()
+    assert found["options"]["keep_argmax"] is False
+    assert found["argmax_changed"] > 100
+    assert found["after"]["accuracy"]["value"] == pytest.approx(truth, abs=0.02)
+    assert found["before"]["accuracy"]["value"] < truth - 0.1
+    code, _, err = run(*arguments, "--method", "ts", "--choices", "-o", "saved")
+    assert code == 2
+    assert "--choices is for the method auto, got ts" in " ".join(err.split())
 
 
 def test_fit_in_json(run):
@@ -384,7 +403,7 @@ def test_failed_apply(run, arguments, message):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize(("verb", "count"), [("fit", 4), ("apply", 2), ("compare", 2)])
+@pytest.mark.parametrize(("verb", "count"), [("fit", 5), ("apply", 2), ("compare", 3)])
 def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
     monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
     code, out, _ = run(verb, "-h")

@@ -18,6 +18,7 @@ import calibrant
 import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, fit
+from calibrant.llm import workflows
 from calibrant.llm.answers.asking import (
     ask,
     ask_choices,
@@ -288,6 +289,22 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
     assert both[1]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize("options", [(), ("--keep-predictions",)])
+def test_the_model_may_be_held_to_its_answers(run, saved, lettered, monkeypatch, options):
+    asked = {}
+    run_it = workflows.evaluate_questions
+
+    def spy(*arguments, **named):
+        asked.update(named)
+        return run_it(*arguments, **named)
+
+    monkeypatch.setattr(workflows, "evaluate_questions", spy)
+    code, _, err = run("llm", "evaluate", lettered, "--model", saved / "model", *options)
+    assert code == 0, err
+    assert asked["keep_predictions"] == bool(options)
+
+
 @pytest.mark.parametrize("shots", [8, 11])
 def test_too_many_shots_are_refused(run, saved, shots):
     start = ("llm", "evaluate", saved / "questions.txt", "--model", "none", "--shots", shots)
@@ -299,7 +316,8 @@ def test_too_many_shots_are_refused(run, saved, shots):
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_unused_options_are_refused(run, saved, lettered):
-    for option in (("--confidence", "first"), ("--limit", "3"), ("--shots", "5")):
+    options = [("--confidence", "first"), ("--limit", "3"), ("--shots", "5")]
+    for option in (*options, ("--keep-predictions",)):
         code, _, err = run("llm", "evaluate", saved / "table", *option)
         assert code == 2
         assert f"{option[0]} is for questions" in " ".join(err.split())

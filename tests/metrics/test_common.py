@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 
 import calibrant as cal
+from tests.support.metrics import classes_for
 from tests.support.simulate import drawn
 
 every = pytest.mark.parametrize("name", cal.METRICS)
@@ -29,9 +30,15 @@ NOT_REPEATED = {"aurc", "debiased_ece"}
 "k most confident examples" of AURC, and one more witness against noise in the debiased error."""
 
 
+def classes_of(request, several):
+    """Number of classes that the metric of a test takes."""
+    name = getattr(request.node, "callspec", None) and request.node.callspec.params.get("name")
+    return classes_for(name, several) if name else several
+
+
 @pytest.fixture
-def data(rng):
-    return drawn(rng, 600, 5, 1.5)
+def data(rng, request):
+    return drawn(rng, 600, classes_of(request, 5), 1.5)
 
 
 def values(logits, labels, **options):
@@ -119,7 +126,7 @@ def test_equal_weights_are_no_weights(data):
 
 @pytest.mark.parametrize("name", [name for name in cal.METRICS if name not in NOT_REPEATED])
 def test_a_weight_of_two_is_the_row_twice(rng, name):
-    logits, labels = drawn(rng, 4000, 3, 1.5)
+    logits, labels = drawn(rng, 4000, classes_for(name, 3), 1.5)
     weight = rng.integers(1, 3, len(labels))
     twice = np.repeat(np.arange(len(labels)), weight)
     expected = cal.METRICS[name].compute(logits[twice], labels[twice])
@@ -143,8 +150,8 @@ def test_weights_move_every_figure(rng):
 
 
 @pytest.fixture
-def with_weights(rng):
-    logits, labels = drawn(rng, 300, 4, 1.5)
+def with_weights(rng, request):
+    logits, labels = drawn(rng, 300, classes_of(request, 4), 1.5)
     labels[::9] = -100
     return logits, labels, rng.exponential(size=300)
 
@@ -166,7 +173,8 @@ def test_probabilities_give_the_value_of_their_logits(with_weights, name):
 def test_pairs_give_the_value_of_the_logits_that_they_come_from(with_weights, name):
     logits, labels, weight = with_weights
     metric, kept = cal.METRICS[name].compute, labels != -100
-    confidence, outcome = cal.top_label(logits, labels)
+    several = logits.shape[1] > 2
+    confidence, outcome = (cal.top_label if several else cal.metrics.positive_class)(logits, labels)
     pairs = {"confidence": confidence, "outcome": outcome, "sample_weight": weight[kept]}
     if takes_pairs(name):
         expected = metric(logits, labels, sample_weight=weight)

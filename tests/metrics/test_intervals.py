@@ -11,12 +11,13 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
+from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
 
 FIGURES = ["accuracy", "nll", "brier", "auroc", "aurc"]
 """Figures with a standard error; all others are errors, which are 0 if the model is calibrated."""
 
-ERRORS = [name for name in cal.METRICS if name not in FIGURES]
+ERRORS = [name for name in ANY_CLASSES if name not in FIGURES]
 
 WITHOUT_BINS = ["ks", "smooth_ece", "smce"]
 """Their intervals take longest."""
@@ -25,7 +26,7 @@ EXAMPLES, CLASSES = 500, 4
 
 
 def cheap():
-    return [name for name in cal.METRICS if name not in WITHOUT_BINS]
+    return [name for name in ANY_CLASSES if name not in WITHOUT_BINS]
 
 
 # Coverage
@@ -185,7 +186,7 @@ def test_the_seed_decides_the_draws(rng):
     same = cal.evaluate(*data, seed=1, metrics=["ece", "ada_ece"])
     assert (one["ece"], one["ada_ece"], one.test) == (same["ece"], same["ada_ece"], same.test)
     moved = []
-    for name in cal.METRICS:
+    for name in ANY_CLASSES:
         assert other[name].value == one[name].value
         np.testing.assert_allclose(other[name], one[name], atol=0.04, err_msg=name)
         moved.append(other[name] != one[name])
@@ -214,7 +215,7 @@ def test_intervals_do_not_touch_the_random_state_of_the_caller(rng):
 
 def test_more_examples_narrow_every_interval(rng):
     few, many = (cal.evaluate(*drawn(rng, n, 4, 1.5)) for n in (300, 12_000))
-    for name in set(cal.METRICS) - {"under_ece"}:  # whose interval may be a point
+    for name in set(ANY_CLASSES) - {"under_ece"}:  # whose interval may be a point
         width = [estimate.high - estimate.low for estimate in (few[name], many[name])]
         assert width[1] < width[0] / 2, name
 
@@ -222,7 +223,7 @@ def test_more_examples_narrow_every_interval(rng):
 def test_a_higher_level_widens_every_interval(rng):
     data = drawn(rng, 400, 4, 1.5)
     found = [cal.evaluate(*data, level=level) for level in (0.5, 0.98)]
-    for name in cal.METRICS:
+    for name in ANY_CLASSES:
         lows, highs = [e[name].low for e in found], [e[name].high for e in found]
         assert lows == sorted(lows, reverse=True), name
         assert highs == sorted(highs), name
@@ -232,7 +233,7 @@ def test_a_higher_level_widens_every_interval(rng):
 def test_without_a_level_there_are_no_intervals_and_no_test(rng):
     found = cal.evaluate(*drawn(rng, 100, 4), level=None)
     assert found.test is None
-    for name in cal.METRICS:
+    for name in ANY_CLASSES:
         assert math.isnan(found[name].low), name
         assert math.isnan(found[name].high), name
 

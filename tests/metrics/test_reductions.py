@@ -12,6 +12,7 @@ from scipy.special import expit, logsumexp, softmax
 
 import calibrant as cal
 from calibrant._core import chunks
+from tests.support.metrics import ANY_CLASSES
 from tests.support.named_predictions import every, pairs_of, predictions
 from tests.support.simulate import drawn
 
@@ -455,7 +456,7 @@ def test_values_too_far_apart_are_named():
 
 def takes_logits():
     """Everything public that takes logits and labels."""
-    functions: dict[str, Any] = {name: metric.compute for name, metric in cal.METRICS.items()}
+    functions: dict[str, Any] = {name: cal.METRICS[name].compute for name in ANY_CLASSES}
     functions["per_class_ece"] = cal.metrics.per_class_ece
     functions["evaluate"] = lambda logits, labels: cal.evaluate(logits, labels, level=None)
     functions["update"] = lambda logits, labels: cal.Accumulator().update(logits, labels)

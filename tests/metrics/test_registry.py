@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import calibrant as cal
+from tests.support.metrics import classes_for
 from tests.support.simulate import drawn
 
 every = pytest.mark.parametrize("name", cal.METRICS)
 
 
-DATA = drawn(np.random.default_rng(1), 600, 5, 1.5)
+DATA, TWO = (drawn(np.random.default_rng(1), 600, classes, 1.5) for classes in (5, 2))
 
 
 def test_the_names_come_in_the_order_of_the_contract():
@@ -62,22 +63,24 @@ def test_a_near_miss_is_hinted_at():
 
 @pytest.fixture(scope="module")
 def evaluated():
-    return cal.evaluate(*DATA)
+    return {data[0].shape[1]: cal.evaluate(*data) for data in (DATA, TWO)}
 
 
 @every
 def test_the_figure_of_the_table_is_that_of_an_evaluation_and_a_python_float(evaluated, name):
-    alone = cal.METRICS[name].compute(*DATA)
-    single = cal.evaluate(*DATA, metrics=[name], level=None)[name].value
-    assert alone == pytest.approx(evaluated[name].value, abs=1e-12)
+    classes = classes_for(name, 5)
+    data, estimate = DATA if classes == 5 else TWO, evaluated[classes][name]
+    alone = cal.METRICS[name].compute(*data)
+    single = cal.evaluate(*data, metrics=[name], level=None)[name].value
+    assert alone == pytest.approx(estimate.value, abs=1e-12)
     assert alone == pytest.approx(single, abs=1e-12)
-    assert [type(x) for x in (alone, *evaluated[name])] == [float] * 4
+    assert [type(x) for x in (alone, *estimate)] == [float] * 4
 
 
 @every
 def test_the_direction_of_a_metric_is_as_declared(rng, name):
     """Honest logits are better than the same ones with four rows in ten shuffled."""
-    logits, labels = drawn(rng, 4000, 5)
+    logits, labels = drawn(rng, 4000, classes_for(name, 5))
     worse = logits.copy()
     worse[:1600] = 3 * rng.permuted(logits[:1600], axis=-1)
     metric = cal.METRICS[name]

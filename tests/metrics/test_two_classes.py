@@ -12,6 +12,7 @@ from scipy.special import expit
 import calibrant as cal
 from calibrant import plots
 from calibrant.llm import evaluate_answers
+from tests.support.simulate import drawn
 
 ERRORS = (
     *("ece", "debiased_ece", "ada_ece", "mce", "over_ece", "under_ece"),
@@ -125,6 +126,46 @@ def test_auroc_ranks_answers_and_that_of_the_positive_class_is_roc_auc():
     assert found["auroc"].value == pytest.approx(answers, abs=1e-12)
     assert cal.auroc(z, labels, estimand="binary") == pytest.approx(classes, abs=1e-12)
     assert named["auroc"].value == pytest.approx(classes, abs=1e-12)
+
+
+@every_form
+@pytest.mark.parametrize("typed", ["roc_auc", "AUC", "ROC AUC"])
+def test_roc_auc_is_that_of_scikit_learn(form, typed):
+    metrics = pytest.importorskip("sklearn.metrics")
+    z, labels = clicks()
+    weight = np.random.default_rng(1).exponential(size=z.size)
+    expected = metrics.roc_auc_score(labels, z, sample_weight=weight)
+    data = {**forms(z)[form], "labels": labels, "sample_weight": weight}
+    assert cal.METRICS[typed].compute(**data) == pytest.approx(expected, abs=1e-12)
+    logits = data.pop("logits", None)
+    chosen: list[dict[str, Any]] = [{}, {"metrics": [typed]}, {"estimand": "binary"}]
+    for options in chosen:
+        found = cal.evaluate(logits, level=None, **data, **options)
+        assert found[typed].value == pytest.approx(expected, abs=1e-12)
+    value, low, high = cal.evaluate(logits, metrics=[typed], **data)[typed]
+    assert low < value < high
+
+
+def test_roc_auc_is_of_two_classes_only(rng):
+    logits, labels = drawn(rng, 50, 3)
+    z, clicked = clicks()
+    tags: dict[str, Any] = {"estimand": "multilabel"}
+    cases = [(logits, labels, {}), (logits, (logits > 1).astype(int), tags), (z, clicked, TOP)]
+    for scores, targets, options in cases:
+        assert "roc_auc" not in cal.evaluate(scores, targets, level=None, **options)
+        with pytest.raises(ValueError, match=r"roc_auc ranks P\(y = 1\) of two .*: name auroc"):
+            cal.evaluate(scores, targets, metrics=["auc"], **options)
+    with pytest.raises(ValueError, match="one_vs_rest"):
+        cal.metrics.roc_auc(logits, labels)
+
+
+def test_streams_of_all_metrics_add_up_whatever_the_classes(rng):
+    z, clicked = clicks()
+    parts = [cal.Accumulator(pairs=True, level=None).update(z[i::2], clicked[i::2]) for i in (0, 1)]
+    found = parts[0].merge(parts[1]).compute()
+    assert found["roc_auc"].value == pytest.approx(cal.metrics.roc_auc(z, clicked), abs=1e-12)
+    several = cal.Accumulator(pairs=True, level=None).like().update(*drawn(rng, 50, 3))
+    assert "roc_auc" not in several.compute()
 
 
 # The table, the functions and the curves agree

@@ -5,7 +5,6 @@ import math
 import re
 import time
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,13 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import dataset
 from calibrant.metrics.intervals import Estimate
+from calibrant.workflows.choice import Choice
 from calibrant.workflows.compare import compare
 from calibrant.workflows.comparison import Comparison, Row
 from tests.support.calibrators import Featured, Shift
+from tests.support.metrics import ANY_CLASSES
 from tests.support.predictions import as_npz, as_npz_folder, labelled, out_of, predictions, splits
-from tests.support.simulate import drawn
+from tests.support.simulate import drawn, preferring
 
 
 class Slow(Shift):
@@ -113,7 +114,7 @@ def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
             after, kept["labels"], metrics=["nll", "ece", "auroc"], level=level
         )
         assert row.evaluation is not None
-        assert list(row.evaluation) == list(calibrant.METRICS)
+        assert list(row.evaluation) == ANY_CLASSES
         for name, estimate in expected.items():
             np.testing.assert_allclose(row.evaluation[name], estimate, atol=1e-5)
         assert row.argmax_changed == (after.argmax(1) != kept["logits"].argmax(1)).sum()
@@ -128,7 +129,7 @@ def test_json_has_the_promised_form(both):
     good, bad = json.loads(json.dumps(found, allow_nan=False))["rows"]
     for row in (good, bad):
         assert row.keys() >= {"method", "metrics", "fit_seconds", "argmax_changed", "error"}
-        assert list(row["metrics"]) == list(calibrant.METRICS)
+        assert list(row["metrics"]) == ANY_CLASSES
         for figure in row["metrics"].values():
             assert figure.keys() == {"value", "low", "high"}
     assert good["metrics"]["ece"]["value"] < 1
@@ -407,7 +408,12 @@ def comparison(**rows):
             "accuracy": Estimate(1 - ece, 0.5, 1 - ece + 0.01),
         }
         made.append(Row(method, found, 0.5, 0, None))
-    return Comparison([*made, Row("bad", None, 0.5, None, "failed")], 1, 1, 2, "", "", 0.9)
+    return as_comparison([*made, Row("bad", None, 0.5, None, "failed")], 0.9)
+
+
+def as_comparison(rows, level):
+    """A comparison of these rows, in which nothing was chosen."""
+    return Comparison(rows, 1, 1, 3, "", "", level, "top_label", Choice(None, "None."))
 
 
 def test_best_are_those_within_the_interval_of_the_best():
@@ -415,7 +421,7 @@ def test_best_are_those_within_the_interval_of_the_best():
     low = {"ece": Estimate(0.02, 0.0, 0.01)}  # an interval below the figure, half as wide
     near, far = {"ece": Estimate(0.0249)}, {"ece": Estimate(0.0251)}
     rows: Any = [Row(m, e, 0, 0, None) for m, e in (("f", far), ("n", near), ("l", low))]  # type: ignore[arg-type]
-    assert Comparison(rows, 1, 1, 2, "", "", 0.9).best("ece") == ["l", "n"]
+    assert as_comparison(rows, 0.9).best("ece") == ["l", "n"]
     assert found.best("ece") == ["b", "c"]
     assert found.best("nll") == ["b", "c"]
     assert found.best("accuracy") == ["b", "c", "d", "a"]  # high is good, down to 0.5
@@ -424,40 +430,7 @@ def test_best_are_those_within_the_interval_of_the_best():
 def test_best_without_intervals_is_the_best_alone():
     rows = [Row(m, {"ece": Estimate(v)}, 0, 0, None) for m, v in (("a", 0.2), ("b", 0.1))]  # type: ignore[arg-type]
     rows.append(Row("c", {"ece": Estimate(math.nan)}, 0, 0, None))  # type: ignore[arg-type]
-    found = Comparison(rows, 1, 1, 2, "", "", None)
-    assert found.best("ece") == ["b"]
-    assert found.choice() is None  # no NLL was measured
-
-
-@pytest.mark.parametrize(
-    ("rows", "choice", "advice"),
-    [
-        (
-            {"none": (0.05, 0.5), "ts": (0.02, 0.3), "smart": (0.009, 0.305), "bbq": (0.001, 0.9)},
-            "smart",
-            "Use smart: the least NLL \\+ ECE of all.",
-        ),
-        (
-            {"none": (0.012, 0.31), "ts": (0.01, 0.3)},
-            "ts",
-            "No method is clearly better than none here: leave the logits as they are.",
-        ),
-        ({}, None, "No method could be fitted and measured."),
-    ],
-)
-def test_advice(rows, choice, advice):
-    found = comparison(**rows)
-    assert found.choice() == choice
-    assert re.fullmatch(advice, found.advice())
-
-
-@pytest.mark.parametrize("flaw", [{"argmax_changed": 1}, {"notes": ["few examples"]}])
-def test_methods_that_change_predictions_or_warned_are_the_last_choice(flaw):
-    found = comparison(a=(0.01, 0.3), b=(0.02, 0.4), c=(0.03, 0.5))
-    a, b, c, bad = found.rows
-    flawed = replace(found, rows=[replace(a, **flaw), b, c, bad])
-    assert (found.choice(), flawed.choice()) == ("a", "b")
-    assert replace(found, rows=[replace(row, **flaw) for row in (b, a)]).choice() == "a"
+    assert as_comparison(rows, None).best("ece") == ["b"]
 
 
 def test_printed_table(both):
@@ -477,6 +450,31 @@ def test_printed_table(both):
     assert cells["changed"] == str(found["x"].argmax_changed)
     with pytest.raises(KeyError):
         found["smart"]
+
+
+def test_the_advice_is_about_the_examples_of_the_fit_whatever_the_test_examples_say(rng):
+    val, test = drawn(rng, 1500, 4, 2.0), drawn(rng, 1500, 4, 1.0)  # calibrated
+    data = {"val_logits": val[0], "val_labels": val[1]}
+    data |= {"test_logits": test[0], "test_labels": test[1]}
+    found = compare(data, ["none", "ts"], level=None)
+    assert found["none"].evaluation["nll"].value < found["ts"].evaluation["nll"].value - 0.05  # type: ignore[index]
+    assert found.choice() == "ts"
+    assert found.advice().startswith("Use ts (cross-validated on the examples of the fit: ")
+    assert (found.to_dict()["choice"], found.to_dict()["advice"]) == ("ts", found.advice())
+
+
+def test_advice_and_fit_agree(tmp_path, rng):
+    """And both say what predictions that may change would gain."""
+    logits, labels = drawn(rng, 800, 4, 1.5)
+    path = as_npz(tmp_path, splits(val={"logits": preferring(logits), "labels": labels}))
+    light = {"none": CALIBRATORS["none"](), "ts": TemperatureScaling()}
+    found = compare(path, {**light, "auto": calibrant.Auto(candidates=list(light))}, level=None)
+    again = calibrant.fit(path, calibrant.Auto(candidates=list(light)))
+    halves: Any = found["auto"].calibrator
+    assert found.choice() == "auto"
+    assert halves.findings[0] in found.advice()
+    for reasons in (str(found), str(again.reasons_)):
+        assert "sms_blend, which may change the predicted class, would gain: accuracy" in reasons
 
 
 def test_a_fit_may_take_as_long_as_it_wants(both):

@@ -17,6 +17,7 @@ from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import dataset
+from calibrant.workflows import fit as fitting
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
 from tests.support.calibrators import Featured, Shift
@@ -173,6 +174,50 @@ def test_tokens_of_sequences(tmp_path, rng):
     found: Any = fit(as_npz(tmp_path, {"logits": logits, "labels": labels}), "ts")
     expected = TemperatureScaling().fit(logits, labels)
     assert float(found.temperature_) == pytest.approx(float(expected.temperature_), rel=1e-5)
+
+
+def skewed(rng, rows=1500, classes=4):
+    """Predictions that favour some classes below the top one: more than records can tell."""
+    logits, labels = drawn(rng, rows, classes, 2.0)
+    return {"logits": (logits + np.linspace(0, 3, classes)).astype(np.float32), "labels": labels}
+
+
+def assert_same_fit(found, expected):
+    assert found.reasons_ == expected.reasons_
+    values = expected.state_dict()
+    assert found.state_dict().keys() == values.keys()
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("write", [as_npz, as_npz_folder, as_safetensors_glob])
+def test_auto_reads_a_small_split_whole_and_chooses_as_from_arrays(tmp_path, rng, write):
+    arrays = skewed(rng)
+    found: Any = fit(write(tmp_path, arrays), "auto")
+    names = [candidate.name for candidate in found.candidates_]
+    assert "top_and_rest" in names
+    assert_same_fit(found, calibrant.Auto().fit(arrays["logits"], arrays["labels"]))
+
+
+@pytest.mark.usefixtures("small_chunks", "no_whole_logits")
+def test_auto_chooses_from_the_table_of_a_large_split(tmp_path, rng, monkeypatch):
+    arrays = skewed(rng)
+    monkeypatch.setattr(fitting, "WHOLE", arrays["logits"].size - 1)
+    whole: Any = fit(as_npz(tmp_path, arrays), "auto")
+    shards: Any = fit(as_npz_folder(tmp_path, arrays), "auto")
+    assert {c.name for c in whole.candidates_} == {"none", "ts", "beta", "blend"}
+    assert_same_fit(shards, whole)
+
+
+def test_the_limit_counts_every_logit(tmp_path, rng, monkeypatch):
+    tokens = {"logits": rng.normal(size=(40, 5, 3)), "labels": rng.integers(3, size=(40, 5))}
+    split = dataset.open_dataset(as_npz(tmp_path, tokens)).split("")
+    for limit, table in ((40 * 5 * 3, False), (40 * 5 * 3 - 1, True)):
+        monkeypatch.setattr(fitting, "WHOLE", limit)
+        assert fitting.fits_from_table(calibrant.Auto(), split) == table
+        assert fitting.fits_from_table(TemperatureScaling(), split)
 
 
 @pytest.mark.parametrize("labels", [np.full(6, IGNORED), np.zeros(0, int)], ids=["ignored", "none"])

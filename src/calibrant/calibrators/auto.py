@@ -114,6 +114,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     name = "auto"
     summary = "[averages](#how-auto-chooses) the best of several"
     uses_features = True
+    uses_logits = True  # some candidates need them
     added_options: ClassVar = {"keep_argmax": True}
     chosen_: Calibrator | None
 
@@ -228,6 +229,14 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     def describe(self) -> str:
         """The description of the chosen method."""
         return super().describe() if self.chosen_ is None else f"chosen: {self.chosen_.describe()}"
+
+    @property
+    def findings(self) -> list[str]:
+        """The reasons without the figures of the candidates.
+
+        First what was chosen, then, if anything, what predictions that may change would gain.
+        """
+        return [line for line in self.reasons_.splitlines() if not line.startswith(" ")]
 
     def learned(self) -> dict[str, Any]:
         """The learned values of the chosen method."""

@@ -83,6 +83,8 @@ class Calibrator(nn.Module):
         More classes are refused.
     fits_records : bool
         A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
+    uses_logits : bool
+        If ``fits_records``: a fit on the logits themselves can do more, if there is room for them.
     solution_ : Solution or None
         The result of the search of the last fit.
     learned_shapes : str
@@ -105,6 +107,7 @@ class Calibrator(nn.Module):
     needs_head: bool = False
     two_classes_only: bool = False
     fits_records: bool = False
+    uses_logits: bool = False
     learned_shapes: str = ""
     classes_: Tensor
     width_: Tensor

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--test-split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
+@shared.CHOICES
 @shared.BINS
 @shared.LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
@@ -42,6 +43,7 @@ def compare(
     pred: str,
     methods: str | None,
     time_limit: float,
+    choices: bool,
     level: float,
     as_json: bool,
     estimand: str | None,
@@ -50,12 +52,14 @@ def compare(
     """Fit all methods and measure them side by side.
 
     Methods are fitted on the val split and measured on the test split. A file with only one set
-    of examples is cut at random into two halves, each with its share of every class.
+    of examples is cut at random into two halves, each with its share of every class. The advice
+    at the end comes from cross-validation on the examples of the fit, as in "calibrant fit".
 
     \b
     Examples:
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
+      calibrant compare mmlu.npz --choices
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
@@ -64,6 +68,7 @@ def compare(
             pred,
             shared.names_in(methods),
             time_limit=time_limit or None,
+            keep_argmax=False if choices else None,
             level=level or None,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             progress=progress,

@@ -22,6 +22,7 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @click.option("--method", default="auto", show_default=True, metavar="NAME", help=METHOD)
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
 @shared.SET
+@shared.CHOICES
 @click.option(
     "--cross-fit",
     "folds",
@@ -44,6 +45,7 @@ def fit(
     pred: str,
     method: str,
     options: tuple[str, ...],
+    choices: bool,
     folds: int | None,
     seed: int,
     train: str | None,
@@ -62,6 +64,7 @@ def fit(
     Examples:
       calibrant fit predictions.npz -o calibrator
       calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
+      calibrant fit mmlu.npz --choices -o calibrator
       calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
       calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
@@ -70,11 +73,15 @@ def fit(
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
-    choices: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
+    selected: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
     chosen = shared.method_options(options)
+    if choices:
+        if method.lower() != "auto":
+            raise click.UsageError(f"--choices is for the method auto, got {method}: leave it out")
+        chosen = {"keep_argmax": False, **chosen}
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": estimand or "auto"}
     if method.lower() == "maccal":
-        if any(choices.values()):
+        if any(selected.values()):
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
                 "--cross-fit, --split, --sample-weight and --groups"
@@ -87,7 +94,7 @@ def fit(
     else:
         name, workflow = CALIBRATORS.name(method), cross_fit if folds else fit_and_measure
         with shared.progress_bar() as progress:
-            fitted = workflow(pred, name, progress=progress, **common, **choices)
+            fitted = workflow(pred, name, progress=progress, **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():

@@ -139,6 +139,11 @@ def fit(
 @click.option("--limit", type=click.IntRange(1), help="Draw this many questions.")
 @click.option("--shots", type=click.IntRange(0), default=5, help="Solved examples before each.")
 @CONFIDENCE
+@click.option(
+    "--keep-predictions",
+    is_flag=True,
+    help="Calibrate multiple choice without changing an answer of the model.",
+)
 @click.option("--seed", default=0, help="Seed of the draw of questions.")
 @LEVEL
 @AS_JSON
@@ -149,6 +154,7 @@ def evaluate(
     folder: str | None,
     model: str | None,
     confidence: Any,
+    keep_predictions: bool,
     level: float,
     as_json: bool,
     device: str | None,
@@ -159,7 +165,8 @@ def evaluate(
 
     TABLE is a table of 'llm collect', whose tokens are measured, with intervals for documents.
     QUESTIONS, with --model, is a folder of MMLU, TruthfulQA.csv, or a text file of questions and
-    answers, graded by exact match or by the letter.
+    answers, graded by exact match or by the letter. Multiple choice of 100 questions or more is
+    also measured calibrated, each by a fit on others: it corrects a preference for some letters.
 
     \b
     Examples:
@@ -174,7 +181,7 @@ def evaluate(
     options: dict[str, Any] = {"fitted": fitted, "level": level or None}
     results: Iterable[tuple[str, Evaluations]]
     if model is None:
-        _check_unused(paths, "confidence", "limit", "shots")
+        _check_unused(paths, "confidence", "keep_predictions", "limit", "shots")
         results = [("tokens", evaluate_table(open_table(list(paths)), **options))]
     else:
         # mistakes in these show before the slow load of the model
@@ -182,7 +189,8 @@ def evaluate(
         for path in (path for path, questions in asked.items() if confidence and questions.choices):
             raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
         network = load_model(model, device=device, dtype=dtype)
-        results = _measure(network, asked, confidence=confidence, **options)
+        options |= {"confidence": confidence, "keep_predictions": keep_predictions}
+        results = _measure(network, asked, **options)
     if not as_json:
         for title, evaluations in results:
             _print_evaluations(title, evaluations)
@@ -261,7 +269,8 @@ def _check_unused(paths: tuple[str, ...], *names: str) -> None:
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name} is for questions, which need --model")
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
 

@@ -43,6 +43,12 @@ TOP_LABEL = click.option(
     flag_value="top_label",
     help="Measure the predicted class of two classes, not P(y = 1).",
 )
+CHOICES = click.option(
+    "--choices",
+    is_flag=True,
+    help="Classes are options of questions (A to D): predictions may change, to correct a "
+    "preference for some letters.",
+)
 SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
 GROUPS = click.option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.special import log_softmax
 
-from calibrant._core.checks import FloatArray
+from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.chunks import Progress
+from calibrant.calibrators.auto import Auto
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
@@ -19,11 +21,13 @@ from calibrant.llm.answers.questions import Question
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.llm.tokens.tables import TokenTable
+from calibrant.workflows.fit import cross_fit
 
 Confidence: TypeAlias = Aggregator | Literal["p_true"]
 """An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
-"""Evaluations ``before`` and, with a head, ``after``."""
+"""Evaluations ``before``, with a head ``after``, and of multiple choice ``calibrated``."""
+FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be
 
 
 def evaluate_table(
@@ -79,15 +83,24 @@ def evaluate_questions(
     *,
     fitted: FittedHead | None = None,
     confidence: Confidence | None = None,
+    keep_predictions: bool = False,
     level: float | None = 0.9,
     progress: Progress | None = None,
 ) -> Evaluations:
-    """Let a model answer questions, and measure its calibration before and after a head."""
+    """Let a model answer questions, and measure its calibration before and after a head.
+
+    Multiple choice of at least 100 questions is also measured ``calibrated``: each question by
+    :class:`calibrant.Auto`, fitted on the answers in other folds. It corrects a preference for some
+    letters and may so change answers, unless ``keep_predictions``.
+    """
     heads, evaluations = _before_and_after(fitted), {}
     if asked.choices:
         logits, labels = asking.ask_choices_each(
             model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
         )
+        if len(labels) >= FEWEST:
+            *_, last = logits.values()
+            logits["calibrated"] = calibrated_choices(last, labels, keep_predictions)
         for name, each in logits.items():
             probs, right = np.exp(each.max(-1)), each.argmax(-1) == labels
             evaluations[name] = evaluate_answers(probs, right, level=level)
@@ -101,6 +114,22 @@ def evaluate_questions(
         probs = _confidences(model, tokenizer, asked.questions, answers, heads[name], rule)
         evaluations[name] = evaluate_answers(probs, right, level=level)
     return evaluations
+
+
+def calibrated_choices(
+    logits: FloatArray, labels: IntArray, keep_predictions: bool = False
+) -> FloatArray:
+    """Calibrate the logits ``(n, choices)`` of questions, each by a fit on other folds of them.
+
+    Returns log-probabilities. A preference for some letters is corrected: the answer may change,
+    unless ``keep_predictions``.
+    """
+    auto = Auto(keep_argmax=keep_predictions)
+    fitted = cross_fit({"logits": logits, "labels": labels}, auto, folds=FOLDS, level=None)
+    result = np.empty_like(logits)
+    for i, calibrator in enumerate(fitted.calibrators):
+        result[fitted.folds == i] = calibrator.transform(logits[fitted.folds == i])
+    return np.asarray(log_softmax(result, axis=-1))
 
 
 class Reply(NamedTuple):

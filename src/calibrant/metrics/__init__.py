@@ -38,6 +38,7 @@ from calibrant.metrics.ranking import (
     fpr95 as fpr95,
     ood_auroc as ood_auroc,
     risk_coverage as risk_coverage,
+    roc_auc as roc_auc,
 )
 from calibrant.metrics.reductions import (
     Pairs as Pairs,

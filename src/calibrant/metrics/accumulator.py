@@ -13,7 +13,7 @@ import torch.distributed as dist
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray
-from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated
 from calibrant.metrics import reductions
 from calibrant.metrics.classwise import ClassBins
@@ -84,6 +84,7 @@ class Accumulator:
         self.estimand: EstimandChoice = estimand
         self.pairs = pairs
         self.metrics = _chosen(metrics, pairs)
+        self._all = metrics is None
         self.level = level
         self.seed = seed
         self.moments = Moments.empty()
@@ -179,18 +180,21 @@ class Accumulator:
         checks.check_some(self.moments.count)
         reductions.warn_of_floor(self.floored)
         summary = self._summary()
-        metrics = {name: METRICS[name].estimate(summary) for name in self.metrics}
+        kind = resolve_estimand(self.estimand, self.classes)
+        names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
+        metrics = {name: METRICS[name].estimate(summary) for name in names}
         tested = self.pairs and self.level is not None
         test = pairs_test(summary.pairs, seed=self.seed) if tested else None
         # a subgroup whose labels are all ignored has nothing to show
         parts = {name: part.compute() for name, part in self.by.items() if part.moments.count}
         by = dict(sorted(parts.items(), key=_badness, reverse=True))
-        n, kind = self.moments.count, resolve_estimand(self.estimand, self.classes)
+        n = self.moments.count
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)
 
     def _form(self) -> dict[str, Any]:
-        same = {name: getattr(self, name) for name in ("estimand", "pairs", "metrics", "level")}
-        return {"bins": self.bins.count.size, **same}
+        same = {name: getattr(self, name) for name in ("estimand", "pairs", "level")}
+        metrics = None if self._all else self.metrics
+        return {"bins": self.bins.count.size, "metrics": metrics, **same}
 
     def _check_form(self, other: dict[str, Any]) -> None:
         mine = self._form()
@@ -202,6 +206,8 @@ class Accumulator:
         if self.classes not in (0, classes):
             change = f"{self.classes} so far, now {classes}"
             raise ValueError(f"every batch must have the same classes: {change}")
+        if not self._all:
+            _check_possible(self.metrics, resolve_estimand(self.estimand, classes))
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
@@ -275,6 +281,17 @@ def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:
     if needy:
         raise ValueError(f"{comma_separated(needy)} need all pairs: pass pairs=True")
     return names
+
+
+def _check_possible(metrics: Sequence[str], kind: Estimand) -> None:
+    """Raise if a metric of P(y = 1) was named for other probabilities."""
+    for name in metrics:
+        if METRICS[name].two_classes_only and kind != "binary":
+            raise ValueError(
+                f"{name} ranks P(y = 1) of two classes, and these are probabilities of the "
+                f"{reductions.ESTIMANDS[kind]}: name auroc, which ranks confidences, or use "
+                f"calibrant.metrics.{name} of the pairs of one class (one_vs_rest)"
+            )
 
 
 def _badness(item: tuple[str, Evaluation]) -> tuple[float, float]:

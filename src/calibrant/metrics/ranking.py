@@ -30,13 +30,30 @@ def auroc(
     .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
 
     Of the top label, also with two classes: how well confidence separates right answers from wrong
-    ones. ``estimand="binary"`` gives the usual ROC AUC, of P(y = 1). NaN when all outcomes are
-    equal. Input as for :func:`calibrant.ece`.
+    ones. The usual ROC AUC, of P(y = 1), is :func:`roc_auc`. NaN when all outcomes are equal. Input
+    as for :func:`calibrant.ece`.
 
     >>> auroc(confidence=[0.9, 0.8, 0.8, 0.6], outcome=[1, 1, 0, 0])
     0.875
     """
     return auroc_with_error(*pairs_from(logits, labels, estimand=estimand, **data)).value
+
+
+@keywords(Data)
+def roc_auc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> float:
+    r"""Area under the ROC curve of two classes: how well P(y = 1) separates them.
+
+    .. math:: P(p^+ > p^-) + \tfrac12 P(p^+ = p^-)
+
+    with the probabilities of class 1 where the label is 1 and where it is 0, as in scikit-learn.
+    How well the confidence in the predicted class separates right from wrong is :func:`auroc`. More
+    than two classes are refused; :func:`calibrant.metrics.one_vs_rest` makes pairs of one of them.
+    Input as for :func:`calibrant.ece`.
+
+    >>> roc_auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
+    0.75
+    """
+    return auroc(logits, labels, estimand="binary", **data)
 
 
 @keywords(Data)
@@ -195,9 +212,17 @@ TABLE = (
         "AUROC of confidence",
         auroc,
         lambda s: s.interval(logit_interval, *auroc_with_error(*s.answers)),
-        aliases=("auc", "roc_auc"),
         higher_is_better=True,
         needs_pairs=True,
+    ),
+    Metric(
+        "ROC AUC",
+        roc_auc,
+        lambda s: s.interval(logit_interval, *auroc_with_error(*s.pairs)),
+        aliases=("auc",),
+        higher_is_better=True,
+        needs_pairs=True,
+        two_classes_only=True,
     ),
     Metric("AURC", aurc, _aurc_estimate, "Geifman and El-Yaniv 2017", needs_pairs=True),
 )

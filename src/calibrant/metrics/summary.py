@@ -41,6 +41,8 @@ class Metric(NamedTuple):
     higher_is_better: bool = False
     needs_pairs: bool = False
     """A stream must keep every (confidence, outcome) for it."""
+    two_classes_only: bool = False
+    """It is of P(y = 1): left out of evaluations of anything else, and refused if named."""
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
+from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
 from calibrant.calibrators.scaling import Identity
@@ -22,6 +23,7 @@ from calibrant.data import dataset as datasets
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
+from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import Meter
 from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table, row_folds
@@ -36,6 +38,7 @@ def compare(
     test_split: str | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
+    keep_argmax: bool | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
     level: float | None = 0.9,
@@ -44,8 +47,9 @@ def compare(
 ) -> Comparison:
     """Fit every method on the same examples and measure it on the same other ones.
 
-    A method that fails or runs out of time becomes a row that says so. The figures of the best
-    method are slightly too good, since it was chosen by them.
+    A method that fails or runs out of time becomes a row that says so. The advice is about the
+    examples of the fit, as in :func:`calibrant.workflows.choice.choose`: a method that had been
+    chosen by the figures of the test examples would look better there than it is.
 
     Parameters
     ----------
@@ -62,8 +66,11 @@ def compare(
         plain arrays). A single split is cut at random into two halves with a share of each class.
     sample_weight, groups : str or array, optional
         Weights of the examples, and groups that stay together in that cut and in folds.
+    keep_argmax : bool, optional
+        Advise methods that keep the predicted class: by default for more than two classes. It is
+        also the option of ``auto``, where that is a name. False suits multiple choice.
     estimand, bins, level, seed
-        As in :func:`calibrant.evaluate`; the seed is also that of the cut.
+        As in :func:`calibrant.evaluate`; the seed is also that of the cut and of folds.
     progress : callable, optional
         Called with (methods done, methods in all).
 
@@ -80,7 +87,7 @@ def compare(
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
         splits, names = _splits(dataset, fit_split, test_split, seed)
-        calibrators = _chosen(methods, splits)
+        calibrators = _chosen(methods, splits, keep_argmax)
         bench = _Bench(*splits, stream, time_limit)
         n_test, classes = bench.prepare(list(calibrators.values()))
     report = progress or (lambda done, total: None)
@@ -89,9 +96,18 @@ def compare(
     for name, calibrator in calibrators.items():
         rows.append(bench.row(name, calibrator))
         report(len(rows), len(calibrators))
+    fitted = {row.method: row.calibrator for row in rows if row.calibrator is not None}
+    chosen = choose(
+        fitted,
+        splits[0],
+        bench.records,
+        keep_argmax=keep_argmax,
+        time_limit=time_limit,
+        seed=seed,
+    )
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
-    return Comparison(rows, n_fit, n_test, classes, *names, level, measured)
+    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen)
 
 
 def _splits(
@@ -124,14 +140,20 @@ def _splits(
 
 
 def _chosen(
-    methods: str | Sequence[str] | Mapping[str, Calibrator] | None, splits: Sequence[Split]
+    methods: str | Sequence[str] | Mapping[str, Calibrator] | None,
+    splits: Sequence[Split],
+    keep_argmax: bool | None,
 ) -> dict[str, Calibrator]:
     if isinstance(methods, Mapping):
         return {name: make_calibrator(calibrator) for name, calibrator in methods.items()}
+
+    def made(name: str) -> Calibrator:
+        return make_calibrator(name, {"keep_argmax": keep_argmax} if name == Auto.name else None)
+
     if methods is None:
         features = all(split.has_features for split in splits)
         head = splits[0].dataset.has_head
-        usual = {name: make_calibrator(name) for name in CALIBRATORS}
+        usual = {name: made(name) for name in CALIBRATORS}
         return {
             name: c
             for name, c in usual.items()
@@ -141,7 +163,7 @@ def _chosen(
     names = [methods] if isinstance(methods, str) else methods
     if not names:
         raise ValueError(f"methods must name at least one of {comma_separated(CALIBRATORS)}")
-    return {name: make_calibrator(name) for name in map(CALIBRATORS.name, names)}
+    return {name: made(name) for name in map(CALIBRATORS.name, names)}
 
 
 @dataclass
@@ -158,6 +180,11 @@ class _Bench:
         """The records that methods share, and the seconds that they took."""
         start = time.perf_counter()
         return self.fit_on.records(), time.perf_counter() - start
+
+    @property
+    def records(self) -> Records | None:
+        """The records, if a method was fitted on them."""
+        return self.table[0] if "table" in vars(self) else None
 
     def prepare(self, calibrators: Sequence[Calibrator]) -> tuple[int, int]:
         """Read what methods share, so that faults of the data are not blamed on a method."""

@@ -12,6 +12,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
+from calibrant.workflows.choice import Choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +44,9 @@ class Row:
     notes: list[str] = field(default_factory=list)
     calibrator: Calibrator | None = field(default=None, repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; undefined values are None."""
-        undefined = {name: dict.fromkeys(("value", "low", "high")) for name in METRICS}
+    def to_dict(self, names: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the JSON form; values that are undefined are None, all ``names`` of a failure."""
+        undefined = {name: dict.fromkeys(("value", "low", "high")) for name in names}
         metrics = self.evaluation.to_dict()["metrics"] if self.evaluation else undefined
         others = ("fit_seconds", "argmax_changed", "error", "notes")
         about = {name: getattr(self, name) for name in others}
@@ -67,6 +68,8 @@ class Comparison:
         Coverage of the intervals.
     estimand : str
         Which probability the calibration errors are about.
+    chosen : Choice
+        The method that is advised, and the reasons.
     """
 
     rows: list[Row]
@@ -76,7 +79,8 @@ class Comparison:
     fitted_on: str
     measured_on: str
     level: float | None
-    estimand: Estimand = "top_label"
+    estimand: Estimand
+    chosen: Choice
 
     def __getitem__(self, method: str) -> Row:
         return {row.method: row for row in self.rows}[method]
@@ -102,35 +106,16 @@ class Comparison:
         return [method for method in order if sign * known[method].value <= limit]
 
     def choice(self) -> str | None:
-        """Return the method with the least NLL + ECE among those that keep the predictions.
+        """Return the method that is advised; None where no choice could be made.
 
-        A low ECE alone may come from giving up information. Methods whose fit warned, or that
-        change predictions, are chosen if there are no others.
+        It is chosen by cross-validation on the examples of the fit, as in
+        :func:`calibrant.workflows.choice.choose`; the test examples only measure.
         """
-        sums = self._sums()
-        safe = {row.method for row in self.rows if not row.argmax_changed and not row.notes}
-        return min([m for m in sums if m in safe] or sums, key=lambda m: sums[m], default=None)
-
-    def _sums(self) -> dict[str, float]:
-        """Return NLL + ECE, by which ``auto`` chooses as well."""
-        both = {m: e for m, e in self.measured.items() if {"nll", "ece"} <= set(e)}
-        return {m: e["nll"].value + e["ece"].value for m, e in both.items()}
+        return self.chosen.method
 
     def advice(self) -> str:
         """Return a recommendation."""
-        choice = self.choice()
-        if choice is None:
-            return "No method could be fitted and measured."
-        if choice == "none" or all("none" in self.best(metric) for metric in ("ece", "nll")):
-            return "No method is clearly better than none here: leave the logits as they are."
-        sums = self._sums()
-        lowest = min(sums, key=lambda method: sums[method])
-        start = f"Use {choice}: the least NLL + ECE"
-        if lowest == choice:
-            return f"{start} of all."
-        changed = self[lowest].argmax_changed
-        why = f"but changes {changed:,} predictions" if changed else "but its fit warned"
-        return f"{start} of those that keep the predictions; {lowest} has less, {why}."
+        return self.chosen.advice
 
     def describe(self) -> str:
         """Return a line about the examples."""
@@ -150,9 +135,10 @@ class Comparison:
         return [headings, *(_cells(row, marked) for row in self.rows)]
 
     def remarks(self) -> list[str]:
-        """Return errors, and the warnings of the fits."""
+        """Return errors, warnings of the fits, and what other predictions would gain."""
         failed = [f"{row.method} failed: {row.error}" for row in self.rows if row.error]
-        return failed + [f"{row.method}: {note}" for row in self.rows for note in row.notes]
+        notes = [f"{row.method}: {note}" for row in self.rows for note in row.notes]
+        return [*failed, *notes, *self.chosen.remarks]
 
     def __str__(self) -> str:
         rows = self.table()
@@ -163,10 +149,12 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
         names = ("n_fit", "n_test", "classes", "fitted_on", "measured_on", "level", "estimand")
-        rows = [row.to_dict() for row in self.rows]
+        measured = list(next(iter(self.measured.values()), METRICS))
+        rows = [row.to_dict(measured) for row in self.rows]
         return {
             **{name: getattr(self, name) for name in names},
             "choice": self.choice(),
+            "advice": self.advice(),
             "rows": rows,
         }
 

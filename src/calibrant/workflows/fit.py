@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -25,6 +26,9 @@ from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 
+WHOLE = 1 << 27
+"""Number of logits up to which a split is read whole for a method that the table would do for."""
+
 
 def fit(
     data: Data,
@@ -40,7 +44,8 @@ def fit(
     """Fit a calibrator on a prediction file, or on a folder or glob of shards.
 
     Methods that give each row a temperature are fitted from the log-partition table, a few
-    hundred bytes per row; the others read the split whole.
+    hundred bytes per row; the others read the split whole. ``auto`` reads it whole if it has at
+    most 2^27 logits; beyond, it chooses among the methods that the table suffices for.
 
     Parameters
     ----------
@@ -165,9 +170,10 @@ def _fitted(
 
 
 def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
-    """Return True if the table of a split suffices: no groups and no features are used."""
+    """Return True if the table of a split suffices: no groups, features or logits are used."""
     features = calibrator.uses_features and split.has_features
-    return calibrator.fits_records and split.dataset.groups is None and not features
+    logits = calibrator.uses_logits and split.rows * math.prod(split.shape) <= WHOLE
+    return calibrator.fits_records and split.dataset.groups is None and not (features or logits)
 
 
 def fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:
@@ -265,27 +271,33 @@ def cross_fit(
     examples.warn_if_probs()
     fold = row_folds(examples, folds, seed)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
-    labels, of_label = examples.labels, spread(fold, examples.labels.shape, "fold")
-    of_record = of_label[labels != IGNORED]
     from_table = fits_from_table(calibrator, examples)
     records = examples.records(progress=progress) if from_table else None
-
-    def fit_without(one: Calibrator, left_out: int) -> None:
-        if records is not None:
-            fit_table(one, examples, records.take(of_record != left_out))
-        else:
-            fit_whole(one, examples, np.where(of_label == left_out, IGNORED, labels))
-
-    fit_without(calibrator, folds)  # leaves out nothing
+    fit_without(calibrator, examples, fold, folds, records)  # leaves out nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
-            fit_without(one, i)
+            fit_without(one, examples, fold, i, records)
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     meter = measure(calibrators, examples.with_column("fold", fold), stream, progress)
     return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
+
+
+def fit_without(
+    calibrator: Calibrator, split: Split, fold: IntArray, left_out: int, records: Records | None
+) -> Calibrator:
+    """Fit on all folds but one: on the records of a split or, without them, on its arrays.
+
+    ``fold`` (rows,) is -1 for rows that are in none.
+    """
+    labels = split.labels
+    of_label = spread(fold, labels.shape, "fold")
+    seen = (of_label >= 0) & (of_label != left_out)
+    if records is not None:
+        return fit_table(calibrator, split, records.take(seen[labels != IGNORED]))
+    return fit_whole(calibrator, split, np.where(seen, labels, IGNORED))
 
 
 def row_folds(split: Split, count: int, seed: int) -> IntArray:

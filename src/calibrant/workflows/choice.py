@@ -1,0 +1,197 @@
+"""Which of several methods to use: decided on the examples of the fit, out of fold."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
+from calibrant._core.logpartition import Records
+from calibrant._core.solve import time_limit as limited
+from calibrant.calibrators.auto import CLEAR, FEWEST, MOST, MOST_LOGITS, Auto
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.scaling import Identity
+from calibrant.data.dataset import Split
+from calibrant.metrics.accumulator import Accumulator
+from calibrant.metrics.reductions import labelled_examples, reduce_examples
+from calibrant.workflows.effect import Meter
+from calibrant.workflows.fit import fit_without, fits_from_table, row_folds
+
+FOLDS = 5
+HOW = "cross-validated on the examples of the fit"
+
+
+class Choice(NamedTuple):
+    """A method that was chosen, None if there was none, and the sentences that say why."""
+
+    method: str | None
+    advice: str
+    remarks: Sequence[str] = ()
+
+
+def choose(
+    fitted: Mapping[str, Calibrator],
+    split: Split,
+    records: Records | None = None,
+    *,
+    keep_argmax: bool | None = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+) -> Choice:
+    """Choose one of several methods by their held-out likelihood on the examples of a fit.
+
+    ``auto`` has weighed methods there already, and is chosen if it is among them. Otherwise the
+    methods are cross-validated, and the simplest one within noise of the best is chosen: that with
+    the fewest parameters whose mean NLL is at most one standard error above the lowest (the rule
+    of Breiman et al. 1984, with the error of the difference).
+
+    Parameters
+    ----------
+    fitted : mapping of str to Calibrator
+        Fitted on the split.
+    split, records
+        The examples, and their records where a method is fitted from these.
+    keep_argmax : bool, optional
+        Prefer methods that keep the predicted class: by default for more than two classes.
+    time_limit : float, optional
+        Seconds for each fit; a method that takes longer is not chosen.
+    """
+    for name, calibrator in fitted.items():
+        if isinstance(calibrator, Auto):
+            return _as_auto(name, calibrator)
+    if len(fitted) < 2:
+        return _without_rivals(list(fitted))
+    try:
+        judge = _Judge(split, records, time_limit, seed)
+    except ValueError as problem:  # fewer examples or groups than folds
+        return Choice(None, f"Too little data to choose a method: {problem}.")
+    judged = {name: judge.held_out(calibrator) for name, calibrator in fitted.items()}
+    known = {name: found for name, found in judged.items() if found is not None}
+    if not known:
+        return Choice(None, "No method could be cross-validated on the examples of the fit.")
+    keep = split.classes > 2 if keep_argmax is None else keep_argmax
+    safe = [name for name in known if fitted[name].keeps_argmax] if keep else []
+    lowest, chosen = judge.simplest({name: known[name] for name in safe or known})
+    if isinstance(fitted[chosen], Identity):
+        advice = f"Leave the logits as they are ({HOW}: no gain beyond noise)."
+    elif chosen == lowest:
+        advice = f"Use {chosen} ({HOW}: the highest held-out likelihood)."
+    else:
+        advice = f"Use {chosen} ({HOW}: the simplest within noise of the best, {lowest})."
+    return Choice(chosen, advice, judge.other_predictions(known, chosen) if safe else ())
+
+
+def _as_auto(name: str, auto: Auto) -> Choice:
+    reason, *remarks = auto.findings
+    nothing = isinstance(auto.chosen_, Identity)
+    what = f"Leave the logits as they are, as {name} does" if nothing else f"Use {name}"
+    return Choice(name, f"{what} ({HOW}: {reason}).", remarks)
+
+
+def _without_rivals(names: Sequence[str]) -> Choice:
+    if names:
+        return Choice(names[0], f"No other method was measured beside {names[0]}.")
+    return Choice(None, "No method could be fitted and measured.")
+
+
+class _HeldOut(NamedTuple):
+    """Negative log-likelihood of each example, whether it is right, and the size of a method."""
+
+    nll: FloatArray
+    correct: BoolArray
+    size: int
+
+
+class _Losses(Accumulator):
+    """A stream that keeps the loss of every example."""
+
+    def __init__(self) -> None:
+        super().__init__(metrics=["nll"], level=None)
+        self.parts: list[tuple[FloatArray, BoolArray]] = []
+
+    def update(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+        """Add the losses of a batch."""
+        reduced = reduce_examples(labelled_examples(logits, labels)[0])
+        self.parts.append((reduced.nll, reduced.correct))
+        return self
+
+
+class _Judge:
+    """Cross-validates methods on a sample of the examples of a split, in the same folds."""
+
+    def __init__(
+        self, split: Split, records: Records | None, time_limit: float | None, seed: int
+    ) -> None:
+        self.split, self.records, self.time_limit = split, records, time_limit
+        labels = _sampled(split, seed)
+        sample = split.with_column("labels", labels)
+        self.fold = row_folds(sample, FOLDS, seed)
+        self.sample = sample.with_column("fold", self.fold)
+        weight = np.ones(labels.shape)
+        if split.weights is not None:
+            weight = as_weight(split.weights, labels.shape).reshape(labels.shape)
+        kept = weight[labels != IGNORED]
+        self.share = kept / kept.sum()
+
+    def held_out(self, calibrator: Calibrator) -> _HeldOut | None:
+        """Losses by fits that did not see the example; None where a fit fails."""
+        copies = [copy.deepcopy(calibrator) for _ in range(FOLDS)]
+        records = self.records if fits_from_table(calibrator, self.split) else None
+        losses = _Losses()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit on everything has warned
+            try:
+                for i, one in enumerate(copies):
+                    with limited(self.time_limit):
+                        fit_without(one, self.split, self.fold, i, records)
+                Meter(copies, losses).walk(self.sample)
+            except Exception:  # as in a comparison: such a method is no choice
+                return None
+        nll, correct = map(np.concatenate, zip(*losses.parts, strict=True))
+        return _HeldOut(nll, correct, calibrator.effective_size(self.split.classes))
+
+    def simplest(self, known: Mapping[str, _HeldOut]) -> tuple[str, str]:
+        """Return the method with the lowest NLL, and the simplest one within noise of it."""
+        lowest = min(known, key=lambda name: float(self.share @ known[name].nll))
+        for name in sorted(known, key=lambda name: known[name].size):
+            worse, error = self.mean_and_error(known[name].nll - known[lowest].nll)
+            if worse <= error:
+                return lowest, name
+        return lowest, lowest
+
+    def other_predictions(self, known: Mapping[str, _HeldOut], chosen: str) -> list[str]:
+        """Say what another method, which may change predictions, would clearly gain."""
+        lowest, kept = min(known, key=lambda n: float(self.share @ known[n].nll)), known[chosen]
+        lower, error = self.mean_and_error(kept.nll - known[lowest].nll)
+        if lower <= CLEAR * error:
+            return []
+        accuracies = [100 * float(self.share @ each.correct) for each in (kept, known[lowest])]
+        nlls = [float(self.share @ each.nll) for each in (kept, known[lowest])]
+        return [
+            f"{lowest}, which may change the predicted class, would gain: accuracy "
+            f"{accuracies[0]:.2f} -> {accuracies[1]:.2f} %, NLL {nlls[0]:.4f} -> {nlls[1]:.4f} "
+            f"(+- {error:.4f})"
+        ]
+
+    def mean_and_error(self, values: FloatArray) -> tuple[float, float]:
+        """Weighted mean of values ``(n,)``, and its standard error."""
+        mean = float(self.share @ values)
+        return mean, float(np.sqrt(self.share**2 @ (values - mean) ** 2))
+
+
+def _sampled(split: Split, seed: int) -> IntArray:
+    """Labels of a split, ignored in all rows but as many as a choice is made on."""
+    labels = split.labels
+    counts = (labels != IGNORED).reshape(len(labels), -1).sum(1)
+    most = min(MOST, max(MOST_LOGITS // split.classes, FEWEST))
+    if counts.sum() <= most:
+        return labels
+    order = np.random.default_rng(seed).permutation(len(labels))
+    left_out = order[np.cumsum(counts[order]) > most]
+    result = labels.copy()
+    result[left_out] = IGNORED
+    return result

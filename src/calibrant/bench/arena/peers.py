@@ -21,14 +21,16 @@ class Peer(NamedTuple):
 
 
 class ScikitLearn:
-    """Platt scaling or isotonic regression as CalibratedClassifierCV fits them to a fitted model.
+    """Platt scaling, isotonic regression or a temperature, as CalibratedClassifierCV fits them.
 
-    Each class against the rest, on the log-odds of its probability, and then normalised.
+    The first two take each class against the rest, on the log-odds of its probability, and
+    normalise then; the temperature (scikit-learn 1.8) divides log-probabilities.
     """
 
     def __init__(self, method: str) -> None:
-        if method not in ("sigmoid", "isotonic"):
-            raise ValueError(f"scikit-learn has sigmoid and isotonic, got {method!r}")
+        if method not in ("sigmoid", "isotonic", "temperature"):
+            known = "sigmoid, isotonic and temperature"
+            raise ValueError(f"scikit-learn has {known}, got {method!r}")
         _imported("sklearn.calibration", "scikit-learn")
         self.method = method
 
@@ -38,23 +40,29 @@ class ScikitLearn:
 
         everything = np.arange(len(labels))  # the model is the same in every fold: have one
         fit_in: dict[str, Any] = {"cv": [(everything, everything)], "ensemble": False}
-        model = _log_odds_classifier(probs.shape[1])
+        model = _decided_classifier(probs.shape[1])
         self.calibrated = CalibratedClassifierCV(model, method=self.method, **fit_in)
-        self.calibrated.fit(_log_odds(probs), labels)
+        self.calibrated.fit(self._decisions(probs), labels)
 
     def predict_proba(self, probs: FloatArray) -> NDArray[Any]:
         """Return calibrated probabilities."""
-        return np.asarray(self.calibrated.predict_proba(_log_odds(probs)))
+        return np.asarray(self.calibrated.predict_proba(self._decisions(probs)))
+
+    def _decisions(self, probs: FloatArray) -> FloatArray:
+        inside = np.clip(probs, np.finfo(np.float64).tiny, 1 - np.finfo(np.float64).epsneg)
+        if self.method == "temperature" and probs.shape[1] > 2:
+            return np.asarray(np.log(inside))
+        return np.asarray(np.log(inside) - np.log1p(-inside))
 
 
-def _log_odds_classifier(classes: int) -> Any:
+def _decided_classifier(classes: int) -> Any:
     """Return a classifier that learns nothing and takes its input for its decision function."""
     from sklearn.base import BaseEstimator, ClassifierMixin
 
-    class LogOddsClassifier(ClassifierMixin, BaseEstimator):
+    class DecidedClassifier(ClassifierMixin, BaseEstimator):
         classes_ = np.arange(classes)
 
-        def fit(self, X: FloatArray, y: IntArray) -> LogOddsClassifier:
+        def fit(self, X: FloatArray, y: IntArray) -> DecidedClassifier:
             return self
 
         def decision_function(self, X: FloatArray) -> FloatArray:
@@ -63,12 +71,7 @@ def _log_odds_classifier(classes: int) -> Any:
         def predict(self, X: FloatArray) -> IntArray:
             return np.asarray(X.argmax(1))
 
-    return LogOddsClassifier()
-
-
-def _log_odds(probs: FloatArray) -> FloatArray:
-    inside = np.clip(probs, np.finfo(np.float64).tiny, 1 - np.finfo(np.float64).epsneg)
-    return np.asarray(np.log(inside) - np.log1p(-inside))
+    return DecidedClassifier()
 
 
 class NetCal:

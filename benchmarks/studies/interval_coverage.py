@@ -1,6 +1,6 @@
 """How often the intervals of ``evaluate`` contain the truth, by simulation.
 
-    python benchmarks/studies/coverage.py > docs/data/coverage.csv
+    python benchmarks/studies/interval_coverage.py > docs/data/coverage.csv
 
 Labels are drawn from softmax(u); the model under test says softmax of something else: u times a
 temperature, or of logits that are wrong only at some margins or for some classes. Two models are

@@ -1,0 +1,299 @@
+"""Calibrators of this and of other libraries on real models: suites of the arena.
+
+    python benchmarks/studies/arena.py DATA docs/data/arena.csv
+
+DATA is a folder of prediction files with val and test. The suites are ``choices`` (files of a
+folder of that name), ``binary``, ``multiclass``, and ``thousand`` from 1000 classes on. Rows that
+the file has are not computed again. ``--suites`` and ``--seeds`` choose. Peers are installed by
+``pip install probmetrics netcal venn-abers``.
+
+    python benchmarks/studies/arena.py --tables docs/data
+
+makes the tables of the documentation, table_arena_*.csv, its figure and the table of the README
+from arena.csv in that folder.
+"""
+
+import argparse
+import dataclasses
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+from rows import MISSING, Rows, Table, chosen, read, write_tables
+from scipy.stats import rankdata
+
+from calibrant._core.checks import FloatArray
+from calibrant.bench.arena.methods import read_methods
+from calibrant.bench.arena.peers import PEERS
+from calibrant.bench.arena.results import run
+from calibrant.bench.arena.statistics import win_rate_interval
+from calibrant.bench.arena.tasks import Task, find_tasks
+from calibrant.bench.arena.views import Scores, View, markdown, scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OWN = (
+    *("none", "ts", "ets", "smart", "sigmoid", "beta", "isotonic", "vector"),
+    *("sms", "svs", "rank_gaps", "blend", "top_and_rest", "auto"),
+)
+OTHERS = (
+    *("sklearn:sigmoid", "sklearn:isotonic", "sklearn:temperature"),
+    *("probmetrics:temp-scaling", "probmetrics:svs", "probmetrics:sms"),
+    *("netcal:TemperatureScaling", "netcal:HistogramBinning"),
+)
+SLOW = (
+    *("netcal:LogisticCalibration", "netcal:BetaCalibration"),
+    *("probmetrics:ivap", "venn_abers:inductive"),
+)
+"""Methods of peers that need minutes for a hundred classes, and hours for a thousand."""
+METHODS = {
+    "binary": (
+        *(*OWN, "dirichlet", "quadratic", "robust_sigmoid", "venn_abers", *OTHERS, *SLOW),
+        *("probmetrics:affine-scaling", "probmetrics:quadratic-scaling", "netcal:BBQ"),
+    ),
+    "multiclass": (*OWN, "dirichlet", *OTHERS),
+    "choices": (*OWN, "dirichlet", "auto:keep_argmax=false", *OTHERS, *SLOW),
+    "thousand": (*OWN, *OTHERS),
+}
+"""Methods of each suite. Predictions may change in multiple choice, where options are biased."""
+DEFAULT = dict.fromkeys(METHODS, "auto") | {"choices": "auto:keep_argmax=false"}
+"""What calibrant advises in each suite."""
+TITLES = {
+    "binary": "two classes",
+    "multiclass": "3 to 200 classes",
+    "choices": "multiple choice",
+    "thousand": "1000 classes",
+}
+ON_FRONT = ("binary", "multiclass", "choices")
+"""Suites of the figure and of the README."""
+DRAWS = 2000
+FIGURE, WIDEST = "_static/arena.svg", 15.0
+"""File of the figure, and the percent of log loss where it ends."""
+BLUE, ORANGE, GREY = "#2f7fb8", "#d9662b", "#8a8f98"
+MARKS = "<!-- arena -->\n", "<!-- end of arena -->\n"
+"""Around the table in the README."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("paths", nargs="*", metavar="DATA ROWS")
+    parser.add_argument("--suites", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--tables", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    if given.tables:
+        write_pages(given.tables)
+        return
+    data, rows = given.paths
+    tasks = tasks_by_suite(data)
+    for suite in given.suites:
+        methods = read_methods(" ".join(METHODS[suite]))
+        run(tasks[suite], methods, rows, seeds=given.seeds, progress=say)
+
+
+def say(done: int, total: int) -> None:
+    print(f"\r{done} of {total} trials", end="", file=sys.stderr)
+
+
+def tasks_by_suite(folder: str) -> dict[str, list[Task]]:
+    found: dict[str, list[Task]] = {suite: [] for suite in METHODS}
+    for task in find_tasks(folder).tasks:
+        place, _, kind = task.suite.rpartition("-")
+        many = kind == "multiclass" and task.read().classes >= 1000
+        suite = "choices" if place == "choices" else "thousand" if many else kind
+        found[suite].append(dataclasses.replace(task, suite=suite))
+    return found
+
+
+def write_pages(folder: Path) -> None:
+    """Write the tables, the figure, and the table of the README."""
+    made = tables(folder)
+    write_tables(folder, made)
+    figure(made["table_arena_figure"]).savefig(folder.parent / FIGURE, metadata={"Date": None})
+    page = folder.parent.parent / "README.md"
+    before, _, rest = page.read_text("utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    table = front_table(read(folder / "arena.csv"))
+    page.write_text(f"{before}{MARKS[0]}{table}{MARKS[1]}{after}", "utf-8")
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    rows = read(folder / "arena.csv")
+    made: dict[str, Table] = {f"table_arena_{name}": leaderboard(rows, name) for name in METHODS}
+    made["table_arena_default"] = default_against_others(rows)
+    made["table_arena_figure"] = beside_temperature(rows)
+    return made
+
+
+def table_of(rows: Rows, suite: str, metric: str = "nll") -> Scores:
+    return scores(rows, metric, suites=[suite], methods=METHODS[suite])
+
+
+def column(table: Scores, method: str) -> FloatArray:
+    """The values of a method on every task."""
+    return np.asarray(table.values[:, table.methods.index(method)])
+
+
+def mean(table: Scores, method: str, digits: int, scale: float = 1.0) -> str:
+    """The mean over tasks; a dash if the method failed on one."""
+    value = scale * column(table, method).mean()
+    return f"{value:.{digits}f}" if np.isfinite(value) else MISSING
+
+
+def leaderboard(rows: Rows, suite: str) -> Table:
+    """Every method of a suite by its mean log loss: means over tasks, ranks, wins and seconds."""
+    nll, ece, accuracy = (table_of(rows, suite, metric) for metric in ("nll", "ece", "accuracy"))
+    ranks = dict(zip(nll.methods, rankdata(nll.values, axis=1).mean(0), strict=True))
+    wins = win_rate_interval(nll.values, nll.datasets)
+    rates = {name: 100 * np.array(rate) for name, *rate in zip(nll.methods, *wins, strict=True)}
+    table: list[Sequence[str]] = [
+        ("method", "log loss", "ECE %", "accuracy %", "mean rank", "wins %", "seconds")
+    ]
+    for name in by_loss(nll):
+        rate, low, high = rates[name]
+        table.append(
+            (
+                name,
+                mean(nll, name, 4),
+                mean(ece, name, 2, 100),
+                mean(accuracy, name, 2, 100),
+                f"{ranks[name]:.1f}",
+                f"{rate:.0f} [{low:.0f}, {high:.0f}]",
+                f"{seconds(rows, suite, name):.2g}",
+            )
+        )
+    return table
+
+
+def by_loss(nll: Scores) -> list[str]:
+    """Methods, the one with the lowest mean log loss first."""
+    return [nll.methods[i] for i in np.argsort(nll.values.mean(0), kind="stable")]
+
+
+def seconds(rows: Rows, suite: str, method: str) -> float:
+    """Median time to fit and to apply a method where it did not fail."""
+    found = chosen(rows, suite=suite, method=method, error="")
+    return statistics.median(float(r["fit_seconds"]) + float(r["apply_seconds"]) for r in found)
+
+
+def default_against_others(rows: Rows) -> Table:
+    """By how much the log loss of the default is lower than that of others."""
+    table: list[Sequence[str]] = [
+        ("suite", "against", "tasks won", "log loss lower by %", "95 % interval")
+    ]
+    for suite in METHODS:
+        nll = table_of(rows, suite)
+        ours = column(nll, DEFAULT[suite])
+        for rival in ("none", "ts", *best_single(nll)[:1], *best_of_peers(nll)):
+            theirs = column(nll, rival)
+            lower, *ends = (-change for change in change_in_percent(ours, theirs, nll.datasets))
+            low, high = sorted(ends)
+            won = f"{(ours < theirs).sum()} of {len(ours)}"
+            cells = won, f"{lower:.1f}", f"[{low:.1f}, {high:.1f}]"
+            table.append((TITLES[suite], rival, *cells))
+    return table
+
+
+def best_single(nll: Scores) -> list[str]:
+    """Single methods of calibrant, the best first."""
+    return [m for m in by_loss(nll) if not (is_peer(m) or m.startswith("auto"))]
+
+
+def best_of_peers(nll: Scores) -> list[str]:
+    """The best method of each peer that did not fail, the best first."""
+    best: dict[str, str] = {}
+    for method in filter(is_peer, by_loss(nll)):
+        if np.isfinite(column(nll, method)).all():
+            best.setdefault(method.partition(":")[0], method)
+    return list(best.values())
+
+
+def is_peer(method: str) -> bool:
+    library, colon, _ = method.partition(":")
+    return bool(colon) and library in PEERS
+
+
+class Change(NamedTuple):
+    """Percent, with the ends of an interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def change_in_percent(ours: FloatArray, theirs: FloatArray, datasets: Sequence[str]) -> Change:
+    """By how much a mean over tasks differs, with a 95 % interval of a bootstrap over data sets."""
+    names, member = np.unique(datasets, return_inverse=True)
+    sums = np.stack([np.bincount(member, weights=values) for values in (ours, theirs)])
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), DRAWS)
+    drawn = 100 * (np.divide(*(sums @ counts.T)) - 1)
+    return Change(100 * (ours.sum() / theirs.sum() - 1), *np.quantile(drawn, [0.025, 0.975]))
+
+
+def beside_temperature(rows: Rows) -> Table:
+    """Log loss relative to that of a temperature, which the figure shows."""
+    table: list[Sequence[str]] = [("suite", "method", "log loss beside ts, %", "low", "high")]
+    for suite in ON_FRONT:
+        nll = table_of(rows, suite)
+        kept = {"none", "ts", DEFAULT[suite], *best_single(nll)[:3], *best_of_peers(nll)}
+        for method in filter(kept.__contains__, by_loss(nll)):
+            change = change_in_percent(column(nll, method), column(nll, "ts"), nll.datasets)
+            table.append((suite, method, *(f"{end:.2f}" for end in change)))
+    return table
+
+
+def figure(table: Table) -> "Figure":
+    """Draw the log loss of each method beside that of a temperature, a panel for each suite."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "arena"  # the same file every time
+    drawn = Figure(figsize=(11, 3.4), layout="constrained")
+    for axes, suite in zip(drawn.subplots(1, len(ON_FRONT)), ON_FRONT, strict=True):
+        lines = [line for line in table[1:] if line[0] == suite]
+        for place, (_, method, *texts) in enumerate(lines):
+            value, low, high = map(float, texts)
+            ours = method == DEFAULT[suite]
+            colour = BLUE if ours else ORANGE if is_peer(method) else GREY
+            if value > WIDEST:
+                axes.annotate(f"+{value:.0f} % \N{RIGHTWARDS ARROW}", (WIDEST, place), ha="right")
+                continue
+            axes.plot([low, min(high, WIDEST)], [place, place], color=colour, lw=2.5 if ours else 1)
+            axes.plot(value, place, "o", color=colour, ms=7 if ours else 5)
+        axes.axvline(0, color=GREY, lw=0.8, ls=":")
+        axes.set_yticks(range(len(lines)), [label(line[1]) for line in lines])
+        axes.invert_yaxis()
+        axes.set_xlim(right=WIDEST)
+        axes.set(title=TITLES[suite], xlabel="log loss beside one temperature, %")
+        axes.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def label(method: str) -> str:
+    return "auto" if method.startswith("auto") else method
+
+
+def front_table(rows: Rows) -> str:
+    """The table of the README: log loss and ECE of the default, and what it is compared with."""
+    lines = []
+    for suite in ON_FRONT:
+        nll, ece = table_of(rows, suite), table_of(rows, suite, "ece")
+        peer = best_of_peers(nll)[0]
+        methods = ("none", "ts", peer, DEFAULT[suite])
+        cells = [f"{mean(nll, m, 3)} / {mean(ece, m, 1, 100)}" for m in methods]
+        cells[2] += f" ({peer})"
+        lines.append((f"{TITLES[suite]}, {len(nll.tasks)} models", *cells))
+    headings = "log loss / ECE %", "none", "ts", "best peer", "auto"
+    return markdown(View("", headings, lines, "")).rstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1699,6 +1699,13 @@ FAULTS = (
         ("arena/test_statistics",),
     ),
     Fault(
+        "temperature-of-log-odds",
+        "bench",
+        'if self.method == "temperature" and probs.shape[1] > 2:',
+        "if False:",
+        ("arena/test_peers",),
+    ),
+    Fault(
         "ece-of-the-top-of-two",
         "bench",
         "(positive_class if binary else top_label)",

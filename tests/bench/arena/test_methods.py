@@ -81,7 +81,7 @@ def test_names_and_options_as_people_type_them():
     [
         ("tss", ValueError, "unknown method 'tss': did you mean ts"),
         ("ts:temperature=2", ValueError, "ts has no option 'temperature'"),
-        ("sklearn:platt", ValueError, "scikit-learn has sigmoid and isotonic, got 'platt'"),
+        ("sklearn:platt", ValueError, "sigmoid, isotonic and temperature, got 'platt'"),
         ("no_such_module:Thing", ImportError, "no_such_module"),
         ("json:Thing", ValueError, "json has no class 'Thing'"),
     ],

@@ -5,7 +5,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy.special import logit
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, logit, softmax
 
 from calibrant.bench.arena.methods import read_method
 from calibrant.bench.arena.peers import PEERS
@@ -64,6 +65,20 @@ def test_scikit_learn_on_more_classes_is_one_against_the_rest(rng):
     ]
     expected = np.stack(columns, 1) / np.sum(columns, 0)[:, None]
     np.testing.assert_allclose(calibrated("sklearn:isotonic", task), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_temperature_of_scikit_learn_divides_logits(rng, classes):
+    pytest.importorskip("sklearn", minversion="1.8")
+    task = task_of(rng, classes)
+    logits, labels, _ = task.fit
+
+    def nll(inverse):
+        return -log_softmax(inverse * logits, -1)[np.arange(len(labels)), labels].mean()
+
+    best = minimize_scalar(nll, bounds=(0.01, 10), options={"xatol": 1e-9}).x
+    expected = softmax(best * task.test.logits, -1)
+    np.testing.assert_allclose(calibrated("sklearn:temperature", task), expected, atol=1e-6)
 
 
 def test_scikit_learn_with_a_single_example_of_a_class(rng):

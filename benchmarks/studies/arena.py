@@ -48,6 +48,7 @@ OTHERS = (
     *("probmetrics:temp-scaling", "probmetrics:svs", "probmetrics:sms"),
     *("netcal:TemperatureScaling", "netcal:HistogramBinning"),
 )
+FREE = "auto:keep_argmax=false"
 SLOW = (
     *("netcal:LogisticCalibration", "netcal:BetaCalibration"),
     *("probmetrics:ivap", "venn_abers:inductive"),
@@ -58,12 +59,12 @@ METHODS = {
         *(*OWN, "dirichlet", "quadratic", "robust_sigmoid", "venn_abers", *OTHERS, *SLOW),
         *("probmetrics:affine-scaling", "probmetrics:quadratic-scaling", "netcal:BBQ"),
     ),
-    "multiclass": (*OWN, "dirichlet", *OTHERS),
-    "choices": (*OWN, "dirichlet", "auto:keep_argmax=false", *OTHERS, *SLOW),
-    "thousand": (*OWN, *OTHERS),
+    "multiclass": (*OWN, "dirichlet", FREE, *OTHERS),
+    "choices": (*OWN, "dirichlet", FREE, *OTHERS, *SLOW),
+    "thousand": (*OWN, FREE, *OTHERS),
 }
 """Methods of each suite. Predictions may change in multiple choice, where options are biased."""
-DEFAULT = dict.fromkeys(METHODS, "auto") | {"choices": "auto:keep_argmax=false"}
+DEFAULT = dict.fromkeys(METHODS, "auto") | {"choices": FREE}
 """What calibrant advises in each suite."""
 TITLES = {
     "binary": "two classes",

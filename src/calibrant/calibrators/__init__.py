@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the classes
     from calibrant.calibrators.affine import *  # noqa: F403
     from calibrant.calibrators.auto import *  # noqa: F403
+    from calibrant.calibrators.average import *  # noqa: F403
     from calibrant.calibrators.base import *  # noqa: F403
     from calibrant.calibrators.binary import *  # noqa: F403
     from calibrant.calibrators.binning import *  # noqa: F403
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.scaling import *  # noqa: F403
     from calibrant.calibrators.smart import *  # noqa: F403
     from calibrant.calibrators.structured import *  # noqa: F403
+    from calibrant.calibrators.top_and_rest import *  # noqa: F403
     from calibrant.calibrators.top_label import *  # noqa: F403
 
 

@@ -1,6 +1,7 @@
 """Exported files give what the calibrator gives, in ONNX Runtime and with torch.export."""
 
 import functools
+import importlib
 import json
 import sys
 import zipfile
@@ -13,7 +14,6 @@ import pytest
 import scipy.special
 import torch
 from torch import nn
-from torch.onnx._internal.exporter import _registration
 
 import calibrant
 from calibrant.calibrators.registry import CALIBRATORS
@@ -51,7 +51,7 @@ PROGRAMS = [
 @pytest.fixture(scope="module", autouse=True)
 def operators_read_once():
     """Let onnxscript parse its library of operators once, and not for each export."""
-    library = _registration.onnxscript_apis
+    library = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "get_torchlib_ops", functools.cache(library.get_torchlib_ops))
         yield

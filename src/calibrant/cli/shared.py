@@ -43,6 +43,9 @@ TOP_LABEL = click.option(
     flag_value="top_label",
     help="Measure the predicted class of two classes, not P(y = 1).",
 )
+MULTILABEL = click.option(
+    "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
+)
 SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
 GROUPS = click.option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."

@@ -26,7 +26,7 @@ class Row:
     fit_seconds : float
         Time of the fit, with that of the log-partition table, which methods share.
     argmax_changed : int or None
-        Number of test examples whose predicted class changed.
+        Number of test examples whose predicted class changed, or of labels of tags.
     error : str or None
         The message, if the method failed or ran out of time.
     notes : list of str
@@ -105,10 +105,16 @@ class Comparison:
         """Return the method with the least NLL + ECE among those that keep the predictions.
 
         A low ECE alone may come from giving up information. Methods whose fit warned, or that
-        change predictions, are chosen if there are no others.
+        change predictions, are chosen if there are no others. Predictions of tags may change,
+        since every shift of a tag that is predicted too often changes some.
         """
         sums = self._sums()
-        safe = {row.method for row in self.rows if not row.argmax_changed and not row.notes}
+        may_change = self.estimand == "multilabel"
+        safe = {
+            row.method
+            for row in self.rows
+            if not row.notes and (may_change or not row.argmax_changed)
+        }
         return min([m for m in sums if m in safe] or sums, key=lambda m: sums[m], default=None)
 
     def _sums(self) -> dict[str, float]:
@@ -136,9 +142,11 @@ class Comparison:
         """Return a line about the examples."""
         probability = probability_of(self.estimand)
         measured = f", ECE of {probability}" if probability else ""
+        tags = self.estimand == "multilabel"
+        columns, counted = ("tags", "labels") if tags else ("classes", "examples")
         return (
-            f"{self.classes} classes{measured}; "
-            f"fitted on {self.n_fit:,} examples ({self.fitted_on}), "
+            f"{self.classes} {columns}{measured}; "
+            f"fitted on {self.n_fit:,} {counted} ({self.fitted_on}), "
             f"measured on {self.n_test:,} ({self.measured_on})"
         )
 

@@ -16,15 +16,13 @@ from calibrant.calibrators.tags import ALIKE, PooledTags, TagIdentity, TagScalin
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import export_program, fold_into_linear
 from calibrant.monitor import Monitor
+from tests.support.simulate import drawn_tags
 
 SLOPE, INTERCEPT = np.array([0.4, 0.6, 0.9, 1.3]), np.array([-1.0, 0.5, 0.0, -2.0])
 
 
 def tagged(rng, n, slope=SLOPE, intercept=INTERCEPT, means=0.0):
-    """Logits ``(n, tags)``, and labels drawn from ``sigmoid(slope * logits + intercept)``."""
-    logits = 2 * rng.normal(size=(n, len(slope))) + means
-    labels = (rng.random(logits.shape) < expit(slope * logits + intercept)).astype(int)
-    return logits, labels
+    return drawn_tags(rng, n, slope, intercept, means)
 
 
 def loss(logits, labels):

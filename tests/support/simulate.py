@@ -28,3 +28,16 @@ def drawn_pairs(
     """Confidences uniform in [low, high], right with a probability that is lower by ``gap``."""
     confidence = rng.uniform(low, high, n)
     return confidence, rng.random(n) < confidence - gap
+
+
+def drawn_tags(
+    rng: np.random.Generator,
+    n: int,
+    slope: NDArray[np.float64],
+    intercept: NDArray[np.float64],
+    means: NDArray[np.float64] | float = 0.0,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Logits ``(n, tags)``, and labels drawn from ``sigmoid(slope * logits + intercept)``."""
+    logits = 2 * rng.normal(size=(n, len(slope))) + means
+    chance = 1 / (1 + np.exp(-(slope * logits + intercept)))
+    return logits, (rng.random(logits.shape) < chance).astype(np.int64)

@@ -216,7 +216,9 @@ class Calibrator(nn.Module):
                     "(classes, width) and (classes,)"
                 )
             known = examples.labels[examples.labels != IGNORED]
-            distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
+            distinct = None  # labels of one row of tags are several
+            if not self.multilabel:
+                distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
             self._warn_of_few(len(known), examples.columns, distinct)
             data_checks.warn_of_one_label(known)
             members = None if groups is None else data_checks.flat_groups(groups, shape)
@@ -431,7 +433,8 @@ class Calibrator(nn.Module):
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         name, size = type(self).__name__, self.size(classes)
         enough = data_checks.ENOUGH * self.effective_size(classes)
-        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough)
+        fewest = "pooled has two" if self.multilabel else "ts has one"
+        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
 
 class RecordPredictions(NamedTuple):

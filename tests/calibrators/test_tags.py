@@ -30,6 +30,10 @@ def loss(logits, labels):
     return float(np.mean(np.logaddexp(0, logits) - labels * logits))
 
 
+def line_loss(line, logits, labels):
+    return loss(line[0] * logits + line[1], labels)
+
+
 @pytest.fixture(scope="module")
 def data():
     return tagged(np.random.default_rng(7), 1500)
@@ -130,7 +134,7 @@ def test_rare_tags_lean_on_the_others(rng):
         pooled = loss(PooledTags().fit(*train).transform(test[0]), test[1])
         own = []
         for x, y, new in zip(train[0].T, train[1].T, test[0].T, strict=True):
-            line = minimize(lambda q, x=x, y=y: loss(q[0] * x + q[1], y), [1.0, 0.0]).x
+            line = minimize(line_loss, [1.0, 0.0], (x, y)).x
             own.append(np.clip(line[0] * new + line[1], -20, 20))
         ours = loss(TagScaling().fit(*train).transform(test[0]), test[1])
         gains.append((pooled - ours, loss(np.stack(own, -1), test[1]) - ours))

@@ -22,7 +22,7 @@ from calibrant.calibrators.confidence_maps import FARTHEST, STEEPEST, fit_platt
 ALIKE = 0.1  # standard deviation of lines among tags, expected before any are seen
 SEEN = 2.0  # tags that this expectation counts for
 POOL_VARIANCE = np.array([1.0, 9.0])  # of log-slope and shift of the common line, about 0
-STEPS, INNER_STEPS = 100, 100  # passes over the data, and updates of the prior between them
+PASSES, UPDATES = 100, 100  # over the data, and of the prior between them
 TOLERANCE = 1e-6
 LARGEST_STEP = 1.0  # of a log-slope or shift in one pass
 LIMITS = np.array([np.log(STEEPEST), FARTHEST])  # of log-slopes and shifts, either way
@@ -277,7 +277,7 @@ def _fit_lines(cells: Cells) -> Lines:
     theta = _start(cells, centre)
     prior = _Prior(theta.mean(0), ALIKE**2 * np.eye(2))
     passes, converged = 0, False
-    while not converged and passes < STEPS:
+    while not converged and passes < PASSES:
         check_time()
         gradient, information = _derivatives(cells, centre, theta)
         # the likelihood about theta as a normal one, in the form that allows no information at all
@@ -296,7 +296,7 @@ def _centres(cells: Cells) -> FloatArray:
     """Return the mean logit of each tag; without labels, that of the other tags."""
     mass = cells.weight.sum(0)
     mean = (cells.weight * cells.logits).sum(0) / np.where(mass > 0, mass, 1)
-    return np.where(mass > 0, mean, mean[mass > 0].mean())
+    return np.asarray(np.where(mass > 0, mean, mean[mass > 0].mean()))
 
 
 def _start(cells: Cells, centre: FloatArray) -> FloatArray:
@@ -306,7 +306,8 @@ def _start(cells: Cells, centre: FloatArray) -> FloatArray:
     slope, offset = fit_platt(odds, outcome > 0, weight).x
     slope = max(slope, 1 / STEEPEST)
     shift = (slope - 1) * centre + offset
-    return np.clip(np.stack([np.full_like(shift, np.log(slope)), shift], -1), -LIMITS, LIMITS)
+    theta = np.stack([np.full_like(shift, np.log(slope)), shift], -1)
+    return np.asarray(np.clip(theta, -LIMITS, LIMITS))
 
 
 def _derivatives(
@@ -329,7 +330,7 @@ def _empirical_bayes(
 
     Tag ``t`` has the likelihood exp(-x' information[t] x / 2 + evidence[t]' x).
     """
-    for _ in range(INNER_STEPS):
+    for _ in range(UPDATES):
         precision = np.linalg.inv(prior.covariance)
         covariance = np.linalg.inv(information + precision)
         posterior = np.einsum("tij,tj->ti", covariance, evidence + precision @ prior.mean)

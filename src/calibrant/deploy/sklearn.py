@@ -193,9 +193,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
                     groups = np.arange(len(y))  # copies of an example stay together
                 learned = _calibrated_with(calibrator, estimator, scores, sample_weight, groups)
-        for name in LEARNED:
-            vars(self).pop(name, None)
-        vars(self).update(learned)
+        self.__dict__ = {k: v for k, v in vars(self).items() if k not in LEARNED} | learned
         return self
 
     def _calibrator(self, *, multilabel: bool) -> Calibrator:
@@ -407,8 +405,11 @@ def _member(
     if y.ndim == 1:  # without what it has never seen
         known = np.flatnonzero(np.isin(y_test, scoring.classes_of(estimator, y_train)))
     kept = {name: None if v is None else v[test][known] for name, v in beside.items()}
-    member = template.set_params(estimator=FrozenEstimator(estimator), ensemble=False)
-    return member.fit(_safe_indexing(X_test, known), y_test[known], **kept)
+    member: CalibratedClassifier = template.set_params(
+        estimator=FrozenEstimator(estimator), ensemble=False
+    )
+    member.fit(_safe_indexing(X_test, known), y_test[known], **kept)
+    return member
 
 
 def _is_routing() -> bool:

@@ -149,7 +149,7 @@ class Meter:
         tags = self.calibrators[0].multilabel
         if tags:  # rows stay whole, without what may be anything
             logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
-        rows = kept.any(-1) if tags else kept
+        rows = np.asarray(kept.any(-1)) if tags else kept
         after = self._calibrated(chunk, rows, logits[rows])
         weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
         self.after.update(after, labels[rows], sample_weight=weights)

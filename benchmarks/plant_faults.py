@@ -1307,28 +1307,28 @@ FAULTS = (
         "sklearn",
         "np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))",
         "np.ones(y[test].shape, bool)",
-        ("test_sklearn",),
+        ("test_sklearn_tags",),
     ),
     Fault(
         "absence-for-presence",
         "sklearn",
         "list(seen).index(1)",
         "list(seen).index(0)",
-        ("test_sklearn",),
+        ("test_sklearn_tags",),
     ),
     Fault(
         "ensemble-weights-of-other-rows",
         "sklearn",
         "v[test][known] for name, v in beside.items()",
         "v[: len(known)] for name, v in beside.items()",
-        ("test_sklearn",),
+        ("test_sklearn_tags",),
     ),
     Fault(
         "members-that-lack-a-class-out-of-place",
         "sklearn",
         "probs[:, at] += one.predict_proba(X) / len(members)",
         "probs[:, -len(at) :] += one.predict_proba(X) / len(members)",
-        ("test_sklearn",),
+        ("test_sklearn_tags",),
     ),
     # Tags.
     Fault(

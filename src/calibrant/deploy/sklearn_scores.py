@@ -30,10 +30,10 @@ RESCALINGS = 5
 
 def targets(y: Any) -> NDArray[Any]:
     """Return checked classes ``(n,)``, or labels 0 and 1 of tags ``(n, tags)``."""
-    shape = y.shape if hasattr(y, "shape") else np.shape(y)
-    if len(shape) == 2 and shape[1] > 1 and type_of_target(y) == "multilabel-indicator":
-        dense = y.toarray() if hasattr(y, "toarray") else y
-        labels: NDArray[Any] = np.asarray(dense).astype(np.int64)
+    dense = y.toarray() if hasattr(y, "toarray") else np.asarray(y)
+    tags = dense.ndim == 2 and dense.shape[1] > 1
+    if tags and type_of_target(dense) == "multilabel-indicator":
+        labels: NDArray[Any] = dense.astype(np.int64)
         if labels.min() < 0 or labels.max() > 1:
             got = comma_separated(map(str, np.unique(labels)))
             raise ValueError(f"y of tags must be 0 or 1 in each column, got {got}")

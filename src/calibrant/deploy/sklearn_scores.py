@@ -38,10 +38,10 @@ def targets(y: Any) -> NDArray[Any]:
             got = comma_separated(map(str, np.unique(labels)))
             raise ValueError(f"y of tags must be 0 or 1 in each column, got {got}")
         return labels
-    y = np.asarray(validation.column_or_1d(y, warn=True))
-    validation.assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
-    return y
+    classes = np.asarray(validation.column_or_1d(y, warn=True))
+    validation.assert_all_finite(classes, input_name="y")
+    check_classification_targets(classes)
+    return classes
 
 
 class Scores(NamedTuple):

@@ -205,8 +205,9 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         weights = judge.weights(names)
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
-        if keep and self.keep_argmax is None and REST in names:
-            lines += judge.other_predictions(weights)
+        changing = structured(some.records.classes, len(some.records)).name
+        if keep and self.keep_argmax is None and data.offers(changing):
+            lines += judge.other_predictions(changing, weights)
         return weights, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -470,11 +471,9 @@ class _Judge:
         gap, part = (claimed - outcome) * self.share, memberships(claimed, sigma=0.05)
         return float(sum(np.abs(part[:, i] @ gap[i]).sum() for i in self.parts))
 
-    def other_predictions(self, weights: Mapping[str, float]) -> list[str]:
-        """Say what predictions that may change would gain, if they would clearly."""
-        records, kept = self.data.records, self.average(weights)
-        name = structured(records.classes, len(records)).name
-        other, right = self.held_out(name), records.correct
+    def other_predictions(self, name: str, weights: Mapping[str, float]) -> list[str]:
+        """Say what a method that may change predictions would gain, if it would clearly."""
+        other, kept, right = self.held_out(name), self.average(weights), self.data.records.correct
         more, error = self.mean_and_error(other.correct.astype(float) - right)
         lower, its_error = self.mean_and_error(kept.nll - other.nll)
         if more < CLEAR * error and lower < CLEAR * its_error:

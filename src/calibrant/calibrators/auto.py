@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WITH_FEATURES = ("gc", "procal")
-KEEPING = ("none", "ts", "beta", "blend", "top_and_rest", *WITH_FEATURES)
-CHANGING = (*KEEPING, "sms", "sms_blend")
+REST = "top_and_rest"  # of three classes or more, where predictions are kept
+KEEPING = ("none", "ts", "beta", "blend", REST, *WITH_FEATURES)
+CHANGING = (*(name for name in KEEPING if name != REST), "sms", "sms_blend")
 TWO_CLASSES = (
     *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
     *WITH_FEATURES,
 )
 """Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
 P(y = 1), which two classes have."""
-REST = "top_and_rest"  # which needs three classes
 FEWEST = 50  # number of examples below which a choice would be a guess
 FOLDS, MANY = (5, 3), 2000  # number of folds, and with so many examples
 MOST, MOST_LOGITS = 10_000, 1 << 21
@@ -86,8 +86,8 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``quadratic``, ``venn_abers``.
     keep_argmax : bool, optional
         Keep the predicted class: by default for more than two classes, where ``reasons_`` says
-        what other predictions would gain. False allows them, and adds ``sms`` and
-        ``sms_blend``: the right choice for the options of multiple-choice questions.
+        what other predictions would gain. False allows them, with ``sms`` and ``sms_blend``
+        instead of ``top_and_rest``: right for the options of multiple-choice questions.
     folds : int, optional
         By default 5, and 3 from 2,000 examples on.
     seed : int
@@ -255,7 +255,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         """Names of the candidates that the data suffice for."""
         usual: Sequence[str] = KEEPING if self._keeps(data) else CHANGING
         if data.records.classes == 2:
-            usual = [n for n in KEEPING if n != REST] if self.keep_argmax else TWO_CLASSES
+            usual = [name for name in KEEPING if name != REST] if self.keep_argmax else TWO_CLASSES
         usable = [name for name in self.candidates or usual if data.offers(name)]
         if not usable:
             raise ValueError(

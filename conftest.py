@@ -1,9 +1,11 @@
 """Set-up of every test: those in tests/, the doctests of src/, the fences of docs/ and README."""
 
 import contextlib
+import gc
 import os
 import tempfile
 
+import pytest
 from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
 
@@ -12,6 +14,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 collect_ignore = ["docs/conf.py", "docs/generate.py"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Search no imported library for garbage, neither now nor in the tests: it is all in use.
+
+    What tests import themselves, such as the exporter, is searched rarely.
+    """
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(50_000)
+    return result
 
 
 def enter_empty_folder(namespace):

@@ -54,7 +54,7 @@ SKLEARN = """## scikit-learn
 def write(folder: Path) -> None:
     """Write all pages under the folder of the documentation."""
     (folder / "_generated").mkdir(exist_ok=True)
-    for make in (methods, properties, metrics, losses):
+    for make in (methods, properties, tag_methods, metrics, losses):
         (folder / "_generated" / f"{make.__name__}.md").write_text(make(), encoding="utf-8")
     (folder / "api.md").write_text(api(), encoding="utf-8")
 
@@ -68,6 +68,17 @@ def methods() -> str:
 
     cells = ((f"`{n}`", f"`{kind.__name__}`", kind.summary) for n, kind in CALIBRATORS.items())
     return table(("name", "class", "what it does"), cells)
+
+
+def tag_methods() -> str:
+    """Table of the calibrators of tags: name, class, summary and number of parameters."""
+    from calibrant.calibrators.registry import TAG_CALIBRATORS
+
+    rows = (
+        (f"`{n}`", f"`{kind.__name__}`", kind.summary, formula(kind().size))
+        for n, kind in TAG_CALIBRATORS.items()
+    )
+    return table(("name", "class", "what it does", "parameters of K tags"), rows)
 
 
 def properties() -> str:

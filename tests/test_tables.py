@@ -13,7 +13,7 @@ DATA = ROOT / "docs" / "data"
 @pytest.fixture(scope="module")
 def tables():
     folder = ROOT / "benchmarks" / "studies"
-    names = ("tables", "maccal", "answers", "language_models")
+    names = ("tables", "maccal", "answers", "language_models", "multilabel", "ensemble")
     scripts = (folder / f"{name}.py" for name in names)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
@@ -127,3 +127,34 @@ def test_claims_about_questions_to_language_models(model):
         before = figure("ece", source, "none", "texts")
         single = [row["head"] for row in rows if row["set"] == source and "map" not in row["head"]]
         assert min(figure("ece", source, head, "texts") for head in single) > 0.7 * before > 0.27
+
+
+def test_claims_about_tags(tables):
+    headings, *rows = tables["table_multilabel"]
+    loss = {row[0]: [float(cell) for cell in row[1:-1]] for row in rows}
+    assert headings[1:-1] == ("100", "200", "500", "1,000", "11,216")
+    ours, pooled = loss["`tags`"], loss["`pooled`"]
+    platt, isotonic = loss["Platt for each tag"], loss["isotonic for each tag"]
+    assert abs(ours[0] - pooled[0]) < 0.1
+    assert all(a < b - 0.2 for a, b in zip(ours[1:], pooled[1:], strict=True))
+    assert platt[0] > ours[0] + 25
+    assert all(a < b - 0.5 for a, b in zip(ours[:-1], platt[:-1], strict=True))
+    assert abs(ours[-1] - platt[-1]) < 0.1
+    assert all(a < b - 1 for a, b in zip(ours, isotonic, strict=True))
+
+
+def test_claims_about_ensembles(tables):
+    _, *rows = tables["table_ensemble"]
+    with (DATA / "ensemble.csv").open(newline="") as file:
+        measured = list(csv.DictReader(file))
+    lower = {"nll": 0, "ece": 0}
+    for name in (row[0] for row in rows):
+        for kind in ("logistic", "naive Bayes", "forest", "tree"):
+            some = [row for row in measured if (row["data"], row["estimator"]) == (name, kind)]
+            for figure in lower:
+                sums = {
+                    way: sum(float(row[figure]) for row in some if row["ensemble"] == way)
+                    for way in ("False", "True")
+                }
+                lower[figure] += sums["True"] < sums["False"]
+    assert lower == {"nll": 23, "ece": 28 - 19}

@@ -9,6 +9,7 @@ from calibrant.artifacts import load as load, save as save
 from calibrant.calibrators import (
     CALIBRATORS as CALIBRATORS,
     SMART as SMART,
+    TAG_CALIBRATORS as TAG_CALIBRATORS,
     Auto as Auto,
     Calibrator as Calibrator,
     TemperatureScaling as TemperatureScaling,

@@ -300,7 +300,7 @@ def test_one_vs_rest_undoes_what_differs_between_classes(rng):
 def test_the_order_of_the_classes_is_kept(rng, dtype, temperature):
     logits, labels = drawn(rng, 3000, 7, 2.0)
     fitted = quiet(IsotonicCalibration, logits, labels, temperature=temperature)
-    rows = torch.from_numpy(2 * rng.normal(size=(20_000, 7))).to(dtype)
+    rows = torch.from_numpy(2 * rng.normal(size=(10_000, 7))).to(dtype)
     rows[::3, 2] = torch.nextafter(rows.amax(-1), torch.tensor(-torch.inf, dtype=dtype))[::3]
     out = fitted(rows)
     assert (out.argmax(-1) == rows.argmax(-1)).all()
@@ -511,8 +511,8 @@ def peak():
 warnings.simplefilter("ignore")
 torch.set_num_threads(2)
 rng = np.random.default_rng(0)
-logits = 3 * rng.standard_normal((20_000, 1000), dtype=np.float32)
-labels = (logits[:, :50] / 2 + rng.gumbel(size=(20_000, 50))).argmax(-1)
+logits = 3 * rng.standard_normal((10_000, 1000), dtype=np.float32)
+labels = (logits[:, :50] / 2 + rng.gumbel(size=(10_000, 50))).argmax(-1)
 {name}().fit(logits[:100], labels[:100])
 before, start = peak(), time.perf_counter()
 fitted = {name}().fit(logits, labels)

@@ -16,6 +16,7 @@ from calibrant.cli.compare import STEPS
 from calibrant.data import sample_path
 from calibrant.workflows.compare import compare
 from tests.support.command_line import figures
+from tests.support.simulate import drawn_tags
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -202,3 +203,14 @@ def test_demo_in_ascii(run, monkeypatch):
     assert (code, err) == (0, "")
     assert out.isascii()
     assert re.search(r"97\.1 % +#+\|", out)
+
+
+def test_compare_tags(run):
+    logits, labels = drawn_tags(np.random.default_rng(0), 600, np.array([0.4, 0.6]), np.zeros(2))
+    np.savez("tags.npz", logits=logits, labels=labels)
+    code, out, _ = run("compare", "tags.npz", "--multilabel")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[1].startswith("2 tags; fitted on 600 labels (a random half of the plain arrays")
+    assert [line.split()[0] for line in lines[3:6]] == ["none", "pooled", "tags"]
+    assert re.search(r"\nUse (pooled|tags) \(cross-validated", out)

@@ -13,6 +13,7 @@ import calibrant
 from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.tags import TagScaling
 from calibrant.cli.fit import fit
 from calibrant.cli.shared import method_options
 from calibrant.workflows.apply import apply
@@ -20,7 +21,7 @@ from calibrant.workflows.fit import fit as fit_workflow
 from tests.support.calibrators import PerRow, Shift
 from tests.support.prediction_files import arrays_in
 from tests.support.predictions import predictions
-from tests.support.simulate import drawn, preferring
+from tests.support.simulate import drawn, drawn_tags, preferring
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -403,7 +404,7 @@ def test_failed_apply(run, arguments, message):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize(("verb", "count"), [("fit", 5), ("apply", 2), ("compare", 3)])
+@pytest.mark.parametrize(("verb", "count"), [("fit", 6), ("apply", 2), ("compare", 4)])
 def test_help_has_examples_that_parse(run, monkeypatch, verb, count):
     monkeypatch.setitem(CALIBRATORS, "auto", CALIBRATORS.get("auto", TemperatureScaling))
     code, out, _ = run(verb, "-h")
@@ -478,3 +479,29 @@ def test_maccal_wants_features_of_the_validation_set_before_it_trains(run, monke
     code, _, err = run("fit", "p.npz", "--method", "maccal", "-o", "saved")
     assert code == 2
     assert "p.npz has no val_features" in err
+
+
+def test_tags_from_the_file_to_the_calibrated_one(run):
+    logits, labels = drawn_tags(np.random.default_rng(0), 600, np.array([0.4, 0.6]), np.zeros(2))
+    np.savez("tags.npz", logits=logits, labels=labels)
+    code, out, err = run("fit", "tags.npz", "--multilabel", "-o", "saved")
+    assert code == 0
+    assert out.startswith("tags on tags.npz\n1,200 labels; TagScaling for 2 tags: 4 parameters")
+    code, _, err = run("apply", "saved", "tags.npz", "-o", "calibrated.npz")
+    assert code == 0
+    assert err.endswith("to measure it: calibrant evaluate calibrated.npz --multilabel\n")
+    expected = TagScaling().fit(logits, labels).transform(logits)
+    np.testing.assert_allclose(np.load("calibrated.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
+    code, out, _ = run("fit", "tags.npz", "--multilabel", "--cross-fit", "3", "--json", "-o", "x")
+    about = json.loads(out)
+    assert (code, about["method"], about["estimand"]) == (0, "tags", "multilabel")
+    assert about["after"]["nll"]["value"] < about["before"]["nll"]["value"]
+    code, _, err = run("fit", "tags.npz", "--multilabel", "--method", "ts", "-o", "x")
+    assert code == 2
+    assert "unknown multi-label method 'ts': did you mean tags?" in err
+    code, _, err = run("fit", "tags.npz", "--multilabel", "--method", "maccal", "-o", "x")
+    assert code == 2
+    assert "leave out --cross-fit, --split, --sample-weight, --groups and --multilabel" in err
+    code, _, err = run("fit", "tags.npz", "-o", "x")
+    assert code == 2
+    assert 'estimand="multilabel" (--multilabel)' in err

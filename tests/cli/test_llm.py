@@ -3,18 +3,14 @@
 import copy
 import inspect
 import json
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-import calibrant
 import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, fit
@@ -39,6 +35,7 @@ from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.huggingface import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import open_table
+from tests.support.command_line import in_shell
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,
@@ -333,18 +330,19 @@ def test_epochs_are_those_of_python():
 
 
 @pytest.mark.slow
-def test_two_processes_collect_what_one_does(run, saved, tmp_path):
+def test_two_processes_collect_what_one_does(run, saved, tmp_path, monkeypatch):
     arguments = ["llm", "collect", saved / "model", saved / "texts.jsonl", "-o"]
     code, _, err = run(*arguments, tmp_path / "one")
     assert code == 0, err
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, "-m", "calibrant", *arguments, tmp_path / "two"]
-    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
-    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        list(map(str, command)), env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    # as torchrun tells them apart: this process, and one of its own
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    env = {"RANK": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(in_shell, *arguments, tmp_path / "two", env=env, timeout=120)
+        code, _, err = run(*arguments, tmp_path / "two")
+    assert code == 0, err
+    assert other.result().returncode == 0, other.result().stderr
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["rank-0", "rank-1"]
     one, two = open_table(tmp_path / "one"), open_table(tmp_path / "two")
     np.testing.assert_array_equal(one.documents, two.documents)

@@ -978,8 +978,9 @@ def test_seed_of_folds(three, recorder):
 def test_seed_of_the_method(three):
     X, y = three
     fast = {"candidates": ["none", "ts"]}
+    base = FrozenEstimator(LogisticRegression().fit(X, y))
     seeds = [
-        CalibratedClassifier(random_state=state, options={**fast, **more})
+        CalibratedClassifier(base, random_state=state, options={**fast, **more})
         .fit(X, y)
         .calibrator_.seed
         for state, more in [(None, {}), (1, {}), (1, {}), (2, {}), (2, {"seed": 5})]

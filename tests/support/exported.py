@@ -22,6 +22,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "matrix": {"off_diagonal": 1e4, "intercept": 1.0},
     "dirichlet": {"off_diagonal": 1e4, "intercept": 1.0},
     "cts": {"passes": 1},
+    "gc": {"partitions": 3},
     "auto": {"candidates": ["none", "ts"]},
 }
 """Options of methods whose fits or exports take long."""

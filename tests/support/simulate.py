@@ -34,3 +34,16 @@ def preferring(logits: NDArray[np.float64], by: float = 3.0) -> NDArray[np.float
     """Return the logits of a model that prefers the first class whatever the input."""
     result: NDArray[np.float64] = logits + by * np.eye(logits.shape[-1])[0]
     return result
+
+
+def drawn_tags(
+    rng: np.random.Generator,
+    n: int,
+    slope: NDArray[np.float64],
+    intercept: NDArray[np.float64],
+    means: NDArray[np.float64] | float = 0.0,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Logits ``(n, tags)``, and labels drawn from ``sigmoid(slope * logits + intercept)``."""
+    logits = 2 * rng.normal(size=(n, len(slope))) + means
+    chance = 1 / (1 + np.exp(-(slope * logits + intercept)))
+    return logits, (rng.random(logits.shape) < chance).astype(np.int64)

@@ -96,7 +96,7 @@ def test_ties_go_to_the_simplest(rng):
 def test_a_gain_within_noise_is_none(rng):
     """The lowest mean by a hair does not win over fewer parameters, a clear one does."""
     judge = object.__new__(choosing._Judge)
-    judge.share = np.full(400, 1 / 400)
+    judge.share, judge.row = np.full(400, 1 / 400), np.arange(400)
     noise = rng.normal(size=400)
     noise -= noise.mean()
     error = np.sqrt((noise**2).sum()) / 400

@@ -474,7 +474,7 @@ def test_advice_and_fit_agree(tmp_path, rng):
     assert found.choice() == "auto"
     assert halves.findings[0] in found.advice()
     for reasons in (str(found), str(again.reasons_)):
-        assert "sms_blend, which may change the predicted class, would gain: accuracy" in reasons
+        assert "sms, which may change the predicted class, would gain: accuracy" in reasons
 
 
 def test_a_fit_may_take_as_long_as_it_wants(both):

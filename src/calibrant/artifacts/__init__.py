@@ -1,8 +1,8 @@
 """Artifacts: everything that calibrant saves, in one format.
 
 An artifact is one safetensors file: learned values, and metadata (see :class:`Artifact`) that name
-a class and the arguments of its constructor. Nothing in it is executed. A class of ``KINDS`` or
-``CALIBRATORS`` has ``config()``, ``state_dict()`` and ``load_state_dict()``, as modules do, or
+a class and the arguments of its constructor. Nothing in it is executed. A calibrator, or a class
+of ``KINDS``, has ``config()``, ``state_dict()`` and ``load_state_dict()``, as modules do, or
 ``state()`` and ``from_state()``, whose JSON becomes the only tensor.
 """
 

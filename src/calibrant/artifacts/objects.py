@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
-from calibrant.calibrators.registry import CALIBRATORS
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
 
-# Package and class of every kind besides those in CALIBRATORS; imported when needed.
+# Package and class of every kind besides calibrators; imported when needed.
 KINDS = {
     "prior": "calibrant.decide:PriorCorrection",
     "threshold": "calibrant.decide:Threshold",
@@ -28,6 +29,12 @@ KINDS = {
 }
 
 
+def calibrator_kinds() -> dict[str, type[Calibrator]]:
+    """Return the classes of calibrators by kind; names of methods for tags may be taken."""
+    tags = {f"multilabel_{name}": kind for name, kind in TAG_CALIBRATORS.items()}
+    return {**CALIBRATORS, **tags}
+
+
 def kind_of(obj: Any) -> str:
     """Return the name of the kind that an object is saved as."""
     # a subclass would come back as its parent: the type must be the very one
@@ -35,18 +42,20 @@ def kind_of(obj: Any) -> str:
         package, _, name = where.partition(":")
         if type(obj).__name__ == name and type(obj).__module__.startswith(package):
             return kind
-    for kind, calibrator in CALIBRATORS.items():
+    calibrators = calibrator_kinds()
+    for kind, calibrator in calibrators.items():
         if type(obj) is calibrator:
             return kind
-    known = comma_separated([*CALIBRATORS, *KINDS])
+    known = comma_separated([*calibrators, *KINDS])
     raise TypeError(f"a {type(obj).__name__} cannot be saved: choose an object of kind {known}")
 
 
 def _class_of(kind: Any) -> Any:
-    if not isinstance(kind, str) or kind not in {*CALIBRATORS, *KINDS}:
-        raise unknown_name("kind", kind, [*CALIBRATORS, *KINDS])
-    if kind in CALIBRATORS:
-        return CALIBRATORS[kind]
+    calibrators = calibrator_kinds()
+    if not isinstance(kind, str) or kind not in {*calibrators, *KINDS}:
+        raise unknown_name("kind", kind, [*calibrators, *KINDS])
+    if kind in calibrators:
+        return calibrators[kind]
     package, _, name = KINDS[kind].partition(":")
     return getattr(import_module(package), name)
 
@@ -156,7 +165,8 @@ def _check_shapes(skeleton: Any, tensors: Mapping[str, Tensor], wanted: Mapping[
         start = f"{prefix}." if prefix else ""
         values = {name: tensors.get(f"{start}{name}_") for name in ("classes", "width")}
         sizes = {name: int(v) for name, v in values.items() if v is not None and v.ndim == 0}
-        if sizes.get("classes") == 1:  # one logit stands for two classes
+        if sizes.get("classes") == 1 and not getattr(module, "multilabel", False):
+            # one logit stands for two classes
             sizes["classes"] = 2
         for shape in filter(None, getattr(module, "learned_shapes", "").split("; ")):
             name, _, dimensions = shape.partition(" ")

@@ -1,6 +1,7 @@
 """Post-hoc calibrators: fitted on held-out logits, they map logits to calibrated logits.
 
-The classes of :data:`calibrant.calibrators.registry.CALIBRATORS` can be imported from here.
+The classes of :data:`calibrant.calibrators.registry.CALIBRATORS` and ``TAG_CALIBRATORS`` can be
+imported from here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the classes
     from calibrant.calibrators.affine import *  # noqa: F403
     from calibrant.calibrators.auto import *  # noqa: F403
+    from calibrant.calibrators.average import *  # noqa: F403
     from calibrant.calibrators.base import *  # noqa: F403
     from calibrant.calibrators.binary import *  # noqa: F403
     from calibrant.calibrators.binning import *  # noqa: F403
@@ -25,6 +27,8 @@ if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the 
     from calibrant.calibrators.scaling import *  # noqa: F403
     from calibrant.calibrators.smart import *  # noqa: F403
     from calibrant.calibrators.structured import *  # noqa: F403
+    from calibrant.calibrators.tags import *  # noqa: F403
+    from calibrant.calibrators.top_and_rest import *  # noqa: F403
     from calibrant.calibrators.top_label import *  # noqa: F403
 
 
@@ -43,5 +47,6 @@ def __dir__() -> list[str]:
 
 def _exported() -> dict[str, Any]:
     registry = import_module(f"{__name__}.registry")
-    classes = [registry.Calibrator, *registry.CALIBRATORS.values()]
-    return {kind.__name__: kind for kind in classes} | {"CALIBRATORS": registry.CALIBRATORS}
+    tables = {name: getattr(registry, name) for name in ("CALIBRATORS", "TAG_CALIBRATORS")}
+    kinds = [registry.Calibrator, *(kind for table in tables.values() for kind in table.values())]
+    return {kind.__name__: kind for kind in kinds} | tables

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WITH_FEATURES = ("gc", "procal")
-KEEPING = ("none", "ts", "beta", "blend", "top_and_rest", *WITH_FEATURES)
-CHANGING = (*KEEPING, "sms", "sms_blend")
+REST = "top_and_rest"  # of three classes or more, where predictions are kept
+KEEPING = ("none", "ts", "beta", "blend", REST, *WITH_FEATURES)
+CHANGING = (*(name for name in KEEPING if name != REST), "sms", "sms_blend")
 TWO_CLASSES = (
     *("none", "ts", "sigmoid", "robust_sigmoid", "quadratic", "venn_abers"),
     *WITH_FEATURES,
 )
 """Candidates: of methods that keep the predicted class, of those that may change it, and of maps of
 P(y = 1), which two classes have."""
-REST = "top_and_rest"  # which needs three classes
 FEWEST = 50  # number of examples below which a choice would be a guess
 FOLDS, MANY = (5, 3), 2000  # number of folds, and with so many examples
 MOST, MOST_LOGITS = 10_000, 1 << 21
@@ -86,8 +86,8 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         ``none``, ``ts``, ``sigmoid``, ``robust_sigmoid``, ``quadratic``, ``venn_abers``.
     keep_argmax : bool, optional
         Keep the predicted class: by default for more than two classes, where ``reasons_`` says
-        what other predictions would gain. False allows them, and adds ``sms`` and
-        ``sms_blend``: the right choice for the options of multiple-choice questions.
+        what other predictions would gain. False allows them, with ``sms`` and ``sms_blend``
+        instead of ``top_and_rest``: right for the options of multiple-choice questions.
     folds : int, optional
         By default 5, and 3 from 2,000 examples on.
     seed : int
@@ -205,8 +205,9 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         weights = judge.weights(names)
         self.candidates_ = [judge.candidate(name, weights.get(name, 0.0)) for name in names]
         lines = [_explain(weights, self.candidates_)]
-        if keep and self.keep_argmax is None and REST in names:
-            lines += judge.other_predictions(weights)
+        changing = structured(some.records.classes, len(some.records)).name
+        if keep and self.keep_argmax is None and data.offers(changing):
+            lines += judge.other_predictions(changing, weights)
         return weights, "\n".join(lines)
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -254,7 +255,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         """Names of the candidates that the data suffice for."""
         usual: Sequence[str] = KEEPING if self._keeps(data) else CHANGING
         if data.records.classes == 2:
-            usual = [n for n in KEEPING if n != REST] if self.keep_argmax else TWO_CLASSES
+            usual = [name for name in KEEPING if name != REST] if self.keep_argmax else TWO_CLASSES
         usable = [name for name in self.candidates or usual if data.offers(name)]
         if not usable:
             raise ValueError(
@@ -470,11 +471,9 @@ class _Judge:
         gap, part = (claimed - outcome) * self.share, memberships(claimed, sigma=0.05)
         return float(sum(np.abs(part[:, i] @ gap[i]).sum() for i in self.parts))
 
-    def other_predictions(self, weights: Mapping[str, float]) -> list[str]:
-        """Say what predictions that may change would gain, if they would clearly."""
-        records, kept = self.data.records, self.average(weights)
-        name = structured(records.classes, len(records)).name
-        other, right = self.held_out(name), records.correct
+    def other_predictions(self, name: str, weights: Mapping[str, float]) -> list[str]:
+        """Say what a method that may change predictions would gain, if it would clearly."""
+        other, kept, right = self.held_out(name), self.average(weights), self.data.records.correct
         more, error = self.mean_and_error(other.correct.astype(float) - right)
         lower, its_error = self.mean_and_error(kept.nll - other.nll)
         if more < CLEAR * error and lower < CLEAR * its_error:

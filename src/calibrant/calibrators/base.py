@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, Logits, Values, as_scores
-from calibrant._core.chunks import CHUNK_SIZE, Examples, as_tensor, examples as check_examples
+from calibrant._core.chunks import (
+    CHUNK_SIZE,
+    EstimandChoice,
+    Examples,
+    as_tensor,
+    examples as check_examples,
+)
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant.calibrators import data_checks
@@ -81,6 +87,8 @@ class Calibrator(nn.Module):
         ``fit`` requires features, or takes them if there are any, or requires the last layer.
     two_classes_only : bool
         More classes are refused.
+    multilabel : bool
+        Columns are tags, with a label each; ``classes`` is their number.
     fits_records : bool
         A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
     uses_logits : bool
@@ -106,6 +114,7 @@ class Calibrator(nn.Module):
     uses_features: bool = False
     needs_head: bool = False
     two_classes_only: bool = False
+    multilabel: bool = False
     fits_records: bool = False
     uses_logits: bool = False
     learned_shapes: str = ""
@@ -152,6 +161,36 @@ class Calibrator(nn.Module):
         return self._classes
 
     @property
+    def one_logit(self) -> bool:
+        """True if fitted on log-odds ``(n,)``, each of which stands for two classes."""
+        return self._classes == 1 and not self.multilabel
+
+    def estimand_for(self, choice: EstimandChoice) -> EstimandChoice:
+        """Return the estimand of its predictions for the caller's choice, or raise.
+
+        Tags are always ``"multilabel"``, and nothing else is.
+        """
+        if self.multilabel and choice in ("auto", "multilabel"):
+            return "multilabel"
+        if self.multilabel or choice == "multilabel":
+            name = type(self).__name__
+            kind = "tags" if self.multilabel else "exclusive classes"
+            raise ValueError(
+                f'{name} is for {kind}, got estimand="{choice}": methods for tags are in '
+                "TAG_CALIBRATORS, and their estimand is multilabel"
+            )
+        return choice
+
+    def refuse_tags(self, user: str) -> None:
+        """Raise if it is for tags, where a ``user`` of it wants exclusive classes."""
+        if self.multilabel:
+            name = type(self).__name__
+            raise ValueError(
+                f"{user} needs a calibrator for exclusive classes, {name} is for tags: treat one "
+                "tag at a time, as log-odds (n,)"
+            )
+
+    @property
     def width(self) -> int:
         """Width of the features that are required; 0 if none are."""
         return max(part._width for part in self.modules() if isinstance(part, Calibrator))
@@ -181,8 +220,10 @@ class Calibrator(nn.Module):
             Examples of one group (a document, a patient) stay together in cross-validation.
         """
         with checks.warnings_at_caller():
-            examples = check_examples(logits, labels, sample_weight)
-            checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
+            estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
+            examples = check_examples(logits, labels, sample_weight, estimand)
+            if not self.multilabel:  # tags may add up to anything
+                checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
             shape = checks.as_labels(labels).shape
             inputs = None if features is None else as_scores(features, "features")
             self.check_features(inputs, shape, fitting=True)
@@ -193,8 +234,10 @@ class Calibrator(nn.Module):
                     "(classes, width) and (classes,)"
                 )
             known = examples.labels[examples.labels != IGNORED]
-            distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
-            self._warn_of_few(len(known), examples.classes, distinct)
+            distinct = None  # labels of one row of tags are several
+            if not self.multilabel:
+                distinct = data_checks.distinct_rows(data_checks.first_rows(examples.logits))
+            self._warn_of_few(len(known), examples.columns, distinct)
             data_checks.warn_of_one_label(known)
             members = None if groups is None else data_checks.flat_groups(groups, shape)
             return self.fit_examples(examples, Context(inputs, head, members))
@@ -202,7 +245,7 @@ class Calibrator(nn.Module):
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
         """Learn from checked examples; calibrators that hold others fit them with this."""
         self._fit(examples, context or Context())
-        self._set_classes(1 if examples.logits.ndim == 1 else examples.classes)
+        self._set_classes(1 if examples.logits.ndim == 1 else examples.columns)
         return self
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -413,7 +456,8 @@ class Calibrator(nn.Module):
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         name, size = type(self).__name__, self.size(classes)
         enough = data_checks.ENOUGH * self.effective_size(classes)
-        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough)
+        fewest = "pooled has two" if self.multilabel else "ts has one"
+        data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
 
 class RecordPredictions(NamedTuple):

@@ -32,13 +32,16 @@ def distinct_rows(rows: FloatArray) -> int | None:
 
 
 def warn_of_few_examples(
-    kind: str, size: int, count: int, distinct: int | None, *, enough: int
+    kind: str, size: int, count: int, distinct: int | None, *, enough: int, fewest: str
 ) -> None:
-    """Warn where a method with ``size`` parameters has not ``enough`` examples, or copies."""
+    """Warn where a method with ``size`` parameters has not ``enough`` examples, or copies.
+
+    ``fewest`` tells which method has the fewest parameters.
+    """
     # one parameter is not led astray by copies
     effective = count if distinct is None or size == 1 else distinct
     if effective < enough:
-        remedy = "; a method with fewer parameters (ts has one) is safer" if size > 1 else ""
+        remedy = f"; a method with fewer parameters ({fewest}) is safer" if size > 1 else ""
         same = f" ({effective:,} of the first are not alike)" if effective < count else ""
         has = f"{kind} has {size:,} parameter{'s' * (size > 1)} for {count:,} examples{same}"
         warn(f"{has}: it may fit their noise{remedy}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from calibrant._core.chunks import EstimandChoice
 from calibrant._core.messages import comma_separated
 from calibrant._core.registry import Registry
 from calibrant.calibrators.base import Calibrator
@@ -22,7 +23,7 @@ ORDER = (
 """Order of the modules in lists of methods; others come after these, ``auto`` last."""
 
 
-def _calibrators() -> Iterator[type[Calibrator]]:
+def _calibrators(*, multilabel: bool = False) -> Iterator[type[Calibrator]]:
     """Yield the classes that declare a ``name``, by module, then in the order of definition."""
     prefix = f"{PACKAGE}."
     modules = pkgutil.walk_packages(sys.modules[PACKAGE].__path__, prefix)
@@ -32,18 +33,32 @@ def _calibrators() -> Iterator[type[Calibrator]]:
         module = import_module(prefix + name)
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
-            if own and issubclass(kind, Calibrator) and vars(kind).get("name"):
+            named = own and issubclass(kind, Calibrator) and vars(kind).get("name")
+            if named and kind.multilabel == multilabel:
                 yield kind
 
 
 CALIBRATORS = Registry("method", {kind.name: kind for kind in _calibrators()})
-"""Every calibrator by its name on the command line and in saved files."""
+"""Every calibrator of exclusive classes by its name on the command line and in saved files."""
+TAG_CALIBRATORS = Registry(
+    "multi-label method", {kind.name: kind for kind in _calibrators(multilabel=True)}
+)
+"""Every calibrator of tags by its name on the command line."""
+
+
+def calibrators_for(estimand: EstimandChoice) -> Registry[type[Calibrator]]:
+    """Return the calibrators of tags if the estimand is ``"multilabel"``, else the others."""
+    return TAG_CALIBRATORS if estimand == "multilabel" else CALIBRATORS
 
 
 def make_calibrator(
-    method: str | Calibrator, options: Mapping[str, Any] | None = None
+    method: str | Calibrator,
+    options: Mapping[str, Any] | None = None,
+    estimand: EstimandChoice = "auto",
 ) -> Calibrator:
     """Return an unfitted calibrator by its name and the arguments of its constructor.
+
+    A calibrator that is given must be for the estimand.
 
     >>> make_calibrator("temperature", {"objective": "brier"})
     TemperatureScaling(objective='brier', not fitted)
@@ -54,12 +69,14 @@ def make_calibrator(
                 f"options go with the name of a method, got {comma_separated(options)} beside a "
                 f"{type(method).__name__}: pass them to its constructor"
             )
+        method.estimand_for(estimand)
         return method
-    name, options = CALIBRATORS.name(method), options or {}
-    known = inspect.signature(CALIBRATORS[name]).parameters
+    registry = calibrators_for(estimand)
+    name, options = registry.name(method), options or {}
+    known = inspect.signature(registry[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:
         choices = [f"{option} (default {known[option].default!r})" for option in known]
         has = f"its options are {comma_separated(choices)}" if choices else "it has none"
         raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")
-    return CALIBRATORS[name](**options)
+    return registry[name](**options)

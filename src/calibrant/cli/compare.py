@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @shared.BINS
 @shared.LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
+@shared.MULTILABEL
 @shared.TOP_LABEL
 @shared.AS_JSON
 def compare(
@@ -60,6 +61,7 @@ def compare(
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
       calibrant compare mmlu.npz --choices
+      calibrant compare tags.npz --multilabel
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 

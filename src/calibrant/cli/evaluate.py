@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @shared.AS_JSON
 @click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
 @shared.SAMPLE_WEIGHT
-@click.option(
-    "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
-)
+@shared.MULTILABEL
 @click.option(
     "--binary",
     "estimand",

@@ -38,6 +38,7 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @click.option(
     "--train", metavar="FILE", help="Features of the training set, for maccal.  [default: PRED]"
 )
+@shared.MULTILABEL
 @shared.TOP_LABEL
 @shared.AS_JSON
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
@@ -66,25 +67,28 @@ def fit(
       calibrant fit predictions.npz --method ts --set objective=brier -o calibrator
       calibrant fit mmlu.npz --choices -o calibrator
       calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
+      calibrant fit tags.npz --multilabel -o calibrator
       calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
     from calibrant.artifacts import save
-    from calibrant.calibrators.registry import CALIBRATORS
+    from calibrant.calibrators.registry import calibrators_for
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
     selected: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
     chosen = shared.method_options(options)
     if choices:
-        if method.lower() != "auto":
-            raise click.UsageError(f"--choices is for the method auto, got {method}: leave it out")
+        if method.lower() != "auto" or estimand == "multilabel":
+            got = "--multilabel" if estimand == "multilabel" else method
+            raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
         chosen = {"keep_argmax": False, **chosen}
-    common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": estimand or "auto"}
+    measured: Any = estimand or "auto"
+    common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
     if method.lower() == "maccal":
-        if any(selected.values()):
+        if any(selected.values()) or estimand == "multilabel":
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
-                "--cross-fit, --split, --sample-weight and --groups"
+                "--cross-fit, --split, --sample-weight, --groups and --multilabel"
             )
         name = "maccal"
         with shared.progress_bar("epochs") as progress:
@@ -92,7 +96,8 @@ def fit(
     elif train:
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
-        name, workflow = CALIBRATORS.name(method), cross_fit if folds else fit_and_measure
+        name = calibrators_for(measured).name(method)
+        workflow = cross_fit if folds else fit_and_measure
         with shared.progress_bar() as progress:
             fitted = workflow(pred, name, progress=progress, **common, **selected)
     written = shared.how_written(out, "saved in")
@@ -127,9 +132,11 @@ def apply(folder: str, pred: str, out: str) -> None:
     from calibrant.workflows import apply as workflow
 
     written = shared.how_written(out)
+    calibrator = load(folder)
     with shared.progress_bar() as progress:
-        workflow.apply(load(folder), pred, out, progress=progress)
-    shared.say(f"{written}; to measure it: calibrant evaluate {out}")
+        workflow.apply(calibrator, pred, out, progress=progress)
+    how = " --multilabel" if getattr(calibrator, "multilabel", False) else ""
+    shared.say(f"{written}; to measure it: calibrant evaluate {out}{how}")
 
 
 @click.command()

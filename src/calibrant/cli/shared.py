@@ -49,6 +49,9 @@ CHOICES = click.option(
     help="Classes are options of questions (A to D): predictions may change, to correct a "
     "preference for some letters.",
 )
+MULTILABEL = click.option(
+    "--multilabel", "estimand", flag_value="multilabel", help="Labels are 0 or 1 for each tag."
+)
 SPLIT = "Split to {}.  [default: {}, else the plain arrays]"
 GROUPS = click.option(
     "--groups", metavar="COLUMN", help="Keep examples with one value of this column in one fold."

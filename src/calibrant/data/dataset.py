@@ -122,9 +122,13 @@ class Split:
         if self.domain == "logits":
             return values
         with located(self.path):
-            logits, floored = checks.logits_from_probs(values)
+            logits, floored = self._from_probs(values)
         warn_of_zeros(floored)
         return logits
+
+    @property
+    def _from_probs(self) -> Callable[[Array], tuple[Array, int]]:
+        return partial(checks.logits_from_probs, tags=self.dataset.multilabel)
 
     @cached_property
     def features(self) -> Array:
@@ -173,9 +177,9 @@ class Split:
         wanted = {name: roles.get(name, name) for name in columns}
         stored = {name: column for name, column in wanted.items() if column is not None}
         widths = [self.shards[0].column(column).width for column in stored.values()]
-        converted = "logits" in stored and self.domain == "probs"
+        convert = self._from_probs if "logits" in stored and self.domain == "probs" else None
         rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
-        work = partial(run_shard, task, stored, converted, rows)
+        work = partial(run_shard, task, stored, convert, rows)
         total, done = self.rows, 0
 
         def report(count: int) -> None:
@@ -205,8 +209,8 @@ class Split:
         return concatenate(records)
 
     def warn_if_probs(self) -> None:
-        """Warn if the logits look like probabilities."""
-        if self.domain == "probs":
+        """Warn if the logits look like probabilities; tags may add up to anything."""
+        if self.domain == "probs" or self.dataset.multilabel:
             return
         rows = -(-checks.LOOKED_AT // max(1, math.prod(self.shape[:-1])))
         logits, probs = (full_key(self.name, column) for column in SCORES)
@@ -223,7 +227,8 @@ class Dataset:
     """Everything in a prediction file, in the shards of a folder or glob, or in some arrays.
 
     ``files`` has the arrays of each file by key. ``sample_weight``, ``by`` and ``groups`` name the
-    columns with weights, with subgroups to report on, and with examples that share a fold.
+    columns with weights, with subgroups to report on, and with examples that share a fold. With
+    ``multilabel`` the scores are of tags, and probabilities need not sum to one.
     """
 
     path: str
@@ -231,6 +236,7 @@ class Dataset:
     sample_weight: str | None = None
     by: str | None = None
     groups: str | None = None
+    multilabel: bool = False
 
     @cached_property
     def _by_split(self) -> list[dict[str, Columns]]:
@@ -357,10 +363,12 @@ def as_dataset(
     sample_weight: Values | str | None = None,
     by: Values | str | None = None,
     groups: Values | str | None = None,
+    multilabel: bool = False,
 ) -> Dataset:
     """Return a path, a mapping of arrays or plain arrays as a dataset; a dataset as it is.
 
-    ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values.
+    ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values;
+    ``multilabel`` says that columns of scores are tags.
 
     Examples
     --------
@@ -370,6 +378,7 @@ def as_dataset(
     roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
     used = {role: v for role, v in roles.items() if v is not None}
     names: dict[str, Any] = {role: v if isinstance(v, str) else role for role, v in used.items()}
+    names |= {"multilabel": True} if multilabel else {}
     arrays = {"labels": labels, "probs": probs, "features": features, **roles}
     values: dict[str, Any] = {
         key: v for key, v in arrays.items() if v is not None and not isinstance(v, str)

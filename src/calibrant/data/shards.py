@@ -10,7 +10,6 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from calibrant._core.checks import logits_from_probs
 from calibrant._core.messages import comma_separated
 from calibrant.data.columns import SCORES, Column
 from calibrant.data.formats import Array
@@ -122,12 +121,12 @@ def located(path: str, shard: Shard | None = None) -> Iterator[Place]:
 def run_shard(
     task: Callable[[Iterator[Chunk]], T],
     columns: Mapping[str, str],
-    converted: bool,
+    convert: Callable[[Array], tuple[Array, int]] | None,
     rows: int,
     shard: Shard,
     report: Report,
 ) -> T:
-    """Return ``task(chunks)`` of one shard."""
+    """Return ``task(chunks)`` of one shard; ``convert`` makes logits of what is stored."""
 
     def chunks(place: Place) -> Iterator[Chunk]:
         place.reading = True
@@ -135,8 +134,8 @@ def run_shard(
             place.reading = False
             count, floored = len(values[0]), 0
             named = dict(zip(columns, values, strict=True))
-            if converted:
-                named["logits"], floored = logits_from_probs(named["logits"])
+            if convert is not None:
+                named["logits"], floored = convert(named["logits"])
             yield Chunk(named, floored)
             del values, named  # else they would stay in memory while the next chunk is read
             place.row += count

@@ -175,6 +175,7 @@ class PriorCorrection(Calibrator):
 
     def __init__(self, calibrator: Calibrator) -> None:
         super().__init__()
+        calibrator.refuse_tags("PriorCorrection")
         self.calibrator = calibrator
         self.needs_features = calibrator.needs_features
         self.needs_head = calibrator.needs_head
@@ -211,7 +212,7 @@ class PriorCorrection(Calibrator):
         tiny = torch.finfo(torch.float32).tiny
         new, old = (p.clamp(min=tiny).log() for p in (self.new_prior_, self.old_prior_))
         shift = (new - old).to(calibrated.dtype)
-        if self.classes == 1:
+        if self.one_logit:
             return calibrated + (shift[1] - shift[0])
         shifted = calibrated + shift
         return shifted - shifted.amax(-1, keepdim=True)

@@ -113,7 +113,7 @@ class CalibratedModel(nn.Module):
                 "logits must come first, got a number (a loss?): call the model without labels"
             )
         output: Tensor
-        one_column = self.calibrator.classes == 1 and logits.shape[-1] == 1
+        one_column = self.calibrator.one_logit and logits.shape[-1] == 1
         if features is not None and one_column and features.ndim == logits.ndim:
             # (n, 1), as a layer with one output returns it
             output = self.calibrator(logits[..., 0], features)[..., None]
@@ -223,7 +223,7 @@ tags:
 # {inside}, calibrated
 
 The logits of a `{inside}` go through the calibrator in the folder `{CALIBRATOR}`, so that their
-softmax is a calibrated probability.
+{"sigmoid" if model.calibrator.multilabel else "softmax"} is a calibrated probability.
 
 {about.description} (method `{about.kind}`, calibrant {about.calibrant}).
 

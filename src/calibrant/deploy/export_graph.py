@@ -94,7 +94,8 @@ class ExportGraph(nn.Module):
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Return probabilities of logits."""
-        return logits.sigmoid() if self.calibrator.classes == 1 else logits.softmax(-1)
+        each = self.calibrator.one_logit or self.calibrator.multilabel
+        return logits.sigmoid() if each else logits.softmax(-1)
 
     def arguments(self, values: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Return values of all inputs as positional and named arguments of a call."""
@@ -150,8 +151,7 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
 def _random_inputs(
     calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
 ) -> tuple[Tensor, ...]:
-    classes = calibrator.classes
-    logits = 3 * torch.randn(shape if classes == 1 else (*shape, classes), generator=random)
+    logits = 3 * torch.randn((*shape, *_row_shape(calibrator)), generator=random)
     if not calibrator.needs_features:
         return (logits,)
     return logits, torch.randn((*shape, calibrator.width), generator=random)
@@ -237,7 +237,7 @@ def _probs(graph: ExportGraph, output: Tensor) -> Tensor:
 
 
 def _top(graph: ExportGraph, output: Tensor) -> Tensor:
-    if graph.calibrator.classes == 1:
+    if graph.calibrator.one_logit:
         return output > (0.5 if graph.probabilities else 0)
     return output.argmax(-1)
 
@@ -286,22 +286,28 @@ def _trials(graph: ExportGraph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     for rows in (1, 2, 7, most):
         shape = (rows, 1 + rows % 5)[: graph.varying]
         yield f"a batch of {rows}", _random_inputs(calibrator, shape, random)
-    for trial, logits in _edge_cases(calibrator.classes, random):
+    for trial, logits in _edge_cases(_row_shape(calibrator), random):
         if graph.varying == 2:
             logits = logits[:, None]
         features = _random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]
         yield trial, (logits, *features)
 
 
-def _edge_cases(classes: int, random: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Yield logits at the limits of what is legal, ``(rows, classes)`` or ``(rows,)``."""
-    rows = torch.randn((16,) if classes == 1 else (16, classes), generator=random)
-    if classes > 1:  # the first class leads in one row, the last in another
+def _row_shape(calibrator: Calibrator) -> tuple[int, ...]:
+    """Shape of one row of logits: ``(classes,)``, or ``()`` for log-odds."""
+    return () if calibrator.one_logit else (calibrator.classes,)
+
+
+def _edge_cases(shape: tuple[int, ...], random: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Yield logits at the limits of what is legal, in rows of a shape."""
+    rows = torch.randn((16, *shape), generator=random)
+    several = rows[0].numel() > 1
+    if several:  # the first class leads in one row, the last in another
         rows[0], rows[1] = rows[0].sort(descending=True).values, rows[1].sort().values
     yield "large logits", 1e4 * rows
     yield "small logits", 1e-4 * rows
     yield "equal logits", torch.zeros_like(rows)
-    if classes == 1:
+    if not several:
         return
     at, (first, second) = torch.arange(len(rows)), rows.topk(2, dim=-1).indices.unbind(-1)
     tied = rows.clone()

@@ -10,6 +10,7 @@ from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.class_temperatures import ClassTemperatures
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.calibrators.tags import TagCalibrator
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy.attach import fitted_calibrator
 
@@ -19,8 +20,8 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
 
     With :math:`z = Ax + c`, calibrated logits that are linear in :math:`z` are linear in
     :math:`x`: for ``ts``, :math:`A / T` and :math:`c / T`. ``none``, ``ts``, ``vector``,
-    ``matrix`` and ``cts`` are linear, and so are ``auto`` where it chose one of them, and a
-    correction of the prior after one of them. All others are refused.
+    ``matrix`` and ``cts`` are linear, as are all methods for tags, ``auto`` where it chose one of
+    them, and a correction of the prior after one of them. All others are refused.
 
     Parameters
     ----------
@@ -53,10 +54,10 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
         raise ValueError(f"linear must have {classes} outputs, got {linear.out_features}")
     weight = linear.weight.detach().double()
     bias = weight.new_zeros(classes) if linear.bias is None else linear.bias.detach().double()
-    if classes == 1:  # the other class has the logit 0
+    if calibrator.one_logit:  # the other class has the logit 0
         weight, bias = (torch.cat([torch.zeros_like(part), part]) for part in (weight, bias))
     weight, bias = _folded(calibrator, weight, bias)
-    if classes == 1:
+    if calibrator.one_logit:
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
     has_bias = linear.bias is not None or bool(bias.any())
     like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
@@ -74,11 +75,14 @@ def _folded(calibrator: Calibrator, weight: Tensor, bias: Tensor) -> tuple[Tenso
         return _folded(calibrator.chosen_, weight, bias)
     if isinstance(calibrator, PriorCorrection):
         weight, bias = _folded(calibrator.calibrator, weight, bias)
-        zeros = calibrator.new_prior_.new_zeros(() if calibrator.classes == 1 else len(bias))
+        zeros = calibrator.new_prior_.new_zeros(() if calibrator.one_logit else len(bias))
         shift = calibrator(zeros) - calibrator.calibrator(zeros)  # up to a constant
         return weight, bias + (torch.stack([zeros, shift]) if shift.ndim == 0 else shift).to(bias)
     if isinstance(calibrator, Identity):
         return weight, bias
+    if isinstance(calibrator, TagCalibrator):
+        slope, intercept = calibrator.slope_.to(bias), calibrator.intercept_.to(bias)
+        return slope[:, None] * weight, slope * bias + intercept
     if isinstance(calibrator, TemperatureScaling):
         temperature = calibrator.temperature_.to(bias)
         return weight / temperature, bias / temperature

@@ -4,36 +4,50 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import warnings
 from collections.abc import Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from calibrant._core import checks
-from calibrant._core.checks import BoolArray, FloatArray, IntArray
-from calibrant._core.messages import comma_separated
-from calibrant.calibrators.base import BOUNDS, Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
-from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant._core.checks import FloatArray
+from calibrant._core.messages import plain_name
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.registry import TAG_CALIBRATORS, calibrators_for, make_calibrator
+from calibrant.calibrators.scaling import Identity
+from calibrant.calibrators.tags import TagIdentity
 
 try:
     from sklearn import get_config
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
-    from sklearn.exceptions import NotFittedError
     from sklearn.frozen import FrozenEstimator
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
-    from sklearn.utils import check_random_state, get_tags, metadata_routing, validation
+    from sklearn.model_selection import (
+        GroupKFold,
+        KFold,
+        StratifiedGroupKFold,
+        StratifiedKFold,
+        check_cv,
+    )
+    from sklearn.utils import (
+        _safe_indexing,
+        check_random_state,
+        get_tags,
+        metadata_routing,
+        validation,
+    )
     from sklearn.utils.metaestimators import _safe_split
-    from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.parallel import Parallel, delayed
     from sklearn.utils.validation import check_is_fitted
+
+    from calibrant.deploy import sklearn_scores as scoring
+    from calibrant.deploy.sklearn_scores import Arguments, Fold, Scores
 except ImportError as problem:
     message = f"this needs scikit-learn 1.6 or newer ({problem}): pip install 'calibrant[sklearn]'"
     raise ImportError(message) from problem
@@ -41,12 +55,8 @@ except ImportError as problem:
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Arguments: TypeAlias = dict[str, Any]
-Fold: TypeAlias = tuple[IntArray, IntArray]  # examples to fit on, and examples to score
-LEAST = math.log(1e-30)
-"""Smaller log-probabilities are raised to this one: no estimator can know them."""
-RESCALINGS = 5
-"""Scales of scores to try, each 20 times the one before, or a twentieth of it."""
+LEARNED = ("calibrated_classifiers_", "estimator_", "calibrator_", "floor_", "scale_")
+"""Attributes of a fit, of which an ensemble has the first and others the rest."""
 
 
 class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
@@ -57,17 +67,24 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     :class:`sklearn.frozen.FrozenEstimator` stays as it is, and all data of ``fit`` calibrate it.
     Scores are those of ``decision_function``, or the logarithms of ``predict_proba`` without one.
 
+    Labels 0 and 1 ``(n, tags)`` are tags: probabilities are then those of each tag, and methods
+    those of ``calibrant.TAG_CALIBRATORS``.
+
     Parameters
     ----------
     estimator : classifier, optional
         :class:`sklearn.linear_model.LogisticRegression` by default.
     method : str or Calibrator
-        A name from ``calibrant.CALIBRATORS``, or a calibrator, of which a copy is fitted.
+        A name from ``calibrant.CALIBRATORS``, for tags from ``calibrant.TAG_CALIBRATORS``, or a
+        calibrator, of which a copy is fitted.
     options : mapping, optional
         Arguments of the named method.
     cv : int, splitter, iterable of (train, test), or "prefit"
         Number of stratified folds, or the folds themselves. ``"prefit"`` takes the estimator as
         it is; in pipelines and searches use a ``FrozenEstimator``, since ``clone`` forgets fits.
+    ensemble : bool
+        True keeps the estimator of each fold, with a calibrator fitted on its scores of that fold,
+        and averages their probabilities. It makes no difference to a fitted estimator.
     n_jobs : int, optional
         Folds that are fitted at the same time.
     random_state : int, RandomState or None
@@ -80,7 +97,11 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         Fitted, on all data unless it was fitted before.
     calibrator_ : Calibrator
         Fitted; for two classes on one logit, the log-odds of ``classes_[1]``.
+    calibrated_classifiers_ : list of CalibratedClassifier
+        One for each fold, in place of the four attributes ``estimator_``, ``calibrator_``,
+        ``floor_`` and ``scale_``, if they are an ensemble.
     classes_ : (classes,) array
+        Of tags, their numbers.
     floor_ : float or None
         Logit of a probability of 0: the logarithm of half of the smallest positive probability in
         the fit, at least that of 1e-30. None with ``decision_function``.
@@ -105,6 +126,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     estimator_: Any
     calibrator_: Calibrator
+    calibrated_classifiers_: list[CalibratedClassifier]
     classes_: NDArray[Any]
     floor_: float | None
     scale_: float
@@ -116,6 +138,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         method: str | Calibrator = "auto",
         options: Mapping[str, Any] | None = None,
         cv: Any = 5,
+        ensemble: bool = False,
         n_jobs: int | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -123,6 +146,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.method = method
         self.options = options
         self.cv = cv
+        self.ensemble = ensemble
         self.n_jobs = n_jobs
         self.random_state = random_state
 
@@ -135,8 +159,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         ----------
         X : (n, ...)
             Anything that the estimator accepts: arrays, sparse matrices, data frames.
-        y : (n,)
-            Classes, as numbers or strings.
+        y : (n,), or (n, tags)
+            Classes, as numbers or strings; or 0 and 1 for each tag.
         sample_weight : (n,), optional
             Weights for the calibrator and, if it accepts them, the estimator.
         groups : (n,), optional
@@ -144,47 +168,47 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         **fit_params
             Further arguments of the estimator's ``fit``.
         """
-        y = np.asarray(validation.column_or_1d(y, warn=True))
-        validation.assert_all_finite(y, input_name="y")
-        check_classification_targets(y)
+        y = scoring.targets(y)
         validation.check_consistent_length(X, y, sample_weight, groups)
         if sample_weight is not None:
-            sample_weight = checks.as_weight(sample_weight, y.shape)
+            sample_weight = checks.as_weight(sample_weight, y.shape[:1])
             if not sample_weight.any():
                 raise ValueError("sample_weight must not be zero for every example")
         groups = None if groups is None else np.asarray(groups)
-        calibrator, estimator = self._calibrator(), self._estimator()
+        calibrator, estimator = self._calibrator(multilabel=y.ndim == 2), self._estimator()
         if isinstance(self.cv, str) and self.cv != "prefit":
             raise ValueError(f'cv must be folds, their number or "prefit", got {self.cv!r}')
         if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
-            scores = _frozen_scores(estimator, X, y, fit_params)
+            scores = scoring.frozen_scores(estimator, X, y, fit_params)
+            learned = _calibrated_with(calibrator, estimator, scores, sample_weight, groups)
         else:
             X, y = validation.indexable(X, y)
             params, split = self._routed(estimator, sample_weight, groups, fit_params)
-            estimator, scores = self._cross_fitted(X, y, params, groups, split)
-            scores = _usable(scores, masks=calibrator.accepts_masked)
-            if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
-                groups = np.arange(len(y))  # copies of an example stay together
-        weight = None if sample_weight is None else sample_weight[scores.rows]
-        has_scores = hasattr(estimator, "decision_function")
-        floor = None if has_scores else _floor(scores.logits, weight)
-        logits = _log_odds(scores.logits, floor, scores.known)
-        same = isinstance(calibrator, Identity)
-        scale = 1.0 if same else _scale(logits, scores.labels, weight)
-        kept = None if groups is None else groups[scores.rows]
-        calibrator.fit(logits / scale, scores.labels, sample_weight=weight, groups=kept)
-        self.estimator_, self.classes_, self.calibrator_ = estimator, scores.classes, calibrator
-        self.floor_, self.scale_ = floor, scale
+            folds = self._folds(X, y, groups, split)
+            if self.ensemble:
+                learned = self._ensemble(X, y, folds, params, sample_weight, groups)
+            else:
+                estimator, scores = self._cross_fitted(X, y, folds, params)
+                scores = scoring.usable(scores, masks=calibrator.accepts_masked)
+                if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
+                    groups = np.arange(len(y))  # copies of an example stay together
+                learned = _calibrated_with(calibrator, estimator, scores, sample_weight, groups)
+        self.__dict__ = {k: v for k, v in vars(self).items() if k not in LEARNED} | learned
         return self
 
-    def _calibrator(self) -> Calibrator:
+    def _calibrator(self, *, multilabel: bool) -> Calibrator:
         """Return a new calibrator."""
-        options = dict(self.options or {})
+        options: Arguments = dict(self.options or {})
+        estimand: Any = "multilabel" if multilabel else "auto"
         if isinstance(self.method, str) and self.random_state is not None:
-            known = inspect.signature(CALIBRATORS.get(self.method, Calibrator)).parameters
+            kinds = calibrators_for(estimand)
+            known = inspect.signature(kinds.get(self.method, Calibrator)).parameters
             if "seed" in known and "seed" not in options:
                 options["seed"] = int(check_random_state(self.random_state).randint(1 << 31))
-        calibrator = copy.deepcopy(make_calibrator(self.method, options))
+        calibrator = copy.deepcopy(make_calibrator(self.method, options, estimand))
+        if calibrator.multilabel and not multilabel:
+            name = type(calibrator).__name__
+            raise ValueError(f"{name} is for tags: y must have a column of 0 and 1 for each")
         if calibrator.needs_features:
             name = type(calibrator).__name__
             raise ValueError(f"{name} needs features of a last layer: choose another method")
@@ -214,60 +238,114 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return params, {} if groups is None else {"groups": groups}
 
     def _cross_fitted(
-        self, X: Any, y: NDArray[Any], params: Arguments, groups: Any, split: Arguments
-    ) -> tuple[Any, _Scores]:
+        self, X: Any, y: NDArray[Any], folds: list[Fold], params: Arguments
+    ) -> tuple[Any, Scores]:
         """Return the estimator fitted on all data, and the out-of-fold scores of all examples."""
-        folds = self._folds(X, y, groups, split)
         estimator = clone(self._estimator()).fit(X, y, **params)
-        classes = _classes(estimator, y)
+        classes = scoring.classes_of(estimator, y)
         parts = Parallel(n_jobs=self.n_jobs)(
-            delayed(_out_of_fold)(clone(self._estimator()), X, y, fold, params, classes)
+            delayed(scoring.out_of_fold)(clone(self._estimator()), X, y, fold, params, classes)
             for fold in folds
         )
         rows = np.concatenate([np.arange(len(y))[test] for _, test in folds])
         logits, known = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return estimator, _Scores(classes, rows, logits, known, _positions(classes, y)[rows])
+        labels = scoring.labels_of(classes, y)
+        return estimator, Scores(classes, rows, logits, known, labels[rows])
+
+    def _ensemble(
+        self,
+        X: Any,
+        y: NDArray[Any],
+        folds: list[Fold],
+        params: Arguments,
+        sample_weight: FloatArray | None,
+        groups: NDArray[Any] | None,
+    ) -> Arguments:
+        """Return a calibrated classifier for each fold, and the classes of all."""
+        beside = {"sample_weight": sample_weight, "groups": groups}
+        members = Parallel(n_jobs=self.n_jobs)(
+            delayed(_member)(clone(self), clone(self._estimator()), X, y, fold, params, beside)
+            for fold in folds
+        )
+        return {"calibrated_classifiers_": members, "classes_": scoring.classes_of(None, y)}
 
     def _folds(self, X: Any, y: NDArray[Any], groups: Any, split: Arguments) -> list[Fold]:
         cv = 5 if self.cv is None else self.cv
         if isinstance(cv, Integral):
-            kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+            plain, grouped = StratifiedKFold, StratifiedGroupKFold
+            if y.ndim == 2:  # tags have no strata
+                plain, grouped = KFold, GroupKFold
+            kind: Any = plain if groups is None else grouped
             shuffle = self.random_state is not None
             cv = kind(int(cv), shuffle=shuffle, random_state=self.random_state)
             split = {} if groups is None else {"groups": groups}
         with warnings.catch_warnings():
-            # _usable warns of rare classes, with the consequence
+            # usable() warns of rare classes, with the consequence
             warnings.filterwarnings("ignore", message="The least populated class in y has only")
             return list(check_cv(cv, y, classifier=True).split(X, y, **split))
 
     def predict_proba(self, X: Any) -> FloatArray:
         """Return calibrated probabilities ``(n, classes)``, in the order of ``classes_``."""
-        return np.asarray(self._calibrated(X).softmax(-1).numpy())
+        check_is_fitted(self)
+        if "calibrated_classifiers_" not in vars(self):
+            return np.exp(self.predict_log_proba(X))
+        members = self.calibrated_classifiers_
+        probs = np.zeros((validation._num_samples(X), len(self.classes_)))
+        for one in members:
+            at = scoring.positions(self.classes_, one.classes_)
+            probs[:, at] += one.predict_proba(X) / len(members)
+        return probs
 
     def predict_log_proba(self, X: Any) -> FloatArray:
         """Return logarithms of the calibrated probabilities, without underflow."""
-        return np.asarray(self._calibrated(X).log_softmax(-1).numpy())
+        check_is_fitted(self)
+        if "calibrated_classifiers_" in vars(self):
+            with np.errstate(divide="ignore"):
+                return np.log(self.predict_proba(X))
+        logits = self._calibrated(X)
+        tags = self.calibrator_.multilabel
+        return np.asarray((logsigmoid(logits) if tags else logits.log_softmax(-1)).numpy())
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable classes; most methods keep the estimator's prediction."""
-        best = self.predict_proba(X).argmax(-1)  # first, since it checks that there was a fit
-        return np.asarray(self.classes_[best])
+        """Return the most probable classes; most methods keep the estimator's prediction.
+
+        Of tags, 1 for each that is more probable than not.
+        """
+        probs = self.predict_proba(X)  # first, since it checks that there was a fit
+        if self._first.calibrator_.multilabel:
+            return (probs > 0.5).astype(int)
+        return np.asarray(self.classes_[probs.argmax(-1)])
 
     def _calibrated(self, X: Any) -> Tensor:
-        check_is_fitted(self)
-        scores = _log_odds(_class_logits(self.estimator_, X, self.classes_), self.floor_)
-        logits = torch.as_tensor(self.calibrator_.transform(scores / self.scale_))
+        tags = self.calibrator_.multilabel
+        scores = scoring.logits_of(self.estimator_, X, self.classes_, tags=tags)
+        odds = scoring.log_odds(scores, self.floor_)
+        logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
+
+    @property
+    def _for_tags(self) -> bool:
+        """True if the method is one for tags, or the name of one."""
+        if isinstance(self.method, Calibrator):
+            return self.method.multilabel
+        return plain_name(self.method) in {*TAG_CALIBRATORS, *TAG_CALIBRATORS.aliases}
+
+    @property
+    def _first(self) -> CalibratedClassifier:
+        """The first classifier of an ensemble, or else this one."""
+        members = vars(self).get("calibrated_classifiers_", [self])
+        first: CalibratedClassifier = members[0]
+        return first
 
     @property
     def n_features_in_(self) -> int:
         """Number of columns that the estimator was fitted on."""
-        return int(self.estimator_.n_features_in_)
+        return int(self._first.estimator_.n_features_in_)
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
         """Names of the columns that the estimator was fitted on."""
-        return np.asarray(self.estimator_.feature_names_in_)
+        return np.asarray(self._first.estimator_.feature_names_in_)
 
     def get_metadata_routing(self) -> Any:
         """Return the routes of ``sample_weight``, ``groups`` and other arguments of ``fit``."""
@@ -283,161 +361,55 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         tags.input_tags = copy.deepcopy(inner.input_tags)
         if inner.classifier_tags is not None:
             tags.classifier_tags.multi_class = inner.classifier_tags.multi_class
+            tags.classifier_tags.multi_label = inner.classifier_tags.multi_label and self._for_tags
         return tags
 
 
-class _Scores(NamedTuple):
-    """Scores of examples; ``logits`` and ``known`` are ``(m, classes)``.
-
-    A class is unknown where the estimator was not fitted on it; its logit is -inf, as that of a
-    probability of 0 is.
-    """
-
-    classes: NDArray[Any]
-    rows: IntArray  # (m,) positions of the examples in the data
-    logits: FloatArray
-    known: BoolArray
-    labels: IntArray
-
-
-def _frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments) -> _Scores:
-    if fit_params:
-        names = comma_separated(fit_params)
-        raise ValueError(f"the estimator is fitted already and takes no {names}")
-    try:
-        check_is_fitted(estimator)
-    except NotFittedError as problem:
-        name = type(estimator).__name__
-        raise NotFittedError(
-            f"this {name} is not fitted, or a clone (as in GridSearchCV) has forgotten its fit: "
-            "fit it first, and wrap it in a FrozenEstimator"
-        ) from problem
-    classes = _classes(estimator, y)
-    labels, logits = _positions(classes, y), _class_logits(estimator, X, classes)
-    return _Scores(classes, np.arange(len(y)), logits, np.ones(logits.shape, bool), labels)
+def _calibrated_with(
+    calibrator: Calibrator,
+    estimator: Any,
+    scores: Scores,
+    sample_weight: FloatArray | None,
+    groups: NDArray[Any] | None,
+) -> Arguments:
+    """Fit the calibrator on scores, and return the attributes of a fit."""
+    weight = None if sample_weight is None else sample_weight[scores.rows]
+    has_scores = hasattr(estimator, "decision_function")
+    floor = None if has_scores else scoring.floor_of(scores.logits, weight)
+    logits = scoring.log_odds(scores.logits, floor, scores.known)
+    same = isinstance(calibrator, (Identity, TagIdentity))
+    scale = 1.0 if same else scoring.scale_of(logits, scores.labels, weight)
+    kept = None if groups is None else groups[scores.rows]
+    calibrator.fit(logits / scale, scores.labels, sample_weight=weight, groups=kept)
+    return {
+        **{"estimator_": estimator, "classes_": scores.classes, "calibrator_": calibrator},
+        **{"floor_": floor, "scale_": scale},
+    }
 
 
-def _out_of_fold(
-    estimator: Any, X: Any, y: NDArray[Any], fold: Fold, params: Arguments, classes: NDArray[Any]
-) -> tuple[FloatArray, BoolArray]:
-    """Return scores ``(test, classes)`` by a fit on the rest, and the classes that it knows."""
+def _member(
+    template: CalibratedClassifier,
+    estimator: Any,
+    X: Any,
+    y: NDArray[Any],
+    fold: Fold,
+    params: Arguments,
+    beside: Arguments,
+) -> CalibratedClassifier:
+    """Fit an estimator on one part of a fold, and calibrate it on the other."""
     train, test = fold
     X_train, y_train = _safe_split(estimator, X, y, train)
-    X_test, _ = _safe_split(estimator, X, y, test, train)
-    fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
-    seen = getattr(fitted, "classes_", np.unique(y_train))
-    logits = np.full((len(y[test]), len(classes)), -np.inf)
-    known = np.zeros(logits.shape, bool)
-    if len(seen) > 1:  # one class alone has no scores
-        at = _positions(classes, np.asarray(seen))
-        logits[:, at], known[:, at] = _class_logits(fitted, X_test, seen), True
-    return logits, known
-
-
-def _class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
-    """Return scores ``(n, classes)``; probabilities of 0 are -inf."""
-    if hasattr(estimator, "decision_function"):
-        name = f"the decision_function of {type(estimator).__name__}"
-        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
-        if len(classes) == 2 and scores.size == len(scores):
-            return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
-        if len(classes) > 2 and _one_vs_one(estimator):
-            raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
-    else:
-        name = f"the predict_proba of {type(estimator).__name__}"
-        probs = np.asarray(estimator.predict_proba(X))
-        scores = np.maximum(checks.logits_from_probs(probs)[0], LEAST)
-        scores = np.where(probs > 0, scores, -np.inf)
-    if scores.ndim != 2 or scores.shape[1] != len(classes):
-        raise ValueError(
-            f"{name} must be (n, {len(classes)}), a column per class, got {scores.shape}"
-        )
-    return scores
-
-
-def _one_vs_one(estimator: Any) -> bool:
-    """Return True if scores are of pairs of classes, of which three classes have three."""
-    params = estimator.get_params() if hasattr(estimator, "get_params") else {}
-    return any(k.endswith("decision_function_shape") and v == "ovo" for k, v in params.items())
-
-
-def _floor(logits: FloatArray, weight: FloatArray | None) -> float:
-    """Return the logit of half of the smallest positive probability, to stand for that of 0.
-
-    Estimators that count (votes, neighbours) give 0 to classes that are merely rare.
-    """
-    logits = logits if weight is None else logits[weight > 0]
-    return max(float(logits[np.isfinite(logits)].min()) - math.log(2), LEAST)
-
-
-def _log_odds(logits: FloatArray, floor: float | None, known: Any = True) -> FloatArray:
-    """Return the log-odds for two classes, the logits for more; those of 0 get the floor."""
-    if floor is not None:
-        logits = np.where(known & np.isneginf(logits), floor, logits)
-    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
-
-
-def _scale(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
-    """Return the divisor of scores that brings their best temperature into the usual bounds.
-
-    It is 1 if there is no best temperature: all examples are right, or worse than chance.
-    """
-    wrong = (logits > 0 if logits.ndim == 1 else logits.argmax(-1)) != labels
-    if not (wrong if weight is None else wrong & (weight > 0)).any():
-        return 1.0
-    scale = 1.0
-    for _ in range(RESCALINGS):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the fit itself warns
-            fitted = TemperatureScaling().fit(logits / scale, labels, sample_weight=weight)
-        temperature = float(fitted.temperature_)
-        if 1.01 * BOUNDS[0] < temperature < 0.99 * BOUNDS[1]:
-            return scale
-        scale *= BOUNDS[0] if temperature < 1 else BOUNDS[1]
-    return 1.0
-
-
-def _usable(scores: _Scores, *, masks: bool) -> _Scores:
-    """Leave out, with a warning, examples that were scored without knowledge of their class.
-
-    Examples with other unknown classes stay if the method allows masked classes.
-    """
-    own = scores.known[np.arange(len(scores.rows)), scores.labels]
-    kept = own & (True if masks else scores.known.all(1))
-    if kept.all():
-        return scores
-    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
-    problem = (
-        f"{(~kept).sum():,} of {len(own):,} examples were scored without one of these classes in "
-        f"the training part of their fold: {names}"
+    X_test, y_test = _safe_split(estimator, X, y, test, train)
+    estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
+    known = np.arange(len(y_test))
+    if y.ndim == 1:  # without what it has never seen
+        known = np.flatnonzero(np.isin(y_test, scoring.classes_of(estimator, y_train)))
+    kept = {name: None if v is None else v[test][known] for name, v in beside.items()}
+    member: CalibratedClassifier = template.set_params(
+        estimator=FrozenEstimator(estimator), ensemble=False
     )
-    if not kept.any():
-        remedy = "use folds that have every class, or a method that allows masked classes (ts)"
-        raise ValueError(f"{problem}. None is left to calibrate on: {remedy}")
-    checks.warn(f"{problem}. They are left out of the calibration")
-    columns: Any = (column[kept] for column in scores[1:])
-    return _Scores(scores.classes, *columns)
-
-
-def _classes(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
-    """Return the classes of a fitted estimator, in the order of its scores."""
-    classes = np.asarray(getattr(estimator, "classes_", np.unique(y)))
-    if len(classes) < 2:
-        raise ValueError(f"y must have two classes or more, got one class, {str(classes[0])!r}")
-    return classes
-
-
-def _positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
-    """Return the position of each value among the classes."""
-    known = np.isin(values, classes)
-    if not known.all():
-        others = comma_separated(map(str, np.unique(values[~known])))
-        raise ValueError(
-            f"y has classes that the estimator was not fitted on: {others}; it knows "
-            f"{comma_separated(map(str, classes))}"
-        )
-    order = np.argsort(classes)
-    return np.asarray(order[np.searchsorted(classes, values, sorter=order)])
+    member.fit(_safe_indexing(X_test, known), y_test[known], **kept)
+    return member
 
 
 def _is_routing() -> bool:

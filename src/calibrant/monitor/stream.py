@@ -106,6 +106,8 @@ class Monitor:
         if not 0 <= tolerance < 0.5:
             raise ValueError(f"tolerance must be at least 0 and below 0.5, got {tolerance}")
         self.calibrator = None if calibrator is None else as_calibrator(calibrator)
+        if self.calibrator is not None:
+            self.calibrator.refuse_tags("Monitor")
         self.fingerprint = None if self.calibrator is None else _fingerprint(self.calibrator)
         self.window, self.bins = int(window), int(bins)
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)

@@ -70,7 +70,7 @@ def apply(
     ((10000, 10), 0.0)
     """
     calibrator = as_calibrator(calibrator)
-    dataset, target = as_dataset(data), Path(out)
+    dataset, target = as_dataset(data, multilabel=calibrator.multilabel), Path(out)
     _check_target(dataset, target)
     splits = [dataset.split(name) for name in dataset.splits]
     scored = [split for split in splits if split.shards[0].domain]
@@ -113,7 +113,7 @@ def _check_target(dataset: Dataset, target: Path) -> None:
 
 def _check_fits(calibrator: Calibrator, split: Split) -> None:
     calibrator.check_logits(torch.zeros(1, *split.shape))
-    if calibrator.classes == 1 and split.shape:
+    if calibrator.one_logit and split.shape:
         raise ValueError(
             f"{split.path} has {math.prod(split.shape)} scores per row, but this "
             f"{type(calibrator).__name__} was fitted on one logit per row"
@@ -183,7 +183,8 @@ def _calibrated(
             values = calibrator.transform(chunk.logits, chunk.get("features"))
             if probs:
                 wide = torch.from_numpy(values).double()
-                values = (wide.sigmoid() if values.ndim == 1 else wide.softmax(-1)).numpy()
+                each = values.ndim == 1 or calibrator.multilabel
+                values = (wide.sigmoid() if each else wide.softmax(-1)).numpy()
             whole[start : start + len(values)] = values
             start += len(values)
 

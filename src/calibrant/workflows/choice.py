@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
+from calibrant._core.chunks import EstimandChoice
 from calibrant._core.logpartition import Records
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.auto import CLEAR, FEWEST, MOST, MOST_LOGITS, Auto
@@ -73,10 +74,11 @@ def choose(
     known = {name: found for name, found in judged.items() if found is not None}
     if not known:
         return Choice(None, "No method could be cross-validated on the examples of the fit.")
-    keep = split.classes > 2 if keep_argmax is None else keep_argmax
+    exclusive = split.classes > 2 and not split.dataset.multilabel
+    keep = exclusive if keep_argmax is None else keep_argmax
     safe = [name for name in known if fitted[name].keeps_argmax] if keep else []
     lowest, chosen = judge.simplest({name: known[name] for name in safe or known})
-    if isinstance(fitted[chosen], Identity):
+    if fitted[chosen].name == Identity.name:
         advice = f"Leave the logits as they are ({HOW}: no gain beyond noise)."
     elif chosen == lowest:
         advice = f"Use {chosen} ({HOW}: the highest held-out likelihood)."
@@ -109,13 +111,14 @@ class _HeldOut(NamedTuple):
 class _Losses(Accumulator):
     """A stream that keeps the loss of every example."""
 
-    def __init__(self) -> None:
-        super().__init__(metrics=["nll"], level=None)
+    def __init__(self, estimand: EstimandChoice) -> None:
+        super().__init__(metrics=["nll"], level=None, estimand=estimand)
         self.parts: list[tuple[FloatArray, BoolArray]] = []
 
     def update(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
         """Add the losses of a batch."""
-        reduced = reduce_examples(labelled_examples(logits, labels)[0])
+        checked, _ = labelled_examples(logits, labels, estimand=self.estimand)
+        reduced = reduce_examples(checked)
         self.parts.append((reduced.nll, reduced.correct))
         return self
 
@@ -136,12 +139,14 @@ class _Judge:
             weight = as_weight(split.weights, labels.shape).reshape(labels.shape)
         kept = weight[labels != IGNORED]
         self.share = kept / kept.sum()
+        # tags of an example and tokens of a text are not independent
+        self.row = np.nonzero(labels != IGNORED)[0]
 
     def held_out(self, calibrator: Calibrator) -> _HeldOut | None:
         """Losses by fits that did not see the example; None where a fit fails."""
         copies = [copy.deepcopy(calibrator) for _ in range(FOLDS)]
         records = self.records if fits_from_table(calibrator, self.split) else None
-        losses = _Losses()
+        losses = _Losses("multilabel" if calibrator.multilabel else "top_label")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit on everything has warned
             try:
@@ -178,9 +183,10 @@ class _Judge:
         ]
 
     def mean_and_error(self, values: FloatArray) -> tuple[float, float]:
-        """Weighted mean of values ``(n,)``, and its standard error."""
+        """Weighted mean of values ``(n,)``, and its standard error, with rows drawn as a whole."""
         mean = float(self.share @ values)
-        return mean, float(np.sqrt(self.share**2 @ (values - mean) ** 2))
+        by_row = np.bincount(self.row, self.share * (values - mean))
+        return mean, float(np.sqrt(by_row @ by_row))
 
 
 def _sampled(split: Split, seed: int) -> IntArray:

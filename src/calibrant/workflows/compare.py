@@ -17,7 +17,7 @@ from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.registry import CALIBRATORS, make_calibrator
+from calibrant.calibrators.registry import calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data import dataset as datasets
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
@@ -57,8 +57,9 @@ def compare(
         A prediction file, a folder, a glob, or arrays by their keys in a file, such as
         ``{"logits": ..., "labels": ...}``.
     methods : sequence of str, or mapping of str to Calibrator, optional
-        Names from ``CALIBRATORS``, or calibrators by names of your own. By default all that the
-        dataset has the arrays and the number of classes for.
+        Names from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` if the estimand is "multilabel",
+        or calibrators by names of your own. By default all that the dataset has the arrays and
+        the number of classes for.
     time_limit : float, optional
         Seconds for the fit of each method, which stops at the next step of its search.
     fit_split, test_split : str, optional
@@ -83,11 +84,15 @@ def compare(
     >>> comparison.n_fit, comparison.n_test, comparison.choice()
     (2000, 2000, 'ts')
     """
-    dataset = datasets.as_dataset(data, sample_weight=sample_weight, groups=groups)
+    if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
+        estimand = "multilabel"
+    dataset = datasets.as_dataset(
+        data, sample_weight=sample_weight, groups=groups, multilabel=estimand == "multilabel"
+    )
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
         splits, names = _splits(dataset, fit_split, test_split, seed)
-        calibrators = _chosen(methods, splits, keep_argmax)
+        calibrators = _chosen(methods, splits, estimand, keep_argmax)
         bench = _Bench(*splits, stream, time_limit)
         n_test, classes = bench.prepare(list(calibrators.values()))
     report = progress or (lambda done, total: None)
@@ -142,18 +147,21 @@ def _splits(
 def _chosen(
     methods: str | Sequence[str] | Mapping[str, Calibrator] | None,
     splits: Sequence[Split],
+    estimand: EstimandChoice,
     keep_argmax: bool | None,
 ) -> dict[str, Calibrator]:
     if isinstance(methods, Mapping):
-        return {name: make_calibrator(calibrator) for name, calibrator in methods.items()}
+        return {name: make_calibrator(c, estimand=estimand) for name, c in methods.items()}
+    known = calibrators_for(estimand)
 
     def made(name: str) -> Calibrator:
-        return make_calibrator(name, {"keep_argmax": keep_argmax} if name == Auto.name else None)
+        options = {"keep_argmax": keep_argmax} if known[name] is Auto else None
+        return make_calibrator(name, options, estimand)
 
     if methods is None:
         features = all(split.has_features for split in splits)
         head = splits[0].dataset.has_head
-        usual = {name: made(name) for name in CALIBRATORS}
+        usual = {name: made(name) for name in known}
         return {
             name: c
             for name, c in usual.items()
@@ -162,8 +170,8 @@ def _chosen(
         }
     names = [methods] if isinstance(methods, str) else methods
     if not names:
-        raise ValueError(f"methods must name at least one of {comma_separated(CALIBRATORS)}")
-    return {name: made(name) for name in map(CALIBRATORS.name, names)}
+        raise ValueError(f"methods must name at least one of {comma_separated(known)}")
+    return {name: made(name) for name in map(known.name, names)}
 
 
 @dataclass
@@ -191,13 +199,13 @@ class _Bench:
         if any(map(self._from_table, calibrators)):
             _ = self.table
         else:
-            _counted(self.fit_on)
+            self._counted(self.fit_on)
         if not all(map(self._from_table, calibrators)):
             _ = self.fit_on.logits, self.fit_on.groups
         wanted = any(c.needs_features or c.uses_features for c in calibrators)
         if wanted and self.fit_on.has_features:
             _ = self.fit_on.features
-        return _counted(self.measure_on)
+        return self._counted(self.measure_on)
 
     def _from_table(self, calibrator: Calibrator) -> bool:
         return fits_from_table(calibrator, self.fit_on)
@@ -238,18 +246,17 @@ class _Bench:
             return str(problem)
         return f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
+    def _counted(self, split: Split) -> tuple[int, int]:
+        """Check every row, and return the number of examples and of classes."""
+        counts = Accumulator(estimand=self.stream.estimand, metrics=["accuracy"], level=None)
 
-def _counted(split: Split) -> tuple[int, int]:
-    """Check every row, and return the number of examples and of classes."""
-    counts = Accumulator(metrics=["accuracy"], level=None)
+        def add(chunks: Iterator[Chunk]) -> int:
+            floored = 0
+            for chunk in chunks:
+                counts.update(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
+                floored += chunk.floored
+            return floored
 
-    def add(chunks: Iterator[Chunk]) -> int:
-        floored = 0
-        for chunk in chunks:
-            counts.update(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
-            floored += chunk.floored
-        return floored
-
-    datasets.warn_of_zeros(sum(split.walk(add, "logits", "labels", "sample_weight")))
-    result = counts.compute()
-    return result.n, result.classes
+        datasets.warn_of_zeros(sum(split.walk(add, "logits", "labels", "sample_weight")))
+        result = counts.compute()
+        return result.n, result.classes

@@ -27,7 +27,7 @@ class Row:
     fit_seconds : float
         Time of the fit, with that of the log-partition table, which methods share.
     argmax_changed : int or None
-        Number of test examples whose predicted class changed.
+        Number of test examples whose predicted class changed, or of labels of tags.
     error : str or None
         The message, if the method failed or ran out of time.
     notes : list of str
@@ -121,9 +121,11 @@ class Comparison:
         """Return a line about the examples."""
         probability = probability_of(self.estimand)
         measured = f", ECE of {probability}" if probability else ""
+        tags = self.estimand == "multilabel"
+        columns, counted = ("tags", "labels") if tags else ("classes", "examples")
         return (
-            f"{self.classes} classes{measured}; "
-            f"fitted on {self.n_fit:,} examples ({self.fitted_on}), "
+            f"{self.classes} {columns}{measured}; "
+            f"fitted on {self.n_fit:,} {counted} ({self.fitted_on}), "
             f"measured on {self.n_test:,} ({self.measured_on})"
         )
 

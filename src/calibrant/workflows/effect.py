@@ -36,8 +36,9 @@ def method_in_use(calibrator: Calibrator) -> Calibrator:
 
 
 class Effect(NamedTuple):
-    """Metrics before and after calibration, and the number of predicted classes that changed.
+    """Metrics before and after calibration, and the number of predictions that changed.
 
+    The predicted class of an example, or whether it has a tag: above a probability of 0.5.
     ``temperatures`` are the smallest and the largest of an example; None for methods without.
     """
 
@@ -83,7 +84,9 @@ def effect(
     [0.0424, 0.0091]
     """
     calibrator = as_calibrator(calibrator)
-    examples = as_dataset(data, sample_weight=sample_weight).split(split, TEST_SPLITS)
+    estimand = calibrator.estimand_for(estimand)
+    dataset = as_dataset(data, sample_weight=sample_weight, multilabel=calibrator.multilabel)
+    examples = dataset.split(split, TEST_SPLITS)
     examples.warn_if_probs()
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
@@ -140,15 +143,21 @@ class Meter:
             self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
         self.floored += chunk.floored
         kept = _labelled(chunk)
-        if kept.any():
-            logits = chunk.logits[kept]
-            after = self._calibrated(chunk, kept, logits)
-            weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[kept]
-            self.after.update(after, chunk.labels[kept], sample_weight=weights)
-            self.changed += int((_top(logits) != _top(after)).sum())
+        if not kept.any():
+            return
+        logits, labels = chunk.logits, chunk.labels
+        tags = self.calibrators[0].multilabel
+        if tags:  # rows stay whole, without what may be anything
+            logits, labels = np.where(kept, logits, 0), np.where(kept, labels, IGNORED)
+        rows = np.asarray(kept.any(-1)) if tags else kept
+        after = self._calibrated(chunk, rows, logits[rows])
+        weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
+        self.after.update(after, labels[rows], sample_weight=weights)
+        changed = _predicted(logits[rows], tags=tags) != _predicted(after, tags=tags)
+        self.changed += int((changed & kept[rows]).sum())
 
     def _calibrated(self, chunk: Chunk, kept: BoolArray, logits: Array) -> Array:
-        """Calibrate the labelled rows of a chunk, each by the calibrator of its fold."""
+        """Calibrate the rows of a chunk that are kept, each by the calibrator of its fold."""
         after = np.empty(logits.shape, np.float32 if logits.dtype.itemsize <= 4 else np.float64)
         fold, features = chunk.get("fold"), chunk.get("features")
         folds = None if fold is None else spread(fold, kept.shape, "fold")[kept]
@@ -176,6 +185,6 @@ def _labelled(chunk: Chunk) -> BoolArray:
     return np.asarray(kept)
 
 
-def _top(logits: Array) -> Array:
-    """Return the predicted class; one logit is that of class 1 against 0."""
-    return np.asarray(logits > 0 if logits.ndim == 1 else logits.argmax(-1))
+def _predicted(logits: Array, *, tags: bool) -> Array:
+    """Return the predicted class, or tags; one logit is that of class 1 against 0."""
+    return np.asarray(logits > 0 if tags or logits.ndim == 1 else logits.argmax(-1))

@@ -95,10 +95,12 @@ def evaluate(
             warn_if_probs(as_scores(data), "logits", "pass them as probs=")
         total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)
         return total.compute()
-    dataset = as_dataset(data, labels, probs=probs, sample_weight=sample_weight, by=by)
+    multilabel = estimand == "multilabel"
+    dataset = as_dataset(
+        data, labels, probs=probs, sample_weight=sample_weight, by=by, multilabel=multilabel
+    )
     chosen = dataset.split(split, TEST_SPLITS)
-    if estimand != "multilabel":
-        chosen.warn_if_probs()
+    chosen.warn_if_probs()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
     task = partial(_measured, total.like())
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):

@@ -21,7 +21,7 @@ from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.columns import full_key
-from calibrant.data.dataset import FIT_SPLITS, Data, Split, as_dataset
+from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
@@ -38,6 +38,7 @@ def fit(
     options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
+    estimand: EstimandChoice = "auto",
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Calibrator:
@@ -52,7 +53,8 @@ def fit(
     data : path, Dataset, or mapping
         A prediction file, a folder, a glob, or arrays by their keys in a file.
     method : str or Calibrator
-        A name from ``CALIBRATORS``, or a calibrator, which is then fitted in place.
+        A name from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` for tags, or a calibrator, which
+        is then fitted in place.
     split : str, optional
         Split to fit on; ``val``, else the plain arrays, by default. Never ``test`` unless named.
     options : dict, optional
@@ -60,6 +62,9 @@ def fit(
     sample_weight, groups : str or array, optional
         Names of columns or, beside arrays, values for each example. Examples of one group stay
         together where a method cross-validates; with groups the split is read whole.
+    estimand : {"auto", "multilabel"}
+        ``"multilabel"`` if each column is a tag with labels 0 and 1 of its own. Other estimands
+        of :func:`calibrant.evaluate` make no difference to a fit.
     executor : concurrent.futures.Executor, optional
         Each shard becomes a task, for methods that use the table.
     progress : callable, optional
@@ -72,7 +77,8 @@ def fit(
     >>> round(float(fitted.temperature_), 2)
     1.83
     """
-    return _fitted(data, method, split, options, sample_weight, groups, executor, progress)[0]
+    calibrator = make_calibrator(method, options, estimand)
+    return _fitted(data, calibrator, split, sample_weight, groups, executor, progress)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +99,14 @@ class Fit:
         """Yield lines about what was learned."""
         if reasons := getattr(self.calibrator, "reasons_", ""):
             yield reasons
-        yield f"{self.effect.before.n:,} examples; {method_in_use(self.calibrator).describe()}"
+        counted = "labels" if self.calibrator.multilabel else "examples"
+        yield f"{self.effect.before.n:,} {counted}; {method_in_use(self.calibrator).describe()}"
         low, high = self.effect.temperatures or (1.0, 1.0)
         if low < high:
             yield f"temperatures of the examples from {low:.4g} to {high:.4g}"
-        if self.effect.argmax_changed:
-            yield f"the predicted class of {self.effect.argmax_changed:,} examples changes"
+        if changed := self.effect.argmax_changed:
+            what = "prediction" if self.calibrator.multilabel else "predicted class"
+            yield f"the {what} of {changed:,} {counted} changes"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -134,8 +142,10 @@ def fit_and_measure(
 
     There are no intervals: figures of examples that a fit has seen are too good.
     """
+    calibrator = make_calibrator(method, options, estimand)
+    estimand = calibrator.estimand_for(estimand)
     calibrator, examples = _fitted(
-        data, method, split, options, sample_weight, groups, executor, progress
+        data, calibrator, split, sample_weight, groups, executor, progress
     )
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
     meter = measure([calibrator], examples, stream, progress)
@@ -144,17 +154,15 @@ def fit_and_measure(
 
 def _fitted(
     data: Data,
-    method: str | Calibrator,
+    calibrator: Calibrator,
     split: str | None = None,
-    options: Mapping[str, Any] | None = None,
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> tuple[Calibrator, Split]:
     """Fit on a split, from the table if that suffices; return it as well."""
-    calibrator = make_calibrator(method, options)
-    dataset = as_dataset(data, sample_weight=sample_weight, groups=groups)
+    dataset = _dataset(data, calibrator, sample_weight, groups)
     if split is None and dataset.splits and dataset.find(None, FIT_SPLITS) is None:
         raise ValueError(
             f"{dataset.path} has no split 'val' and no plain arrays to fit on, only "
@@ -167,6 +175,18 @@ def _fitted(
     else:
         fit_whole(calibrator, examples)
     return calibrator, examples
+
+
+def _dataset(
+    data: Data,
+    calibrator: Calibrator,
+    sample_weight: Values | str | None,
+    groups: Values | str | None,
+) -> Dataset:
+    """Return the data as the calibrator reads them."""
+    return as_dataset(
+        data, sample_weight=sample_weight, groups=groups, multilabel=calibrator.multilabel
+    )
 
 
 def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
@@ -265,8 +285,9 @@ def cross_fit(
     >>> fitted.effect.after["ece"].value < fitted.effect.before["ece"].value / 4
     True
     """
-    calibrator = make_calibrator(method, options)
-    dataset = as_dataset(data, sample_weight=sample_weight, groups=groups)
+    calibrator = make_calibrator(method, options, estimand)
+    estimand = calibrator.estimand_for(estimand)
+    dataset = _dataset(data, calibrator, sample_weight, groups)
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
     fold = row_folds(examples, folds, seed)

@@ -1,0 +1,269 @@
+"""Scores of scikit-learn classifiers as logits, of classes or of tags."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import validation
+from sklearn.utils.metaestimators import _safe_split
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted
+
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
+from calibrant._core.messages import comma_separated
+from calibrant.calibrators.base import BOUNDS
+from calibrant.calibrators.scaling import TemperatureScaling
+
+Arguments: TypeAlias = dict[str, Any]
+Fold: TypeAlias = tuple[IntArray, IntArray]  # examples to fit on, and examples to score
+LEAST = math.log(1e-30)
+"""Smaller log-probabilities are raised to this one: no estimator can know them."""
+RESCALINGS = 5
+"""Scales of scores to try, each 20 times the one before, or a twentieth of it."""
+
+
+def targets(y: Any) -> NDArray[Any]:
+    """Return checked classes ``(n,)``, or labels 0 and 1 of tags ``(n, tags)``."""
+    dense = y.toarray() if hasattr(y, "toarray") else np.asarray(y)
+    tags = dense.ndim == 2 and dense.shape[1] > 1
+    if tags and type_of_target(dense) == "multilabel-indicator":
+        labels: NDArray[Any] = dense.astype(np.int64)
+        if labels.min() < 0 or labels.max() > 1:
+            got = comma_separated(map(str, np.unique(labels)))
+            raise ValueError(f"y of tags must be 0 or 1 in each column, got {got}")
+        return labels
+    classes = np.asarray(validation.column_or_1d(y, warn=True))
+    validation.assert_all_finite(classes, input_name="y")
+    check_classification_targets(classes)
+    return classes
+
+
+class Scores(NamedTuple):
+    """Scores of examples; ``logits`` and ``known`` are ``(m, classes)``, ``labels`` ``(m,)``.
+
+    A class is unknown where the estimator was not fitted on it; its logit is -inf, as that of a
+    probability of 0 is. Of tags, ``logits`` are ``(m, tags, 2)``, of absence and presence, and
+    ``known`` and ``labels`` ``(m, tags)``; a tag is unknown if all examples of the fit had the
+    same label.
+    """
+
+    classes: NDArray[Any]
+    rows: IntArray  # (m,) positions of the examples in the data
+    logits: FloatArray
+    known: BoolArray
+    labels: IntArray
+
+
+def frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments) -> Scores:
+    """Return the scores of all examples by an estimator that is fitted already."""
+    if fit_params:
+        names = comma_separated(fit_params)
+        raise ValueError(f"the estimator is fitted already and takes no {names}")
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError as problem:
+        name = type(estimator).__name__
+        raise NotFittedError(
+            f"this {name} is not fitted, or a clone (as in GridSearchCV) has forgotten its fit: "
+            "fit it first, and wrap it in a FrozenEstimator"
+        ) from problem
+    classes = classes_of(estimator, y)
+    labels, logits = labels_of(classes, y), logits_of(estimator, X, classes, tags=y.ndim == 2)
+    known = np.ones((len(y), len(classes)), bool)
+    return Scores(classes, np.arange(len(y)), logits, known, labels)
+
+
+def out_of_fold(
+    estimator: Any, X: Any, y: NDArray[Any], fold: Fold, params: Arguments, classes: NDArray[Any]
+) -> tuple[FloatArray, BoolArray]:
+    """Return the logits of the test part by a fit on the rest, and the classes that it knows."""
+    train, test = fold
+    X_train, y_train = _safe_split(estimator, X, y, train)
+    X_test, _ = _safe_split(estimator, X, y, test, train)
+    fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
+    if y.ndim == 2:
+        logits = logits_of(fitted, X_test, classes, tags=True)
+        return logits, np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))
+    seen = getattr(fitted, "classes_", np.unique(y_train))
+    logits = np.full((len(y[test]), len(classes)), -np.inf)
+    known = np.zeros(logits.shape, bool)
+    if len(seen) > 1:  # one class alone has no scores
+        at = positions(classes, np.asarray(seen))
+        logits[:, at], known[:, at] = class_logits(fitted, X_test, seen), True
+    return logits, known
+
+
+def logits_of(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> FloatArray:
+    """Return scores as :class:`Scores` has them; probabilities of 0 are -inf."""
+    return tag_logits(estimator, X, len(classes)) if tags else class_logits(estimator, X, classes)
+
+
+def tag_logits(estimator: Any, X: Any, tags: int) -> FloatArray:
+    """Return scores ``(n, tags, 2)``; probabilities of 0 are -inf."""
+    if hasattr(estimator, "decision_function"):
+        name = f"the decision_function of {type(estimator).__name__}"
+        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
+        pairs = np.stack([np.zeros_like(scores), scores], -1)
+    else:
+        name = f"the predict_proba of {type(estimator).__name__}"
+        probs = estimator.predict_proba(X)
+        if isinstance(probs, list):  # an array for each tag, with a column for each label seen
+            columns = zip(probs, estimator.classes_, strict=True)
+            probs = np.stack(
+                [
+                    np.asarray(p)[:, list(seen).index(1)] if 1 in seen else np.zeros(len(p))
+                    for p, seen in columns
+                ],
+                -1,
+            )
+        scores = np.asarray(probs)
+        pairs = _logs(np.stack([1 - scores, scores], -1))
+    if scores.ndim != 2 or scores.shape[1] != tags:
+        raise ValueError(f"{name} must be (n, {tags}), a column per tag, got {scores.shape}")
+    return pairs
+
+
+def class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
+    """Return scores ``(n, classes)``; probabilities of 0 are -inf."""
+    if hasattr(estimator, "decision_function"):
+        name = f"the decision_function of {type(estimator).__name__}"
+        scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
+        if len(classes) == 2 and scores.size == len(scores):
+            return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
+        if len(classes) > 2 and _one_vs_one(estimator):
+            raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
+    else:
+        name = f"the predict_proba of {type(estimator).__name__}"
+        probs = np.asarray(estimator.predict_proba(X))
+        scores = _logs(probs)
+    if scores.ndim != 2 or scores.shape[1] != len(classes):
+        raise ValueError(
+            f"{name} must be (n, {len(classes)}), a column per class, got {scores.shape}"
+        )
+    return scores
+
+
+def _logs(probs: NDArray[Any]) -> FloatArray:
+    """Return logarithms of probabilities ``(..., classes)``, not below the least but for 0."""
+    logs = np.maximum(checks.logits_from_probs(probs)[0], LEAST)
+    return np.where(probs > 0, logs, -np.inf)
+
+
+def _one_vs_one(estimator: Any) -> bool:
+    """Return True if scores are of pairs of classes, of which three classes have three."""
+    params = estimator.get_params() if hasattr(estimator, "get_params") else {}
+    return any(k.endswith("decision_function_shape") and v == "ovo" for k, v in params.items())
+
+
+def floor_of(logits: FloatArray, weight: FloatArray | None) -> float:
+    """Return the logit of half of the smallest positive probability, to stand for that of 0.
+
+    Estimators that count (votes, neighbours) give 0 to classes that are merely rare.
+    """
+    logits = logits if weight is None else logits[weight > 0]
+    return max(float(logits[np.isfinite(logits)].min()) - math.log(2), LEAST)
+
+
+def log_odds(logits: FloatArray, floor: float | None, known: Any = True) -> FloatArray:
+    """Return the log-odds for two classes and tags, else logits; those of 0 get the floor."""
+    if floor is not None:
+        known = np.asarray(known)[..., None] if logits.ndim == 3 else known
+        logits = np.where(known & np.isneginf(logits), floor, logits)
+    return logits[..., 1] - logits[..., 0] if logits.shape[-1] == 2 else logits
+
+
+def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) -> float:
+    """Return the divisor of scores that brings their best temperature into the usual bounds.
+
+    It is 1 if there is no best temperature: all examples are right, or worse than chance. All
+    labels of tags are examples here.
+    """
+    if labels.ndim == 2:
+        kept = labels != IGNORED
+        weight = None if weight is None else np.broadcast_to(weight[:, None], kept.shape)[kept]
+        logits, labels = logits[kept], labels[kept]
+    wrong = (logits > 0 if logits.ndim == 1 else logits.argmax(-1)) != labels
+    if not (wrong if weight is None else wrong & (weight > 0)).any():
+        return 1.0
+    scale = 1.0
+    for _ in range(RESCALINGS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit itself warns
+            fitted = TemperatureScaling().fit(logits / scale, labels, sample_weight=weight)
+        temperature = float(fitted.temperature_)
+        if 1.01 * BOUNDS[0] < temperature < 0.99 * BOUNDS[1]:
+            return scale
+        scale *= BOUNDS[0] if temperature < 1 else BOUNDS[1]
+    return 1.0
+
+
+def usable(scores: Scores, *, masks: bool) -> Scores:
+    """Leave out, with a warning, examples that were scored without knowledge of their class.
+
+    Examples with other unknown classes stay if the method allows masked classes. Labels of
+    unknown tags are ignored.
+    """
+    if scores.labels.ndim == 2:
+        return _with_known_tags(scores)
+    own = scores.known[np.arange(len(scores.rows)), scores.labels]
+    kept = own & (True if masks else scores.known.all(1))
+    if kept.all():
+        return scores
+    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
+    problem = (
+        f"{(~kept).sum():,} of {len(own):,} examples were scored without one of these classes in "
+        f"the training part of their fold: {names}"
+    )
+    if not kept.any():
+        remedy = "use folds that have every class, or a method that allows masked classes (ts)"
+        raise ValueError(f"{problem}. None is left to calibrate on: {remedy}")
+    checks.warn(f"{problem}. They are left out of the calibration")
+    columns: Any = (column[kept] for column in scores[1:])
+    return Scores(scores.classes, *columns)
+
+
+def _with_known_tags(scores: Scores) -> Scores:
+    if scores.known.all():
+        return scores
+    names = comma_separated(map(str, scores.classes[~scores.known.all(0)]))
+    checks.warn(
+        f"{(~scores.known).sum():,} of {scores.known.size:,} labels were scored by a fit on "
+        f"examples that all have, or all lack, one of these tags: {names}. They are left out of "
+        "the calibration"
+    )
+    logits = np.where(scores.known[..., None], scores.logits, 0)
+    return scores._replace(logits=logits, labels=np.where(scores.known, scores.labels, IGNORED))
+
+
+def classes_of(estimator: Any, y: NDArray[Any]) -> NDArray[Any]:
+    """Return the classes of a fitted estimator, in the order of its scores; of tags, numbers."""
+    if y.ndim == 2:
+        return np.arange(y.shape[1])
+    classes = np.asarray(getattr(estimator, "classes_", np.unique(y)))
+    if len(classes) < 2:
+        raise ValueError(f"y must have two classes or more, got one class, {str(classes[0])!r}")
+    return classes
+
+
+def labels_of(classes: NDArray[Any], y: NDArray[Any]) -> IntArray:
+    """Return the positions of classes, or the labels of tags as they are."""
+    return y if y.ndim == 2 else positions(classes, y)
+
+
+def positions(classes: NDArray[Any], values: NDArray[Any]) -> IntArray:
+    """Return the position of each value among the classes."""
+    known = np.isin(values, classes)
+    if not known.all():
+        others = comma_separated(map(str, np.unique(values[~known])))
+        raise ValueError(
+            f"y has classes that the estimator was not fitted on: {others}; it knows "
+            f"{comma_separated(map(str, classes))}"
+        )
+    order = np.argsort(classes)
+    return np.asarray(order[np.searchsorted(classes, values, sorter=order)])

@@ -1,4 +1,4 @@
-# make demo | test | cover | check | docs | bench | clean
+# make demo | test | cover | check | tables | docs | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The same for BLAS, whose threads wake up for every small product.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test cover check lint types docs bench clean
+.PHONY: demo test cover check lint types tables docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -32,6 +32,14 @@ lint: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+
+# Tables and figures of the pages of results, from the rows of the studies in docs/data.
+tables: .venv/.installed-dev
+	$(BIN)/python benchmarks/studies/tables.py docs/data
+	$(BIN)/python benchmarks/studies/language_models.py tables docs/data
+	@set -e; for study in answers arena ensemble maccal multilabel; do \
+		$(BIN)/python benchmarks/studies/$$study.py --tables docs/data; \
+	done
 
 # From scratch, since a page that Sphinx takes from its cache keeps its warnings to itself.
 docs: .venv/.installed-dev

@@ -10,14 +10,18 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data"
 
 
-@pytest.fixture(scope="module")
-def tables():
+def study(name):
+    """Return the names that the script of a study defines."""
     folder = ROOT / "benchmarks" / "studies"
-    names = ("tables", "maccal", "answers", "language_models", "multilabel", "ensemble")
-    scripts = (folder / f"{name}.py" for name in names)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        made = [runpy.run_path(str(script))["tables"](DATA) for script in scripts]
+        return runpy.run_path(str(folder / f"{name}.py"))
+
+
+@pytest.fixture(scope="module")
+def tables():
+    names = ("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena")
+    made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
 
 
@@ -158,3 +162,28 @@ def test_claims_about_ensembles(tables):
                 }
                 lower[figure] += sums["True"] < sums["False"]
     assert lower == {"nll": 23, "ece": 28 - 19}
+
+
+def test_leaderboards_have_the_means_of_the_rows(tables):
+    with (DATA / "arena.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for suite, method in (("binary", "auto"), ("multiclass", "probmetrics:sms")):
+        own = [row for row in rows if (row["suite"], row["method"]) == (suite, method)]
+        cells = leaderboard(tables, suite)[method]
+        assert float(cells["log loss"]) == pytest.approx(mean(own, "nll"), abs=6e-5)
+        assert float(cells["ECE %"]) == pytest.approx(100 * mean(own, "ece"), abs=6e-3)
+
+
+def mean(rows, figure):
+    return sum(float(row[figure]) for row in rows) / len(rows)
+
+
+def leaderboard(tables, suite):
+    headings, *rows = tables[f"table_arena_{suite}"]
+    return {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+
+
+def test_the_table_of_the_front_page_is_up_to_date():
+    arena = study("arena")
+    table = arena["front_table"](arena["read"](DATA / "arena.csv"))
+    assert table.join(arena["MARKS"]) in (ROOT / "README.md").read_text("utf-8")

@@ -30,7 +30,8 @@ COLUMNS = ("method", "fit_s", "predict_s", "passes", "fit_memory", "memory")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--methods", default=",".join(cal.CALIBRATORS))
+    usual = (name for name, kind in cal.CALIBRATORS.items() if not kind.two_classes_only)
+    parser.add_argument("--methods", default=",".join(usual))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:

@@ -81,7 +81,7 @@ def test_the_default_is_not_much_slower_than_a_temperature(rows):
         name: sum(float(row["fit_seconds"]) for (_, method), row in rows.items() if method == name)
         for name in ("ts", "auto")
     }
-    assert seconds["auto"] <= 300 * seconds["ts"]
+    assert seconds["auto"] <= 200 * seconds["ts"]
 
 
 @pytest.mark.slow

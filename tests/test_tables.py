@@ -187,3 +187,25 @@ def test_the_table_of_the_front_page_is_up_to_date():
     arena = study("arena")
     table = arena["front_table"](arena["read"](DATA / "arena.csv"))
     assert table.join(arena["MARKS"]) in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_claims_of_the_leaderboard(tables):
+    def figures(suite, name):
+        cells = leaderboard(tables, suite).items()
+        return {m: float(row[name]) for m, row in cells if row[name] != "\N{EN DASH}"}
+
+    two = figures("binary", "log loss")
+    assert two["auto"] == min(two.values())
+    assert figures("binary", "ECE %")["netcal:BBQ"] < figures("binary", "ECE %")["auto"]
+
+    free = "auto:keep_argmax=false"
+    many = figures("multiclass", "log loss")
+    keeping = ("ts", "ets", "smart", "isotonic", "rank_gaps", "blend", "top_and_rest")
+    assert many["auto"] <= min(many[name] for name in keeping)
+    assert many[free] < many["sms"] < many["probmetrics:sms"] < many["auto"]
+    assert figures("multiclass", "accuracy %")[free] > figures("multiclass", "accuracy %")["auto"] + 1
+
+    choices, ece = figures("choices", "log loss"), figures("choices", "ECE %")
+    assert choices["dirichlet"] < choices[free] < choices["auto"] - 0.03
+    assert abs(choices["netcal:LogisticCalibration"] / choices[free] - 1) < 0.003
+    assert ece[free] < min(ece["dirichlet"], ece["netcal:LogisticCalibration"])

@@ -37,6 +37,7 @@ from calibrant.bench.arena.tasks import Task, find_tasks
 from calibrant.bench.arena.views import Scores, View, markdown, scores
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 OWN = (
@@ -75,9 +76,9 @@ TITLES = {
 ON_FRONT = ("binary", "multiclass", "choices")
 """Suites of the figure and of the README."""
 DRAWS = 2000
-FIGURE, WIDEST = "_static/arena.svg", 15.0
+FIGURE, WIDEST = "_static/arena.svg", 12.0
 """File of the figure, and the percent of log loss where it ends."""
-BLUE, ORANGE, GREY = "#2f7fb8", "#d9662b", "#8a8f98"
+BLUE, ORANGE = "#2f7fb8", "#d9662b"
 MARKS = "<!-- arena -->\n", "<!-- end of arena -->\n"
 """Around the table in the README."""
 
@@ -128,8 +129,8 @@ def write_pages(folder: Path) -> None:
 def tables(folder: Path) -> dict[str, Table]:
     rows = read(folder / "arena.csv")
     made: dict[str, Table] = {f"table_arena_{name}": leaderboard(rows, name) for name in METHODS}
-    made["table_arena_default"] = default_against_others(rows)
-    made["table_arena_figure"] = beside_temperature(rows)
+    made["table_arena_auto"] = auto_against_others(rows)
+    made["table_arena_figure"] = beside_default(rows)
     return made
 
 
@@ -167,7 +168,7 @@ def leaderboard(rows: Rows, suite: str) -> Table:
                 mean(accuracy, name, 2, 100),
                 f"{ranks[name]:.1f}",
                 f"{rate:.0f} [{low:.0f}, {high:.0f}]",
-                f"{seconds(rows, suite, name):.2g}",
+                seconds(chosen(rows, suite=suite, method=name, error="")),
             )
         )
     return table
@@ -178,27 +179,27 @@ def by_loss(nll: Scores) -> list[str]:
     return [nll.methods[i] for i in np.argsort(nll.values.mean(0), kind="stable")]
 
 
-def seconds(rows: Rows, suite: str, method: str) -> float:
-    """Median time to fit and to apply a method where it did not fail."""
-    found = chosen(rows, suite=suite, method=method, error="")
-    return statistics.median(float(r["fit_seconds"]) + float(r["apply_seconds"]) for r in found)
+def seconds(rows: Rows) -> str:
+    """Median time to fit and to apply a method."""
+    taken = [float(row["fit_seconds"]) + float(row["apply_seconds"]) for row in rows]
+    return f"{statistics.median(taken):.2g}" if taken else MISSING
 
 
-def default_against_others(rows: Rows) -> Table:
-    """By how much the log loss of the default is lower than that of others."""
+def auto_against_others(rows: Rows) -> Table:
+    """By how much the log loss of auto is lower than that of others, in percent."""
     table: list[Sequence[str]] = [
-        ("suite", "against", "tasks won", "log loss lower by %", "95 % interval")
+        ("suite", "method", "against", "models won", "log loss lower by %", "95 % interval")
     ]
-    for suite in METHODS:
+    for suite in ON_FRONT:
         nll = table_of(rows, suite)
-        ours = column(nll, DEFAULT[suite])
-        for rival in ("none", "ts", *best_single(nll)[:1], *best_of_peers(nll)):
-            theirs = column(nll, rival)
-            lower, *ends = (-change for change in change_in_percent(ours, theirs, nll.datasets))
-            low, high = sorted(ends)
-            won = f"{(ours < theirs).sum()} of {len(ours)}"
-            cells = won, f"{lower:.1f}", f"[{low:.1f}, {high:.1f}]"
-            table.append((TITLES[suite], rival, *cells))
+        for method in (name for name in ("auto", FREE) if name in nll.methods):
+            ours = column(nll, method)
+            for rival in ("none", "ts", *best_single(nll)[:1], *best_of_peers(nll)):
+                theirs = column(nll, rival)
+                change = change_in_percent(ours, theirs, nll.datasets)
+                lower, high, low = (f"{round(-end, 1) + 0.0:.1f}" for end in change)
+                won = f"{(ours < theirs).sum()} of {len(ours)}"
+                table.append((TITLES[suite], method, rival, won, lower, f"[{low}, {high}]"))
     return table
 
 
@@ -239,47 +240,57 @@ def change_in_percent(ours: FloatArray, theirs: FloatArray, datasets: Sequence[s
     return Change(100 * (ours.sum() / theirs.sum() - 1), *np.quantile(drawn, [0.025, 0.975]))
 
 
-def beside_temperature(rows: Rows) -> Table:
-    """Log loss relative to that of a temperature, which the figure shows."""
-    table: list[Sequence[str]] = [("suite", "method", "log loss beside ts, %", "low", "high")]
+def beside_default(rows: Rows) -> Table:
+    """By how much the log loss of some methods is above that of the default, for the figure."""
+    table: list[Sequence[str]] = [("suite", "method", "log loss above auto, %", "low", "high")]
     for suite in ON_FRONT:
         nll = table_of(rows, suite)
-        kept = {"none", "ts", DEFAULT[suite], *best_single(nll)[:3], *best_of_peers(nll)}
-        for method in filter(kept.__contains__, by_loss(nll)):
-            change = change_in_percent(column(nll, method), column(nll, "ts"), nll.datasets)
+        wanted = {"none", "ts", DEFAULT[suite], *best_single(nll)[:3], *best_of_peers(nll)}
+        for method in filter({*wanted, FREE}.__contains__, by_loss(nll)):
+            ours, theirs = column(nll, DEFAULT[suite]), column(nll, method)
+            change = change_in_percent(theirs, ours, nll.datasets)
             table.append((suite, method, *(f"{end:.2f}" for end in change)))
     return table
 
 
 def figure(table: Table) -> "Figure":
-    """Draw the log loss of each method beside that of a temperature, a panel for each suite."""
+    """Draw the log loss of each method beside that of the default, a panel for each suite."""
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams["svg.hashsalt"] = "arena"  # the same file every time
-    drawn = Figure(figsize=(11, 3.4), layout="constrained")
+    drawn = Figure(figsize=(11, 3.8), layout="constrained")
     for axes, suite in zip(drawn.subplots(1, len(ON_FRONT)), ON_FRONT, strict=True):
         lines = [line for line in table[1:] if line[0] == suite]
         for place, (_, method, *texts) in enumerate(lines):
-            value, low, high = map(float, texts)
-            ours = method == DEFAULT[suite]
-            colour = BLUE if ours else ORANGE if is_peer(method) else GREY
-            if value > WIDEST:
-                axes.annotate(f"+{value:.0f} % \N{RIGHTWARDS ARROW}", (WIDEST, place), ha="right")
-                continue
-            axes.plot([low, min(high, WIDEST)], [place, place], color=colour, lw=2.5 if ours else 1)
-            axes.plot(value, place, "o", color=colour, ms=7 if ours else 5)
-        axes.axvline(0, color=GREY, lw=0.8, ls=":")
-        axes.set_yticks(range(len(lines)), [label(line[1]) for line in lines])
-        axes.invert_yaxis()
-        axes.set_xlim(right=WIDEST)
-        axes.set(title=TITLES[suite], xlabel="log loss beside one temperature, %")
+            draw_change(axes, place, method, Change(*map(float, texts)))
+        names = ["auto" if line[1] == DEFAULT[suite] else line[1] for line in lines]
+        axes.set_yticks(range(len(lines)), [name.replace(":", " ") for name in names])
+        axes.set(title=TITLES[suite], xlim=(-WIDEST, WIDEST), ylim=(len(lines) - 0.5, -0.5))
+        axes.axvline(0, color=BLUE, lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)
+    drawn.supxlabel(
+        "log loss above that of auto, %, with 95 % interval over data sets "
+        "(left of the line: better than auto)",
+        fontsize="medium",
+    )
+    handles = [
+        drawn.axes[0].plot([], [], "o", color=colour, label=name)[0]
+        for name, colour in (("calibrant", BLUE), ("other libraries", ORANGE))
+    ]
+    drawn.axes[0].legend(handles=handles, loc="upper right", frameon=False, fontsize="small")
     return drawn
 
 
-def label(method: str) -> str:
-    return "auto" if method.startswith("auto") else method
+def draw_change(axes: "Axes", place: int, method: str, change: Change) -> None:
+    """Draw one line of the figure; what is off the scale is written at its end."""
+    if change.value > WIDEST:
+        text = f"+{change.value:.0f} % \N{RIGHTWARDS ARROW}"
+        axes.text(WIDEST, place, text, ha="right", va="center")
+        return
+    colour = ORANGE if is_peer(method) else BLUE
+    axes.plot([change.low, change.high], [place, place], color=colour, lw=1.5)
+    axes.plot(change.value, place, "o", color=colour)
 
 
 def front_table(rows: Rows) -> str:
@@ -288,11 +299,11 @@ def front_table(rows: Rows) -> str:
     for suite in ON_FRONT:
         nll, ece = table_of(rows, suite), table_of(rows, suite, "ece")
         peer = best_of_peers(nll)[0]
-        methods = ("none", "ts", peer, DEFAULT[suite])
+        methods = ["none", "ts", peer, "auto", FREE if FREE in nll.methods else "auto"]
         cells = [f"{mean(nll, m, 3)} / {mean(ece, m, 1, 100)}" for m in methods]
-        cells[2] += f" ({peer})"
+        cells[2] += f" ({peer.replace(':', ' ')})"
         lines.append((f"{TITLES[suite]}, {len(nll.tasks)} models", *cells))
-    headings = "log loss / ECE %", "none", "ts", "best peer", "auto"
+    headings = "log loss / ECE %", "none", "ts", "best peer", "auto", "auto, keep_argmax=False"
     return markdown(View("", headings, lines, "")).rstrip("\n") + "\n"
 
 

@@ -49,7 +49,7 @@ OTHERS = (
     *("probmetrics:temp-scaling", "probmetrics:svs", "probmetrics:sms"),
     *("netcal:TemperatureScaling", "netcal:HistogramBinning"),
 )
-FREE = "auto:keep_argmax=false"
+FREE, FREE_TITLE = "auto:keep_argmax=false", "auto, keep_argmax=False"
 SLOW = (
     *("netcal:LogisticCalibration", "netcal:BetaCalibration"),
     *("probmetrics:ivap", "venn_abers:inductive"),
@@ -264,8 +264,7 @@ def figure(table: Table) -> "Figure":
         lines = [line for line in table[1:] if line[0] == suite]
         for place, (_, method, *texts) in enumerate(lines):
             draw_change(axes, place, method, Change(*map(float, texts)))
-        names = ["auto" if line[1] == DEFAULT[suite] else line[1] for line in lines]
-        axes.set_yticks(range(len(lines)), [name.replace(":", " ") for name in names])
+        axes.set_yticks(range(len(lines)), [label(line[1]) for line in lines])
         axes.set(title=TITLES[suite], xlim=(-WIDEST, WIDEST), ylim=(len(lines) - 0.5, -0.5))
         axes.axvline(0, color=BLUE, lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -278,8 +277,12 @@ def figure(table: Table) -> "Figure":
         drawn.axes[0].plot([], [], "o", color=colour, label=name)[0]
         for name, colour in (("calibrant", BLUE), ("other libraries", ORANGE))
     ]
-    drawn.axes[0].legend(handles=handles, loc="upper right", frameon=False, fontsize="small")
+    drawn.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False)
     return drawn
+
+
+def label(method: str) -> str:
+    return FREE_TITLE if method == FREE else method.replace(":", " ")
 
 
 def draw_change(axes: "Axes", place: int, method: str, change: Change) -> None:
@@ -301,9 +304,9 @@ def front_table(rows: Rows) -> str:
         peer = best_of_peers(nll)[0]
         methods = ["none", "ts", peer, "auto", FREE if FREE in nll.methods else "auto"]
         cells = [f"{mean(nll, m, 3)} / {mean(ece, m, 1, 100)}" for m in methods]
-        cells[2] += f" ({peer.replace(':', ' ')})"
+        cells[2] += f" ({label(peer)})"
         lines.append((f"{TITLES[suite]}, {len(nll.tasks)} models", *cells))
-    headings = "log loss / ECE %", "none", "ts", "best peer", "auto", "auto, keep_argmax=False"
+    headings = "log loss / ECE %", "none", "ts", "best peer", "auto", FREE_TITLE
     return markdown(View("", headings, lines, "")).rstrip("\n") + "\n"
 
 

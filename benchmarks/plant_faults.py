@@ -1212,8 +1212,8 @@ FAULTS = (
     Fault(
         "cross-fit-on-own-fold",
         "calibrators",
-        "records.take(of_record != left_out)",
-        "records.take(of_record == left_out)",
+        "seen = (of_label >= 0) & (of_label != left_out)",
+        "seen = of_label == left_out",
         ("/test_fit_files.py", "workflows/test_fit"),
     ),
     Fault(
@@ -1255,20 +1255,6 @@ FAULTS = (
         "scale * (gradient + 2 * away)",
         "scale * (gradient + away)",
         ("test_affine",),
-    ),
-    Fault(
-        "auto-judges-seen-rows",
-        "calibrators",
-        "np.setdiff1d(np.arange(len(records)), ",
-        "np.union1d(np.arange(len(records)), ",
-        ("test_auto",),
-    ),
-    Fault(
-        "auto-allows-whole-error",
-        "calibrators",
-        "return self.error / 2",
-        "return self.error",
-        ("test_auto",),
     ),
     Fault(
         "isotonic-side-of-marks",

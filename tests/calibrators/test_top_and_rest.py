@@ -7,6 +7,7 @@ from scipy.special import expit, softmax
 
 import calibrant as cal
 from calibrant._core.chunks import examples
+from calibrant.calibrators import top_and_rest
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
@@ -74,3 +75,17 @@ def test_a_part_is_shared_only_if_it_is_the_same(rng):
     logits = rng.normal(size=(50, 4))
     np.testing.assert_array_equal(again.transform(logits), one.transform(logits))
     assert not np.array_equal(other.transform(logits), one.transform(logits))
+
+
+def test_gaps_of_many_logits_are_learned_from_some(rng, monkeypatch):
+    logits, labels = confused(rng, 800)
+    labels[::8] = -100
+    whole = TopAndRest().fit(logits, labels)
+    monkeypatch.setattr(top_and_rest, "MOST_LOGITS", 4 * 500)
+    some, other = (TopAndRest(seed=seed).fit(logits, labels) for seed in (0, 1))
+    rows = np.sort(np.random.default_rng(0).permutation(700)[:500])
+    kept = np.flatnonzero(labels != -100)[rows]
+    alone = RankGaps().fit(whole.matrix.transform(logits[kept]), labels[kept])
+    np.testing.assert_allclose(some.gaps.factors_, alone.factors_, rtol=1e-4)
+    assert not np.allclose(other.gaps.factors_, some.gaps.factors_, rtol=1e-3)
+    np.testing.assert_array_equal(some.matrix.weight_, whole.matrix.weight_)  # of all

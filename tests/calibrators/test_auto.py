@@ -248,11 +248,13 @@ def test_reasons_name_the_chosen_and_the_figures_of_all(judged):
 def test_a_part_that_two_candidates_have_is_fitted_once(rng, monkeypatch):
     logits, labels = margin_dependent(rng, 300)
     apart = Auto(candidates=("top_and_rest",), folds=2).fit(logits, labels)
-    fits = []
-    real = cal.SMART.fit_records
-    monkeypatch.setattr(
-        cal.SMART, "fit_records", lambda self, *args: (fits.append(1), real(self, *args))[1]
-    )
+    real, fits = cal.SMART.fit_records, []
+
+    def counted(self, *arguments):
+        fits.append(self)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(cal.SMART, "fit_records", counted)
     both = Auto(candidates=("blend", "top_and_rest"), folds=2).fit(logits, labels)
     assert len(fits) == 3  # two folds, and all
     assert both.candidates_[1].nll == pytest.approx(apart.candidates_[0].nll, abs=1e-12)

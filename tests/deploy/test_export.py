@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import calibrant
+from calibrant.calibrators.average import Average
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
@@ -31,6 +32,7 @@ from tests.support.exported import (
     simulated,
     softmax,
 )
+from tests.support.simulate import drawn
 
 TOKENS, PROBABILITIES = {"tokens": True}, {"probabilities": True}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -124,6 +126,14 @@ def test_every_method(name, tmp_path):
         "classes": str(int(calibrator.classes_)),
         "calibrant": calibrant.__version__,
     }
+
+
+def test_an_average_of_methods(rng, tmp_path):
+    logits, labels = drawn(rng, 200, 6, temperature=2.0)
+    calibrator = calibrant.Auto(candidates=("ts", "ets")).fit(logits, labels)
+    assert isinstance(calibrator.chosen_, Average)
+    assert export_onnx(calibrator, tmp_path / "calibrator.onnx") <= 1e-5
+    check_parity(calibrator, tmp_path / "calibrator.onnx")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,22 @@ class Examples(NamedTuple):
         """Weights of the labelled examples."""
         return None if self.weight is None else self.weight[self.labels != IGNORED]
 
+    def take(self, which: IntArray) -> Examples:
+        """Return the labelled examples of an index, as a flat copy of these alone."""
+        rows = np.flatnonzero(self.labels != IGNORED)[which]
+        weight = None if self.weight is None else self.weight[rows]
+        logits = picked(self.logits, rows, flat=self.one_logit)
+        return Examples(logits, self.labels[rows], weight, self.estimand)
+
+
+def picked(values: Logits, rows: IntArray, *, flat: bool = False) -> Logits:
+    """Rows of values ``(..., width)``, or of ``flat`` ones, without a copy of the others."""
+    shape = values.shape if flat else values.shape[:-1]
+    index = np.unravel_index(rows, tuple(shape))
+    if isinstance(values, Tensor):
+        return values[tuple(torch.from_numpy(i).to(values.device) for i in index)]
+    return values[index]
+
 
 def resolve_estimand(choice: EstimandChoice, classes: int) -> Estimand:
     """Return the estimand that a choice means for this number of classes.

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, Logits, warn
-from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
+from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
 from calibrant._core.logpartition import Records
 from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
@@ -321,16 +320,13 @@ class _Data(NamedTuple):
     def take(self, which: IntArray) -> _Data:
         """Return the labelled examples of an index."""
         groups = None if self.groups is None else self.groups[which]
-        records, examples, features = self.records.take(which), self.examples, self.context.features
-        if examples is None:
+        records, features = self.records.take(which), self.context.features
+        if self.examples is None:
             return _Data(records, groups)
-        rows = np.flatnonzero(examples.labels != IGNORED)[which]
-        weight = None if examples.weight is None else examples.weight[rows]
-        logits = _picked(examples.logits, rows, examples.one_logit)
-        features = None if features is None else _picked(features, rows, False)
-        some = Examples(logits, examples.labels[rows], weight, examples.estimand)
+        rows = np.flatnonzero(self.examples.labels != IGNORED)[which]
+        features = None if features is None else picked(features, rows)
         context = Context(features, self.context.head, groups, records, fitted=[])
-        return _Data(records, groups, some, context)
+        return _Data(records, groups, self.examples.take(which), context)
 
     def offers(self, name: str) -> bool:
         """Return True if a method gets all that it needs, and enough examples."""
@@ -374,15 +370,6 @@ class _Data(NamedTuple):
             right = log_probs.argmax(-1) == chunk.labels
             result.append(tuple(x.cpu().numpy() for x in (top.exp(), -own, right)))
         return _Predictions(*joined(result))
-
-
-def _picked(values: Logits, rows: IntArray, flat: bool) -> Logits:
-    """Rows of values ``(..., width)``, or of ``(n,)`` ones, without a copy of the others."""
-    shape = values.shape if flat else values.shape[:-1]
-    index = np.unravel_index(rows, tuple(shape))
-    if isinstance(values, Tensor):
-        return values[tuple(torch.from_numpy(i).to(values.device) for i in index)]
-    return values[index]
 
 
 class _Predictions(NamedTuple):

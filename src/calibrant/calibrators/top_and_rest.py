@@ -16,6 +16,9 @@ from calibrant.calibrators.structured import (
 )
 from calibrant.calibrators.top_label import Blend, with_log_odds
 
+MOST_LOGITS = 1 << 21
+"""Logits that gaps are learned from at most: they have one parameter per class, and are slow."""
+
 
 def structured(classes: int, count: int) -> Structured:
     """``sms`` where there are as many examples as its matrix has entries, else ``svs``."""
@@ -26,13 +29,21 @@ def _structured(examples: Examples) -> Structured:
     return structured(examples.classes, int(np.sum(examples.labels != IGNORED)))
 
 
+def _some(examples: Examples, seed: int) -> Examples:
+    """Return as many of the examples as gaps are learned from, drawn by a seed."""
+    count, most = int(np.sum(examples.labels != IGNORED)), MOST_LOGITS // examples.classes
+    if count <= most:
+        return examples
+    return examples.take(np.sort(np.random.default_rng(seed).permutation(count)[:most]))
+
+
 class TopAndRest(Calibrator):
     r"""Log-odds of the top class by ``blend``; the rest is shared by ``sms``, then ``rank_gaps``.
 
     To keep the predicted class binds the top class alone: the others may change places. With the
     log-odds :math:`s` of :class:`Blend` and the logits :math:`u` of :class:`RankGaps`, fitted on
     the result of :class:`StructuredMatrixScaling` (whose matrix is diagonal if it would have more
-    entries than there are examples),
+    entries than there are examples; gaps are learned from two million logits at most),
 
     .. math:: P(\text{top}) = \sigma(s) , \qquad
               P(k) = (1 - \sigma(s)) \frac{e^{u_k}}{\sum_{j \ne \text{top}} e^{u_j}} ,
@@ -44,7 +55,7 @@ class TopAndRest(Calibrator):
     Parameters
     ----------
     seed : int
-        Of SMART, a part of ``blend``.
+        Of SMART, a part of ``blend``, and of the examples that gaps are learned from.
 
     Examples
     --------
@@ -82,8 +93,8 @@ class TopAndRest(Calibrator):
         with silenced():  # this one has warned of the number of examples
             self.top = known.part(self.top, examples)
             self.matrix = known.part(_structured(examples), examples)
-            after = self.matrix.transform(examples.logits)
-            self.gaps.fit_examples(examples._replace(logits=after))
+            some = _some(examples, self.seed)
+            self.gaps.fit_examples(some._replace(logits=self.matrix.transform(some.logits)))
         self.solution_ = self.top.solution_
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:

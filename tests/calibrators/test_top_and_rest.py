@@ -1,0 +1,91 @@
+"""Composed methods, against their parts fitted one after the other."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, softmax
+
+import calibrant as cal
+from calibrant._core.chunks import examples
+from calibrant.calibrators import top_and_rest
+from calibrant.calibrators.base import Context
+from calibrant.calibrators.rank_gaps import RankGaps
+from calibrant.calibrators.structured import StructuredMatrixScaling, StructuredVectorScaling
+from calibrant.calibrators.top_and_rest import MatrixAndTop, TopAndRest
+from calibrant.calibrators.top_label import Blend
+from tests.support.simulate import drawn
+
+
+def confused(rng, n, classes=4):
+    """Logits whose classes are mixed up and preferred, with labels of the truth."""
+    truth = 2 * rng.normal(size=(n, classes))
+    labels = (truth + rng.gumbel(size=truth.shape)).argmax(-1)
+    return 1.5 * (truth + 0.5 * np.roll(truth, 1, axis=-1) + np.linspace(0, 1, classes)), labels
+
+
+@pytest.mark.parametrize(("n", "classes"), [(600, 4), (120, 12)])
+def test_the_top_is_that_of_blend_and_the_rest_that_of_matrix_and_gaps(rng, n, classes):
+    logits, labels = confused(rng, n, classes)
+    fitted, top = TopAndRest().fit(logits, labels), Blend().fit(logits, labels)
+    many = n >= classes**2
+    structured = StructuredMatrixScaling if many else StructuredVectorScaling
+    matrix = structured().fit(logits, labels)
+    gaps = RankGaps().fit(matrix.transform(logits), labels)
+    at, rows = logits.argmax(-1), np.arange(n)
+    highest = torch.from_numpy(logits.max(-1, keepdims=True))
+    confidence = expit(top._odds(torch.from_numpy(logits) - highest, highest).numpy()[:, 0])
+    others = softmax(gaps.transform(matrix.transform(logits)), -1)
+    others[rows, at] = 0
+    expected = (1 - confidence)[:, None] * others / others.sum(-1, keepdims=True)
+    expected[rows, at] = confidence
+    free = expected.argmax(-1) == at  # rows in which nothing is held below the top
+    assert 0.5 < free.mean() < 1
+    found = fitted.predict_proba(logits)
+    np.testing.assert_allclose(found[free], expected[free], atol=2e-4)
+    assert (found.argmax(-1) == at).all()
+    assert fitted.matrix.weight_.ndim == 1 + many
+
+
+def test_the_rest_gains_what_one_temperature_cannot(rng):
+    logits, labels = confused(rng, 4000)
+    new, answers = confused(rng, 4000)
+    plain, fitted = Blend().fit(logits, labels), TopAndRest().fit(logits, labels)
+    before, after = (m.transform(new) for m in (plain, fitted))
+    assert cal.nll(after, answers) < cal.nll(before, answers) - 0.01
+    assert cal.ece(after, answers) == pytest.approx(cal.ece(before, answers), abs=5e-3)
+
+
+def test_the_matrix_predicts_and_blend_says_how_sure(rng):
+    logits, labels = confused(rng, 600)
+    fitted = MatrixAndTop().fit(logits, labels)
+    matrix = StructuredMatrixScaling().fit(logits, labels)
+    after = matrix.transform(logits)
+    top = Blend().fit(after, labels)
+    np.testing.assert_allclose(fitted.predict_proba(logits), top.predict_proba(after), atol=1e-4)
+    assert (fitted.transform(logits).argmax(-1) == after.argmax(-1)).all()
+    assert (after.argmax(-1) != logits.argmax(-1)).any()
+
+
+def test_a_part_is_shared_only_if_it_is_the_same(rng):
+    checked = examples(*drawn(rng, 300, 4, 2.0))
+    context = Context(fitted=[])
+    one, again, other = (context.part(Blend(seed=s), checked) for s in (0, 0, 1))
+    assert context.fitted == [one, other]
+    assert again is not one  # a calibrator that is saved twice has tensors of its own
+    logits = rng.normal(size=(50, 4))
+    np.testing.assert_array_equal(again.transform(logits), one.transform(logits))
+    assert not np.array_equal(other.transform(logits), one.transform(logits))
+
+
+def test_gaps_of_many_logits_are_learned_from_some(rng, monkeypatch):
+    logits, labels = confused(rng, 800)
+    labels[::8] = -100
+    whole = TopAndRest().fit(logits, labels)
+    monkeypatch.setattr(top_and_rest, "MOST_LOGITS", 4 * 500)
+    some, other = (TopAndRest(seed=seed).fit(logits, labels) for seed in (0, 1))
+    rows = np.sort(np.random.default_rng(0).permutation(700)[:500])
+    kept = np.flatnonzero(labels != -100)[rows]
+    alone = RankGaps().fit(whole.matrix.transform(logits[kept]), labels[kept])
+    np.testing.assert_allclose(some.gaps.factors_, alone.factors_, rtol=1e-4)
+    assert not np.allclose(other.gaps.factors_, some.gaps.factors_, rtol=1e-3)
+    np.testing.assert_array_equal(some.matrix.weight_, whole.matrix.weight_)  # of all

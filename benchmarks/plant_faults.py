@@ -2135,13 +2135,6 @@ FAULTS = (
         ("llm/test_workflows",),
     ),
     Fault(
-        "tags-must-keep-predictions",
-        "comparison",
-        "exclusive = split.classes > 2 and not split.dataset.multilabel",
-        "exclusive = split.classes > 2",
-        ("workflows/test_multilabel",),
-    ),
-    Fault(
         "gap-bar-upside-down",
         "plots",
         "claimed - accuracy,",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,8 +47,13 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     for key, values in ready.items():
         if values.dtype.hasobject:
             raise ValueError(f"cannot write {key}: it holds Python objects; pass numbers or text")
+    write_arrays(target, ready)
+
+
+def write_arrays(target: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as they are; a ``.parquet`` file takes those of Arrow too."""
     with replacing(target) as temporary:
-        WRITERS[target.suffix](temporary, ready)
+        WRITERS[target.suffix](temporary, arrays)
 
 
 def check_writable(target: Path) -> None:

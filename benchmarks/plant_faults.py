@@ -609,6 +609,13 @@ FAULTS = (
         ("monitor/test_stream",),
     ),
     Fault(
+        "class-wise-tables-of-any-size",
+        "metrics",
+        "if self._all and classes * bins > MOST_CELLS:",
+        "if False:",
+        ("workflows/test_evaluate",),
+    ),
+    Fault(
         "progress-of-last-block-only",
         "shards",
         "done += count",

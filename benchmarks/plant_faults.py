@@ -616,6 +616,27 @@ FAULTS = (
         ("workflows/test_evaluate",),
     ),
     Fault(
+        "raw-text-in-tables",
+        "cli",
+        "super().render_str(printable(text), **options)",
+        "super().render_str(text, **options)",
+        ("cli/test_main",),
+    ),
+    Fault(
+        "raw-text-in-messages",
+        "cli",
+        "click.echo(printable(text), err=True)",
+        "click.echo(text, err=True)",
+        ("cli/test_main",),
+    ),
+    Fault(
+        "raw-text-in-usage-errors",
+        "cli",
+        "problem.message = printable(problem.message)",
+        "pass",
+        ("cli/test_main",),
+    ),
+    Fault(
         "progress-of-last-block-only",
         "shards",
         "done += count",

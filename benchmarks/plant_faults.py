@@ -637,6 +637,27 @@ FAULTS = (
         ("cli/test_main",),
     ),
     Fault(
+        "one-hot-labels-without-remedy",
+        "core",
+        'elif "float" in kind and array.ndim > 1 and bool((array.sum(-1) == 1).all()):',
+        "elif False:",
+        ("core/test_checks",),
+    ),
+    Fault(
+        "every-large-label-counts-from-one",
+        "core",
+        "from_one = known.min() == 1 and known.max() == classes",
+        "from_one = True",
+        ("core/test_checks",),
+    ),
+    Fault(
+        "predictions-taken-for-an-artifact",
+        "artifacts",
+        "if formats.holds_predictions(content):",
+        "if False:",
+        ("artifacts/test_refusals",),
+    ),
+    Fault(
         "progress-of-last-block-only",
         "shards",
         "done += count",

@@ -60,12 +60,12 @@ def test_control_characters_of_data_are_shown_as_text(run, tmp_path, monkeypatch
         run("evaluate", "split.npz", f"--{HOSTILE}"),
         run("fit", f"{HOSTILE}.npz", "--method", "ts", "-o", "ts"),
         run("monitor", f"{HOSTILE}.npz"),
-        run("monitor", "split.npz", "--state", HOSTILE, "--set", HOSTILE),
+        run("monitor", "--state", HOSTILE),
     ]
     screens.append((0, "", str(calibrant.evaluate(f"{HOSTILE}.npz", by="region"))))
     for _, out, err in screens:
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err), out + err
-    for i in (0, 1, 3, 5, 6, 7, 8):
+    for i in (0, 1, 3, 5, 6, 7, 8, 9):
         assert SHOWN in screens[i][1] + screens[i][2]
 
 

@@ -77,7 +77,7 @@ def test_state_continues(run, days):
 
 
 def test_runs_at_the_same_time_lose_no_window(run, days, monkeypatch):
-    others = []
+    others: list[Thread] = []
 
     def working(watch, path, **how):
         """Begin another run while this one works."""

@@ -28,6 +28,7 @@ def other_process(target, seconds):
     command = [sys.executable, "-c", textwrap.dedent(HOLD), str(target), str(seconds)]
     env = {"PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
+    assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     return process
 

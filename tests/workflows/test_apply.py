@@ -215,7 +215,10 @@ def test_what_shards_do_not_agree_on_is_named(tmp_path, halved):
     folder = tmp_path / "shards"
     folder.mkdir()
     for i in range(2):
-        beside = {"epoch": np.array(i), "class_names": np.array(list("abcd" + "ef"[i]))}
+        beside: dict[str, Any] = {
+            "epoch": np.array(i),
+            "class_names": np.array(list("abcd" + "ef"[i])),
+        }
         np.savez(folder / f"{i}.npz", logits=np.zeros((3 + i, 5)), seed=np.array(1), **beside)
     message = r"^left out: epoch \(shards differ\), class_names \(shards differ\)$"
     with pytest.warns(UserWarning, match=message):

@@ -6,7 +6,7 @@ calibrators check.
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -447,11 +447,12 @@ def test_impossible_folds(tmp_path, options, message):
 
 
 def test_what_is_no_method_is_named():
-    arrays = {"logits": np.eye(3), "labels": [0, 1, 2]}
+    arrays: dict[str, Any] = {"logits": np.eye(3), "labels": [0, 1, 2]}
+    kind, logits, labels = cast(Any, (Identity, np.eye(3), np.arange(3)))
     with pytest.raises(TypeError, match=r"got the class Identity: pass Identity\(\)"):
-        fit(arrays, Identity)
+        fit(arrays, kind)
     with pytest.raises(TypeError, match=r"got a ndarray: arrays go into fit\(logits, labels\)"):
-        fit(np.eye(3), np.arange(3))
+        fit(logits, labels)
 
 
 @pytest.mark.parametrize(

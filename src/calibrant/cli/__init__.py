@@ -38,7 +38,8 @@ def main() -> None:
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as problem:
-        problem.message = printable(problem.message)
+        # before click removes escape sequences where stderr is no terminal
+        problem.message = printable(problem.message)  # type: ignore[misc]
         problem.show()
     except (click.Abort, KeyboardInterrupt):
         say("stopped")

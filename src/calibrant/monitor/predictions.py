@@ -26,8 +26,8 @@ def shard_sums(
     for chunk in chunks:
         pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
         sums.append((tolerated.window(pairs), chunk.labels.size - pairs.outcome.size))
-        logits.update(np.ascontiguousarray(chunk.logits))
-        labels.update(chunk.labels.astype(np.int64))
+        logits.update(np.ascontiguousarray(chunk.logits).data)
+        labels.update(chunk.labels.astype(np.int64, order="C").data)
     return sums, logits.hexdigest() + labels.hexdigest()
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from calibrant import artifacts as io
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
+from calibrant.data import save_predictions
 from calibrant.decide import ConformalSets, Threshold
 from calibrant.llm import FittedHead
 from calibrant.llm.heads.modules import make_head
@@ -395,6 +396,21 @@ def test_values_that_are_not_finite_are_not_saved(file, bad):
 def test_other_modules_are_not_saved(tmp_path):
     with pytest.raises(TypeError, match="a Linear cannot be saved: choose an object of kind none"):
         io.save(nn.Linear(2, 2), tmp_path / "linear")
+
+
+def test_swapped_arguments_and_classes_are_not_saved(tmp_path):
+    with pytest.raises(TypeError, match=r"a fitted object comes first.*: save\(obj, path\)"):
+        io.save(str(tmp_path / "ts"), temperature())
+    with pytest.raises(TypeError, match="the class TemperatureScaling cannot be saved: fit an obj"):
+        io.save(TemperatureScaling, tmp_path / "ts")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["p.npz", "p.safetensors"])
+def test_a_prediction_file_is_named_as_such(name, tmp_path):
+    save_predictions(tmp_path / name, {"val_logits": np.zeros((2, 3)), "val_labels": [0, 1]})
+    with pytest.raises(ValueError, match=r"is a prediction file, not an artifact: calibrant\.fit"):
+        io.load(tmp_path / name)
 
 
 def test_a_subclass_is_not_saved_as_its_parent(tmp_path):

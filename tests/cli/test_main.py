@@ -24,6 +24,7 @@ from tests.support.command_line import ROWS, in_shell
         (KeyError("x"), 2, "this is a bug in calibrant"),
         (AssertionError(), 2, "this is a bug in calibrant"),
         (MemoryError("no room"), 2, "error: no room"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), 2, "error: not enough mem"),
         (PermissionError(13, "Permission denied", "p.npz"), 2, "Permission denied: 'p.npz'"),
         (KeyboardInterrupt(), 2, "stopped"),
     ],
@@ -36,6 +37,36 @@ def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, sh
     found, out, err = run("evaluate", path, "--max-ece", "0.5")
     assert (found, out) == (code, "")
     assert shown in err
+
+
+HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb"  # clears the screen, rings, overwrites, reverses
+SHOWN = r"a\x1b[2J\x07\r\x9b31m\u202eb"
+
+
+def test_control_characters_of_data_are_shown_as_text(run, tmp_path, monkeypatch, arrays):
+    """Names of files, splits, groups and windows, in tables, titles, warnings and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    arrays["region"] = np.array([HOSTILE, "b"])[np.arange(ROWS) % 2]
+    np.savez(f"{HOSTILE}.npz", **arrays)
+    np.savez("split.npz", **{f"{HOSTILE}_{key}": arrays[key] for key in ("logits", "labels")})
+    screens = [
+        run("evaluate", f"{HOSTILE}.npz", "--by", "region"),
+        run("evaluate", "split.npz", "--split", HOSTILE),
+        run("evaluate", "split.npz", "--split", HOSTILE, "--json"),
+        run("evaluate", "split.npz", "--split", "none"),
+        run("evaluate", f"{HOSTILE}.npz", "--metrics", HOSTILE),
+        run("evaluate", HOSTILE),
+        run("evaluate", "split.npz", f"--{HOSTILE}"),
+        run("fit", f"{HOSTILE}.npz", "--method", "ts", "-o", "ts"),
+        run("monitor", f"{HOSTILE}.npz"),
+        run("monitor", "--state", HOSTILE),
+    ]
+    screens.append((0, "", str(calibrant.evaluate(f"{HOSTILE}.npz", by="region"))))
+    for _, out, err in screens:
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err), out + err
+    for i in (0, 1, 3, 5, 6, 7, 8, 9):
+        assert SHOWN in screens[i][1] + screens[i][2]
 
 
 def test_a_process_that_fails_writes_one_line():

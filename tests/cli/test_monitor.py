@@ -1,13 +1,18 @@
 """The verb monitor."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
-from calibrant.data import sample_path, save_predictions
+from calibrant.artifacts import load
+from calibrant.cli import cli
+from calibrant.data import open_dataset, sample_path, save_predictions
+from calibrant.monitor import Monitor
 from tests.support.simulate import drawn
 
 
@@ -69,6 +74,51 @@ def test_state_continues(run, days):
     assert code == 2
     assert "tolerance" in err
     assert Path("s.json").read_bytes() == Path("whole.json").read_bytes()
+
+
+def test_runs_at_the_same_time_lose_no_window(run, days, monkeypatch):
+    others: list[Thread] = []
+
+    def working(watch, path, **how):
+        """Begin another run while this one works."""
+        if not others:
+            arguments = ["monitor", days[1], "--state", "s.json"]
+            options = {"standalone_mode": False}
+            others.append(Thread(target=cli.main, args=[arguments], kwargs=options))
+            others[0].start()
+            others[0].join(timeout=2)
+        return update_file(watch, path, **how)
+
+    update_file = Monitor.update_file
+    monkeypatch.setattr(Monitor, "update_file", working)
+    assert run("monitor", days[0], "--state", "s.json")[0] == 0
+    others[0].join()
+    windows = load("s.json", Monitor).report().windows
+    assert [row["window"] for row in windows] == days[:2]
+
+
+def test_a_file_is_known_under_every_path(run, days):
+    run("monitor", days[0], "--state", "s.json")
+    shutil.copy(days[0], "copy.npz")
+    arrays = open_dataset(days[0]).split()
+    save_predictions("copy.safetensors", {"logits": arrays.logits, "labels": arrays.labels})
+    for name in (f"./{days[0]}", Path(days[0]).resolve(), "copy.npz", "copy.safetensors"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            code, _, err = run("monitor", name, "--state", "s.json")
+        assert code == 0
+        assert "is in the stream already" in err
+    _, out, _ = run("monitor", "--state", "s.json", "--json")
+    assert json.loads(out)["n"] == 500
+
+
+def test_a_missing_state_is_named(run, days):
+    code, _, err = run("monitor", "--state", "nope.json")
+    assert code == 2
+    assert "there is no state nope.json to report on: name FILES to begin one" in err
+    code, _, err = run("monitor", days[0], "--state", "nowhere/s.json")
+    assert code == 2
+    assert "nowhere does not exist; create it first" in err
 
 
 def test_report_on_a_state(run, days):

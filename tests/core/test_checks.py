@@ -68,7 +68,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     ),
     "a column of labels": (
         *(OK, [[0], [1], [2], [0]], ValueError),
-        SHAPES + r"\(4, 3\) and \(4, 1\): one row of logits",
+        SHAPES + r"\(4, 3\) and \(4, 1\): for a column of labels",
     ),
     "one-hot labels": (
         *(OK, np.eye(3, dtype=int)[YES], ValueError),
@@ -702,3 +702,25 @@ def test_measuring_probabilities_as_logits_warns_once(rng, groups):
         cal.evaluate(probs, np.eye(3, dtype=int)[labels], estimand="multilabel", level=None)
     assert [(w.category, w.filename) for w in told] == [(UserWarning, __file__)]
     assert "pass them as probs=" in str(told[0].message)
+
+
+MISTAKES = {
+    "swapped": (np.arange(3), np.eye(3), "logits and labels are swapped: pass floats first"),
+    "one-hot": (np.eye(3), np.eye(3), r"for one-hot labels pass labels\.argmax\(-1\)"),
+    "from one": (np.eye(3), np.arange(1, 4), "if they count from 1, pass labels - 1"),
+    "text": (np.eye(3), list("abc"), "number the names in the order of the columns of logits"),
+    "column": (np.eye(3), np.arange(3)[:, None], r"pass labels\.squeeze\(-1\)"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("use", [cal.evaluate, cal.ece, cal.TemperatureScaling().fit])
+def test_common_mistakes_get_their_remedy(use, name):
+    logits, labels, message = MISTAKES[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        use(logits, labels)
+
+
+def test_labels_that_are_only_too_large_do_not_count_from_one():
+    with pytest.raises(ValueError, match=r"the logits have 3 classes$"):
+        cal.evaluate(np.eye(3), [0, 1, 3])

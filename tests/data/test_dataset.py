@@ -493,8 +493,73 @@ def test_only_so_many_files_stay_open(tmp_path, monkeypatch):
         data.split().read("logits")
 
 
-def test_a_link_to_a_missing_shard_is_an_error(tmp_path):
-    tiny(tmp_path / "0.npz", **predictions())
-    (tmp_path / "1.npz").symlink_to(tmp_path / "gone.npz")
-    with pytest.raises(FileNotFoundError, match=r"1\.npz"):
+# ------------------------------------------------------------------------ shards that are not there
+
+
+def broken(path, how):
+    """Put something in the place of a shard."""
+    arrays = predictions(rows=8)
+    if how == "link":
+        path.symlink_to(path.with_name("gone"))
+    elif how == "folder":
+        path.mkdir()
+    elif how == "capitals":
+        np.savez(path.with_suffix(".x"), **arrays)
+        path.with_suffix(".x.npz").rename(path.with_suffix(".NPZ"))
+    else:
+        kept = {"labels only": ["labels"], "logits only": ["logits"], "groups only": ["group"]}
+        arrays["group"] = arrays["labels"]
+        np.savez(path, **{key: arrays[key] for key in kept.get(how, [])})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("link", r"1\.npz is a link to a file that does not exist"),
+        ("folder", r"1\.npz is a folder"),
+        ("capitals", r"1\.NPZ has its suffix in capitals"),
+        ("labels only", r"1\.npz has no logits, probs or features, only labels"),
+        ("logits only", r"1\.npz has no labels"),
+        ("groups only", r"1\.npz has no logits, probs or features, only group"),
+        ("nothing", r"1\.npz holds no arrays"),
+    ],
+)
+def test_a_shard_that_cannot_be_used_is_an_error(tmp_path, how, message):
+    for i in (0, 2):
+        np.savez(tmp_path / f"{i}.npz", **predictions(rows=8))
+    broken(tmp_path / "1.npz", how)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        open_dataset(tmp_path).split().labels.sum()
+
+
+def test_labels_of_one_split_alone_are_an_error_only_for_that_split(tmp_path):
+    first = under("val", predictions(rows=8)) | under("test", predictions(rows=8))
+    second = under("val", predictions(rows=4)) | {"test_labels": np.zeros(4, int)}
+    np.savez(tmp_path / "0.npz", **first)
+    np.savez(tmp_path / "1.npz", **second)
+    data = open_dataset(tmp_path)
+    assert data.split("val").rows == 12
+    with pytest.raises(
+        ValueError, match=r"1\.npz has no logits, probs or features of split 'test'"
+    ):
+        data.split("test")
+
+
+def test_the_last_layer_may_have_a_file_of_its_own(tmp_path):
+    np.savez(tmp_path / "0.npz", **predictions(rows=8))
+    np.savez(tmp_path / "head.npz", head_weight=np.ones((5, 2)), head_bias=np.ones(5))
+    data = open_dataset(tmp_path)
+    assert data.split().rows == 8
+    assert data.has_head
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_names_that_count_the_shards_are_complete(tmp_path, first):
+    paths = [tmp_path / f"x-{i:02}-of-03.npz" for i in range(first, first + 3)]
+    for path in paths:
+        np.savez(path, **predictions(rows=8))
+    assert open_dataset(tmp_path).split().rows == 24
+    assert open_dataset(tmp_path / f"x-0{first}*.npz").split().rows == 8  # chosen, not missing
+    paths[1].unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{paths[1].name} is missing among 3 shards"):
         open_dataset(tmp_path)

@@ -397,11 +397,21 @@ def test_files_with_equal_counts(tmp_path):
         watch.update_file(file)
 
 
-def test_repeated_file_up_to_rounding(rng, tmp_path):
+def test_files_with_the_same_sums(tmp_path):
+    """Confidences and outcomes agree, but these are other examples."""
+    watch = Monitor()
+    for day, logits in enumerate(([[3.0, 0.0]], [[4.0, 1.0]]), 1):
+        save_predictions(tmp_path / f"{day}.npz", {"logits": logits, "labels": [0]})
+        assert watch.update_file(tmp_path / f"{day}.npz").seen == day
+
+
+def test_repeated_file_of_an_early_state(rng, tmp_path):
+    """Early states know a file by its name and sums, as another machine may add them up."""
     file = day_file(rng, tmp_path / "a.npz")
-    watch = Monitor().update_file(file)
-    for totals in watch._files.values():
-        totals[0] *= 1 + 1e-13  # as another machine adds up
+    state = Monitor().update_file(file).state()
+    (window,) = Monitor.from_state(state).windows.values()
+    state["files"] = {window.digest(): [float(window.claimed.sum()) * (1 + 1e-13)]}
+    watch = Monitor.from_state(state)
     with pytest.warns(UserWarning, match="is in the stream already"):
         assert watch.update_file(file).seen == 90
 

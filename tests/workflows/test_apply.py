@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,7 @@ def test_every_split_is_calibrated_and_the_rest_kept(tmp_path, halved, rng):
     steps: list[tuple[int, int]] = []
     apply(halved, path, out, progress=lambda *step: steps.append(step))
     found = stored(out)
-    assert list(found) == [key for key in arrays if key != "epoch"]
+    assert list(found) == list(arrays)
     for key, values in found.items():
         if key.endswith("_logits"):
             before = arrays[key].astype(float)
@@ -162,9 +164,158 @@ def test_what_cannot_be_copied_is_named(tmp_path, halved):
     folder.mkdir()
     np.savez(folder / "0.npz", **first, notes=np.array([{}] * 8))
     np.savez(folder / "1.npz", **second, notes=np.array([{}] * 12))
-    with pytest.warns(UserWarning, match="^left out: region, notes;"):
+    with pytest.warns(
+        UserWarning, match=r"^left out: region \(shards differ\), notes \(Python objects\)$"
+    ):
         apply(halved, folder, tmp_path / "out.npz")
     assert list(stored(tmp_path / "out.npz")) == ["logits", "labels", "importance", "site"]
+
+
+BESIDE: dict[str, Any] = {
+    "epoch": np.array(7),
+    "model": np.array(["resnet", "50\0x"]),
+    "ratio": np.array([np.nan, -0.0, 1e-40], np.float32),
+    "times": np.array(["2026-01-02T03:04:05.678901234"] * 3, "datetime64[ns]"),
+    "raw": np.array([b"a\0b", b"c"]),
+    "matrix": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "nothing": np.zeros((0, 3), np.int8),
+}
+
+
+@pytest.mark.parametrize("write", ["file", "npy", "shards"])
+def test_arrays_that_are_not_per_row_are_kept(tmp_path, write, halved):
+    """Those of shards are kept once, since they are the same in all of them."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    arrays = predictions()
+    for i, shard in enumerate(cut(arrays, 200) if write == "shards" else [arrays]):
+        if write == "npy":
+            for key, values in (shard | BESIDE).items():
+                np.save(folder / f"{key}.npy", values)
+        else:
+            np.savez(folder / f"{i}.npz", **shard, **BESIDE)
+    apply(halved, folder, tmp_path / "out.npz")
+    found = stored(tmp_path / "out.npz")
+    assert set(found) == {*predictions(), *BESIDE}
+    for key, values in BESIDE.items():
+        assert (found[key].dtype, found[key].shape) == (values.dtype, values.shape)
+        assert found[key].tobytes() == values.tobytes()
+
+
+def test_single_values_of_safetensors_are_kept(tmp_path, halved):
+    arrays = {"logits": np.zeros((3, 5)), "epoch": np.array(7), "half": np.array(0.5, np.float16)}
+    save_predictions(tmp_path / "p.safetensors", arrays)
+    apply(halved, tmp_path / "p.safetensors", tmp_path / "out.npz")
+    found = stored(tmp_path / "out.npz")
+    assert (found["epoch"], found["epoch"].dtype, found["epoch"].shape) == (7, np.int64, ())
+    assert (found["half"], found["half"].dtype) == (0.5, np.float16)
+
+
+def test_what_shards_do_not_agree_on_is_named(tmp_path, halved):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for i in range(2):
+        beside: dict[str, Any] = {
+            "epoch": np.array(i),
+            "class_names": np.array(list("abcd" + "ef"[i])),
+        }
+        np.savez(folder / f"{i}.npz", logits=np.zeros((3 + i, 5)), seed=np.array(1), **beside)
+    message = r"^left out: epoch \(shards differ\), class_names \(shards differ\)$"
+    with pytest.warns(UserWarning, match=message):
+        apply(halved, folder, tmp_path / "out.npz")
+    assert list(stored(tmp_path / "out.npz")) == ["logits", "seed"]
+
+
+def unusual_table(rows, seed=0):
+    """Columns of types that no array has, or with values that no array holds."""
+    import pyarrow as pa
+
+    logits = np.random.default_rng(seed).normal(size=(rows, 5))
+    moments = [datetime(2026, 1, 2, 3, 4, 5, i, timezone.utc) for i in range(rows)]
+    columns = {
+        "labels": pa.array([*range(rows - 1), None], pa.int16()),
+        "when": pa.array(moments, pa.timestamp("us", "Europe/Berlin")),
+        "day": pa.array([m.date() for m in moments], pa.date32()),
+        "price": pa.array([Decimal("0.10")] * rows, pa.decimal128(5, 2)),
+        "place": pa.array([{"x": 1, "y": None}] * rows, pa.struct({"x": "i4", "y": "f8"})),
+        "name": pa.array(["a\0b", "c\0"] * (rows // 2), pa.string()),
+        "large": pa.array([None] + ["é"] * (rows - 1), pa.large_string()),
+        "kind": pa.array(["x", "y"] * (rows // 2)).dictionary_encode(),
+        "ragged": pa.array([list(range(i)) for i in range(rows)], pa.list_(pa.int8())),
+        "words": pa.array([["a"], []] * (rows // 2), pa.list_(pa.string())),
+        "bytes": pa.array([b"\x00\xff", None] * (rows // 2), pa.binary()),
+        "uuid": pa.array([b"0123"] * rows, pa.binary(4)),
+        "empty": pa.nulls(rows),
+        "pairs": pa.array([[("k", 1)]] * rows, pa.map_(pa.string(), pa.int32())),
+        "half": pa.array(np.ones(rows, np.float16)),
+        "yes": pa.array([True, None] * (rows // 2)),
+        "plain": pa.array(range(rows), pa.uint64()),
+    }
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(logits.reshape(-1)), 5)
+    return pa.table({"logits": lists, **columns})
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("shards", [1, 2])
+def test_parquet_columns_of_every_type_are_kept(tmp_path, halved, shards):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    tables = [unusual_table(8 + 2 * i, seed=i) for i in range(shards)]
+    for i, table in enumerate(tables):
+        pq.write_table(table, folder / f"{i}.parquet", row_group_size=3)
+    apply(halved, folder, tmp_path / "out.parquet")
+    whole = pa.concat_tables(tables)
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found.column_names == whole.column_names
+    for name in set(whole.column_names) - {"logits"}:
+        assert found.column(name).type == whole.column(name).type
+        assert found.column(name).to_pylist() == whole.column(name).to_pylist()
+    before = np.array(whole.column("logits").to_pylist())
+    expected = (before - before.max(1, keepdims=True)) / 2
+    after = np.array(found.column("logits").to_pylist())
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+
+
+@needs_pyarrow
+def test_parquet_columns_that_are_no_arrays_are_named(tmp_path, halved):
+    import pyarrow.parquet as pq
+
+    table = unusual_table(8)
+    pq.write_table(table, tmp_path / "p.parquet")
+    with pytest.warns(UserWarning, match="^left out: labels") as caught:
+        apply(halved, tmp_path / "p.parquet", tmp_path / "out.npz")
+    found = stored(tmp_path / "out.npz")
+    assert set(found) == {"logits", "kind", "half", "plain"}
+    for name in set(table.column_names) - set(found):
+        assert f"{name} (" in str(caught[0].message)
+    assert found["plain"].dtype == np.uint64
+    assert found["kind"].tolist() == ["x", "y"] * 4
+
+
+def test_a_damaged_column_is_an_error_and_not_left_out(tmp_path, halved):
+    np.savez(tmp_path / "p.npz", logits=np.zeros((50, 5)), site=np.arange(50))
+    content = bytearray((tmp_path / "p.npz").read_bytes())
+    content[content.rindex(np.int64(20).tobytes() + np.int64(21).tobytes())] ^= 1
+    (tmp_path / "p.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"p\.npz is damaged"):
+        apply(halved, tmp_path / "p.npz", tmp_path / "out.npz")
+    assert not (tmp_path / "out.npz").exists()
+
+
+@needs_pyarrow
+def test_text_with_nul_goes_into_a_parquet_file_whole(tmp_path):
+    arrays = {"text": np.array(["a\0b", "c"]), "raw": np.array([b"\0a", b"b"])}
+    save_predictions(tmp_path / "p.parquet", {"logits": np.zeros((2, 3)), **arrays})
+    import pyarrow.parquet as pq
+
+    found = pq.read_table(tmp_path / "p.parquet").to_pydict()
+    assert found["text"] == ["a\0b", "c"]
+    assert found["raw"] == [b"\0a", b"b"]
+    with pytest.raises(ValueError, match=r"\.parquet cannot hold z, which is complex128"):
+        save_predictions(tmp_path / "z.parquet", {"z": np.zeros(2, complex)})
 
 
 def test_stale_probabilities_are_not_kept(tmp_path, halved):

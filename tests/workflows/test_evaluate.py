@@ -6,6 +6,7 @@ other tests compare with other libraries; the accuracy and the NLL are also reco
 
 import subprocess
 import sys
+import textwrap
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -282,6 +283,7 @@ def test_progress_grows_to_the_total(tmp_path, write, threads):
 # Pages of a mapped file count as resident too, but the system takes them back when it needs them.
 PEAK = """
 import sys
+import textwrap
 import calibrant
 folder, held = sys.argv[1], []
 def note(done, total):
@@ -368,3 +370,42 @@ def test_nothing_to_measure(tmp_path, labels):
     np.savez(tmp_path / "p.npz", logits=np.zeros((len(labels), 3)), labels=labels)
     with pytest.raises(ValueError, match="nothing to measure"):
         calibrant.evaluate(tmp_path / "p.npz")
+
+
+LIMITED = """
+    import resource, sys, warnings
+    import numpy as np
+    import calibrant
+
+    warnings.simplefilter("ignore")
+    calibrant.evaluate(np.eye(3), np.arange(3))  # imports
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]),) * 2)
+    print(calibrant.evaluate(sys.argv[1])["accuracy"].value)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
+def test_memory_is_in_proportion_to_the_numbers_of_a_file(tmp_path):
+    """A small file of a great many classes takes a few times the memory of its logits."""
+    logits = np.zeros((1, 10_000_000), np.float32)
+    np.savez_compressed(tmp_path / "wide.npz", logits=logits, labels=[0])
+    assert (tmp_path / "wide.npz").stat().st_size < 100_000
+    command = [sys.executable, "-c", textwrap.dedent(LIMITED)]
+    command += [tmp_path / "wide.npz", str(10 * logits.nbytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("1.0\n", 0), done.stderr[-500:]
+
+
+def test_too_many_classes_for_class_wise_errors():
+    logits = np.zeros((1, 600_000), np.float32)
+    with pytest.warns(UserWarning, match="classwise_ece is left out: 600,000 classes are too many"):
+        found = calibrant.evaluate(logits, [0])
+    assert np.isnan(found["classwise_ece"].value)
+    for measure in (
+        lambda: calibrant.evaluate(logits, [0], metrics=["classwise_ece"]),
+        lambda: calibrant.classwise_ece(logits, [0]),
+    ):
+        with pytest.raises(ValueError, match="classwise_ece takes at most 559,240 classes with 15"):
+            measure()
+    assert calibrant.classwise_ece(logits, [0], bins=10) >= 0

@@ -6,7 +6,7 @@ calibrators check.
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -444,3 +444,24 @@ def test_split_of_a_cross_fit(tmp_path, names, used):
 def test_impossible_folds(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         cross_fit(as_npz(tmp_path, predictions()), "ts", **options)
+
+
+def test_what_is_no_method_is_named():
+    arrays: dict[str, Any] = {"logits": np.eye(3), "labels": [0, 1, 2]}
+    kind, logits, labels = cast(Any, (Identity, np.eye(3), np.arange(3)))
+    with pytest.raises(TypeError, match=r"got the class Identity: pass Identity\(\)"):
+        fit(arrays, kind)
+    with pytest.raises(TypeError, match=r"got a ndarray: arrays go into fit\(logits, labels\)"):
+        fit(logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Identity, "got the class Identity: create one, and fit it"),
+        ("folder", r"got str: pass calibrant\.load\(path\)"),
+    ],
+)
+def test_what_is_no_calibrator_is_named(given, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        calibrant.apply(given, {"logits": np.eye(3)}, tmp_path / "out.npz")

@@ -46,14 +46,26 @@ def as_scores(values: Values, name: str = "logits") -> Logits:
     return scores
 
 
+def check_order(logits: Values, labels: Values) -> None:
+    """Raise if the first of (logits, labels) are integers and the second floats."""
+    first, second = _asarray(logits), _asarray(labels)
+    if "int" in _kind(first) and "float" in _kind(second) and second.ndim > first.ndim:
+        raise TypeError("logits and labels are swapped: pass floats first, then integers")
+
+
 def as_labels(labels: Values, name: str = "labels") -> IntArray:
     """Return ``labels`` as an int64 array on the CPU; floats are refused, not rounded."""
     array = _asarray(labels)
     kind = _kind(array)
     if "int" not in kind and kind != "bool":
+        remedy = "convert whole numbers with .astype(int) or .long()"
+        if kind.startswith(("str", "bytes")):
+            remedy = "number the names in the order of the columns of logits"
+        elif "float" in kind and array.ndim > 1 and bool((array.sum(-1) == 1).all()):
+            remedy = f"for one-hot {name} pass {name}.argmax(-1)"
         raise TypeError(
             f"{name} must be integers, got {kind}: class indices with {IGNORED} for ignored "
-            "examples are wanted; convert whole numbers with .astype(int) or .long()"
+            f"examples are wanted; {remedy}"
         )
     array = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
     return array.astype(np.int64, copy=False)
@@ -72,6 +84,8 @@ def check_shapes(logits: Logits, labels: IntArray) -> None:
     if shape == labels.shape and logits.ndim >= 2:
         hint = "for one-hot labels pass labels.argmax(-1); if every column is a tag of its own, "
         hint += 'estimand="multilabel" (--multilabel)'
+    elif labels.shape == (*shape[:-1], 1):
+        hint = "for a column of labels pass labels.squeeze(-1)"
     elif logits.ndim > 2 and shape[:1] + shape[2:] == labels.shape:
         hint = "classes come last: pass logits.movedim(1, -1) or np.moveaxis(logits, 1, -1)"
     raise ValueError(
@@ -84,9 +98,12 @@ def check_labels(labels: IntArray, classes: int) -> None:
     wrong = ((labels < 0) | (labels >= classes)) & (labels != IGNORED)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        known = labels[labels != IGNORED]
+        from_one = known.min() == 1 and known.max() == classes
+        remedy = "; if they count from 1, pass labels - 1" if from_one else ""
         raise ValueError(
             f"labels must be in [0, {classes}) or {IGNORED} (ignored), got {labels[at]} at "
-            f"{_place(at)}: the logits have {classes} classes"
+            f"{_place(at)}: the logits have {classes} classes{remedy}"
         )
 
 

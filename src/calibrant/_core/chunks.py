@@ -100,6 +100,7 @@ def examples(
     estimand: EstimandChoice = "top_label",
 ) -> Examples:
     """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
+    checks.check_order(logits, labels)
     scores, targets = checks.as_scores(logits), checks.as_labels(labels)
     checks.check_choice("estimand", estimand, get_args(EstimandChoice))
     classes = int(scores.shape[-1]) if scores.ndim > 1 else 2

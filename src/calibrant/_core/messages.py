@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
+
+# C0 and C1 but for tabs and line breaks, which start escape sequences or overwrite a line; and
+# what reverses or breaks text: a name could show as another.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""Return text of any origin for a terminal: control characters become ``\x1b`` and the like.
+
+    >>> print(printable("red \x1b[31m text"))
+    red \x1b[31m text
+    """
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def comma_separated(names: Iterable[str]) -> str:

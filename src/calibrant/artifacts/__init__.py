@@ -53,6 +53,9 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     >>> bool(again.temperature_ == fitted.temperature_)
     True
     """
+    if isinstance(obj, (str, os.PathLike)):
+        got = type(path).__name__
+        raise TypeError(f"a fitted object comes first, got a path and a {got}: save(obj, path)")
     content = packed(artifact_of(obj))
     try:
         restored(unpacked(content))
@@ -116,9 +119,27 @@ def read(path: str | os.PathLike[str]) -> Artifact:
                     raise absent if isinstance(error, OSError) else error from None
         if not file.is_file():
             raise absent
+        if file.suffix in (".npz", ".npy", ".parquet"):
+            raise _no_artifact(path)
         content = file.read_bytes()
         # safetensors begin with a length of eight bytes, the last ones 0
-        return unpacked(content) if 0 in content[:8] else formats.read_file(content)
+        try:
+            return unpacked(content) if 0 in content[:8] else formats.read_file(content)
+        except ValueError:
+            if formats.holds_predictions(content):
+                raise _no_artifact(path) from None
+            raise
+
+
+class PredictionFileError(ValueError):
+    """A prediction file in place of an artifact."""
+
+
+def _no_artifact(path: str | os.PathLike[str]) -> PredictionFileError:
+    return PredictionFileError(
+        f"{path} is a prediction file, not an artifact: calibrant.fit(path) fits a calibrator on "
+        "it, calibrant.apply(calibrator, path, out) calibrates it"
+    )
 
 
 @contextmanager
@@ -126,7 +147,7 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Name the artifact in whatever its content makes checks and constructors raise."""
     try:
         yield
-    except OSError:
+    except (OSError, PredictionFileError):
         raise
     except Exception as error:
         remedy = "save it again, or upgrade calibrant if a newer release wrote it"

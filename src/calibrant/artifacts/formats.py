@@ -77,6 +77,17 @@ def unpacked(content: bytes) -> Artifact:
     return Artifact(int(version), kind, description, calibrant, config, extra, tensors)
 
 
+def holds_predictions(content: bytes) -> bool:
+    """Return True for safetensors with logits or probs of any split, without our metadata."""
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return "kind" not in header.get("__metadata__", {}) and any(
+            name.endswith(("logits", "probs")) for name in header
+        )
+    except (ValueError, AttributeError, RecursionError):
+        return False
+
+
 def _digest(config: str, extra: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(f"{config}\n{extra}\n".encode())
     for name, value in sorted(tensors.items()):

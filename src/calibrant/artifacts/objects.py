@@ -46,6 +46,8 @@ def kind_of(obj: Any) -> str:
     for kind, calibrator in calibrators.items():
         if type(obj) is calibrator:
             return kind
+    if isinstance(obj, type):
+        raise TypeError(f"the class {obj.__name__} cannot be saved: fit an object of it first")
     known = comma_separated([*calibrators, *KINDS])
     raise TypeError(f"a {type(obj).__name__} cannot be saved: choose an object of kind {known}")
 

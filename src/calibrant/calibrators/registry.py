@@ -71,6 +71,11 @@ def make_calibrator(
             )
         method.estimand_for(estimand)
         return method
+    if not isinstance(method, str):
+        got, remedy = f"a {type(method).__name__}", "arrays go into fit(logits, labels) of a method"
+        if isinstance(method, type):
+            got, remedy = f"the class {method.__name__}", f"pass {method.__name__}()"
+        raise TypeError(f"method must be a name or a calibrator, got {got}: {remedy}")
     registry = calibrators_for(estimand)
     name, options = registry.name(method), options or {}
     known = inspect.signature(registry[name]).parameters

@@ -14,10 +14,12 @@ from typing import Any
 
 import click
 
+from calibrant._core.messages import printable
 from calibrant.cli.shared import say
 
 # Failures that are explained in a line; anything else is a bug and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
 # Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "bench": ["bench"],
@@ -36,6 +38,8 @@ def main() -> None:
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as problem:
+        # before click removes escape sequences where stderr is no terminal
+        problem.message = printable(problem.message)  # type: ignore[misc]
         problem.show()
     except (click.Abort, KeyboardInterrupt):
         say("stopped")
@@ -43,9 +47,12 @@ def main() -> None:
         code = 2 if stopped.code else 0
     except EXPECTED as problem:
         say(f"error: {problem}")
-    except Exception:
-        traceback.print_exc()
-        say("this is a bug in calibrant: please report it with the lines above")
+    except Exception as problem:
+        if NO_MEMORY in str(problem):
+            say("error: not enough memory: use fewer classes or examples, or a larger machine")
+        else:
+            say(traceback.format_exc().rstrip("\n"))
+            say("this is a bug in calibrant: please report it with the lines above")
     sys.exit(code or 0)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrant._core.messages import printable
 from calibrant.cli import shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
@@ -315,5 +316,5 @@ def _shaded(answer: Answer) -> Text:
     for text, prob in zip(answer.token_texts, answer.probs, strict=True):
         doubt = 1 - float(prob)
         style = "" if doubt < 0.1 else f"on rgb({80 + round(130 * doubt)},40,40)"
-        shaded.append(text, style=style)
+        shaded.append(printable(text), style=style)
     return shaded

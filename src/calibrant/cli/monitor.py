@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+from contextlib import nullcontext
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     help="Split of each file; several are several windows.  [default: test, else the plain arrays]",
 )
 @click.option(
-    "--state", metavar="FILE", help="Go on from this file where it exists, and write it anew."
+    "--state",
+    metavar="FILE",
+    help="Go on from this file where it exists, and write it anew; another run waits.",
 )
 @click.option(
     "--tolerance", type=float, metavar="FRACTION", help="Tolerated miscalibration.  [default: 0.02]"
@@ -76,28 +79,32 @@ def monitor(
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
     """  # noqa: D301
+    from calibrant._core.atomic_files import locked
     from calibrant.artifacts import load, save
     from calibrant.monitor import Monitor
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
-    known = state is not None and os.path.exists(state)
-    if not files and not known:
-        raise click.UsageError("FILES are missing, and there is no --state to report on")
+    if not files and state is None:
+        raise click.UsageError("FILES are missing, or a --state to report on")
+    if state is not None and not files and not os.path.exists(state):
+        raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
     calibrator = load(folder) if folder else None
     pairs = _pairs(reference, reference_split, calibrator) if reference else None
-    if state is not None and known:
-        watch = _resumed(state, calibrator, settings, pairs)
-    else:
-        watch = Monitor(calibrator, reference=pairs, **settings)
-    if files and calibrator is None and watch.fingerprint is not None:
-        raise click.UsageError(
-            f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
-        )
-    for name, split in product(_expanded(files), splits or (None,)):
-        with shared.progress_bar() as progress:
-            watch.update_file(name, split=split, progress=progress)
-    if state is not None and files:
-        save(watch, state)
+    # From reading the state to writing it, so that no window of another run is lost.
+    with locked(Path(state).resolve()) if state is not None and files else nullcontext():
+        if state is not None and os.path.exists(state):
+            watch = _resumed(state, calibrator, settings, pairs)
+        else:
+            watch = Monitor(calibrator, reference=pairs, **settings)
+        if files and calibrator is None and watch.fingerprint is not None:
+            raise click.UsageError(
+                f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
+            )
+        for name, split in product(_expanded(files), splits or (None,)):
+            with shared.progress_bar() as progress:
+                watch.update_file(name, split=split, progress=progress)
+        if state is not None and files:
+            save(watch, state)
     report = watch.report()
     with shared.until_closed():
         if as_json:

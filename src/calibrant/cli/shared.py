@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrant._core.messages import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from calibrant.metrics.evaluation import Evaluation
 
@@ -120,8 +123,14 @@ def new_console() -> Console:
     """Return a console that writes to stdout."""
     from rich.console import Console
 
+    class Printer(Console):
+        """Every text, in tables too, passes here: data may hold escape sequences."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
     # Names of files and groups are printed as they are, whatever brackets and colons they have.
-    return Console(markup=False, emoji=False, highlight=False)
+    return Printer(markup=False, emoji=False, highlight=False)
 
 
 def text_table(
@@ -152,4 +161,4 @@ def how_written(out: str, anew: str = "wrote") -> str:
 
 def say(text: str) -> None:
     """Write a line to stderr."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)

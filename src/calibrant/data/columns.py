@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ class Column:
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    exact: bool = True  # False if the text of other values is read
     values: Array | None = field(default=None, repr=False)
     files: OpenFiles = field(default_factory=OpenFiles, repr=False)
     fingerprint: Fingerprint | None = field(default=None, repr=False)
@@ -79,7 +80,8 @@ class Column:
         """Yield ``rows`` rows at a time, by default a few million numbers."""
         rows = rows or max(1, CHUNK // max(1, self.width))
         if self.values is not None:
-            yield from (self.values[i : i + rows] for i in range(0, len(self.values), rows))
+            parts = (self.values[i : i + rows] for i in range(0, len(self.values), rows))
+            yield from parts if self.shape else iter([self.values])
             return
         reader = self._reader()
         try:
@@ -93,6 +95,10 @@ class Column:
         """Return a ``.npy`` file without reading it, as a copy-on-write map."""
         values = None if self.values is not None else self._reader().mapped()
         return None if values is None else native(values)
+
+    def arrow(self) -> Any:
+        """Return a column of a ``.parquet`` file in the types of Arrow; None for other arrays."""
+        return None if self.values is not None else self._reader().arrow(self.key)
 
     def check_unchanged(self) -> None:
         """Raise if the file has changed since it was opened."""
@@ -127,7 +133,7 @@ def array_column(key: str, values: Values, path: str) -> Column:
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values
     array = np.asarray(values)
-    return Column(path, key, array.shape, array.dtype, array)
+    return Column(path, key, array.shape, array.dtype, values=array)
 
 
 def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
@@ -140,6 +146,9 @@ def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
             chunks = (chunk for column in columns for chunk in column.chunks())
             return np.concatenate([np.empty(0, dtype), *chunks])
         whole = np.empty(shape, dtype)
+    if not whole.shape:
+        (whole[...],) = columns[0].chunks()
+        return whole
     start = 0
     for column in columns:
         for chunk in column.chunks():
@@ -151,7 +160,8 @@ def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
 def joint_header(columns: Sequence[Column]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Return shape and dtype of columns one after another."""
     dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
-    return (sum(column.shape[0] for column in columns), *columns[0].shape[1:]), dtype
+    shape = columns[0].shape
+    return (sum(column.shape[0] for column in columns), *shape[1:]) if shape else (), dtype
 
 
 # Keys: the split that an array belongs to, and the name of its column.

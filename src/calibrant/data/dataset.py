@@ -265,6 +265,7 @@ class Dataset:
         chosen = self.find(name, prefer)
         if chosen is None:
             raise self._no_split(prefer if name is None else [name])
+        self._check_files(chosen)
         shards = [Shard(splits[chosen]) for splits in self._by_split if chosen in splits]
         # An empty shard, as Spark writes them, may not even know its number of classes.
         shards = [shard for shard in shards if shard.rows] or shards[:1]
@@ -278,6 +279,19 @@ class Dataset:
         for column in (*SCORES, "labels", "features"):
             _agreeing([shard for shard in shards if column in shard.columns], column)
         return Split(self, chosen, shards)
+
+    def _check_files(self, split: str) -> None:
+        """Raise for a file that has labels of a split without its scores, or nothing of use."""
+        for arrays, splits in zip(self.files, self._by_split, strict=True):
+            labels = full_key(split, "labels")
+            orphaned = labels in arrays and split not in splits
+            if orphaned or not (splits or head_columns(arrays) or CLASS_NAMES in arrays):
+                path = next(column.path for column in arrays.values())
+                of = f" of split {split!r}" if split else ""
+                raise ValueError(
+                    f"{path} has no logits, probs or features{of}, only "
+                    f"{comma_separated(arrays)}; write it again, or move it elsewhere"
+                )
 
     @property
     def has_head(self) -> bool:
@@ -348,6 +362,8 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
         arrays: Columns = {}
         for key, file in shard.items():
             columns = files.columns(str(file))
+            if not columns:
+                raise ValueError(f"{file} holds no arrays; write it again, or remove it")
             is_npy = file.suffix == ".npy"
             arrays |= {key: columns[file.stem]} if is_npy else under_split(columns, key)
         shards.append(arrays)

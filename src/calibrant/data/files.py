@@ -6,8 +6,9 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +19,7 @@ from calibrant.data.columns import NAMED_SPLITS, native, owner, split_names
 from calibrant.data.formats import READERS, WRITERS
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")
+_NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")  # names that tell how many shards there are
 
 
 ShardFiles: TypeAlias = dict[str, Path]
@@ -45,8 +47,13 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     for key, values in ready.items():
         if values.dtype.hasobject:
             raise ValueError(f"cannot write {key}: it holds Python objects; pass numbers or text")
+    write_arrays(target, ready)
+
+
+def write_arrays(target: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as they are; a ``.parquet`` file takes those of Arrow too."""
     with replacing(target) as temporary:
-        WRITERS[target.suffix](temporary, ready)
+        WRITERS[target.suffix](temporary, arrays)
 
 
 def check_writable(target: Path) -> None:
@@ -81,6 +88,7 @@ def find_shards(path: str) -> list[ShardFiles]:
     if not files:
         problem = f"folder {path} holds no prediction file; expected {known}"
         raise FileNotFoundError(problem if is_folder else f"no file in {known} matches {path}")
+    _check_complete(files)
     suffixes = sorted({file.suffix for file in files})
     if len(suffixes) > 1:  # they may hold the same rows twice
         folder = files[0].parent
@@ -113,10 +121,29 @@ def _of_file(path: Path) -> list[ShardFiles]:
 
 
 def _matches(pattern: str) -> list[Path]:
-    """Return files in natural order; a link to a missing file is kept, so that it is an error."""
+    """Return files in natural order, and whatever else has the suffix of one."""
     paths = (Path(name) for name in glob.glob(pattern, recursive=True))
-    files = [p for p in paths if p.suffix in READERS and (p.is_file() or not p.exists())]
-    return sorted(files, key=natural_order)
+    return sorted((p for p in paths if p.suffix.lower() in READERS), key=natural_order)
+
+
+def _check_complete(files: Sequence[Path]) -> None:
+    """Raise if a shard cannot be read, or is missing among names such as 00001-of-00005."""
+    for file in files:
+        if not file.is_file():
+            what = "a folder" if file.is_dir() else "a link to a file that does not exist"
+            raise FileNotFoundError(f"{file} is {what}: replace it by the shard, or remove it")
+        if file.suffix not in READERS:
+            raise ValueError(f"{file} has its suffix in capitals: rename it to lower case")
+    matches = ((file.parent, _NUMBERED.fullmatch(file.name)) for file in files)
+    series = {(folder, m[1], len(m[2]), m[3], m[4]) for folder, m in matches if m}
+    for folder, front, digits, total, rest in series:
+        name = partial("{}{:0{}}-of-{}{}".format, front)
+        first = not (folder / name(0, digits, total, rest)).exists()  # some count from one
+        for i in range(first, first + int(total)):
+            shard = folder / name(i, digits, total, rest)
+            if not shard.exists():
+                remedy = "copy or write it, or rename the others"
+                raise FileNotFoundError(f"{shard} is missing among {int(total)} shards: {remedy}")
 
 
 def natural_order(path: Path) -> tuple[list[str | int], str]:

@@ -8,7 +8,7 @@ import threading
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
@@ -26,10 +26,20 @@ Fingerprint: TypeAlias = tuple[int, int, int, int]  # device, inode, size, time 
 
 
 class Header(NamedTuple):
-    """Shape and dtype of a stored array."""
+    """Shape and dtype of a stored array; not exact if the text of other values is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    exact: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Number of rows; a single value counts as one."""
+        return self.shape[0] if self.shape else 1
+
+
+class NoArrayError(ValueError):
+    """Values that no array can hold, such as lists of different lengths."""
 
 
 class Reader:
@@ -55,6 +65,10 @@ class Reader:
         """Return a ``.npy`` file as a copy-on-write map: changes stay out of the file."""
         return None
 
+    def arrow(self, key: str) -> Any:
+        """Return a column of a ``.parquet`` file in the types of Arrow; None for other files."""
+        return None
+
     def check_unchanged(self) -> None:
         """Raise if the content of the open file has changed."""
         if _fingerprint(os.fstat(self.stream.fileno())) != self.fingerprint:
@@ -76,7 +90,7 @@ def _rows(
     stream: IO[bytes], path: str, header: Header, start: int, rows: int, order: Order = "C"
 ) -> Array:
     """Read rows from ``start`` on, which the stream has reached."""
-    shape = (min(rows, header.shape[0] - start), *header.shape[1:])
+    shape = (min(rows, header.shape[0] - start), *header.shape[1:]) if header.shape else ()
     raw = bytearray(stream.read(math.prod(shape) * header.dtype.itemsize))
     with _reading(path, TypeError):  # the buffer is too small
         return np.ndarray(shape, header.dtype, raw, order=order)
@@ -131,9 +145,9 @@ class _NpyReader(Reader):
         self._lock = threading.Lock()
 
     def mapped(self) -> Array:
-        ((shape, dtype),) = self.headers.values()
+        (header,) = self.headers.values()
         order: Order = "F" if self._fortran else "C"
-        return np.memmap(self.stream, dtype, "c", self._start, shape, order)
+        return np.memmap(self.stream, header.dtype, "c", self._start, header.shape, order)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         if self._fortran:
@@ -142,7 +156,7 @@ class _NpyReader(Reader):
         # Read, not mapped: access to a map of a file that has shrunk ends the process.
         header = self.headers[key]
         size = math.prod(header.shape[1:]) * header.dtype.itemsize
-        for start in range(0, header.shape[0], rows):
+        for start in range(0, header.rows, rows):
             with self._lock:
                 self.stream.seek(self._start + start * size)
                 chunk = _rows(self.stream, self.path, header, start, rows)
@@ -179,10 +193,10 @@ class _NpzReader(Reader):
         with _reading(self.path, *_ZIP_DAMAGE):
             member, header, fortran = self._opened(key)
             if fortran:
-                whole = _rows(member, self.path, header, 0, header.shape[0], "F")
+                whole = _rows(member, self.path, header, 0, header.rows, "F")
                 yield from _slices(whole, rows)
             else:
-                for start in range(0, header.shape[0], rows):
+                for start in range(0, header.rows, rows):
                     yield _rows(member, self.path, header, start, rows)
             member.read(1)  # the checksum is compared at the end
 
@@ -232,10 +246,12 @@ class _SafetensorsReader(Reader):
         return file
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
-        widened, count = self._stored[key] == "BF16", self.headers[key].shape[0]
-        view = (self._torch_file if widened else self._file).get_slice(key)
-        for start in range(0, count, rows):
-            chunk = view[start : min(start + rows, count)]
+        header, widened = self.headers[key], self._stored[key] == "BF16"
+        file = self._torch_file if widened else self._file
+        view = file.get_slice(key) if header.shape else file.get_tensor(key)[None]
+        for start in range(0, header.rows, rows):
+            chunk = view[start : min(start + rows, header.rows)]
+            chunk = chunk if header.shape else chunk[0]
             yield chunk.float().numpy() if widened else chunk
 
 
@@ -287,20 +303,27 @@ class _ParquetReader(Reader):
             batches = self._file.iter_batches(rows, columns=[key])
             yield from _rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
 
+    def arrow(self, key: str) -> Any:
+        with self._reading():
+            return self._file.read(columns=[key]).column(key)
+
     def _values(self, key: str, column: Any) -> Array:
         header, values = self.headers[key], column
         if len(header.shape) == 2:
             lengths = _pyarrow().compute.list_value_length(column).fill_null(0).to_numpy()
             if (lengths != header.shape[1]).any():
-                raise ValueError(
+                raise NoArrayError(
                     f"{self.path}: the rows of {key} must have one length, got lists of "
                     f"{lengths.min()} to {lengths.max()} values; write every class of every row"
                 )
             values = column.flatten()
         if values.null_count:
-            raise ValueError(f"{self.path}: {key} has missing values; drop or fill those rows")
+            raise NoArrayError(f"{self.path}: {key} has missing values; drop or fill those rows")
         if header.dtype.kind == "U":
-            flat = np.array(values.to_pylist(), dtype=str)
+            texts = values.to_pylist()
+            flat = np.array(texts, dtype=str)
+            if header.exact and flat.tolist() != texts:
+                raise NoArrayError(f"{self.path}: {key} has text that ends with a NUL; remove it")
         else:
             flat = np.asarray(values.to_numpy(zero_copy_only=False))
         return flat.reshape(len(column), *header.shape[1:])
@@ -309,12 +332,15 @@ class _ParquetReader(Reader):
 def _write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
     pa, columns = _pyarrow(), {}
     for key, values in arrays.items():
+        if not isinstance(values, np.ndarray):
+            columns[key] = values
+            continue
         if values.ndim not in (1, 2):
             raise ValueError(
                 f"a .parquet file cannot hold {key} of shape {values.shape}, only (rows,) and "
                 "(rows, classes); write .npz or .safetensors"
             )
-        flat = pa.array(values.reshape(-1))
+        flat = _arrow_values(key, values.reshape(-1))
         lists = pa.FixedSizeListArray.from_arrays
         columns[key] = flat if values.ndim == 1 else lists(flat, values.shape[1])
     rows = {key: len(values) for key, values in arrays.items()}
@@ -326,15 +352,37 @@ def _write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
     pa.parquet.write_table(pa.table(columns), path)
 
 
+def joined(columns: Sequence[Any]) -> Any:
+    """Return columns of Arrow one after another; None without them, or if their types differ."""
+    if not columns or any(c is None or c.type != columns[0].type for c in columns):
+        return None
+    chunks = [chunk for column in columns for chunk in column.chunks]
+    return _pyarrow().chunked_array(chunks, columns[0].type)
+
+
+def _arrow_values(key: str, values: Array) -> Any:
+    """Return values in the types of Arrow, which would cut the text of an array at a NUL."""
+    pa = _pyarrow()
+    if values.dtype.kind in "US":
+        return pa.array(values.tolist(), pa.string() if values.dtype.kind == "U" else pa.binary())
+    try:
+        return pa.array(values)
+    except pa.ArrowNotImplementedError as error:
+        kind = values.dtype.name
+        raise ValueError(f".parquet cannot hold {key}, which is {kind}; write .npz") from error
+
+
 def _parquet_header(metadata: Any, field: Any) -> Header:
     """Return the header of a column; what is no number is read as text."""
     pa, values = _pyarrow(), field.type
     shape: tuple[int, ...] = (metadata.num_rows,)
     if isinstance(values, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
         values, shape = values.value_type, (*shape, _list_size(metadata, field))
-    numeric = pa.types.is_integer(values) or pa.types.is_floating(values)
-    known = numeric or pa.types.is_boolean(values)
-    return Header(shape, np.dtype(values.to_pandas_dtype() if known else str))
+    types = pa.types
+    if types.is_integer(values) or types.is_floating(values) or types.is_boolean(values):
+        return Header(shape, np.dtype(values.to_pandas_dtype()))
+    text = values.value_type if types.is_dictionary(values) else values
+    return Header(shape, np.dtype(str), types.is_string(text) or types.is_large_string(text))
 
 
 def _list_size(metadata: Any, field: Any) -> int:

@@ -16,7 +16,7 @@ from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
 from calibrant._core.messages import comma_separated
 from calibrant.metrics import reductions
-from calibrant.metrics.classwise import ClassBins
+from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
 from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
@@ -211,6 +211,8 @@ class Accumulator:
         if "classwise_ece" not in self.metrics:
             return None
         bins = self.bins.count.size
+        if self._all and classes * bins > MOST_CELLS:  # where it is named, this is an error
+            return None
         replicates = 0 if self.level is None else min(100, CLASS_NOISE // (classes * bins))
         return ClassBins.empty(classes, bins, replicates=replicates if replicates >= 20 else 0)
 
@@ -238,6 +240,8 @@ class Accumulator:
         self.bins = Bins(bins.edges, count[:-1], *binned)
 
     def _summary(self) -> Summary:
+        if self.classwise is None and "classwise_ece" in self.metrics and self.classes:
+            checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
         pairs = answers = self._sorted([kept.pairs for kept in self._kept])
         if any(kept.answers is not kept.pairs for kept in self._kept):
             answers = self._sorted([kept.answers for kept in self._kept])

@@ -15,6 +15,8 @@ from calibrant._core.binning import bin_index, check_bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_choice
 
 Average = Literal["mean", "prevalence"]
+MOST_CELLS = 2**23
+"""Classes times bins of a table: 64 MiB, enough for 500,000 classes."""
 
 
 @dataclass
@@ -43,6 +45,11 @@ class ClassBins:
         check_bins(bins)
         if not 0 <= threshold < 1:
             raise ValueError(f"threshold must be in [0, 1), got {threshold}")
+        if classes * bins > MOST_CELLS:
+            raise ValueError(
+                f"classwise_ece takes at most {MOST_CELLS // bins:,} classes with {bins} bins, got "
+                f"{classes:,}: leave it out, or pass fewer bins"
+            )
         table = (classes, bins)
         shapes = (table, table, table, (classes,), (replicates, *table), (2, bins))
         return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64) for s in shapes))

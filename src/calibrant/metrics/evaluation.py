@@ -9,6 +9,7 @@ from typing import Any
 
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
+from calibrant._core.messages import printable
 from calibrant.metrics.intervals import CalibrationTest, Estimate
 from calibrant.metrics.reductions import ESTIMANDS, probability_of
 from calibrant.metrics.registry import METRICS
@@ -100,7 +101,7 @@ class Evaluation(Mapping[str, Estimate]):
             metric = "ece" if "ece" in part else next(iter(part))
             shown = " ".join(part.table()[list(part).index(metric)])
             lines.append(f"group {name}, {part.n:,} examples: {shown}".rstrip())
-        return "\n".join(filter(None, [self.describe(), *lines, self.verdict()]))
+        return printable("\n".join(filter(None, [self.describe(), *lines, self.verdict()])))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""

@@ -137,7 +137,7 @@ class Window:
         return np.asarray(TILTS[:, None] * self.right - self.cumulant)
 
     def digest(self) -> str:
-        """Identity of the window of a file, made of values that rounding cannot change."""
+        """Identity of the window of a file in early states, which rounding cannot change."""
         values = [self.name, self.count.tolist(), self.right.tolist()]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -19,13 +20,15 @@ Id = int | str
 
 def shard_sums(
     calibrator: Calibrator | None, tolerated: Tolerated, chunks: Iterator[Chunk]
-) -> list[tuple[Window, int]]:
-    """Return sums of each chunk of a shard, and its number of ignored labels."""
-    sums = []
+) -> tuple[list[tuple[Window, int]], str]:
+    """Return sums of each chunk of a shard with its number of ignored labels, and a digest."""
+    sums, logits, labels = [], hashlib.sha256(), hashlib.sha256()
     for chunk in chunks:
         pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
         sums.append((tolerated.window(pairs), chunk.labels.size - pairs.outcome.size))
-    return sums
+        logits.update(np.ascontiguousarray(chunk.logits).data)
+        labels.update(chunk.labels.astype(np.int64, order="C").data)
+    return sums, logits.hexdigest() + labels.hexdigest()
 
 
 def labelled_pairs(

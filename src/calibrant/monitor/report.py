@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED
+from calibrant._core.messages import printable
 from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
 
 FEW = 10
@@ -115,7 +116,7 @@ class MonitorReport:
         table = self.table()
         first, *wide = (max(map(len, column)) for column in zip(*table, strict=True))
         lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], wide)]) for row in table]
-        return "\n".join([self.describe(), *lines, *self.remarks(), self.advice()])
+        return printable("\n".join([self.describe(), *lines, *self.remarks(), self.advice()]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: errors as fractions, undefined values as None."""

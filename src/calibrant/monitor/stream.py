@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -119,7 +118,7 @@ class Monitor:
         self._windows = Windows(self.bins, int(keep), None if first is None else _number(first))
         self._dated = isinstance(first, date)  # window numbers are ordinals of days
         self._pending = PendingPredictions(int(pending))
-        self._files: dict[str, list[float]] = {}  # sums of confidences by digests of windows
+        self._files: dict[str, list[float]] = {}  # by their digests; lists are of early states
         self._classes = 0
 
     def update(
@@ -208,8 +207,9 @@ class Monitor:
     ) -> Monitor:
         """Add a prediction file, or a folder or glob of shards, as one window.
 
-        ``window`` is the next one by default. A file of the same name and with the same sums as
-        an earlier one is left out with a warning, also when that one's window was summed up.
+        ``window`` is the next one by default. A file with the same logits and labels as an
+        earlier one, whatever their names, is left out with a warning, also when that one's window
+        was summed up.
         """
         chosen = open_dataset(path).split(split, TEST_SPLITS)
         name = name or (f"{path}, {chosen.name}" if split else os.fspath(path))
@@ -221,13 +221,14 @@ class Monitor:
         columns = ["logits", "labels"]
         if self.calibrator is not None and self.calibrator.needs_features:
             columns.append("features")
-        shards = chosen.walk(
+        content = hashlib.sha256()
+        for shard, digest in chosen.walk(
             task, *columns, rows=chosen.chunk_rows, executor=executor, progress=progress
-        )
-        for sums, unlabelled in chain.from_iterable(shards):
-            total, ignored = total + sums, ignored + unlabelled
-        totals = self._files.get(total.digest(), []) if total.n else []
-        if any(math.isclose(total.claimed.sum(), known, rel_tol=1e-9) for known in totals):
+        ):
+            content.update(digest.encode())
+            for sums, unlabelled in shard:
+                total, ignored = total + sums, ignored + unlabelled
+        if total.n and self._knows(content.hexdigest(), total):
             checks.warn(f"{name} is in the stream already and is not counted again")
             return self
         if total.n == 0:
@@ -235,9 +236,17 @@ class Monitor:
         with located(chosen.path):
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._pending.counts["ignored"] += ignored
-        self._files.setdefault(total.digest(), []).append(float(total.claimed.sum()))
+        self._files.setdefault(content.hexdigest(), [])
         self._add(total)
         return self
+
+    def _knows(self, content: str, window: Window) -> bool:
+        """Return True for the content of a file that was added."""
+        # early states have the sums of confidences by name and counts
+        totals = self._files.get(window.digest(), [])
+        claimed = window.claimed.sum()
+        early = any(math.isclose(claimed, known, rel_tol=1e-9) for known in totals)
+        return early or content in self._files
 
     def merge(self, other: Monitor) -> Monitor:
         """Add the windows, the waiting predictions and the counts of another worker.

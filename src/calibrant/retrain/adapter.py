@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,7 +44,12 @@ def as_calibrator(module: nn.Module) -> Calibrator:
     if isinstance(module, Calibrator):
         return module
     if not isinstance(module, MaCCal):
-        raise TypeError(f"calibrator must be a Calibrator or a MaCCal, got {type(module).__name__}")
+        got, remedy = type(module).__name__, ""
+        if isinstance(module, type):
+            got, remedy = f"the class {module.__name__}", ": create one, and fit it"
+        elif isinstance(module, (str, os.PathLike)):
+            remedy = ": pass calibrant.load(path) for a saved one"
+        raise TypeError(f"calibrator must be a Calibrator or a MaCCal, got {got}{remedy}")
     if not module.classes:
         raise ValueError("this MaCCal is not fitted: call fit(features, labels) first")
     return RetrainedClassifier(module)

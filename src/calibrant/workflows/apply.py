@@ -20,8 +20,8 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.columns import SCORES, Column, full_key, joint_header, read_all
 from calibrant.data.dataset import Data, Dataset, Split, as_dataset
-from calibrant.data.files import check_writable, save_predictions
-from calibrant.data.formats import Array
+from calibrant.data.files import check_writable, write_arrays
+from calibrant.data.formats import Array, NoArrayError, joined
 from calibrant.data.shards import Chunk, located
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
@@ -38,8 +38,11 @@ def apply(
     """Calibrate every split of a prediction file, and write the result as one file.
 
     Logits become calibrated logits (float32), ``probs`` calibrated probabilities (float32 or
-    wider). All other arrays are written as they are, without single values and ``probs`` beside
-    logits; the rows of shards follow one another.
+    wider). All other arrays are written as they are, but for ``probs`` beside logits; the rows of
+    shards follow one another. Columns of ``.parquet`` files keep their types in a ``.parquet``
+    file. A warning names what cannot be kept, before anything is written: Python objects, values
+    that shards do not agree on, and in other formats what is no array, such as dates, lists of
+    different lengths and missing values.
 
     Chunks are gathered in a temporary folder beside ``out``, of the size of the result; the
     writers of ``.safetensors`` and ``.parquet`` hold it in memory. An interrupted run leaves the
@@ -78,20 +81,19 @@ def apply(
         raise ValueError(f"{dataset.path} has no logits or probs to calibrate")
     for split in scored:
         _check_fits(calibrator, split)
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     total, before = sum(split.rows for split in scored), 0
     with tempfile.TemporaryDirectory(
         prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
     ) as folder:
-        for key, columns in _others(dataset, splits).items():
-            arrays[key] = _copied(columns, Path(folder))
+        arrays |= _copies(dataset, splits, Path(folder), target.suffix)
         for split in scored:
             report = progress and partial(_report, progress, before, total)
             key = full_key(split.name, split.domain)
             arrays[key] = _calibrated(calibrator, split, Path(folder), report)
             before += split.rows
         order = [key for files in dataset.files for key in files if key in arrays]
-        save_predictions(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})
+        write_arrays(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})
 
 
 def _report(progress: Progress, before: int, total: int, done: int, _: int) -> None:
@@ -126,30 +128,38 @@ def _check_fits(calibrator: Calibrator, split: Split) -> None:
 
 
 def _others(dataset: Dataset, splits: Sequence[Split]) -> dict[str, list[Column]]:
-    """Return everything but the scores by key; a warning names what cannot be copied."""
-    others, known = {}, set()
+    """Return everything but the scores by key; no columns where shards do not agree."""
+    others: dict[str, list[Column]] = {}
+    known = set()
     for split in splits:
-        rows = [(shard.rows,) for shard in split.shards]
         for name in dict.fromkeys(name for shard in split.shards for name in shard.columns):
-            columns = [shard.columns[name] for shard in split.shards if name in shard.columns]
+            having = [shard for shard in split.shards if name in shard.columns]
+            columns = [shard.columns[name] for shard in having]
             known |= {(column.path, column.key) for column in columns}
-            agree = len({column.shape[1:] for column in columns}) == 1
-            aligned = agree and [column.shape[:1] for column in columns] == rows
+            per_row = all(c.shape[:1] == (s.rows,) for c, s in zip(columns, having, strict=True))
+            complete = columns if len(having) == len(split.shards) else []
             if name not in SCORES:
-                others[full_key(split.name, name)] = columns if aligned or len(rows) == 1 else []
+                others[full_key(split.name, name)] = complete if per_row else _agreed(columns)
+    single: dict[str, list[Column]] = {}  # class names, the last layer, single values
     for arrays in dataset.files:
         for key, column in arrays.items():
-            # class names, the last layer; single values have no rows to read
-            if column.shape and (column.path, column.key) not in known:
-                others.setdefault(key, [column])
-    kept = {key: c for key, c in others.items() if c and not any(x.dtype.hasobject for x in c)}
-    if dropped := [key for key in others if key not in kept]:
-        warnings.warn(
-            f"left out: {comma_separated(dropped)}; Python objects, and columns that not every "
-            "shard has, cannot be copied",
-            stacklevel=3,
-        )
-    return kept
+            if (column.path, column.key) not in known and key not in others:
+                single.setdefault(key, []).append(column)
+    return others | {key: _agreed(columns) for key, columns in single.items()}
+
+
+def _agreed(columns: Sequence[Column]) -> list[Column]:
+    """Return the first of some arrays that are the same, bit by bit, or else nothing."""
+    first, *others = columns
+    if first.dtype.hasobject or not others:
+        return [first]
+    values = read_all([first])
+    for column in others:
+        if (column.dtype, column.shape) != (first.dtype, first.shape):
+            return []
+        if read_all([column]).tobytes() != values.tobytes():
+            return []
+    return [first]
 
 
 def _empty(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -160,8 +170,31 @@ def _empty(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.lib.format.open_memmap(path, "w+", dtype, shape)
 
 
-def _copied(columns: Sequence[Column], folder: Path) -> Array:
-    """Return columns one after another."""
+def _copies(dataset: Dataset, splits: Sequence[Split], folder: Path, suffix: str) -> dict[str, Any]:
+    """Return everything but the scores; a warning names what cannot be kept."""
+    copies: dict[str, Any] = {}
+    left_out = []
+    for key, columns in _others(dataset, splits).items():
+        try:
+            copies[key] = _copied(columns, folder, suffix)
+        except NoArrayError as problem:
+            left_out.append(f"{key} ({problem})")
+    if left_out:
+        warnings.warn(f"left out: {comma_separated(left_out)}", stacklevel=3)
+    return copies
+
+
+def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
+    """Return columns one after another, or raise NoArrayError."""
+    if any(column.dtype.hasobject for column in columns):
+        raise NoArrayError("Python objects")
+    stored = [column.arrow() for column in columns] if suffix == ".parquet" else []
+    if (values := joined(stored)) is not None:
+        return values
+    if len({column.shape[1:] for column in columns}) != 1:
+        raise NoArrayError("shards differ")
+    if not all(column.exact for column in columns):
+        raise NoArrayError("only .parquet holds its type")
     shape, dtype = joint_header(columns)
     if not dtype.itemsize or (len(columns) == 1 and columns[0].mapped() is not None):
         return read_all(columns)  # text, whose length is unknown, or mapped already

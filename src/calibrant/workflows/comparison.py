@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibrant._core.chunks import Estimand
+from calibrant._core.messages import printable
 from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
@@ -146,7 +147,7 @@ class Comparison:
         rows = self.table()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [_line(row, widths) for row in rows]
-        return "\n".join([self.describe(), *lines, *self.remarks(), self.advice()])
+        return printable("\n".join([self.describe(), *lines, *self.remarks(), self.advice()]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""

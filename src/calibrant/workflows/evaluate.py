@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from calibrant._core.checks import Values, as_scores, warnings_at_caller
+from calibrant._core.checks import Values, as_scores, check_order, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data, warn_if_probs
 from calibrant.data.shards import Chunk
@@ -91,6 +91,8 @@ def evaluate(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     if not is_data(data):
+        if data is not None and labels is not None:
+            check_order(data, labels)
         if data is not None and estimand != "multilabel":  # tags may add up to anything
             warn_if_probs(as_scores(data), "logits", "pass them as probs=")
         total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)

@@ -19,6 +19,8 @@ from calibrant._core.chunks import (
     Examples,
     as_tensor,
     examples as check_examples,
+    mask_gap,
+    with_masks,
 )
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
@@ -399,19 +401,23 @@ class Calibrator(nn.Module):
 
     def _checked(self, logits: Values) -> Tensor:
         """Logits as a tensor in which every row has a softmax."""
-        scores = self._tensor(as_scores(logits))
+        given = as_scores(logits)
+        scores = self._tensor(given)
         self.check_logits(scores)
-        rows = scores.reshape(-1, self._classes)
-        top = rows.amax(-1)
-        bad = torch.isnan(top) | torch.isposinf(top)
-        if self._classes > 1:
-            bad |= torch.isneginf(top)
+        rows, one = scores.reshape(-1, self._classes), self._classes == 1
+        low, top = rows.aminmax(dim=-1)
+        if one:  # log-odds z stand for (0, z)
+            low, top = low.clamp(max=0), top.clamp(min=0)
+        bad = ~torch.isfinite(top)
         if bad.any():
             at = int(bad.nonzero()[0])
             raise checks.bad_row(rows[at], 0, at)
-        if not self.accepts_masked and torch.isneginf(rows).any():
-            raise data_checks.masked_row(int(torch.isneginf(rows).any(-1).nonzero()[0]))
-        return scores
+        masked = top - low >= mask_gap(given)
+        if not masked.any():
+            return scores
+        if not self.accepts_masked:
+            raise data_checks.masked_row(int(masked.nonzero()[0]))
+        return scores if one else with_masks(rows, mask_gap(given)).reshape(scores.shape)
 
     def _checked_features(self, features: Values | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""
@@ -437,9 +443,10 @@ class Calibrator(nn.Module):
         return probs.reshape(scores.shape)
 
     def _wide(self, logits: Tensor) -> Tensor:
-        """Logits of two classes or more, in float32 or wider."""
+        """Logits of two classes or more, in float32 or wider, and -inf where they are masked."""
         wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-        return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+        wide = torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+        return with_masks(wide, mask_gap(logits))
 
     def _narrow(self, logits: Tensor) -> Tensor:
         """Log-odds of logits of two classes, for a fit on one logit."""

@@ -446,6 +446,27 @@ FAULTS = (
         ("metrics/test_reductions",),
     ),
     Fault(
+        "autocast-rounds-predictions",
+        "calibrators",
+        "if autocast_devices():",
+        "if False:",
+        ("calibrators/test_common",),
+    ),
+    Fault(
+        "autocast-rounds-fits",
+        "_core",
+        "stack.enter_context(torch.autocast(kind, enabled=False))",
+        "stack.enter_context(torch.autocast(kind, enabled=True))",
+        ("calibrators/test_common",),
+    ),
+    Fault(
+        "half-rounds-learned-values",
+        "calibrators",
+        "return result if result.dtype == value.dtype else value.to(result.device)",
+        "return result",
+        ("calibrators/test_common",),
+    ),
+    Fault(
         "huge-negative-numbers-are-logits",
         "_core",
         "if _spread(chunk) >= (gap := mask_gap(values)):",

@@ -1,5 +1,6 @@
 """What every calibrator promises, held against all of them."""
 
+import copy
 import functools
 import warnings
 from typing import Any
@@ -438,6 +439,30 @@ def test_one_huge_value_makes_no_probability_nan(method, huge):
     logits[0, labels[0]] = huge
     result = outcome_of(method, logits, labels, features)
     assert "row 0 has -inf or a class far below" in result or np.isfinite(result).all()
+
+
+def test_autocast_changes_nothing(name, data):
+    logits, labels = torch.from_numpy(data[0][:500]).float(), data[1][:500]
+
+    def results():
+        calibrator = fitted(name, logits, labels)
+        tempered = isinstance(calibrator, TemperatureCalibrator)
+        temperature = calibrator.temperature(logits) if tempered else None
+        return applied(calibrator, logits), predicted(calibrator, logits), temperature
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = results()
+    torch.testing.assert_close(inside, results(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("narrow", ["half", "bfloat16", "double"])
+def test_conversion_of_the_module_changes_nothing(narrow, calibrator, data):
+    logits = torch.from_numpy(data[0])
+    converted = getattr(torch.nn.Sequential(copy.deepcopy(calibrator)), narrow)()[0]
+    torch.testing.assert_close(dict(converted.named_buffers()), dict(calibrator.named_buffers()))
+    torch.testing.assert_close(
+        applied(converted, logits), applied(calibrator, logits), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("tempered", TEMPERED)

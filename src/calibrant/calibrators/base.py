@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -24,6 +25,7 @@ from calibrant._core.chunks import (
 )
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
+from calibrant._core.torch_models import autocast_devices, full_precision
 from calibrant.calibrators import data_checks
 
 if TYPE_CHECKING:
@@ -221,7 +223,7 @@ class Calibrator(nn.Module):
         groups : (...), optional
             Examples of one group (a document, a patient) stay together in cross-validation.
         """
-        with checks.warnings_at_caller():
+        with checks.warnings_at_caller(), full_precision():
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
             examples = check_examples(logits, labels, sample_weight, estimand)
             if not self.multilabel:  # tags may add up to anything
@@ -252,6 +254,9 @@ class Calibrator(nn.Module):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
+        if autocast_devices():  # asked first, so that exported graphs know nothing of it
+            with full_precision():
+                return self.forward(logits, features)
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
         return self._narrow(self._calibrated(self._wide(logits), features))
@@ -373,6 +378,15 @@ class Calibrator(nn.Module):
             before = getattr(self, name, None)
             device = before.device if isinstance(before, Tensor) else tensor.device
             self.register_buffer(name, tensor.to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move learned values between devices; ``.half()`` and the like do not round them."""
+
+        def moved(value: Tensor) -> Tensor:
+            result = fn(value)
+            return result if result.dtype == value.dtype else value.to(result.device)
+
+        return super()._apply(moved, recurse)
 
     def _set_classes(self, classes: int) -> None:
         self._store(classes_=torch.tensor(classes))
@@ -499,7 +513,7 @@ class RecordsCalibrator(Calibrator):
 
         ``groups`` has one value per record; only methods with folds use it.
         """
-        with checks.warnings_at_caller():
+        with checks.warnings_at_caller(), full_precision():
             some = records.take(slice(checks.LOOKED_AT))
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
             self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
@@ -546,6 +560,7 @@ class TemperatureCalibrator(RecordsCalibrator):
         return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()
 
     @torch.no_grad()
+    @full_precision()
     def _row_temperatures(self, logits: Values) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of two classes or more, the largest of each row, and temperatures."""
         wide = self._wide(self._checked(logits))

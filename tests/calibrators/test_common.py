@@ -1,5 +1,6 @@
 """What every calibrator promises, held against all of them."""
 
+import copy
 import functools
 import warnings
 from typing import Any
@@ -389,6 +390,79 @@ def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, six):
     sure[:, 0] = 1.0
     mixed = fitted(maskable, np.concatenate([logits, sure]), np.append(labels, np.zeros(30, int)))
     assert np.isfinite(predicted(mixed, logits)).all()
+
+
+MASKS = [
+    (np.float64, -1e9),
+    (np.float64, -1e30),
+    (np.float64, np.finfo(np.float64).min),
+    (np.float32, np.finfo(np.float32).min),
+    (np.float16, np.finfo(np.float16).min),
+]
+
+
+def outcome_of(name, logits, labels, features):
+    """Probabilities after a fit, or the error of it."""
+    calibrator = make(name)
+    beside = {"features": features, "head": (np.eye(6), np.zeros(6))}
+    beside = beside if calibrator.needs_features else {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calibrator.fit(logits, labels, **beside)
+        probs = calibrator.predict_proba(logits, features)
+    except ValueError as error:
+        return str(error)
+    called = calibrator(torch.from_numpy(logits), torch.from_numpy(features))
+    np.testing.assert_array_equal(called.softmax(-1), probs)
+    return probs
+
+
+@pytest.mark.parametrize("method", [name for name in CALIBRATORS if name not in TWO_ONLY])
+def test_huge_negative_numbers_are_masks(method, six):
+    logits, labels = six[0][:300], six[1][:300]
+    features = features_of(logits.astype(np.float16)).numpy().astype(np.float64)
+    masked = np.random.default_rng(1).random(logits.shape) < 0.3
+    masked[np.arange(300), labels] = False
+    for dtype, mask in MASKS:
+        proper, odd = (np.where(masked, m, logits).astype(dtype) for m in (-np.inf, mask))
+        wanted = outcome_of(method, proper, labels, features)
+        np.testing.assert_array_equal(outcome_of(method, odd, labels, features), wanted)
+        assert isinstance(wanted, str) or (wanted[masked] == 0).all()
+
+
+@pytest.mark.parametrize("method", [name for name in CALIBRATORS if name != "fc"])
+@pytest.mark.parametrize("huge", [1e9, 1e300])
+def test_one_huge_value_makes_no_probability_nan(method, huge):
+    logits, labels = (x[:300].copy() for x in overconfident(2 if method in TWO_ONLY else 6))
+    features = features_of(logits).numpy()
+    logits[0, labels[0]] = huge
+    result = outcome_of(method, logits, labels, features)
+    assert "row 0 has -inf or a class far below" in result or np.isfinite(result).all()
+
+
+def test_autocast_changes_nothing(name, data):
+    logits, labels = torch.from_numpy(data[0][:500]).float(), data[1][:500]
+
+    def results():
+        calibrator = fitted(name, logits, labels)
+        tempered = isinstance(calibrator, TemperatureCalibrator)
+        temperature = calibrator.temperature(logits) if tempered else None
+        return applied(calibrator, logits), predicted(calibrator, logits), temperature
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = results()
+    torch.testing.assert_close(inside, results(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("narrow", ["half", "bfloat16", "double"])
+def test_conversion_of_the_module_changes_nothing(narrow, calibrator, data):
+    logits = torch.from_numpy(data[0])
+    converted = getattr(torch.nn.Sequential(copy.deepcopy(calibrator)), narrow)()[0]
+    torch.testing.assert_close(dict(converted.named_buffers()), dict(calibrator.named_buffers()))
+    torch.testing.assert_close(
+        applied(converted, logits), applied(calibrator, logits), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("tempered", TEMPERED)

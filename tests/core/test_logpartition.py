@@ -463,20 +463,21 @@ def test_all_classes_equal_are_all_as_likely():
     assert records.correct.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("far", [1e4, 1e9, 1e29, 1e37, 1e39, 1e300])
+@pytest.mark.parametrize("far", [1e4, 9e7, 1e9, 1e29, 1e37, 1e39, 1e300])
 def test_classes_that_are_far_off_have_no_part(far):
     logits = np.array([[0.0, -1.0, -far], [-far, 0.0, -far]])
-    records = table_of(logits, [2, 1])
-    assert records.own_gap.tolist() == [far, 0]
+    own = 2 if far < 1e8 else 1  # farther off they are masked, and cannot be the answer
+    records = table_of(logits, [own, 1])
+    assert records.own_gap.tolist() == [-logits[0, own], 0]
     for b in (LOWEST, 0.3, 1.0, LAST, 100.0):
         value, slope = records.log_partition(b)
         np.testing.assert_allclose(value, [np.log1p(np.exp(-b)), 0], atol=CONFIDENCE)
         np.testing.assert_allclose(slope, [-b * expit(-b), 0], atol=1e-4)
 
 
-def test_classes_beyond_float32_are_possible():
-    records = table_of([[0.0, -1.0, -1e39]], [0])
-    assert records.possible.tolist() == [3]
+def test_classes_far_below_the_largest_are_masked():
+    records = table_of([[0.0, -1.0, -9e7], [0.0, -1.0, -1e8], [0.0, -1.0, -1e39]], [0, 0, 0])
+    assert records.possible.tolist() == [3, 2, 2]
 
 
 def test_a_gap_of_ten_thousand_at_every_temperature_has_its_odds():

@@ -616,7 +616,7 @@ def test_prediction_of_the_estimator_is_kept(request, data, estimator):
     np.testing.assert_array_equal(model.predict(X), model.estimator_.predict(X))
 
 
-@pytest.mark.parametrize("factor", [1e-5, 30.0, 1e4])
+@pytest.mark.parametrize("factor", [1e-5, 30.0, 1e4, 1e9])
 @pytest.mark.parametrize("method", ["ts", "odds", "vector"])
 def test_scale_of_scores(rng, method, factor):
     honest, labels = drawn(rng, 1500, 4)

@@ -1,6 +1,7 @@
 """Reduction of logits to pairs against its definition, whatever the blocks and threads."""
 
 import math
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -450,8 +451,11 @@ def test_log_odds_that_exclude_their_label_are_not_called_impossible_in_every_cl
 
 
 def test_values_too_far_apart_are_named():
-    with pytest.raises(ValueError, match="; row 0 has values too far apart for float64"):
-        cal.nll([[1.7e308, -1.7e308]], [1])
+    for low in (-1e9, -1.7e308):
+        with pytest.raises(
+            ValueError, match=re.escape(f"; row 0 has {low:.2g} at its own label 1, and 2: ")
+        ):
+            cal.nll([[2.0, low]], [1])
 
 
 def takes_logits():
@@ -616,3 +620,31 @@ def test_confidences_that_are_logits_are_refused():
 def test_class_labels_are_not_outcomes():
     with pytest.raises(ValueError, match="outcome must be 0 or 1"):
         cal.ece(confidence=[0.9, 0.5], outcome=[2, 0])
+
+
+@pytest.mark.parametrize("metric", ["ece", "ada_ece", "mce", "ks", "auroc", "aurc"])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_probabilities_keep_their_ties_and_bin_edges(metric, classes):
+    """The way through logarithms and a softmax moves 0.8, and parts equal ones."""
+    rng = np.random.default_rng(3)
+    tenths = rng.multinomial(10, rng.dirichlet(np.ones(classes)), 400)
+    probs, labels = tenths / 10, rng.integers(0, classes, 400)
+    stated, outcome = probs[:, 1], labels == 1
+    if classes > 2 or metric in ("auroc", "aurc"):  # of answers
+        stated, outcome = probs.max(-1), probs.argmax(-1) == labels
+    wanted = cal.METRICS[metric].compute(confidence=stated, outcome=outcome)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zeros
+        assert cal.METRICS[metric].compute(probs=probs, labels=labels) == wanted
+        found = cal.evaluate(probs=probs, labels=labels, by=np.zeros(400, int), level=None)
+    assert found[metric].value == pytest.approx(wanted, abs=1e-12)
+    assert found.by["0"][metric].value == pytest.approx(wanted, abs=1e-12)
+
+
+def test_probabilities_of_tags_and_of_one_class_are_as_stated():
+    probs, labels = np.array([0.1, 0.7, 0.7, 0.3]), np.array([0, 1, 0, 1])
+    np.testing.assert_array_equal(
+        cal.metrics.positive_class(probs=probs, labels=labels).confidence, probs
+    )
+    cells = cal.metrics.multilabel(probs=probs.reshape(2, 2), labels=labels.reshape(2, 2))
+    np.testing.assert_array_equal(cells.confidence, probs)

@@ -198,7 +198,9 @@ def bad_row(row: Tensor, label: int, at: int) -> ValueError:
         wrong = f"-inf at its own label {label}"
         remedy = "a masked class cannot be the answer: correct the mask or the label"
     else:
-        wrong, remedy = "values too far apart for float64", "scale the logits down"
+        wrong = f"{float(row[label]):.2g} at its own label {label}, and {float(row.max()):.2g}"
+        remedy = "so far down a class is masked and cannot be the answer; correct the mask or the "
+        remedy += "label, or scale the logits down"
     return ValueError(
         f"logits must be finite, or -inf for masked classes; row {at} has {wrong}: {remedy}"
     )

@@ -31,6 +31,9 @@ EstimandChoice = Literal["top_label", "binary", "multilabel", "auto"]
 # elements of logits in a chunk: two megabytes of float64 stay in a core's cache
 CHUNK_SIZE = {"cpu": 1 << 18, "cuda": 1 << 23}
 RUN = 4096  # examples in a run, where each has some tens of numbers
+MASKED_GAP = 1e8
+"""A class so far below the largest logit of its row is masked, as one at -inf is: -1e9, -1e30 and
+the lowest number of a dtype are written for that, and no temperature makes it possible."""
 
 
 class Examples(NamedTuple):
@@ -40,6 +43,7 @@ class Examples(NamedTuple):
     labels: IntArray
     weight: FloatArray | None
     estimand: Estimand
+    probs: Logits | None = None  # as stated, where the logits are their logarithms
 
     @property
     def one_logit(self) -> bool:
@@ -60,6 +64,14 @@ class Examples(NamedTuple):
     def event(self) -> int | None:
         """Class whose probability is compared with the labels; None for the predicted one."""
         return None if self.estimand == "top_label" else 1
+
+    def stated(self, number: IntArray) -> FloatArray | None:
+        """Return probabilities ``(rows, classes)`` as they came in, exactly; None for logits."""
+        if self.probs is None:
+            return None
+        width = 1 if self.one_logit else self.classes
+        exact = np.minimum(checks.as_float64(self.probs.reshape(-1, width)[number]), 1)
+        return np.concatenate([1 - exact, exact], -1) if self.one_logit else exact
 
     def labelled_weight(self) -> FloatArray | None:
         """Weights of the labelled examples."""
@@ -174,9 +186,9 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
         if not kept.all():  # before anything is copied
             number = number[kept]
             values = values[torch.from_numpy(kept) if isinstance(values, Tensor) else kept]
-        chunk = as_tensor(values)
-        if examples.one_logit:
-            chunk = torch.cat([torch.zeros_like(chunk), chunk], dim=-1)
+        chunk = _logits_of_classes(examples, values)
+        if _spread(chunk) >= (gap := mask_gap(values)):  # rarely, and then row by row
+            chunk = with_masks(chunk, gap)
         labels = torch.from_numpy(examples.labels[number]).to(chunk.device)
         weight = column = None
         if examples.weight is not None:
@@ -184,6 +196,12 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
         if examples.estimand == "multilabel":
             column = torch.from_numpy(number % examples.columns)
         yield Chunk(chunk, labels, weight, column, number)
+
+
+def _logits_of_classes(examples: Examples, values: Logits) -> Tensor:
+    """Return raw rows as logits ``(rows, classes)``: log-odds z as (0, z)."""
+    chunk = as_tensor(values)
+    return torch.cat([torch.zeros_like(chunk), chunk], -1) if examples.one_logit else chunk
 
 
 def chunk_slices(count: int) -> list[slice]:
@@ -227,6 +245,28 @@ def as_tensor(values: Logits) -> Tensor:
     return chunk.float() if chunk.dtype.itemsize < 4 else chunk
 
 
+def mask_gap(logits: Logits) -> float:
+    """Return the gap from which a class is masked: 1e8, or half of all that a float16 can hold."""
+    return min(MASKED_GAP, float(checks.float_info(logits).max) / 2)
+
+
+def with_masks(logits: Tensor, gap: float) -> Tensor:
+    """Return logits ``(..., classes)`` with -inf where they are ``gap`` below their row's largest.
+
+    >>> with_masks(torch.tensor([[2.0, -1e9, 0.0]]), MASKED_GAP)
+    tensor([[2., -inf, 0.]])
+    """
+    return torch.where(logits.amax(-1, keepdim=True) - logits >= gap, -torch.inf, logits)
+
+
+def _spread(chunk: Tensor) -> float:
+    """Return the largest difference of logits in a chunk."""
+    if chunk.numel() == 0:
+        return 0.0
+    low, high = chunk.aminmax()
+    return float(high - low)
+
+
 def top_class(chunk: Tensor) -> Tensor:
     """Return the class of the largest logit, the first of equals."""
     if chunk.device.type == "cpu":  # where numpy is several times faster
@@ -236,8 +276,10 @@ def top_class(chunk: Tensor) -> Tensor:
 
 def explained(examples: Examples, at: int) -> ValueError:
     """Return the error for the labelled row at a number."""
-    chunk = next(labelled_chunks(examples, at, at + 1))
-    return checks.bad_row(chunk.logits[0], int(examples.labels[at]), at)
+    width = 1 if examples.one_logit else examples.classes
+    _, values = next(raw_chunks(examples.logits, width, at, at + 1))
+    row = _logits_of_classes(examples, values)[0]
+    return checks.bad_row(row, int(examples.labels[at]), at)
 
 
 def joined(parts: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]]:

@@ -6,11 +6,27 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def autocast_devices() -> list[str]:
+    """Return the kinds of devices for which ``torch.autocast`` is on."""
+    return [kind for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)]
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch ``torch.autocast`` off: what it rounds is lost for probabilities."""
+    with ExitStack() as stack:
+        for kind in autocast_devices():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def logits_of(output: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -19,9 +20,12 @@ from calibrant._core.chunks import (
     Examples,
     as_tensor,
     examples as check_examples,
+    mask_gap,
+    with_masks,
 )
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
+from calibrant._core.torch_models import autocast_devices, full_precision
 from calibrant.calibrators import data_checks
 
 if TYPE_CHECKING:
@@ -219,7 +223,7 @@ class Calibrator(nn.Module):
         groups : (...), optional
             Examples of one group (a document, a patient) stay together in cross-validation.
         """
-        with checks.warnings_at_caller():
+        with checks.warnings_at_caller(), full_precision():
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
             examples = check_examples(logits, labels, sample_weight, estimand)
             if not self.multilabel:  # tags may add up to anything
@@ -250,6 +254,9 @@ class Calibrator(nn.Module):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
+        if autocast_devices():  # asked first, so that exported graphs know nothing of it
+            with full_precision():
+                return self.forward(logits, features)
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
         return self._narrow(self._calibrated(self._wide(logits), features))
@@ -372,6 +379,15 @@ class Calibrator(nn.Module):
             device = before.device if isinstance(before, Tensor) else tensor.device
             self.register_buffer(name, tensor.to(device))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move learned values between devices; ``.half()`` and the like do not round them."""
+
+        def moved(value: Tensor) -> Tensor:
+            result = fn(value)
+            return result if result.dtype == value.dtype else value.to(result.device)
+
+        return super()._apply(moved, recurse)
+
     def _set_classes(self, classes: int) -> None:
         self._store(classes_=torch.tensor(classes))
         self._classes = classes
@@ -399,19 +415,23 @@ class Calibrator(nn.Module):
 
     def _checked(self, logits: Values) -> Tensor:
         """Logits as a tensor in which every row has a softmax."""
-        scores = self._tensor(as_scores(logits))
+        given = as_scores(logits)
+        scores = self._tensor(given)
         self.check_logits(scores)
-        rows = scores.reshape(-1, self._classes)
-        top = rows.amax(-1)
-        bad = torch.isnan(top) | torch.isposinf(top)
-        if self._classes > 1:
-            bad |= torch.isneginf(top)
+        rows, one = scores.reshape(-1, self._classes), self._classes == 1
+        low, top = rows.aminmax(dim=-1)
+        if one:  # log-odds z stand for (0, z)
+            low, top = low.clamp(max=0), top.clamp(min=0)
+        bad = ~torch.isfinite(top)
         if bad.any():
             at = int(bad.nonzero()[0])
             raise checks.bad_row(rows[at], 0, at)
-        if not self.accepts_masked and torch.isneginf(rows).any():
-            raise data_checks.masked_row(int(torch.isneginf(rows).any(-1).nonzero()[0]))
-        return scores
+        masked = top - low >= mask_gap(given)
+        if not masked.any():
+            return scores
+        if not self.accepts_masked:
+            raise data_checks.masked_row(int(masked.nonzero()[0]))
+        return scores if one else with_masks(rows, mask_gap(given)).reshape(scores.shape)
 
     def _checked_features(self, features: Values | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""
@@ -437,9 +457,10 @@ class Calibrator(nn.Module):
         return probs.reshape(scores.shape)
 
     def _wide(self, logits: Tensor) -> Tensor:
-        """Logits of two classes or more, in float32 or wider."""
+        """Logits of two classes or more, in float32 or wider, and -inf where they are masked."""
         wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-        return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+        wide = torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+        return with_masks(wide, mask_gap(logits))
 
     def _narrow(self, logits: Tensor) -> Tensor:
         """Log-odds of logits of two classes, for a fit on one logit."""
@@ -492,7 +513,7 @@ class RecordsCalibrator(Calibrator):
 
         ``groups`` has one value per record; only methods with folds use it.
         """
-        with checks.warnings_at_caller():
+        with checks.warnings_at_caller(), full_precision():
             some = records.take(slice(checks.LOOKED_AT))
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
             self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
@@ -539,6 +560,7 @@ class TemperatureCalibrator(RecordsCalibrator):
         return result.cpu().numpy(), temperature.expand_as(top)[..., 0].cpu().numpy()
 
     @torch.no_grad()
+    @full_precision()
     def _row_temperatures(self, logits: Values) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of two classes or more, the largest of each row, and temperatures."""
         wide = self._wide(self._checked(logits))

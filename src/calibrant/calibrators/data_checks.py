@@ -57,8 +57,8 @@ def warn_of_one_label(labels: NDArray[Any]) -> None:
 def masked_row(at: int) -> ValueError:
     """Error for a masked class in a row of logits, where none may be."""
     return ValueError(
-        f"logits must be finite here, row {at} has -inf: masked classes need a temperature method, "
-        "such as ts"
+        f"logits must be finite here, row {at} has -inf or a class far below the others: masked "
+        "classes need a temperature method, such as ts"
     )
 
 

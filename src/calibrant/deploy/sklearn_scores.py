@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray
+from calibrant._core.chunks import MASKED_GAP
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.scaling import TemperatureScaling
@@ -182,16 +183,20 @@ def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) ->
     """Return the divisor of scores that brings their best temperature into the usual bounds.
 
     It is 1 if there is no best temperature: all examples are right, or worse than chance. All
-    labels of tags are examples here.
+    labels of tags are examples here. Scores so far apart that classes would count as masked are
+    brought nearer in any case.
     """
+    gaps = np.abs(logits) if logits.ndim == 1 else logits.max(-1, keepdims=True) - logits
+    widest = float(np.max(gaps, where=np.isfinite(gaps), initial=0))
+    least = 10 * widest / MASKED_GAP if widest >= MASKED_GAP else 1.0
     if labels.ndim == 2:
         kept = labels != IGNORED
         weight = None if weight is None else np.broadcast_to(weight[:, None], kept.shape)[kept]
         logits, labels = logits[kept], labels[kept]
     wrong = (logits > 0 if logits.ndim == 1 else logits.argmax(-1)) != labels
     if not (wrong if weight is None else wrong & (weight > 0)).any():
-        return 1.0
-    scale = 1.0
+        return least
+    scale = least
     for _ in range(RESCALINGS):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit itself warns
@@ -200,7 +205,7 @@ def scale_of(logits: FloatArray, labels: IntArray, weight: FloatArray | None) ->
         if 1.01 * BOUNDS[0] < temperature < 0.99 * BOUNDS[1]:
             return scale
         scale *= BOUNDS[0] if temperature < 1 else BOUNDS[1]
-    return 1.0
+    return least
 
 
 def usable(scores: Scores, *, masks: bool) -> Scores:

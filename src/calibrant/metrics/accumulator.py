@@ -132,10 +132,14 @@ class Accumulator:
             answers = Pairs(reduced.top, reduced.correct) if ranked else pairs
             self._kept.append(_Kept(pairs, answers, kept))
         weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
+        domain, scores = "probs", examples.probs
+        if scores is None:
+            domain, scores = "logits", examples.logits
         for name, where in members.items():
             part = None if weights is None else weights[where]
             subgroup = self.by.setdefault(name, self.like())
-            subgroup.update(examples.logits[where], targets[where], sample_weight=part)
+            columns: dict[str, Any] = {domain: scores[where], "sample_weight": part}
+            subgroup.update(labels=targets[where], **columns)
         return self
 
     def merge(self, other: Accumulator) -> Accumulator:
@@ -179,6 +183,9 @@ class Accumulator:
         """Metrics of everything seen so far."""
         checks.check_some(self.moments.count)
         reductions.warn_of_floor(self.floored)
+        return self._computed()
+
+    def _computed(self) -> Evaluation:
         summary = self._summary()
         kind = resolve_estimand(self.estimand, self.classes)
         names = [n for n in self.metrics if kind == "binary" or not METRICS[n].two_classes_only]
@@ -186,7 +193,7 @@ class Accumulator:
         tested = self.pairs and self.level is not None
         test = pairs_test(summary.pairs, seed=self.seed) if tested else None
         # a subgroup whose labels are all ignored has nothing to show
-        parts = {name: part.compute() for name, part in self.by.items() if part.moments.count}
+        parts = {name: part._computed() for name, part in self.by.items() if part.moments.count}
         by = dict(sorted(parts.items(), key=_badness, reverse=True))
         n = self.moments.count
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)

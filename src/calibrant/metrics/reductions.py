@@ -1,6 +1,7 @@
 """Examples in every form that metrics take, reduced to pairs and scores in one pass.
 
-The softmax of chunks of rows that fit the cache is computed in float64, on one thread per core.
+The softmax of chunks of rows that fit the cache is computed in float64, on one thread per core;
+probabilities are taken exactly as they are stated.
 Nothing of the size of the logits is allocated, so memory-mapped and half-precision arrays are
 measured as exactly as any other, and the result does not depend on the cut into chunks.
 """
@@ -155,11 +156,12 @@ def labelled_examples(
     if logits is not None and _is_floating(labels) and not _is_floating(logits):
         raise TypeError("logits and labels are swapped: pass floats first, then integers")
     check_one_input(logits, probs)
-    floored = 0
-    if probs is not None:
-        logits, floored = checks.logits_from_probs(probs, tags=estimand == "multilabel")
-    assert logits is not None
-    return chunks.examples(logits, labels, sample_weight, estimand), floored
+    if probs is None:
+        assert logits is not None
+        return chunks.examples(logits, labels, sample_weight, estimand), 0
+    logs, floored = checks.logits_from_probs(probs, tags=estimand == "multilabel")
+    examples = chunks.examples(logs, labels, sample_weight, estimand)
+    return examples._replace(probs=checks.as_scores(probs)), floored
 
 
 def check_one_input(logits: Input, probs: Input) -> None:
@@ -329,9 +331,14 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
         if buffer.numel() < size or buffer.device != device:
             buffer = torch.empty(size, dtype=torch.float64, device=device)
         out = buffer[:size].view_as(chunk.logits)
-        # each row is read before it is written, so the softmax may overwrite its input
-        probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
-        rows, top = torch.arange(len(out), device=device), chunks.top_class(chunk.logits)
+        stated = examples.stated(chunk.number)
+        if stated is None:
+            # each row is read before it is written, so the softmax may overwrite its input
+            probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
+        else:  # the way through logarithms would part ties, and cross edges of bins
+            probs = out.copy_(torch.from_numpy(stated))
+        top = chunks.top_class(chunk.logits if stated is None else probs)
+        rows = torch.arange(len(out), device=device)
         best, own = (chunk.logits[rows, label].double() for label in (top, chunk.labels))
         confidence = probs[rows, top]
         nll = (best - own) - confidence.log()  # finite also where the probability underflows

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.checks import check_choice
+from calibrant._core.chunks import mask_gap, with_masks
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Records
 
 LIMIT = 3.0
@@ -153,7 +154,7 @@ def shape_features(records: Records) -> Tensor:
 
 def shape_features_of_logits(logits: Tensor) -> Tensor:
     """The same features ``(..., 12)`` from logits ``(..., vocabulary)``."""
-    logits = logits.float()
+    logits = with_masks(logits.float(), mask_gap(logits))  # as the records have them
     best, top = logits.max(-1, keepdim=True)
     gaps = (best - logits).clamp(max=LARGEST_GAP)
     possible = ~torch.isneginf(logits)

@@ -422,11 +422,11 @@ def test_a_subclass_is_not_saved_as_its_parent(tmp_path):
 
 
 def test_what_would_not_load_is_not_saved(file):
-    with pytest.raises(ValueError, match=r"must be torch.float32, got .*64: call \.float\(\)"):
-        io.save(temperature().double(), file)
+    wide = temperature(3.0)
+    wide.temperature_ = wide.temperature_.double()
+    with pytest.raises(ValueError, match=r"temperature_ must be torch.float32, got torch.float64"):
+        io.save(wide, file)
     assert float(io.load(file).temperature_) == 2
-    io.save(temperature(3.0).double().float(), file)
-    assert float(io.load(file).temperature_) == 3
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.int64(1), {1, 2}])

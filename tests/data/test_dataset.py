@@ -1,7 +1,9 @@
 """Datasets: splits, columns, shards, the last layer, and the walk."""
 
+import gc
 import os
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -375,6 +377,20 @@ def test_walk_yields_a_result_per_shard_with_or_without_threads(tmp_path):
     assert steps == [(done, 13) for done in (3, 5, 6, 9, 12, 13)]
     with ThreadPoolExecutor(2) as pool:
         assert list(split.walk(lengths, "logits", rows=3, executor=pool)) == found
+
+
+def test_threads_read_headers_one_at_a_time(tmp_path):
+    path = tiny(tmp_path / "a.npz", **predictions(rows=2))
+    wait, threshold = (lambda *_: time.sleep(1e-5)), gc.get_threshold()
+    gc.callbacks.append(wait)  # lets another thread begin while this one is within the parser
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            opened = pool.map(open_dataset, [path] * 200)
+            assert {data.split().rows for data in opened} == {2}
+    finally:
+        gc.callbacks.remove(wait)
+        gc.set_threshold(*threshold)
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError])

@@ -90,6 +90,11 @@ class Records:
         """Largest logit minus the second, inf where only one class is possible."""
         return self.gaps[:, 1].astype(np.float64)
 
+    @cached_property
+    def share(self) -> FloatArray:
+        """Weights as shares of their sum, ``(n,)``."""
+        return np.asarray(self.weight / self.weight.sum())
+
     @property
     def one_on_top(self) -> BoolArray:
         """True where class 1 of two has the largest logit."""

@@ -111,7 +111,7 @@ def restored(artifact: Artifact) -> Any:
     for name, value in tensors.items():
         dtype = getattr(wanted[name], "dtype", None)
         if value.dtype != dtype:
-            raise ValueError(f"{name} must be {dtype}, got {value.dtype}: call .float() first")
+            raise ValueError(f"{name} must be {dtype}, got {value.dtype}")
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} holds NaN or infinity")
     _check_shapes(skeleton, tensors, wanted)

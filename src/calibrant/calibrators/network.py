@@ -159,12 +159,12 @@ def _network_objective(
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
         layers = _layers(parameters, widths)
-        raw = np.concatenate([_activations(layers, points[run])[-1][:, 0] for run in runs])
-        above_floor, rise = softplus(raw)
+        values = [_activations(layers, points[run]) for run in runs]
+        above_floor, rise = softplus(np.concatenate([output[:, 0] for *_, output in values]))
         temperature = above_floor + FLOOR
         value, by_log_sharpness = measure(join @ -np.log(temperature))
         back = -(split @ by_log_sharpness) * rise / temperature
-        parts = [_back(layers, points[run], back[run, None]) for run in runs]
+        parts = [_back(layers, v, back[run, None]) for v, run in zip(values, runs, strict=True)]
         return value, np.sum(parts, axis=0)
 
     return value_and_gradient
@@ -200,11 +200,10 @@ def _activations(layers: Layers, inputs: FloatArray) -> list[FloatArray]:
     return [*values, values[-1] @ layers[-1][0] + layers[-1][1]]
 
 
-def _back(layers: Layers, inputs: FloatArray, back: FloatArray) -> FloatArray:
-    """Gradient by the parameters, from that by the output ``(rows, 1)``."""
+def _back(layers: Layers, values: list[FloatArray], back: FloatArray) -> FloatArray:
+    """Gradient by the parameters, from the activations and that by the output ``(rows, 1)``."""
     gradients = []
-    values = _activations(layers, inputs)[:-1]
-    for (weight, _), below in zip(layers[::-1], values[::-1], strict=True):
+    for (weight, _), below in zip(layers[::-1], values[-2::-1], strict=True):
         gradients += [back.sum(0), (below.T @ back).ravel()]
         back = (back @ weight.T) * (below > 0)
     return np.concatenate(gradients[::-1])

@@ -40,7 +40,7 @@ def nll(
     records: Records, u: LogSharpness, *, smoothing: float = 0.0, curve: Curve | None = None
 ) -> Measured:
     r"""Mean of :math:`b d_y + A(b)`, with label smoothing; ``curve`` is :math:`A(b)` if known."""
-    b, share = np.exp(u), _share(records)
+    b, share = np.exp(u), records.share
     value, slope = curve or records.log_partition(b)
     linear = b * ((1 - smoothing) * records.own_gap + smoothing * records.mean_gap)
     return Measured(float(share @ (linear + value)), share * (linear + slope))
@@ -48,7 +48,7 @@ def nll(
 
 def brier(records: Records, u: LogSharpness) -> Measured:
     r"""Mean of :math:`\sum_k (p_k - [k = y])^2 = 1 - 2 e^{-b d_y - A(b)} + e^{A(2b) - 2A(b)}`."""
-    b, share = np.exp(u), _share(records)
+    b, share = np.exp(u), records.share
     value, slope = records.log_partition(b)
     value2, slope2 = records.log_partition(2 * b)
     true, squares = np.exp(-b * records.own_gap - value), np.exp(value2 - 2 * value)
@@ -122,10 +122,6 @@ def with_likelihood(
     return Measured(value + weight * likelihood, gradient + weight * slope)
 
 
-def _share(records: Records) -> FloatArray:
-    return np.asarray(records.weight / records.weight.sum())
-
-
 def _by_confidence(
     penalty: Callable[..., tuple[float, FloatArray]],
     records: Records,
@@ -135,7 +131,7 @@ def _by_confidence(
     """A penalty on (confidence, outcome, share), with the chain rule through the table."""
     curve = curve or records.log_partition(np.exp(u))
     confidence = np.exp(-curve.value)
-    result, gradient = penalty(confidence, records.correct, _share(records))
+    result, gradient = penalty(confidence, records.correct, records.share)
     return Measured(result, gradient * -confidence * curve.slope)
 
 
@@ -173,9 +169,10 @@ def gridded_gaps(
     mass, total = (parts @ _on_grid(cell, along, x) for x in (share, share * gap))
     value, rest, pull = _penalty(mass, total, delta)
     by_mass, by_total = np.stack([rest, pull]) @ parts  # of an example at each point of the grid
-    mass_rise, total_rise = np.diff(by_mass)[cell], np.diff(by_total)[cell]
-    gradient = GRID * (mass_rise + gap * total_rise) + by_total[cell] + along * total_rise
-    return value, share * gradient
+    # the slope of one line times the gap, and of both the values, in two looks at the grid
+    rise = GRID * np.diff(by_total)
+    fixed = GRID * np.diff(by_mass) + by_total[:-1]
+    return value, share * (fixed[cell] + (gap + along / GRID) * rise[cell])
 
 
 def _penalty(

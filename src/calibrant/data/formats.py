@@ -119,6 +119,8 @@ def _damaged(path: str, problem: object) -> ValueError:
 
 
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_PARSING = threading.Lock()
+"""Python 3.11 counts the depth of all parsers together: two threads in one raise SystemError."""
 
 
 def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Header, bool]:
@@ -127,7 +129,8 @@ def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Head
         version = npy.read_magic(stream)
         if version not in _NPY_HEADERS:
             raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
-        shape, fortran, dtype = _NPY_HEADERS[version](stream)
+        with _PARSING:
+            shape, fortran, dtype = _NPY_HEADERS[version](stream)
     needed = stream.tell() + math.prod(shape) * dtype.itemsize
     if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
         raise _damaged(path, f"{key} has {size} bytes of {needed}")

@@ -186,7 +186,7 @@ def mixture_objective(
     """
     count, groups = shape
     width, bound = features.shape[1], math.log(BOUNDS[1])
-    share = records.weight / records.weight.sum()
+    share = records.share
     across = features.T.contiguous()
     dtype = across.numpy().dtype
 

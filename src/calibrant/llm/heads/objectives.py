@@ -103,7 +103,7 @@ def bce(records: Records, u: LogSharpness) -> Measured:
     With :math:`R = \log((1 - p) / p)`: the mean of :math:`\log(1 + e^{\pm R})`.
     """
     rest, slope = records.log_rest(np.exp(u))
-    sign, share = np.where(records.correct, 1.0, -1.0), records.weight / records.weight.sum()
+    sign, share = np.where(records.correct, 1.0, -1.0), records.share
     value = share @ np.logaddexp(0, sign * rest)
     return Measured(float(value), share * sign * expit(sign * rest) * slope)
 
@@ -111,7 +111,7 @@ def bce(records: Records, u: LogSharpness) -> Measured:
 def brier_correct(records: Records, u: LogSharpness) -> Measured:
     r"""Brier score of the confidence: the mean of :math:`(p - [\text{top token right}])^2`."""
     rest, slope = records.log_rest(np.exp(u))
-    confidence, share = expit(-rest), records.weight / records.weight.sum()
+    confidence, share = expit(-rest), records.share
     gap = confidence - records.correct
     return Measured(float(share @ gap**2), share * 2 * gap * -confidence * expit(rest) * slope)
 

@@ -389,7 +389,7 @@ class _Judge:
         every = np.arange(len(data.records))
         self._folds = [(data.take(np.setdiff1d(every, part)), data.take(part)) for part in parts]
         self.keep_argmax = keep_argmax
-        self.share = data.records.weight / data.records.weight.sum()
+        self.share = data.records.share
         self._known: dict[str, _Predictions] = {}
 
     def held_out(self, name: str) -> _Predictions:

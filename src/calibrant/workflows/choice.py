@@ -74,8 +74,7 @@ def choose(
     known = {name: found for name, found in judged.items() if found is not None}
     if not known:
         return Choice(None, "No method could be cross-validated on the examples of the fit.")
-    exclusive = split.classes > 2 and not split.dataset.multilabel
-    keep = exclusive if keep_argmax is None else keep_argmax
+    keep = split.classes > 2 if keep_argmax is None else keep_argmax  # no method of tags does
     safe = [name for name in known if fitted[name].keeps_argmax] if keep else []
     lowest, chosen = judge.simplest({name: known[name] for name in safe or known})
     if fitted[chosen].name == Identity.name:

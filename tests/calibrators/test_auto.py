@@ -105,10 +105,10 @@ def test_the_warning_points_to_the_line_of_the_fit(rng):
 @pytest.mark.slow
 def test_calibrated_logits_are_mostly_left_alone():
     left = 0
-    for seed in range(20):
+    for seed in range(10):
         logits, labels = drawn(np.random.default_rng(seed), 150, 4)
         left += names_of(Auto(seed=seed).fit(logits, labels)) == ["none"]
-    assert left >= 12
+    assert left >= 6
 
 
 @pytest.mark.parametrize("temperature", [0.4, 2.5])
@@ -155,7 +155,7 @@ def test_calibrated_data_lose_less_than_by_one_temperature(n, classes):
     """The loss above that of the truth, over fits on few examples, as a mean over worlds."""
     rng = np.random.default_rng(n + classes)
     lost: dict[str, list[float]] = {"auto": [], "ts": []}
-    for _ in range(12):
+    for _ in range(8):
         logits, labels = drawn(rng, n, classes)
         fresh, answers = drawn(rng, 2000, classes)
         for name in lost:

@@ -499,7 +499,7 @@ def test_a_fit_is_exported_for_any_number_of_rows(rng, kind, one_logit):
 
 
 COST = """
-import re, time, warnings
+import re, warnings
 import numpy as np
 import torch
 from calibrant.calibrators.isotonic import {name}
@@ -514,21 +514,17 @@ rng = np.random.default_rng(0)
 logits = 3 * rng.standard_normal((20_000, 1000), dtype=np.float32)
 labels = (logits[:, :50] / 2 + rng.gumbel(size=(20_000, 50))).argmax(-1)
 {name}().fit(logits[:100], labels[:100])
-before, start = peak(), time.perf_counter()
-fitted = {name}().fit(logits, labels)
-memory = (peak() - before) / logits.nbytes
-fitted.predict_proba(logits[:1000])
-print(memory, time.perf_counter() - start)
+before = peak()
+{name}().fit(logits, labels)
+print((peak() - before) / logits.nbytes)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_thousand_classes_need_little_memory_and_time(kind):
+def test_a_thousand_classes_need_less_memory_than_their_logits(kind):
     code = COST.format(name=kind.__name__)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    memory, seconds = map(float, done.stdout.split())
-    assert memory < 0.8
-    assert seconds < 60
+    assert float(done.stdout) < 0.8

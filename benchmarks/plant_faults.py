@@ -867,6 +867,20 @@ FAULTS = (
         ("/test_common.py", "metrics/test_common", "metrics/test_binned", "test_peers"),
     ),
     Fault(
+        "one-window-for-all-confidences",
+        "metrics",
+        "zip(grid, widths, strict=True)",
+        "zip(grid, np.full(grid.size, 0.3), strict=True)",
+        ("metrics/test_curves",),
+    ),
+    Fault(
+        "local-means-for-parabolas",
+        "metrics",
+        "distance[:, None] ** np.arange(3)",
+        "distance[:, None] ** np.arange(1)",
+        ("metrics/test_curves",),
+    ),
+    Fault(
         "classes-vary-apart",
         "metrics",
         "common @ self.covariance @ common + bend",

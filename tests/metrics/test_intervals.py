@@ -11,6 +11,9 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
+from calibrant.metrics.classwise import ClassBins
+from calibrant.metrics.intervals import class_cells_of
+from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
 
@@ -271,12 +274,37 @@ def test_an_error_of_zero_has_an_upper_end_above_zero():
         assert high > 0.1, name
 
 
-def test_too_many_classes_have_a_class_wise_error_without_an_interval(rng):
-    data = drawn(rng, 5, 14_000)
-    found = cal.evaluate(*data, metrics=["classwise_ece"])["classwise_ece"]
-    assert found.value == pytest.approx(cal.classwise_ece(*data))
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
+@pytest.mark.parametrize(
+    ("n", "classes", "tilt"), [(300, 2, 0.0), (300, 2, 1.0), (400, 4, 0.0), (400, 30, 0.0)]
+)
+def test_the_class_wise_error_varies_as_its_cells_say(rng, n, classes, tilt):
+    """Against labels drawn anew: one label per row ties the classes together, two most of all."""
+    logits = 2 * rng.normal(size=(n, classes))
+    claimed = logits + tilt * np.arange(classes)
+    errors = []
+    for _ in range(300):
+        labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+        errors.append(cal.classwise_ece(claimed, labels))
+    found = []
+    for _ in range(20):  # what one sample says of its noise varies, too
+        labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+        sums = ClassBins.empty(classes, 15, interval=True)
+        reduce_examples(labelled_examples(claimed, labels)[0], sums)
+        found.append(class_cells_of(sums).noisy(1.0 if tilt else 0.0))
+    mean, deviation = np.mean(found, 0)
+    assert mean == pytest.approx(np.mean(errors), rel=0.15 if tilt else 0.03)
+    assert deviation == pytest.approx(np.std(errors), rel=0.2)
+
+
+@pytest.mark.parametrize("classes", [2, 60])
+def test_the_class_wise_error_is_inside_of_its_interval(classes):
+    """Also where its noise is larger than the error itself."""
+    for seed in range(10):
+        data = drawn(np.random.default_rng(seed), 300, classes, 1.5)
+        stream = cal.Accumulator(metrics=["classwise_ece"]).update(*data)
+        value, low, high = stream.compute()["classwise_ece"]
+        assert low < 0.95 * value
+        assert 1.02 * value < high
 
 
 def test_an_error_that_is_proven_has_a_lower_end_above_zero(rng):

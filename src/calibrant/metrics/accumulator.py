@@ -23,9 +23,6 @@ from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_e
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.summary import Moments, Summary
 
-CLASS_NOISE = 1 << 22
-"""Numbers kept for the interval of the class-wise error: as many replicates of all classes and
-bins as fit, at most 100. Where fewer than 20 fit, beyond 13 000 classes, there is no interval."""
 MOST_SUBGROUPS = 1000
 """Each subgroup takes a fraction of a second."""
 
@@ -220,8 +217,7 @@ class Accumulator:
         bins = self.bins.count.size
         if self._all and classes * bins > MOST_CELLS:  # where it is named, this is an error
             return None
-        replicates = 0 if self.level is None else min(100, CLASS_NOISE // (classes * bins))
-        return ClassBins.empty(classes, bins, replicates=replicates if replicates >= 20 else 0)
+        return ClassBins.empty(classes, bins, interval=self.level is not None)
 
     def _add_classes(self, classes: int, sums: ClassBins | None) -> None:
         if self.classwise is None:

@@ -231,7 +231,7 @@ def _class_bins(
 
 def _classwise_estimate(s: Summary) -> Estimate:
     value = math.nan if s.classwise is None else s.classwise.average()
-    if s.level is None or s.classwise is None or not len(s.classwise.redrawn):
+    if s.level is None or s.classwise is None:
         return Estimate(value)
     return class_interval(value, s.classwise, s.level)
 

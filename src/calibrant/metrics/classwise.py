@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -13,10 +12,13 @@ from torch import Tensor
 
 from calibrant._core.binning import bin_index, check_bins, uniform_edges
 from calibrant._core.checks import FloatArray, check_choice
+from calibrant._core.chunks import chunk_slices
 
 Average = Literal["mean", "prevalence"]
 MOST_CELLS = 2**23
 """Classes times bins of a table: 64 MiB, enough for 500,000 classes."""
+MOST_TOGETHER = 64
+"""Numbers per row whose covariance is kept, unless there are more bins: four groups of 15."""
 
 
 @dataclass
@@ -34,14 +36,14 @@ class ClassBins:
     claimed: Tensor  # (classes, bins) weighted sums of probabilities
     observed: Tensor  # (classes, bins) weighted sums of labels
     labelled: Tensor  # (classes,) sums of weights of the examples with that label or tag
-    redrawn: Tensor  # (replicates, classes, bins) observed, of labels drawn from the probabilities
-    scatter: Tensor  # (2, bins) sums of squared residuals: actual, and expected if calibrated
+    squares: Tensor  # (classes, bins) sums of squared weights
+    products: Tensor  # (groups * bins,) * 2, see ``_add_products``; (0, 0) if not wanted
 
     @classmethod
     def empty(
-        cls, classes: int, bins: int, *, threshold: float = 0.0, replicates: int = 0
+        cls, classes: int, bins: int, *, threshold: float = 0.0, interval: bool = False
     ) -> ClassBins:
-        """Sums of no examples yet."""
+        """Sums of no examples yet, and with ``interval`` those that an interval needs."""
         check_bins(bins)
         if not 0 <= threshold < 1:
             raise ValueError(f"threshold must be in [0, 1), got {threshold}")
@@ -51,7 +53,8 @@ class ClassBins:
                 f"{classes:,}: leave it out, or pass fewer bins"
             )
         table = (classes, bins)
-        shapes = (table, table, table, (classes,), (replicates, *table), (2, bins))
+        together = bins * max(1, min(classes, MOST_TOGETHER // bins)) if interval else 0
+        shapes = (table, table, table, (classes,), table, (together, together))
         return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64) for s in shapes))
 
     def like(self) -> ClassBins:
@@ -88,56 +91,60 @@ class ClassBins:
             own = labels == 1
             self.labelled.index_add_(0, column[own], weights[own])
             self._add_entries(column, probs[:, 1], own, weights, moved=False)
-        if len(self.redrawn):
-            self._redraw(probs, labels, weights, column)
+        if len(self.products):
+            for rows in chunk_slices(len(probs)):
+                tags = None if column is None else column[rows]
+                self._add_products(probs[rows], labels[rows], weights[rows], tags)
 
     def _add_to_first(self, probs: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Put every entry into the first bin of its class; some are moved out afterwards."""
         self.weight[:, 0] += weights.sum()
         self.claimed[:, 0] += weights @ probs
         self.observed[:, 0].index_add_(0, labels, weights)
-        squares = torch.linalg.vector_norm(probs, dim=-1) ** 2
-        own = probs.gather(1, labels[:, None])[:, 0]
-        self.scatter[0, 0] += weights @ (1 - 2 * own + squares)
-        self.scatter[1, 0] += weights @ (1 - squares)
+        self.squares[:, 0] += weights @ weights
 
     def _add_entries(
         self, column: Tensor, claimed: Tensor, own: Tensor, weight: Tensor, moved: bool
     ) -> None:
         """Put single entries ``(n,)`` into their bins, or move them there from the first bin."""
-        index, outcome = self._bin(claimed), own.double()
         first = column * self.bins
-        added = (weight, weight * claimed, weight * outcome)
-        for sums, values in zip((self.weight, self.claimed, self.observed), added, strict=True):
-            sums.view(-1).scatter_add_(0, first + index, values)
+        index = first + self._bin(claimed)
+        added = (weight, weight * claimed, weight * own, weight**2)
+        tables = (self.weight, self.claimed, self.observed, self.squares)
+        for sums, values in zip(tables, added, strict=True):
+            sums.view(-1).scatter_add_(0, index, values)
             if moved:
                 sums.view(-1).scatter_add_(0, first, -values)
-        actual = weight * (claimed - outcome) ** 2
-        expected = weight * claimed * (1 - claimed)
-        for squares, values in zip(self.scatter, (actual, expected), strict=True):
-            squares.scatter_add_(0, index, values)
-            if moved:
-                squares[0] -= values.sum()
 
-    def _redraw(self, probs: Tensor, labels: Tensor, weight: Tensor, column: Tensor | None) -> None:
-        """Draw labels from the probabilities, and bin them as the real ones are."""
-        # Seeded by the rows themselves: sums of different rows vary independently, and every run
-        # gives the same numbers without passing a seed from shard to shard.
-        content = labels.numpy().tobytes() + probs[:, 0].contiguous().numpy().tobytes()
-        generator = torch.Generator().manual_seed(zlib.crc32(content))
-        replicates, heap = len(self.redrawn), probs.cumsum(-1)
-        size = (len(probs), replicates)
-        chance = torch.rand(size, dtype=torch.float64, generator=generator)
-        drawn = torch.searchsorted(heap, chance * heap[:, -1:]).clamp_(max=probs.shape[1] - 1)
+    @property
+    def group(self) -> Tensor:
+        """Group of each class, ``(classes,)``: those of one group share rows of ``products``."""
+        classes, groups = len(self.weight), len(self.products) // self.bins
+        return torch.arange(classes) * groups // classes
+
+    def _add_products(
+        self, probs: Tensor, labels: Tensor, weight: Tensor, column: Tensor | None
+    ) -> None:
+        """Add the products of the weighted residuals of each row, summed by group and bin.
+
+        A row has one label, so that its residuals (probability less outcome) move together.
+        """
+        rows, group = torch.arange(len(probs)), self.group
+        table = torch.zeros(len(probs), len(self.products) // self.bins, self.bins).double()
         if column is None:
-            claimed = probs.gather(1, drawn)
-            counted, cell = claimed > self.threshold, drawn * self.bins + self._bin(claimed)
-        else:
-            counted = drawn == 1
-            cell = (column * self.bins + self._bin(probs[:, 1]))[:, None].expand_as(drawn)
-        flat = cell + self.weight.numel() * torch.arange(replicates)
-        share = weight[:, None].expand_as(drawn)
-        self.redrawn.view(-1).scatter_add_(0, flat[counted], share[counted])
+            starts = torch.searchsorted(group, torch.arange(table.shape[1])).numpy()
+            table[:, :, 0] = torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
+            table[rows, group[labels], 0] -= 1
+            row, above = torch.nonzero(probs > 1 / self.bins, as_tuple=True)
+            residual = probs[row, above] - (labels[row] == above).double()
+            place = (row * table.shape[1] + group[above]) * self.bins
+            table.view(-1).scatter_add_(0, place + self._bin(probs[row, above]), residual)
+            table.view(-1).scatter_add_(0, place, -residual)
+        else:  # the tags of an example are rows of their own
+            claimed = probs[:, 1]
+            table[rows, group[column], self._bin(claimed)] = claimed - labels
+        flat = weight[:, None] * table.flatten(1)
+        self.products += flat.T @ flat
 
     def _bin(self, claimed: Tensor) -> Tensor:
         return torch.from_numpy(bin_index(claimed.numpy(), uniform_edges(self.bins)))

@@ -29,8 +29,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import expit
-from scipy.stats import norm, t
+from scipy.optimize import brentq
+from scipy.special import betainc, expit
+from scipy.stats import gamma, norm, t
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, IntArray
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-INPUTS = 1.1
-"""Factor on the deviation of the class-wise error: labels are redrawn, the inputs are not, and
-in simulation their variation added up to a tenth."""
+LIMIT = 8.0
+"""Largest scale of a candidate."""
+SMALLEST = 1e-9
+"""What separates a probability from 1, or a sum from a whole number, by more than rounding."""
 
 
 class Estimate(NamedTuple):
@@ -158,47 +160,114 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
 
 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
-    """Interval of the class-wise error, from labels redrawn while the sums were collected.
+    """Interval of the class-wise error, by inverting tests along the shape of its gaps.
 
-    Over many classes the error is close to normal, so that few replicates are enough.
+    The noise of the error may be so large that all compatible truths lie below it. The upper end is
+    then that of what other samples of this size would show, since the value is in its interval.
     """
-    weight = np.asarray(sums.weight.sum(1))[:, None]
-    share = sums.shares("mean")[:, None] / np.where(weight > 0, weight, 1.0)
-    noise = _class_noise(sums, share)
-    direction = _class_direction(sums, share, noise)
-    alpha, size = 1 - level, float(np.abs(direction).sum())
-    floor = float(np.abs(noise).sum((1, 2)).mean())
+    cells, alpha = class_cells_of(sums), 1 - level
+    floor, _ = cells.noisy(0.0)
 
     def quantile(scale: float, share: float) -> float:
-        errors = np.abs(scale * direction + noise).sum((1, 2))
-        return float(errors.mean() + norm.ppf(share) * INPUTS * errors.std(ddof=1))
+        mean, deviation = cells.noisy(scale)
+        if deviation == 0:
+            return mean
+        few = (deviation / mean) ** 2  # a sum of few absolute values is skewed, as a gamma variable
+        return float(gamma.ppf(share, 1 / few)) * few * mean
 
-    low = _last(lambda s: quantile(s, 1 - _lower_tail(s * size, floor, alpha)) < value)
-    high = _last(lambda s: quantile(s, alpha / 2) < value)
-    return Estimate(value, min(low * size, value), min(max(high * size, value), 1.0))
+    def lowest(scale: float) -> float:
+        """Highest error that a candidate is likely to show, less the observed one."""
+        return quantile(scale, 1 - _lower_tail(cells.error(scale), floor, alpha)) - value
 
-
-def _class_noise(sums: ClassBins, share: FloatArray) -> FloatArray:
-    """Gaps of a calibrated model, ``(replicates, classes, bins)``, scaled to the scatter here."""
-    actual, expected = np.asarray(sums.scatter)
-    noise = share * np.asarray(sums.claimed - sums.redrawn)
-    ratio = np.divide(actual, expected, out=np.full_like(actual, np.inf), where=expected > 0)
-    noise *= np.sqrt(np.clip(ratio, 0, 9))
-    # confidences near 0 or 1 hardly vary when redrawn; the residuals show how much labels do
-    each = np.maximum(actual, 0) / np.maximum(np.asarray(sums.weight.sum(0)), 1e-300)
-    normal = np.random.default_rng(0).standard_normal(noise.shape)
-    certain = share * normal * np.sqrt(np.maximum(np.asarray(sums.weight), 0) * each)
-    return np.asarray(np.where((ratio > 9) & (actual > 0), certain, noise))
+    low, high = _root(lowest), _root(lambda scale: quantile(scale, alpha / 2) - value)
+    reach = float(norm.ppf(1 - alpha / 2)) * cells.noisy(high)[1]
+    highest = max(cells.error(high), value + reach)
+    return Estimate(value, min(cells.error(low), value), min(highest, 1.0))
 
 
-def _class_direction(sums: ClassBins, share: FloatArray, noise: FloatArray) -> FloatArray:
-    """Gaps ``(classes, bins)``, shrunk to their common curve as far as they vary by noise."""
-    gap, weights = share * np.asarray(sums.claimed - sums.observed), share * np.asarray(sums.weight)
-    common = weights * (gap.sum(0) / np.maximum(weights.sum(0), 1e-300))
-    own = gap - common
-    spread, chance = (own**2).sum(0), (noise**2).sum(1).mean(0)
-    left = np.divide(spread - chance, spread, out=np.zeros_like(spread), where=spread > chance)
-    return np.asarray(common + np.sqrt(left) * own)
+@dataclass(frozen=True, eq=False)
+class ClassCells:
+    """Bins of classes, whose hits are binomial variables. Arrays are ``(cells,)``.
+
+    The class-wise error is the sum over cells of ``unit`` times the absolute sum of their gaps.
+    """
+
+    unit: FloatArray
+    mass: FloatArray  # weight of an example, effectively
+    size: FloatArray  # examples, effectively
+    claimed: FloatArray  # mean confidence
+    shape: FloatArray  # mean gap of the candidates at s = 1
+    group: IntArray  # the row of the covariance that holds this cell
+    covariance: FloatArray  # (groups, groups) of sums of gaps
+
+    def accuracy(self, scale: float) -> FloatArray:
+        """True accuracy of a candidate."""
+        return np.clip(self.claimed - scale * self.shape, 0, 1 - SMALLEST)
+
+    def error(self, scale: float) -> float:
+        """True class-wise error of a candidate."""
+        gap = np.abs(self.claimed - self.accuracy(scale))
+        return float((self.unit * self.mass * self.size) @ gap)
+
+    def noisy(self, scale: float) -> tuple[float, float]:
+        """Mean and standard deviation of the error in samples of this size from a candidate."""
+        right, claimed = self.accuracy(scale), self.size * self.claimed
+        expected, variance = self.size * right, self.size * right * (1 - right)
+        # P(hits <= claimed), and the same with one trial less, give the mean absolute deviation
+        whole = np.floor(claimed + SMALLEST)  # also where rounding left a sum just below
+        rest = np.maximum(self.size - whole, SMALLEST)
+        slope = 2 * betainc(rest, whole + 1, 1 - right) - 1
+        fewer = betainc(rest, np.maximum(whole, SMALLEST), 1 - right)
+        absolute = claimed * slope - expected * (2 * fewer - 1)
+        # a part of each deviation follows the noise of its cell with that slope, a part does not
+        alone = (claimed - expected) ** 2 + variance * (1 - slope**2) - absolute**2
+        scaled = self.unit * self.mass
+        spread = float(scaled**2 @ np.maximum(alone, 0))
+        spread += self._shared(slope, (claimed - expected) * self.mass, variance * self.mass**2)
+        return float(scaled @ absolute), math.sqrt(max(spread, 0.0))
+
+    def _shared(self, slope: FloatArray, gap: FloatArray, variance: FloatArray) -> float:
+        """Variance of the error by noise of the cells, which moves together within a group."""
+        variance = np.maximum(variance, SMALLEST * variance.max() + 1e-300)
+        summed = self._grouped(variance)
+        slope, summed = self.unit * slope, np.where(summed > 0, summed, 1.0)
+        common = self._grouped(slope * variance) / summed
+        apart = (slope - common[self.group]) ** 2 @ variance
+        # absolute values whose slopes cancel still vary together: the next term of the expansion
+        bell = np.exp(-np.minimum(gap**2 / variance, 1000) / 2) * math.sqrt(2 / math.pi)
+        bend = self._grouped(self.unit * bell * variance**1.5) / summed**2
+        squared = self.covariance**2
+        np.fill_diagonal(squared, 0.0)
+        together = common @ self.covariance @ common + bend @ squared @ bend / 2
+        return float(apart + together)
+
+    def _grouped(self, values: FloatArray) -> FloatArray:
+        return np.bincount(self.group, values, len(self.covariance))
+
+
+def class_cells_of(sums: ClassBins) -> ClassCells:
+    """Make cells from the sums per class and bin, and candidates from their gaps."""
+    tables = (sums.weight, sums.claimed, sums.observed, sums.squares)
+    weight, claimed, observed, squares = (x.numpy() for x in tables)
+    total = weight.sum(1, keepdims=True)
+    # a first bin from which everything was moved is off by rounding
+    held = weight > SMALLEST * np.maximum(total, squares.max() ** 0.5)
+    weight, squares = np.where(held, weight, 1.0), np.where(held, squares, 1.0)
+    size = np.maximum(weight**2 / squares, 1.0)
+    confidence = np.where(held, np.clip(claimed / weight, 0, 1), 0.0)
+    gap = np.where(held, confidence - np.clip(observed / weight, 0, 1), 0.0)
+    unit = sums.shares("mean")[:, None] / np.where(total > 0, total, 1.0)
+    share = np.where(held, unit * weight, 0.0)
+    # gaps are shrunk to the common one of their bin as far as noise explains that they differ
+    common = (share * gap).sum(0) / np.where(held.any(0), share.sum(0), 1.0)
+    right = np.clip(confidence - common, 0, 1)
+    noise = (share**2 * right * (1 - right) / size).sum(0)
+    spread = (share**2 * (gap - common) ** 2).sum(0)
+    left = np.divide(spread - noise, spread, out=np.zeros_like(spread), where=spread > noise)
+    shape = common + np.sqrt(left) * (gap - common)
+    group = sums.group.numpy()[:, None] * sums.bins + np.arange(sums.bins)
+    columns = np.broadcast_arrays(unit, weight / size, size, confidence, shape, group)
+    return ClassCells(*(column[held] for column in columns), sums.products.numpy())
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:
@@ -279,10 +348,17 @@ def _lower_tail(error: float, noise: float, alpha: float) -> float:
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
 
 
-def _last(holds: Callable[[float], bool], limit: float = 8.0) -> float:
+def _last(holds: Callable[[float], bool]) -> float:
     """Largest scale up to which ``holds`` is true, by bisection."""
-    low, high = 0.0, limit
+    low, high = 0.0, LIMIT
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """Scale at which a function reaches 0, or the end of the range that is nearest to it."""
+    if rising(0.0) >= 0:
+        return 0.0
+    return LIMIT if rising(LIMIT) <= 0 else float(brentq(rising, 0.0, LIMIT, xtol=1e-9))

@@ -220,7 +220,7 @@ def test_what_shards_do_not_agree_on_is_named(tmp_path, halved):
             "note": np.array(list("abcd" + "ef"[i])),
         }
         np.savez(folder / f"{i}.npz", logits=np.zeros((3 + i, 5)), seed=np.array(1), **beside)
-    message = r"^left out: epoch \(shards differ\), note \(shards differ\)$"
+    message = r"^left out: note \(shards differ\), epoch \(shards differ\)$"
     with pytest.warns(UserWarning, match=message):
         apply(halved, folder, tmp_path / "out.npz")
     assert list(stored(tmp_path / "out.npz")) == ["logits", "seed"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -104,38 +104,41 @@ class CsvTable(Reader):
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
         """Yield at most ``rows`` rows of several columns at a time."""
-        size = max(1, min(rows, FIELDS // self._width))
-        numeric = [key for key in keys if self.headers[key].dtype.kind == "f"]
-        lines = self._rows()
-        while part := list(islice(lines, size)):
-            numbers, fields = zip(*part, strict=True)
-            columns = {
-                key: np.array([row[self._at[key]].strip() for row in fields], dtype=str)
-                for key in keys
-                if key not in numeric
-            }
-            columns |= self._numbers(numeric, numbers, fields)
-            yield Batch(columns, "line", numbers)
+        size, width = max(1, min(rows, FIELDS // self._width)), len(keys)
+        wanted = [self._at[key] for key in keys]
+        rest = self._rows()
+        while True:
+            # one list of fields: many small ones would keep the garbage collector busy
+            lines: list[int] = []
+            fields: list[str] = []
+            for line, row in islice(rest, size):
+                lines.append(line)
+                fields += [row[i] for i in wanted]
+            if not lines:
+                return
+            columns = {key: fields[i::width] for i, key in enumerate(keys)}
+            yield Batch(self._arrays(columns, lines), "line", lines)
 
-    def _numbers(
-        self, keys: Sequence[str], lines: Sequence[int], rows: Sequence[list[str]]
-    ) -> dict[str, Array]:
-        """Return columns of numbers, or raise for the first field that is none."""
-        if not keys:
-            return {}
-        pick: Any = itemgetter(*(self._at[key] for key in keys))
-        texts = [pick(row) for row in rows] if len(keys) > 1 else [(pick(row),) for row in rows]
-        try:
-            values = np.array([list(map(float, fields)) for fields in texts])
-        except ValueError:
-            values = np.full((1, 1), math.nan)
-        # Python reads 1_0 as 10
-        if np.isnan(values).any() or "_" in "".join(chain.from_iterable(texts)):
-            for line, fields in zip(lines, texts, strict=True):
-                for key, field in zip(keys, fields, strict=True):
-                    if problem := _no_number(field):
-                        raise self._error(line, f"{key} {problem}")
-        return dict(zip(keys, values.T, strict=True))
+    def _arrays(self, columns: Mapping[str, list[str]], lines: Sequence[int]) -> dict[str, Array]:
+        """Return numbers and text, or raise for the first field that is no number."""
+        arrays: dict[str, Array] = {}
+        wrong: list[tuple[int, str]] = []
+        for key, fields in columns.items():
+            if self.headers[key].dtype.kind != "f":
+                arrays[key] = np.array([field.strip() for field in fields])
+                continue
+            try:
+                arrays[key] = np.fromiter(map(float, fields), np.float64, len(fields))
+            except ValueError:
+                arrays[key] = np.full(len(fields), math.nan)
+            # Python reads 1_0 as 10
+            if np.isnan(arrays[key]).any() or "_" in "".join(fields):
+                problems = ((i, _no_number(field)) for i, field in enumerate(fields))
+                wrong += [(i, f"{key} {problem}") for i, problem in problems if problem][:1]
+        if wrong:
+            row, problem = min(wrong, key=itemgetter(0))
+            raise self._error(lines[row], problem)
+        return arrays
 
 
 def _no_number(field: str) -> str:

@@ -158,9 +158,9 @@ def test_folder_with_two_kinds_of_files(tmp_path):
 
 
 def test_unknown_suffix(tmp_path):
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(ValueError, match=r"a\.csv is not a prediction file.*\.npz"):
-        open_dataset(tmp_path / "a.csv")
+    (tmp_path / "a.xlsx").touch()
+    with pytest.raises(ValueError, match=r"a\.xlsx is not a prediction file.*\.npz"):
+        open_dataset(tmp_path / "a.xlsx")
 
 
 def test_npy_file_that_does_not_say_what_it_is(tmp_path):

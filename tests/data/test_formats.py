@@ -381,7 +381,7 @@ def test_written_npz_is_plain_numpy(tmp_path):
     ("name", "arrays", "message"),
     [
         ("a.npy", {}, r"suffix must be one of \.npz, \.safetensors, \.parquet"),
-        ("a.csv", {}, r"suffix must be one of \.npz, \.safetensors, \.parquet"),
+        ("a.xlsx", {}, r"suffix must be one of \.npz, \.safetensors, \.parquet"),
         ("a.npz", {"logits": np.array([None])}, "cannot write logits: it holds Python objects"),
         ("a.safetensors", {"g": np.array(["x"])}, "cannot hold g, which is str.*write .npz"),
         pytest.param(

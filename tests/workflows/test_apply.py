@@ -217,10 +217,10 @@ def test_what_shards_do_not_agree_on_is_named(tmp_path, halved):
     for i in range(2):
         beside: dict[str, Any] = {
             "epoch": np.array(i),
-            "class_names": np.array(list("abcd" + "ef"[i])),
+            "note": np.array(list("abcd" + "ef"[i])),
         }
         np.savez(folder / f"{i}.npz", logits=np.zeros((3 + i, 5)), seed=np.array(1), **beside)
-    message = r"^left out: epoch \(shards differ\), class_names \(shards differ\)$"
+    message = r"^left out: note \(shards differ\), epoch \(shards differ\)$"
     with pytest.warns(UserWarning, match=message):
         apply(halved, folder, tmp_path / "out.npz")
     assert list(stored(tmp_path / "out.npz")) == ["logits", "seed"]
@@ -365,7 +365,7 @@ def bad_input(folder, halved, name):
             "has 5 scores per row, but this Identity .* one logit",
         ),
         "no scores": ((halved, folder / "bare.npz", "out.npz"), "no logits or probs to calibrate"),
-        "suffix": ((halved, good, "out.csv"), r"out\.csv: the suffix must be one of \.npz"),
+        "suffix": ((halved, good, "out.xlsx"), r"out\.xlsx: the suffix must be one of \.npz"),
         "npy": ((halved, good, "out.npy"), r"out\.npy: the suffix must be one of \.npz"),
         "folder": ((halved, good, "gone/out.npz"), "folder .*gone does not exist"),
     }[name]

@@ -23,6 +23,7 @@ from calibrant._core.chunks import (
     mask_gap,
     with_masks,
 )
+from calibrant._core.class_names import numbered
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import autocast_devices, full_precision
@@ -228,7 +229,7 @@ class Calibrator(nn.Module):
             examples = check_examples(logits, labels, sample_weight, estimand)
             if not self.multilabel:  # tags may add up to anything
                 checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
-            shape = checks.as_labels(labels).shape
+            shape = np.shape(numbered(labels, logits))
             inputs = None if features is None else as_scores(features, "features")
             self.check_features(inputs, shape, fitting=True)
             if self.needs_head and head is None:

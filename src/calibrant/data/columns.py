@@ -1,12 +1,11 @@
-"""Columns: the arrays of a dataset, their keys, and rows read through handles that stay open."""
+"""Columns: the arrays of a dataset, and their rows, read through handles that stay open."""
 
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,17 +14,13 @@ import numpy as np
 import torch
 
 from calibrant._core.checks import Values
-from calibrant.data.formats import READERS, Array, Fingerprint, Reader, changed
+from calibrant._core.class_names import as_array
+from calibrant.data.formats import Array, Fingerprint, Reader, changed
+from calibrant.data.keys import CLASS_NAMES, HEAD, full_key, owner, split_names
+from calibrant.data.readers import READERS
 
 CHUNK = 1 << 22  # numbers read at a time: 32 MiB of float64, enough work for every core
 MOST_OPEN = 64  # files of a dataset that are kept open
-SCORES = ("logits", "probs")
-HEAD = (("head_weight", "head_bias"), ("weight", "bias"))  # keys of the last linear layer
-CLASS_NAMES = "class_names"
-VAL_NAMES = ("val", "validation", "valid", "dev")  # aliases, if there is only one
-NAMED_SPLITS = ("train", "test", *VAL_NAMES)  # files of these names are those splits
-
-_SPLIT_KEY = re.compile(r"(?:(.+)_)?(?:logits|probs|features)")
 
 
 class OpenFiles:
@@ -132,7 +127,7 @@ def array_column(key: str, values: Values, path: str) -> Column:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values
-    array = np.asarray(values)
+    array = as_array(values)
     return Column(path, key, array.shape, array.dtype, values=array)
 
 
@@ -162,33 +157,6 @@ def joint_header(columns: Sequence[Column]) -> tuple[tuple[int, ...], np.dtype[n
     dtype = np.result_type(*(column.dtype for column in columns)).newbyteorder("=")
     shape = columns[0].shape
     return (sum(column.shape[0] for column in columns), *shape[1:]) if shape else (), dtype
-
-
-# Keys: the split that an array belongs to, and the name of its column.
-
-
-def split_names(keys: Iterable[str]) -> list[str]:
-    """Return the names of the splits among ``keys``; plain arrays are the split ``""``.
-
-    Labels alone make no split: ``coarse_labels`` is a further column more often than not.
-    """
-    matches = (_SPLIT_KEY.fullmatch(key) for key in keys)
-    return list(dict.fromkeys(match[1] or "" for match in matches if match))
-
-
-def owner(key: str, names: Collection[str]) -> tuple[str, str]:
-    """Return the longest of ``names`` that starts ``key``, and the column that remains.
-
-    >>> owner("noise_3_labels", ["noise", "noise_3"]), owner("sample_weight", ["noise"])
-    (('noise_3', 'labels'), ('', 'sample_weight'))
-    """
-    ends = [i for i, character in enumerate(key) if character == "_" and key[:i] in names]
-    return (key[: ends[-1]], key[ends[-1] + 1 :]) if ends else ("", key)
-
-
-def full_key(split: str, column: str) -> str:
-    """Return the key of a column of a split, such as ``val_labels``."""
-    return f"{split}_{column}" if split else column
 
 
 def head_columns(arrays: Columns) -> list[Column]:

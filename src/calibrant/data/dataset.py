@@ -16,25 +16,24 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Logits, Values, warn
 from calibrant._core.chunks import Progress, examples
+from calibrant._core.class_names import class_names_of, is_frame, numbered
 from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.data.columns import (
     CHUNK,
-    CLASS_NAMES,
-    SCORES,
-    VAL_NAMES,
     Column,
     Columns,
     OpenFiles,
     array_column,
     columns_by_split,
-    full_key,
     head_columns,
     read_all,
     under_split,
 )
 from calibrant.data.files import find_shards
 from calibrant.data.formats import Array
+from calibrant.data.frames import frame_arrays
+from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key, split_names
 from calibrant.data.shards import Chunk, Shard, in_worker, located, run_shard
 
 if TYPE_CHECKING:
@@ -266,6 +265,7 @@ class Dataset:
         if chosen is None:
             raise self._no_split(prefer if name is None else [name])
         self._check_files(chosen)
+        _ = self.class_names  # which must agree
         shards = [Shard(splits[chosen]) for splits in self._by_split if chosen in splits]
         # An empty shard, as Spark writes them, may not even know its number of classes.
         shards = [shard for shard in shards if shard.rows] or shards[:1]
@@ -317,12 +317,19 @@ class Dataset:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """Names of the classes, stored under ``class_names``."""
-        stored = next((arrays[CLASS_NAMES] for arrays in self.files if CLASS_NAMES in arrays), None)
-        if stored is None:
-            return None
-        stored.check_dtype(numeric=False)
-        return [str(name) for name in read_all([stored])]
+        """Names of the classes, stored under ``class_names``; all files must have the same."""
+        stored = [arrays[CLASS_NAMES] for arrays in self.files if CLASS_NAMES in arrays]
+        names: list[list[str]] = []
+        for column in stored:
+            column.check_dtype(numeric=False)
+            names.append([str(name) for name in read_all([column])])
+            if names[-1] != names[0]:
+                raise ValueError(
+                    f"{stored[0].path} has the classes {comma_separated(names[0][:20])}, but "
+                    f"{column.path} {comma_separated(names[-1][:20])}: write their columns in one "
+                    "order"
+                )
+        return names[0] if names else None
 
     def _no_split(self, wanted: Sequence[str]) -> ValueError:
         named = [name for name in self.splits if name]
@@ -401,6 +408,8 @@ def as_dataset(
     }
     if isinstance(data, Mapping):
         values = {**data, **values}
+    elif is_frame(data) and labels is None:
+        values = frame_arrays(data, values)
     elif not is_data(data):
         values |= {} if data is None else {"logits": data}
     elif values:
@@ -411,12 +420,24 @@ def as_dataset(
     else:
         dataset = data if isinstance(data, Dataset) else open_dataset(data)
         return replace(dataset, **names) if names else dataset
-    columns = {key: array_column(key, v, ARRAYS) for key, v in values.items()}
+    columns = {key: array_column(key, v, ARRAYS) for key, v in _with_class_names(values).items()}
     return Dataset(ARRAYS, [columns], **names)
 
 
+def _with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays with the names and numbers of the classes of those that are data frames."""
+    result = dict(arrays)
+    for split in split_names(arrays):
+        scores = [arrays.get(full_key(split, column)) for column in SCORES]
+        if (key := full_key(split, "labels")) in arrays:
+            result[key] = numbered(arrays[key], *scores)
+        for names in filter(None, map(class_names_of, scores)):
+            result.setdefault(CLASS_NAMES, names)
+    return result
+
+
 def is_data(data: object) -> TypeIs[Data]:
-    """Return True for a path, a mapping or a dataset, False for an array of logits."""
+    """Return True for a path, a mapping or a dataset, False for logits or a data frame."""
     return isinstance(data, (str, os.PathLike, Mapping, Dataset))
 
 

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import NAMED_SPLITS, native, owner, split_names
-from calibrant.data.formats import READERS, WRITERS
+from calibrant.data.columns import native
+from calibrant.data.keys import NAMED_SPLITS, owner, split_names
+from calibrant.data.readers import OTHER_FORMATS, READERS, WRITERS
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")
 _NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")  # names that tell how many shards there are
@@ -85,6 +86,8 @@ def find_shards(path: str) -> list[ShardFiles]:
         expected = "expected a prediction file, folder or glob"
         raise FileNotFoundError(f"{path} does not exist; {expected}")
     files = _matches(os.path.join(glob.escape(path), "*") if is_folder else path)
+    if is_folder:  # a table of results or the weights of a model beside predictions are no shards
+        files = [file for file in files if file.suffix not in OTHER_FORMATS] or files
     if not files:
         problem = f"folder {path} holds no prediction file; expected {known}"
         raise FileNotFoundError(problem if is_folder else f"no file in {known} matches {path}")

@@ -38,6 +38,18 @@ class Header(NamedTuple):
         return self.shape[0] if self.shape else 1
 
 
+class Batch(NamedTuple):
+    """Rows of several columns of a table, each ``(rows, ...)``."""
+
+    columns: dict[str, Array]
+    unit: str  # in which places are counted: "line" or "row"
+    numbers: Sequence[int]  # the place of each row in the file
+
+    def place(self, row: int) -> str:
+        """Return the place of a row, for messages."""
+        return f"{self.unit} {self.numbers[row]}"
+
+
 class NoArrayError(ValueError):
     """Values that no array can hold, such as lists of different lengths."""
 
@@ -55,10 +67,14 @@ class Reader:
         self.path = path
         self.stream = open(path, "rb")  # noqa: SIM115  # closed with the reader
         weakref.finalize(self, self.stream.close)
-        self.fingerprint = _fingerprint(os.fstat(self.stream.fileno()))
+        self.fingerprint = fingerprint_of(os.fstat(self.stream.fileno()))
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of an array at a time; the last chunk may be shorter."""
+        raise NotImplementedError
+
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+        """Yield at most ``rows`` rows of several columns of a table at a time."""
         raise NotImplementedError
 
     def mapped(self) -> Array | None:
@@ -71,7 +87,7 @@ class Reader:
 
     def check_unchanged(self) -> None:
         """Raise if the content of the open file has changed."""
-        if _fingerprint(os.fstat(self.stream.fileno())) != self.fingerprint:
+        if fingerprint_of(os.fstat(self.stream.fileno())) != self.fingerprint:
             raise changed(self.path)
 
 
@@ -82,7 +98,8 @@ def changed(path: str) -> ValueError:
     )
 
 
-def _fingerprint(status: os.stat_result) -> Fingerprint:
+def fingerprint_of(status: os.stat_result) -> Fingerprint:
+    """Return the fingerprint of a file."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -92,7 +109,7 @@ def _rows(
     """Read rows from ``start`` on, which the stream has reached."""
     shape = (min(rows, header.shape[0] - start), *header.shape[1:]) if header.shape else ()
     raw = bytearray(stream.read(math.prod(shape) * header.dtype.itemsize))
-    with _reading(path, TypeError):  # the buffer is too small
+    with reading(path, TypeError):  # the buffer is too small
         return np.ndarray(shape, header.dtype, raw, order=order)
 
 
@@ -103,7 +120,7 @@ def _slices(whole: Array, rows: int) -> Iterator[Array]:
 
 
 @contextmanager
-def _reading(path: str, *damage: type[Exception]) -> Iterator[None]:
+def reading(path: str, *damage: type[Exception]) -> Iterator[None]:
     """Turn the errors by which a library reports a damaged file into one."""
     try:
         yield
@@ -125,7 +142,7 @@ _PARSING = threading.Lock()
 
 def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Header, bool]:
     """Return the header of an array of ``size`` bytes, and whether it is in Fortran order."""
-    with _reading(path, ValueError, EOFError, TokenError):
+    with reading(path, ValueError, EOFError, TokenError):
         version = npy.read_magic(stream)
         if version not in _NPY_HEADERS:
             raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
@@ -137,7 +154,7 @@ def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Head
     return Header(shape, dtype), fortran
 
 
-class _NpyReader(Reader):
+class NpyReader(Reader):
     """A ``.npy`` file; its key is the stem of its name."""
 
     def __init__(self, path: str) -> None:
@@ -148,11 +165,13 @@ class _NpyReader(Reader):
         self._lock = threading.Lock()
 
     def mapped(self) -> Array:
+        """Return the file as a copy-on-write map."""
         (header,) = self.headers.values()
         order: Order = "F" if self._fortran else "C"
         return np.memmap(self.stream, header.dtype, "c", self._start, header.shape, order)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of an array at a time."""
         if self._fortran:
             yield from _slices(self.mapped(), rows)
             return
@@ -172,12 +191,12 @@ class _NpyReader(Reader):
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError)
 
 
-class _NpzReader(Reader):
+class NpzReader(Reader):
     """A ``.npz`` file; several of its arrays can be read side by side."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        with _reading(path, *_ZIP_DAMAGE):
+        with reading(path, *_ZIP_DAMAGE):
             self._archive = zipfile.ZipFile(self.stream)
             self._sizes = {
                 info.filename.removesuffix(".npy"): info.file_size
@@ -193,7 +212,7 @@ class _NpzReader(Reader):
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows at a time; only arrays in Fortran order are read whole."""
-        with _reading(self.path, *_ZIP_DAMAGE):
+        with reading(self.path, *_ZIP_DAMAGE):
             member, header, fortran = self._opened(key)
             if fortran:
                 whole = _rows(member, self.path, header, 0, header.rows, "F")
@@ -204,7 +223,8 @@ class _NpzReader(Reader):
             member.read(1)  # the checksum is compared at the end
 
 
-def _write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as a ``.npz`` file."""
     with zipfile.ZipFile(path, "w") as archive:
         for key, values in arrays.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as stream:
@@ -222,7 +242,7 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-class _SafetensorsReader(Reader):
+class SafetensorsReader(Reader):
     """A ``.safetensors`` file, which its library maps into memory."""
 
     def __init__(self, path: str) -> None:
@@ -241,14 +261,15 @@ class _SafetensorsReader(Reader):
     def _opened(self, framework: str) -> Any:
         from safetensors import SafetensorError, safe_open
 
-        with _reading(self.path, SafetensorError):
+        with reading(self.path, SafetensorError):
             file = safe_open(self.path, framework)
         # The library opens by name: make sure that it mapped the file that we hold.
-        if _fingerprint(os.stat(self.path)) != self.fingerprint:
+        if fingerprint_of(os.stat(self.path)) != self.fingerprint:
             raise changed(self.path)
         return file
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of an array at a time."""
         header, widened = self.headers[key], self._stored[key] == "BF16"
         file = self._torch_file if widened else self._file
         view = file.get_slice(key) if header.shape else file.get_tensor(key)[None]
@@ -258,7 +279,8 @@ class _SafetensorsReader(Reader):
             yield chunk.float().numpy() if widened else chunk
 
 
-def _write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
+def write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as a ``.safetensors`` file."""
     from safetensors.numpy import save_file
 
     for key, values in arrays.items():
@@ -281,7 +303,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-class _ParquetReader(Reader):
+class ParquetReader(Reader):
     """A ``.parquet`` file; a row is an example, and a list holds its logits."""
 
     def __init__(self, path: str) -> None:
@@ -298,15 +320,25 @@ class _ParquetReader(Reader):
             }
 
     def _reading(self) -> Any:
-        return _reading(self.path, _pyarrow().ArrowInvalid, OSError)
+        return reading(self.path, _pyarrow().ArrowInvalid, OSError)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield exactly ``rows`` rows at a time, across row groups."""
         with self._reading():
             batches = self._file.iter_batches(rows, columns=[key])
-            yield from _rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
+            yield from rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
+
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+        """Yield at most ``rows`` rows of several columns at a time."""
+        start = 0
+        with self._reading():
+            for batch in self._file.iter_batches(rows, columns=list(keys)):
+                columns = {key: self._values(key, batch.column(key)) for key in keys}
+                yield Batch(columns, "row", range(start, start + batch.num_rows))
+                start += batch.num_rows
 
     def arrow(self, key: str) -> Any:
+        """Return a column in the types of Arrow."""
         with self._reading():
             return self._file.read(columns=[key]).column(key)
 
@@ -332,7 +364,8 @@ class _ParquetReader(Reader):
         return flat.reshape(len(column), *header.shape[1:])
 
 
-def _write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
+def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays, or columns of Arrow, as a ``.parquet`` file with lists for rows."""
     pa, columns = _pyarrow(), {}
     for key, values in arrays.items():
         if not isinstance(values, np.ndarray):
@@ -399,7 +432,7 @@ def _list_size(metadata: Any, field: Any) -> int:
     return values // max(1, int(metadata.num_rows))
 
 
-def _rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:
+def rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:
     """Yield chunks of exactly ``rows`` rows: a batch may end early, with its row group."""
     held: list[Array] = []
     for batch in batches:
@@ -410,12 +443,3 @@ def _rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:
             held = [joined[rows:]]
     if sum(map(len, held)):
         yield np.concatenate(held)
-
-
-READERS: dict[str, type[Reader]] = {
-    ".npz": _NpzReader,
-    ".safetensors": _SafetensorsReader,
-    ".parquet": _ParquetReader,
-    ".npy": _NpyReader,
-}
-WRITERS = {".npz": _write_npz, ".safetensors": _write_safetensors, ".parquet": _write_parquet}

@@ -11,8 +11,9 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from calibrant._core.messages import comma_separated
-from calibrant.data.columns import SCORES, Column
+from calibrant.data.columns import Column
 from calibrant.data.formats import Array
+from calibrant.data.keys import SCORES
 
 T = TypeVar("T")
 Report: TypeAlias = Callable[[int], object]  # called with the number of rows of each chunk

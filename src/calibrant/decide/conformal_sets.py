@@ -14,6 +14,7 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Logits, check_choice
+from calibrant._core.class_names import numbered
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
 from calibrant.metrics.reductions import Input
 
@@ -158,7 +159,8 @@ def conformal(
     check_choice("score", score, get_args(Score))
     if labels is None:
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
-    (rows, scores), targets = probabilities(logits, probs), checks.as_labels(labels)
+    (rows, scores) = probabilities(logits, probs)
+    targets = checks.as_labels(numbered(labels, logits, probs))
     checks.check_shapes(rows, targets)
     checks.check_labels(targets, rows.shape[-1])
     kept = targets != checks.IGNORED

@@ -18,10 +18,11 @@ import torch
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.columns import SCORES, Column, full_key, joint_header, read_all
+from calibrant.data.columns import Column, joint_header, read_all
 from calibrant.data.dataset import Data, Dataset, Split, as_dataset
 from calibrant.data.files import check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError, joined
+from calibrant.data.keys import SCORES, full_key
 from calibrant.data.shards import Chunk, located
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal

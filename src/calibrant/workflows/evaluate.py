@@ -8,6 +8,7 @@ from functools import partial
 
 from calibrant._core.checks import Values, as_scores, check_order, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.class_names import is_frame
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data, warn_if_probs
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
@@ -90,7 +91,7 @@ def evaluate(
     total = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    if not is_data(data):
+    if not is_data(data) and not (is_frame(data) and labels is None):
         if data is not None and labels is not None:
             check_order(data, labels)
         if data is not None and estimand != "multilabel":  # tags may add up to anything

@@ -20,8 +20,8 @@ from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
-from calibrant.data.columns import full_key
 from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
+from calibrant.data.keys import full_key
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use

@@ -17,7 +17,8 @@ from calibrant._core.checks import IGNORED, FloatArray, IntArray
 from calibrant._core.messages import comma_separated
 from calibrant.data import Split, open_dataset
 from calibrant.data.files import natural_order
-from calibrant.data.formats import READERS, Array
+from calibrant.data.formats import Array
+from calibrant.data.readers import ARRAY_FORMATS
 
 if TYPE_CHECKING:
     import h5py
@@ -200,7 +201,7 @@ def find_tasks(path: str | os.PathLike[str]) -> Found:
 
 def _files(root: Path) -> list[Path]:
     """Return files, and the folders that hold arrays as ``.npy`` files, in natural order."""
-    files = [file for file in root.rglob("*") if file.suffix in (*READERS, *HDF5)]
+    files = [file for file in root.rglob("*") if file.suffix in (*ARRAY_FORMATS, *HDF5)]
     return sorted({f.parent if f.suffix == ".npy" else f for f in files}, key=natural_order)
 
 

@@ -1,0 +1,171 @@
+"""Names of classes: those of the columns of a table or data frame, and labels that are names.
+
+Data frames are recognised by what they offer, and read through ``numpy.asarray``: that suffices
+for pandas, polars and others alike, and imports none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrant._core.checks import IGNORED, IntArray, Values
+from calibrant._core.messages import comma_separated, unknown_name
+
+_SCORE_NAME = re.compile(
+    r"(?:(?P<logits>logits?|log_?probs?)|(?P<probs>probs?|proba|probabilit(?:y|ies)|p))"
+    r"(?:_(?P<name>.+))?",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class ScoreColumn(NamedTuple):
+    """The parts of the name of a column of scores."""
+
+    domain: str  # "logits" or "probs"
+    prefix: str
+    class_name: str  # "" if the column names none
+
+
+def score_column(name: str) -> ScoreColumn | None:
+    """Return the parts of the name of a column of scores; None for other columns.
+
+    >>> score_column("logit_cat"), score_column("p_01"), score_column("price")
+    (ScoreColumn(domain='logits', prefix='logit', class_name='cat'), \
+ScoreColumn(domain='probs', prefix='p', class_name='1'), None)
+    """
+    match = _SCORE_NAME.fullmatch(name)
+    if match is None:
+        return None
+    domain = "logits" if match["logits"] else "probs"
+    of = match["name"] or ""
+    return ScoreColumn(domain, match[domain], str(int(of)) if of.isdecimal() else of)
+
+
+def is_frame(values: object) -> bool:
+    """Return True for a data frame, such as those of pandas and polars."""
+    return all(hasattr(values, name) for name in ("columns", "dtypes", "__array__"))
+
+
+def class_names_of(scores: object) -> list[str] | None:
+    """Return the names of the columns of a data frame of scores, less prefixes such as prob."""
+    if not is_frame(scores):
+        return None
+    names = [str(name) for name in scores.columns]  # type: ignore[attr-defined]  # a frame
+    parts = [part for part in map(score_column, names) if part is not None and part.class_name]
+    if not parts:
+        return names
+    if len(parts) < len(names) or len({part.domain for part in parts}) > 1:
+        raise ValueError(
+            "a data frame of logits must have nothing but their columns, got "
+            f"{comma_separated(names[:20])}: select them, or pass the whole frame without labels"
+        )
+    return [part.class_name for part in parts]
+
+
+def numbered(labels: Values, *scores: object) -> Values:
+    """Return labels as numbers of classes where some scores are a data frame with their names."""
+    frame = next(filter(is_frame, scores), None)
+    if frame is None or isinstance(labels, Tensor):
+        return labels
+    _check_index(frame, labels)
+    array = as_array(labels)
+    names = class_names_of(frame)
+    if names is None or array.ndim != 1 or len(names) < 2:
+        return labels
+    try:
+        return ClassNumbers(names)(array)
+    except LabelError as error:
+        raise ValueError(f"labels, row {error.row}: it {error}") from error
+
+
+def _check_index(frame: Any, labels: object) -> None:
+    """Raise where labels have the rows of a frame in another order, by the index of pandas."""
+    first, second = getattr(frame, "index", None), getattr(labels, "index", None)
+    if first is None or second is None or callable(second) or len(first) != len(second):
+        return
+    if not first.equals(second) and first.sort_values().equals(second.sort_values()):
+        raise ValueError(
+            "labels have the index of the logits in another order: pass labels.loc[logits.index]"
+        )
+
+
+def as_array(values: object) -> NDArray[Any]:
+    """Return the values of a series as numbers or text where they are one of both."""
+    array = np.asarray(values)
+    if array.dtype == object and array.ndim == 1:
+        try:
+            return np.array(array.tolist())
+        except ValueError:  # lists of different lengths
+            return array
+    return array
+
+
+class ClassNumbers:
+    """Numbers of the classes that labels stand for.
+
+    A label is the name of a class or, where names are not numbers, its number, counted from 0 in
+    the order of the columns; -100 is ignored. One column of scores has the labels 0 and 1, or
+    false and true.
+
+    >>> ClassNumbers(["cat", "dog"])(np.array(["dog", "cat", "-100"]))
+    array([   1,    0, -100])
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._known: dict[object, int] = {name: i for i, name in enumerate(names)}
+        if all(name.isdecimal() for name in names):
+            numbered = {int(name): i for i, name in enumerate(names)} or {0: 0, 1: 1}
+        else:
+            numbered = {i: i for i in range(len(names))}
+        self._numbered = numbered
+        self._same = all(label == number for label, number in numbered.items())
+
+    def __call__(self, values: NDArray[Any]) -> IntArray:
+        """Return the numbers of labels; raise :class:`LabelError` for the first without one."""
+        if self._same and values.dtype.kind in "iub":
+            return values.astype(np.int64)  # checked with the scores
+        labels = values.tolist()
+        unknown = dict.fromkeys(label for label in labels if label not in self._known)
+        for label in unknown:
+            try:
+                self._known[label] = self._number(label)
+            except ValueError as problem:
+                raise LabelError(labels.index(label), str(problem)) from None
+        return np.array([self._known[label] for label in labels], dtype=np.int64)
+
+    def _number(self, label: object) -> int:
+        text = label.strip() if isinstance(label, str) else str(label)
+        if text in self._names:
+            return self._names.index(text)
+        if text.lower() in ("", "nan", "none", "<na>", "null", "nat"):
+            raise ValueError(f"is missing: drop the row, or write {IGNORED} to ignore it")
+        if text.lower() in ("false", "true") and list(self._numbered) == [0, 1]:
+            return int(text.lower() == "true")
+        try:
+            number = float(text)
+        except ValueError:
+            if not self._names:
+                remedy = "0 or 1 is wanted beside one column of scores; name both, as in prob_CLASS"
+                raise ValueError(f"is {text!r}: {remedy}") from None
+            raise ValueError(f"is an {unknown_name('class', text, self._names[:20])}") from None
+        if number == IGNORED:
+            return IGNORED
+        if number not in self._numbered:
+            known = comma_separated(map(str, [*self._numbered][:20]))
+            raise ValueError(f"is {text}, but the classes are {known}; -100 is ignored")
+        return self._numbered[int(number)]
+
+
+class LabelError(ValueError):
+    """A label that stands for no class, in a row."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row

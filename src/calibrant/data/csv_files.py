@@ -1,0 +1,185 @@
+"""Prediction files with comma-separated values, by the library of Python."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from calibrant._core.messages import comma_separated
+from calibrant.data.formats import Array, Batch, Header, Reader, changed, fingerprint_of
+from calibrant.data.tables import RULES, TableReader, layout_of, table_of
+
+DELIMITERS = (",", ";", "\t")
+LONGEST_LINE = 1 << 24
+"""Characters: rows of half a million classes are shorter, and files without line breaks are not."""
+FIELDS = 1 << 16
+"""Fields of text that are held in memory at one time."""
+
+
+class CsvTable(Reader):
+    """A ``.csv`` file; the first line names its columns. Columns of scores are numbers."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        with self._opened() as text:
+            first = text.readline(LONGEST_LINE)
+            self._delimiter = next((d for d in DELIMITERS if d in first), DELIMITERS[0])
+        _, header = next(self._lines(), (1, []))
+        names = [name.strip() for name in header]
+        self._at = {name: i for i, name in enumerate(names) if name}  # pandas' index has no name
+        if len(self._at) < sum(map(bool, names)):
+            twice = next(name for i, name in enumerate(names) if name and name in names[:i])
+            raise self._error(1, f"two columns are called {twice!r}; rename one")
+        self._width = len(names)
+        self.layout = layout_of(list(self._at), path)
+        if not self.layout.scores:
+            shown = comma_separated(f"{name:.40}" for name in [*self._at][:50])
+            raise ValueError(
+                f"{path} has no column of logits or probabilities; its first line names {shown}: "
+                f"{RULES}"
+            )
+        rows, numbers = sum(1 for _ in self._rows()), set(chain(*self.layout.scores.values()))
+        self.headers = {
+            name: Header((rows,), np.dtype(np.float64 if name in numbers else str))
+            for name in self._at
+        }
+
+    def _opened(self) -> IO[str]:
+        """Open the file once more: each array that is read side by side needs its own place."""
+        text = open(  # noqa: SIM115  # closed by the caller
+            self.path, encoding="utf-8-sig", errors="surrogateescape", newline=""
+        )
+        if fingerprint_of(os.fstat(text.fileno())) != self.fingerprint:
+            text.close()
+            raise changed(self.path)
+        return text
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the fields of every line that is not blank, with its number."""
+        with self._opened() as text:
+            rows = csv.reader(self._checked(text), delimiter=self._delimiter, strict=True)
+            try:
+                yield from ((rows.line_num, row) for row in rows if row)
+            except csv.Error as problem:
+                remedy = "close every quote, and write quotes within a field twice"
+                raise self._error(rows.line_num, f"{problem}; {remedy}") from problem
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        width = self._width
+        lines = self._lines()
+        next(lines)
+        for number, row in lines:
+            if len(row) != width:
+                raise self._error(
+                    number,
+                    f"{len(row)} fields, but the first line has {width}; write a field for every "
+                    "column, and a decimal point in place of a decimal comma",
+                )
+            yield number, row
+
+    def _checked(self, text: IO[str]) -> Iterator[str]:
+        """Yield lines of text, and raise for what is none."""
+        number = 0
+        while line := text.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise self._error(number, f"longer than {LONGEST_LINE:,} characters")
+            if "\0" in line:
+                remedy = "if a spreadsheet wrote it, save it as CSV in UTF-8"
+                raise self._error(number, f"a NUL character, which no text has; {remedy}")
+            if not line.isascii() and not _is_unicode(line):
+                raise self._error(number, "no UTF-8; save the file in that encoding")
+            yield line
+
+    def _error(self, line: int, problem: str) -> ValueError:
+        return ValueError(f"{self.path}, line {line}: {problem}")
+
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+        """Yield at most ``rows`` rows of several columns at a time."""
+        size, width = max(1, min(rows, FIELDS // self._width)), len(keys)
+        wanted = [self._at[key] for key in keys]
+        rest = self._rows()
+        while True:
+            # one list of fields: many small ones would keep the garbage collector busy
+            lines: list[int] = []
+            fields: list[str] = []
+            for line, row in islice(rest, size):
+                lines.append(line)
+                fields += [row[i] for i in wanted]
+            if not lines:
+                return
+            columns = {key: fields[i::width] for i, key in enumerate(keys)}
+            yield Batch(self._arrays(columns, lines), "line", lines)
+
+    def _arrays(self, columns: Mapping[str, list[str]], lines: Sequence[int]) -> dict[str, Array]:
+        """Return numbers and text, or raise for the first field that is no number."""
+        arrays: dict[str, Array] = {}
+        wrong: list[tuple[int, str]] = []
+        for key, fields in columns.items():
+            if self.headers[key].dtype.kind != "f":
+                arrays[key] = np.array([field.strip() for field in fields])
+                continue
+            try:
+                arrays[key] = np.fromiter(map(float, fields), np.float64, len(fields))
+            except ValueError:
+                arrays[key] = np.full(len(fields), math.nan)
+            # Python reads 1_0 as 10
+            if np.isnan(arrays[key]).any() or "_" in "".join(fields):
+                problems = ((i, _no_number(field)) for i, field in enumerate(fields))
+                wrong += [(i, f"{key} {problem}") for i, problem in problems if problem][:1]
+        if wrong:
+            row, problem = min(wrong, key=itemgetter(0))
+            raise self._error(lines[row], problem)
+        return arrays
+
+
+def _no_number(field: str) -> str:
+    """Return why a field is no number, or nothing."""
+    text = field.strip()
+    try:
+        missing = math.isnan(float(text))
+    except ValueError:
+        missing = text.lower() in ("", "na", "n/a", "null", "none", "<na>")
+        comma = "," in text
+        remedy = "; write a decimal point in place of the comma" if comma else ""
+        if not missing:
+            return f"must be a number, got {text[:40]!r}{remedy}"
+    if missing:
+        return f"must be a number, got {text!r}: drop rows with missing values, or fill them in"
+    return f"must be a number, got {text[:40]!r}" if "_" in text else ""
+
+
+def _is_unicode(line: str) -> bool:
+    """Return False if the line had bytes that are no UTF-8."""
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def csv_reader(path: str) -> TableReader:
+    """Open a ``.csv`` file; a pass over it counts its rows."""
+    table = CsvTable(path)
+    return TableReader(table, table.layout)
+
+
+def write_csv(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as a table with a column per class; numbers keep all of their digits."""
+    table = table_of(arrays, ".csv")
+    columns = list(table.values())
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(table)
+        size = max(1, FIELDS // max(1, len(columns)))
+        for start in range(0, len(columns[0]), size):
+            texts = (column[start : start + size].astype(str) for column in columns)
+            writer.writerows(zip(*texts, strict=True))

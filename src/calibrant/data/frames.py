@@ -1,0 +1,57 @@
+"""Data frames as datasets, by the rules of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrant._core.class_names import as_array
+from calibrant._core.messages import comma_separated
+from calibrant.data.formats import Array, Batch, Header
+from calibrant.data.tables import RULES, TableArrays, layout_of
+
+FRAME = "the data frame"  # in place of a path
+
+
+class FrameTable:
+    """The columns of a data frame, and further ones beside it."""
+
+    path = FRAME
+
+    def __init__(self, frame: Any, beside: Mapping[str, object]) -> None:
+        names = [str(name) for name in frame.columns]
+        columns = {str(name): as_array(frame[name]) for name in frame.columns}
+        columns |= {name: as_array(values) for name, values in beside.items()}
+        if len(set(names)) < len(names):
+            raise ValueError(f"{FRAME} has two columns of one name among {comma_separated(names)}")
+        self.columns: dict[str, Array] = columns
+        self.headers = {name: Header(c.shape, c.dtype) for name, c in columns.items()}
+
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+        """Yield all rows of some columns at once."""
+        del rows
+        columns = {key: self.columns[key] for key in keys}
+        yield Batch(columns, "row", range(len(next(iter(columns.values())))))
+
+    def arrow(self, key: str) -> None:
+        """Return nothing: there are arrays only."""
+
+
+def frame_arrays(frame: Any, beside: Mapping[str, object]) -> dict[str, Array]:
+    """Return the arrays that a data frame holds, and those ``beside`` it, by their keys."""
+    table = FrameTable(frame, beside)
+    layout = layout_of(list(table.columns), FRAME)
+    if not layout.scores:
+        found = comma_separated(list(table.columns)[:50])
+        raise ValueError(
+            f"{FRAME} has no column of logits or probabilities, only {found}: {RULES}; or pass "
+            "the columns of logits first and then the labels"
+        )
+    arrays = TableArrays(table, layout)
+    rows = max(1, len(frame))
+    return {
+        key: np.concatenate([np.empty(header.shape, header.dtype)[:0], *arrays.chunks(key, rows)])
+        for key, header in arrays.headers.items()
+    }

@@ -1,0 +1,61 @@
+"""Readers and writers of prediction files by the suffix of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from calibrant.data import formats
+from calibrant.data.csv_files import csv_reader, write_csv
+from calibrant.data.formats import Reader
+from calibrant.data.keys import CLASS_NAMES, full_key, split_names
+from calibrant.data.tables import TableReader, layout_of, table_of
+from calibrant.data.torch_files import TorchReader
+
+
+def parquet_reader(path: str) -> Reader:
+    """Open a ``.parquet`` file, with a column per class if the rules of tables find any."""
+    reader = formats.ParquetReader(path)
+    headers = reader.headers
+    single = [name for name, header in headers.items() if len(header.shape) == 1]
+    lists = [name for name in headers if name not in single]
+    pairs = [name for name in split_names(single) if full_key(name, "labels") in headers]
+    if split_names(lists) or any(pairs):
+        return reader  # arrays under the keys of other formats
+    layout = layout_of(single, path)
+    if not layout.scores:
+        return reader
+    for column in chain.from_iterable(layout.scores.values()):
+        if headers[column].dtype.kind not in "biuf":
+            raise ValueError(f"{path}: {column} must be numbers, got {headers[column].dtype.name}")
+    return TableReader(reader, replace(layout, others=[*layout.others, *lists]))
+
+
+def write_parquet(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as columns, or as a column per class if the classes have names."""
+    named = CLASS_NAMES in arrays
+    formats.write_parquet(path, table_of(arrays, ".parquet") if named else arrays)
+
+
+ARRAY_FORMATS: dict[str, Callable[[str], Reader]] = {
+    ".npz": formats.NpzReader,
+    ".safetensors": formats.SafetensorsReader,
+    ".parquet": parquet_reader,
+    ".npy": formats.NpyReader,
+}
+OTHER_FORMATS: dict[str, Callable[[str], Reader]] = {
+    ".csv": csv_reader,
+    ".pt": TorchReader,
+    ".pth": TorchReader,
+}
+"""Formats of many other things: in a folder they count if there are no others."""
+READERS = ARRAY_FORMATS | OTHER_FORMATS
+WRITERS: dict[str, Callable[[Path, Mapping[str, Any]], None]] = {
+    ".npz": formats.write_npz,
+    ".safetensors": formats.write_safetensors,
+    ".parquet": write_parquet,
+    ".csv": write_csv,
+}

@@ -1,0 +1,309 @@
+"""Tables with a row per example and a column per class: rules that make arrays of their columns.
+
+The same rules hold for ``.csv`` files, ``.parquet`` files and data frames. What is a logit and
+what a probability is told by the names of the columns, never by their values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from calibrant._core.checks import IntArray
+from calibrant._core.class_names import ClassNumbers, LabelError, score_column
+from calibrant._core.messages import comma_separated
+from calibrant.data.formats import Array, Batch, Header, Reader, joined, rechunked
+from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, owner, split_names
+
+LABEL_NAMES = ("labels", "label", "y_true", "y", "target")
+SPLIT = "split"
+MOST_SPLITS = 100
+RULES = (
+    "name the columns of logits logit_CLASS or those of probabilities prob_CLASS (logit or prob "
+    "alone is that of class 1 of two), and the column of labels label"
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a table by their meaning."""
+
+    scores: dict[str, list[str]]  # columns of "logits" or "probs", in the order of the classes
+    names: list[str]  # of the classes; none where one column stands for two classes
+    labels: str | None
+    split: str | None
+    others: list[str]
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes, unless they are just their numbers."""
+        numbers = [str(i) for i in range(len(self.names))]
+        return None if self.names == numbers else self.names
+
+
+def layout_of(columns: Sequence[str], where: str) -> Layout:
+    """Return the layout of a table, without scores if no rule applies; ``where`` is for errors.
+
+    >>> layout = layout_of(["id", "y_true", "prob_cat", "prob_dog"], "the frame")
+    >>> layout.scores, layout.names, layout.labels, layout.others
+    ({'probs': ['prob_cat', 'prob_dog']}, ['cat', 'dog'], 'y_true', ['id'])
+    """
+    found: dict[str, dict[str, str]] = {}  # column by class, of logits and of probs
+    prefixes: dict[str, set[str]] = {}
+    for column in columns:
+        score = score_column(column)
+        if score is None:
+            continue
+        by_class, name = found.setdefault(score.domain, {}), score.class_name
+        prefixes.setdefault(score.domain, set()).add(score.prefix)
+        if name in by_class or len(prefixes[score.domain]) > 1:
+            raise _ambiguous(where, by_class.get(name) or next(iter(by_class.values())), column)
+        by_class[name] = column
+    names: list[str] = []
+    for by_class in found.values():
+        ordered = _ordered(by_class, where)
+        if names and sorted(names) != sorted(ordered):
+            raise ValueError(
+                f"{where} has logits of the classes {comma_separated(names)} and probabilities of "
+                f"{comma_separated(ordered)}: rename the columns of one of them"
+            )
+        names = names or ordered
+    scores = {
+        domain: [found[domain][name] for name in (names or found[domain])]
+        for domain in SCORES
+        if domain in found
+    }
+    used = [column for by_class in scores.values() for column in by_class]
+    labels = [c for c in columns if c.lower() in LABEL_NAMES]
+    splits = [c for c in columns if c.lower() == SPLIT]
+    for alike in (labels, splits):
+        if len(alike) > 1:
+            raise _ambiguous(where, *alike[:2])
+    others = [c for c in columns if c not in (*used, *labels, *splits)]
+    if scores and (confusing := [c for c in others if split_names([c])]):
+        raise ValueError(
+            f"{where} has a column {confusing[0]} beside {used[0]}: rename it, since it would be "
+            "taken for a split of that name"
+        )
+    return Layout(scores, names, *((c or [None])[0] for c in (labels, splits)), others)
+
+
+def _ordered(by_class: Mapping[str, str], where: str) -> list[str]:
+    """Return the names of the classes: numbers by size, others in the order of the columns."""
+    names, columns = list(by_class), list(by_class.values())
+    if len(names) == 1:  # P(y = 1), under any name but that of class 0
+        if names == ["0"]:
+            raise ValueError(
+                f"{where} has a column {columns[0]} and none for class 1: one column alone must be "
+                "that of class 1"
+            )
+        return []
+    if "" in names:
+        others = [column for column in columns if column != by_class[""]]
+        raise _ambiguous(where, by_class[""], others[0])
+    numbers = [name for name in names if name.isdecimal()]
+    if numbers and len(numbers) < len(names):
+        name = next(name for name in names if name not in numbers)
+        raise _ambiguous(where, by_class[numbers[0]], by_class[name])
+    return sorted(names, key=int) if numbers else names
+
+
+def _ambiguous(where: str, first: str, second: str) -> ValueError:
+    return ValueError(
+        f"{where} has columns {first} and {second}, which do not go together: rename or remove one"
+    )
+
+
+class Table(Protocol):
+    """Columns with a value per row, in a file or in memory."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, for errors."""
+
+    @property
+    def headers(self) -> Mapping[str, Header]:
+        """Shape and dtype of each column; columns of scores are numbers."""
+
+    def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
+        """Yield at most ``rows`` rows of some columns at a time."""
+
+    def arrow(self, key: str) -> Any:
+        """Return a column in the types of Arrow, if it has them."""
+
+
+class TableArrays:
+    """The arrays that the rules make of a table, by the keys that they would have in a file."""
+
+    def __init__(self, table: Table, layout: Layout) -> None:
+        self.path, self._table, self._layout = table.path, table, layout
+        self._meaning: dict[str, tuple[str, str]] = {}  # split and column of each key
+        self.headers: dict[str, Header] = {}
+        # whole numbers become floats
+        scores = {
+            domain: np.result_type(np.float16, *(table.headers[c].dtype for c in columns))
+            for domain, columns in layout.scores.items()
+        }
+        for split, rows in self._rows_by_split().items():
+            for domain, dtype in scores.items():
+                shape = (rows, len(layout.names)) if layout.names else (rows,)
+                self._add(split, domain, Header(shape, dtype))
+            if layout.labels is not None:
+                self._add(split, "labels", Header((rows,), np.dtype(np.int64)))
+            for other in layout.others:
+                header = table.headers[other]
+                self._add(split, other, header._replace(shape=(rows, *header.shape[1:])))
+        if layout.class_names is not None:
+            names = np.array(layout.class_names)
+            self.headers[CLASS_NAMES] = Header(names.shape, names.dtype)
+
+    def _add(self, split: str, column: str, header: Header) -> None:
+        key = full_key(split, column)
+        self._meaning[key], self.headers[key] = (split, column), header
+
+    def _rows_by_split(self) -> dict[str, int]:
+        layout = self._layout
+        if layout.split is None:
+            return {"": next(header.rows for header in self._table.headers.values())}
+        counts: Counter[str] = Counter()
+        for batch in self._table.batches([layout.split], 1 << 16):
+            counts.update(self._splits(batch).tolist())
+            if len(counts) > MOST_SPLITS:
+                raise ValueError(
+                    f"{self.path}: {layout.split} must name at most {MOST_SPLITS} splits, has more "
+                    f"before {batch.place(-1)}; rename the column if it is something else"
+                )
+        return dict(counts)
+
+    def _splits(self, batch: Batch) -> Array:
+        """Return the name of the split of each row."""
+        assert self._layout.split is not None
+        names = np.char.strip(batch.columns[self._layout.split].astype(str))
+        if (missing := np.flatnonzero(names == "")).size:
+            place = batch.place(missing[0])
+            raise ValueError(f"{self.path}, {place}: {self._layout.split} is missing; fill it in")
+        return names
+
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of an array at a time."""
+        if key == CLASS_NAMES:
+            names = np.array(self._layout.class_names)
+            yield from (names[i : i + rows] for i in range(0, len(names), rows))
+            return
+        dtype = self.headers[key].dtype
+        yield from rechunked(self._arrays(*self._meaning[key], rows, dtype), rows)
+
+    def _arrays(self, split: str, column: str, rows: int, dtype: np.dtype[Any]) -> Iterator[Array]:
+        layout = self._layout
+        numbers = ClassNumbers(layout.names)
+        if column == "labels":
+            columns = [layout.labels] if layout.labels is not None else []
+        else:
+            columns = layout.scores.get(column, [column])
+        wanted = [*columns, *([] if layout.split is None else [layout.split])]
+        for batch in self._table.batches(wanted, rows):
+            if column in layout.scores:
+                stacked = np.stack([batch.columns[c] for c in columns], axis=-1)
+                values = (stacked if layout.names else stacked[:, 0]).astype(dtype, copy=False)
+            elif column == "labels":
+                values = self._numbered(numbers, batch, columns[0])
+            else:
+                values = batch.columns[columns[0]]
+            yield values if layout.split is None else values[self._splits(batch) == split]
+
+    def _numbered(self, numbers: ClassNumbers, batch: Batch, column: str) -> IntArray:
+        try:
+            return numbers(batch.columns[column])
+        except LabelError as error:
+            place = batch.place(error.row)
+            raise ValueError(f"{self.path}, {place}: {column} {error}") from error
+
+    def arrow(self, key: str) -> Any:
+        """Return a column that is neither scores nor labels in the types of Arrow."""
+        split, column = self._meaning.get(key, ("", ""))
+        if column not in self._layout.others:
+            return None
+        values = self._table.arrow(column)
+        if values is None or self._layout.split is None:
+            return values
+        batches = self._table.batches([self._layout.split], 1 << 16)
+        return values.filter(np.concatenate([self._splits(batch) == split for batch in batches]))
+
+
+class TableReader(Reader):
+    """A file with a column per class, whose columns ``source`` reads."""
+
+    def __init__(self, source: Reader, layout: Layout) -> None:
+        self.path, self.stream, self.fingerprint = source.path, source.stream, source.fingerprint
+        self._arrays = TableArrays(source, layout)
+        self.headers = self._arrays.headers
+
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of an array at a time."""
+        return self._arrays.chunks(key, rows)
+
+    def arrow(self, key: str) -> Any:
+        """Return a column of Arrow's types, if the file has them and it is not scores or labels."""
+        return self._arrays.arrow(key)
+
+
+def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
+    """Return arrays as the columns of a table, from which the rules make the same arrays again.
+
+    ``form`` is that of the file, for errors.
+
+    >>> list(table_of({"probs": np.ones((1, 2)) / 2, "labels": np.array([0])}, ".csv"))
+    ['labels', 'probs_0', 'probs_1']
+    """
+    stored = arrays.get(CLASS_NAMES)
+    splits = split_names(arrays)
+    tables: list[dict[str, Any]] = []
+    for split in splits:
+        table: dict[str, Any] = {}
+        for key, values in arrays.items():
+            part, column = owner(key, splits)
+            if part == split and key != CLASS_NAMES:
+                table |= _table_columns(key, column, values, stored, form)
+        rows = {len(values) for values in table.values()}
+        if len(rows) > 1:
+            raise _no_table(form, f"columns of {comma_separated(map(str, sorted(rows)))} rows")
+        if splits != [""]:
+            table[SPLIT] = np.full(rows.pop(), split)
+        tables.append(table)
+    for table in tables[1:]:
+        if set(table) != set(tables[0]):
+            differing = comma_separated(sorted(set(table) ^ set(tables[0])))
+            raise _no_table(form, f"{differing} of one split only")
+    return {key: _concatenated([table[key] for table in tables]) for key in tables[0]}
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Return columns one after another, those of Arrow in its types."""
+    if len(parts) == 1:
+        return parts[0]
+    in_arrow = joined([None if isinstance(part, np.ndarray) else part for part in parts])
+    return np.concatenate(parts) if in_arrow is None else in_arrow
+
+
+def _table_columns(
+    key: str, column: str, values: Any, names: Array | None, form: str
+) -> dict[str, Any]:
+    if not isinstance(values, np.ndarray):
+        return {column: values}
+    if column in SCORES and values.ndim == 2:
+        classes = range(values.shape[1]) if names is None else names
+        return {f"{column}_{name}": values[:, i] for i, name in enumerate(classes)}
+    if values.ndim != 1:
+        raise _no_table(form, f"{key} of shape {values.shape}")
+    if column == "labels" and names is not None:
+        known = (values >= 0) & (values < len(names))
+        return {column: np.where(known, names[np.where(known, values, 0)], values.astype(str))}
+    return {column: values}
+
+
+def _no_table(form: str, what: str) -> ValueError:
+    return ValueError(f"a {form} file with a column per class cannot hold {what}; write .npz")

@@ -1607,6 +1607,41 @@ FAULTS = (
         "np.bincount(labels[labels != checks.IGNORED], minlength=examples.classes)",
         ("/test_decide.py", "decide/test_priors"),
     ),
+    Fault(
+        "limit-in-half-precision",
+        "decide",
+        "float(checks.float_info(scores).eps)  # a NumPy number",
+        "checks.float_info(scores).eps  # a NumPy number",
+        ("decide/test_rules",),
+    ),
+    Fault(
+        "check-of-sets-as-if-their-coverage-was-exact",
+        "decide",
+        "betabinom.sf(tally.wrong - 1, tally.judged, n + 1 - rank, rank)",
+        "binom.sf(tally.wrong - 1, tally.judged, 1 - self.guarantee.coverage)",
+        ("decide/test_rules",),
+    ),
+    Fault(
+        "rule-fitted-where-the-calibrator-was",
+        "workflows",
+        '        fit_split = test_split = test_split or "test"',
+        "        pass",
+        ("workflows/test_decide",),
+    ),
+    Fault(
+        "halves-of-a-rule-stratified",
+        "workflows",
+        "fit_and_test(dataset, fit_split, test_split, seed, stratified=False)",
+        "fit_and_test(dataset, fit_split, test_split, seed)",
+        ("workflows/test_decide",),
+    ),
+    Fault(
+        "decisions-of-chunks-overwrite-one-another",
+        "workflows",
+        "        self.done = end\n",
+        "",
+        ("workflows/test_decide",),
+    ),
     # Models in use.
     Fault(
         "centred-along-wrong-axis",

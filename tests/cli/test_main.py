@@ -61,11 +61,12 @@ def test_control_characters_of_data_are_shown_as_text(run, tmp_path, monkeypatch
         run("fit", f"{HOSTILE}.npz", "--method", "ts", "-o", "ts"),
         run("monitor", f"{HOSTILE}.npz"),
         run("monitor", "--state", HOSTILE),
+        run("decide", f"{HOSTILE}.npz", "--max-error", "0.9"),
     ]
     screens.append((0, "", str(calibrant.evaluate(f"{HOSTILE}.npz", by="region"))))
     for _, out, err in screens:
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err), out + err
-    for i in (0, 1, 3, 5, 6, 7, 8, 9):
+    for i in (0, 1, 3, 5, 6, 7, 8, 9, 10):
         assert SHOWN in screens[i][1] + screens[i][2]
 
 

@@ -21,6 +21,7 @@ KINDS = {
     "prior": "calibrant.decide:PriorCorrection",
     "threshold": "calibrant.decide:Threshold",
     "sets": "calibrant.decide:ConformalSets",
+    "decision": "calibrant.decide:DecisionRule",
     "maccal": "calibrant.retrain:MaCCal",
     "retrained": "calibrant.retrain:RetrainedClassifier",
     "head": "calibrant.llm:FittedHead",

@@ -24,6 +24,7 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of to
 VERBS = {
     "bench": ["bench"],
     "compare": ["compare", "demo"],
+    "decide": ["decide"],
     "evaluate": ["evaluate"],
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],

@@ -7,4 +7,5 @@ from calibrant.decide.priors import (
     label_shift as label_shift,
     shift_prior as shift_prior,
 )
+from calibrant.decide.rules import DecisionRule as DecisionRule
 from calibrant.decide.thresholds import Threshold as Threshold, threshold as threshold

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, overload
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import BoolArray, FloatArray, Logits, check_choice
+from calibrant._core.checks import BoolArray, FloatArray, Logits, check_choice, warn
 from calibrant._core.class_names import numbered
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
 from calibrant.metrics.reductions import Input
@@ -175,10 +174,10 @@ def _limit(scores: FloatArray, coverage: float) -> float:
     n = len(scores)
     rank = math.ceil((n + 1) * coverage - 1e-9)  # 100 * 0.55 is a little more than 55
     if rank > n:
-        warnings.warn(
+        warn(
             f"{n:,} examples cannot show a coverage of {coverage:g}; every set holds all classes: "
             f"use at least {math.ceil(coverage / (1 - coverage) - 1e-9):,} examples",
-            stacklevel=3,
+            stacklevel=4,
         )
         return math.inf
     return float(np.partition(scores, rank - 1)[rank - 1])
@@ -186,7 +185,8 @@ def _limit(scores: FloatArray, coverage: float) -> float:
 
 def _loosened(limit: float, scores: Logits) -> float:
     """Raise the limit by the rounding of scores in the precision of the input."""
-    return limit + max(SLACK, checks.float_info(scores).eps) * abs(limit)
+    eps = float(checks.float_info(scores).eps)  # a NumPy number would round the limit to its dtype
+    return limit + max(SLACK, eps) * abs(limit)
 
 
 def _class_scores(rows: FloatArray, score: Score, seed: int, least: float = 0.0) -> FloatArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from scipy.special import expit, logit
 from scipy.stats import beta, binom
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores
+from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores, warn
 from calibrant.decide.probabilities import check_share
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
@@ -27,6 +26,8 @@ REACH = 7
 """Log-odds up to which they lie above ``1 - max_error``, and down to which below zero."""
 FALL = 3.0
 """Factor by which the error probability of a search falls per unit of distance of its start."""
+PROMISE = ("max_error", "level")
+"""Attributes of a threshold that early states do not have."""
 
 
 class Threshold(NamedTuple):
@@ -43,6 +44,10 @@ class Threshold(NamedTuple):
     It shows how close the call was; ``max_error`` is what is guaranteed."""
     n: int
     """Number of examples."""
+    max_error: float = math.nan
+    """What is guaranteed about the error; NaN if it was saved by a release that did not keep it."""
+    level: float = math.nan
+    """Certainty of the guarantee."""
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""
@@ -51,13 +56,13 @@ class Threshold(NamedTuple):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Threshold:
         """Make a threshold of what :meth:`state` returned."""
-        absent = {"threshold": math.inf, "error": math.nan, "bound": math.nan}
+        absent = {"threshold": math.inf, **dict.fromkeys(("error", "bound", *PROMISE), math.nan)}
 
         def is_legal(name: str, value: Any) -> bool:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             return math.isfinite(value) if number else value is None and name in absent
 
-        named = isinstance(state, Mapping) and set(state) == set(cls._fields)
+        named = isinstance(state, Mapping) and {*state, *PROMISE} == set(cls._fields)
         if not named or not all(is_legal(k, v) for k, v in state.items()):
             names = ", ".join(cls._fields)
             raise ValueError(f"a threshold has the numbers {names}, got {state!r:.200}")
@@ -129,11 +134,12 @@ def threshold(
     levels, passed = _fallback(p_values, (1 - level) * shares)
     if not passed.any():
         _warn_of_none(claimed.size, max_error, level, float(shares.max()))
-        return Threshold(math.inf, 0.0, math.nan, math.nan, claimed.size)
+        return Threshold(math.inf, 0.0, math.nan, math.nan, claimed.size, max_error, level)
     at = int(passed.nonzero()[0][-1])
     m, k = int(accepted[at]), int(wrong[at])
     bound = float(beta.ppf(1 - levels[at], k + 1, m - k))
-    return Threshold(float(grid[at]), m / claimed.size, k / m, bound, claimed.size)
+    share = m / claimed.size
+    return Threshold(float(grid[at]), share, k / m, bound, claimed.size, max_error, level)
 
 
 def _grid(max_error: float) -> tuple[FloatArray, FloatArray]:
@@ -172,9 +178,9 @@ def _fallback(p_values: FloatArray, shares: FloatArray) -> tuple[FloatArray, Boo
 def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
     # what a test next to 1 - max_error needs when nothing is wrong
     needed = math.ceil(math.log((1 - level) * share) / math.log1p(-max_error))
-    warnings.warn(
+    warn(
         f"no threshold keeps the error at {max_error:g} with {level:.0%} certainty on these {n:,} "
         f"examples, so none is accepted; about {needed:,} confident ones without a mistake are "
         "needed: label more, calibrate first, or allow more errors",
-        stacklevel=3,
+        stacklevel=4,
     )

@@ -7,10 +7,10 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -74,36 +74,73 @@ def apply(
     ((10000, 10), 0.0)
     """
     calibrator = as_calibrator(calibrator)
-    dataset, target = as_dataset(data, multilabel=calibrator.multilabel), Path(out)
-    _check_target(dataset, target)
+    dataset = as_dataset(data, multilabel=calibrator.multilabel)
+
+    def make(split: Split, folder: Path, progress: Progress | None) -> dict[str, Array]:
+        return {split.domain: _calibrated(calibrator, split, folder, progress)}
+
+    splits = scored_splits(dataset)
+    for split in splits:
+        check_fits(calibrator, split)
+    write_splits(dataset, splits, Path(out), make, progress)
+
+
+def scored_splits(dataset: Dataset) -> list[Split]:
+    """Return the splits that have logits or probs; an error if there are none."""
     splits = [dataset.split(name) for name in dataset.splits]
     scored = [split for split in splits if split.shards[0].domain]
     if not scored:
-        raise ValueError(f"{dataset.path} has no logits or probs to calibrate")
-    for split in scored:
-        _check_fits(calibrator, split)
+        raise ValueError(f"{dataset.path} has no logits or probs to calibrate or decide on")
+    return scored
+
+
+Make: TypeAlias = Callable[[Split, Path, Progress | None], Mapping[str, Array]]
+"""Makes columns of a split, by name; a folder is for files that hold them meanwhile."""
+
+
+def write_splits(
+    dataset: Dataset,
+    splits: Sequence[Split],
+    target: Path,
+    make: Make,
+    progress: Progress | None = None,
+    *,
+    left_out: Sequence[str] = (),
+) -> None:
+    """Write the columns that ``make`` returns for each split, and all others but the scores.
+
+    Columns ``left_out`` are not written.
+    """
+    check_target(dataset, target)
     arrays: dict[str, Any] = {}
-    total, before = sum(split.rows for split in scored), 0
     with tempfile.TemporaryDirectory(
         prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
     ) as folder:
-        arrays |= _copies(dataset, splits, Path(folder), target.suffix)
-        for split in scored:
-            report = progress and partial(_report, progress, before, total)
-            key = full_key(split.name, split.domain)
-            arrays[key] = _calibrated(calibrator, split, Path(folder), report)
-            before += split.rows
+        arrays |= _copies(dataset, Path(folder), target.suffix, left_out)
+        for split, report in with_progress(splits, progress):
+            made = make(split, Path(folder), report)
+            arrays |= {full_key(split.name, name): values for name, values in made.items()}
         order = [key for files in dataset.files for key in files if key in arrays]
         write_arrays(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})
 
 
+def with_progress(
+    splits: Sequence[Split], progress: Progress | None
+) -> Iterator[tuple[Split, Progress | None]]:
+    """Yield each split, and a function that reports on it as a part of all."""
+    total, before = sum(split.rows for split in splits), 0
+    for split in splits:
+        yield split, progress and partial(_report, progress, before, total)
+        before += split.rows
+
+
 def _report(progress: Progress, before: int, total: int, done: int, _: int) -> None:
-    """Report on one split as a part of all."""
     progress(before + done, total)
 
 
-def _check_target(dataset: Dataset, target: Path) -> None:
-    check_writable(target)
+def check_target(dataset: Dataset, target: Path, *suffixes: str) -> None:
+    """Raise unless ``target`` can be written, as arrays or with one of ``suffixes``."""
+    check_writable(target, *suffixes)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
     inputs = {os.path.realpath(c.path) for arrays in dataset.files for c in arrays.values()}
@@ -114,7 +151,8 @@ def _check_target(dataset: Dataset, target: Path) -> None:
         raise ValueError(f"{target} is part of the input {dataset.path}: write to another place")
 
 
-def _check_fits(calibrator: Calibrator, split: Split) -> None:
+def check_fits(calibrator: Calibrator, split: Split) -> None:
+    """Raise unless a calibrator takes the scores and features of a split."""
     calibrator.check_logits(torch.zeros(1, *split.shape))
     if calibrator.one_logit and split.shape:
         raise ValueError(
@@ -128,18 +166,18 @@ def _check_fits(calibrator: Calibrator, split: Split) -> None:
             calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
 
 
-def _others(dataset: Dataset, splits: Sequence[Split]) -> dict[str, list[Column]]:
+def _others(dataset: Dataset, left_out: Sequence[str]) -> dict[str, list[Column]]:
     """Return everything but the scores by key; no columns where shards do not agree."""
     others: dict[str, list[Column]] = {}
     known = set()
-    for split in splits:
+    for split in map(dataset.split, dataset.splits):
         for name in dict.fromkeys(name for shard in split.shards for name in shard.columns):
             having = [shard for shard in split.shards if name in shard.columns]
             columns = [shard.columns[name] for shard in having]
             known |= {(column.path, column.key) for column in columns}
             per_row = all(c.shape[:1] == (s.rows,) for c, s in zip(columns, having, strict=True))
             complete = columns if len(having) == len(split.shards) else []
-            if name not in SCORES:
+            if name not in (*SCORES, *left_out):
                 others[full_key(split.name, name)] = complete if per_row else _agreed(columns)
     single: dict[str, list[Column]] = {}  # class names, the last layer, single values
     for arrays in dataset.files:
@@ -163,7 +201,7 @@ def _agreed(columns: Sequence[Column]) -> list[Column]:
     return [first]
 
 
-def _empty(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def empty_array(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array in a mapped file, whose pages leave memory when that is short."""
     if not math.prod(shape) or not dtype.itemsize:
         return np.empty(shape, dtype)
@@ -171,17 +209,17 @@ def _empty(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.lib.format.open_memmap(path, "w+", dtype, shape)
 
 
-def _copies(dataset: Dataset, splits: Sequence[Split], folder: Path, suffix: str) -> dict[str, Any]:
+def _copies(dataset: Dataset, folder: Path, suffix: str, left_out: Sequence[str]) -> dict[str, Any]:
     """Return everything but the scores; a warning names what cannot be kept."""
     copies: dict[str, Any] = {}
-    left_out = []
-    for key, columns in _others(dataset, splits).items():
+    problems = []
+    for key, columns in _others(dataset, left_out).items():
         try:
             copies[key] = _copied(columns, folder, suffix)
         except NoArrayError as problem:
-            left_out.append(f"{key} ({problem})")
-    if left_out:
-        warnings.warn(f"left out: {comma_separated(left_out)}", stacklevel=3)
+            problems.append(f"{key} ({problem})")
+    if problems:
+        warnings.warn(f"left out: {comma_separated(problems)}", stacklevel=4)
     return copies
 
 
@@ -199,7 +237,7 @@ def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
     shape, dtype = joint_header(columns)
     if not dtype.itemsize or (len(columns) == 1 and columns[0].mapped() is not None):
         return read_all(columns)  # text, whose length is unknown, or mapped already
-    return read_all(columns, _empty(folder, shape, dtype))
+    return read_all(columns, empty_array(folder, shape, dtype))
 
 
 def _calibrated(
@@ -208,7 +246,7 @@ def _calibrated(
     stored = split.shards[0].column("logits")
     probs = split.domain == "probs"
     dtype = np.promote_types(stored.dtype, np.float32) if probs else np.dtype(np.float32)
-    whole = _empty(folder, (split.rows, *split.shape), dtype)
+    whole = empty_array(folder, (split.rows, *split.shape), dtype)
     start = 0
 
     def use(chunks: Iterator[Chunk]) -> None:

@@ -91,7 +91,7 @@ def compare(
     )
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
-        splits, names = _splits(dataset, fit_split, test_split, seed)
+        splits, names = fit_and_test(dataset, fit_split, test_split, seed)
         calibrators = _chosen(methods, splits, estimand, keep_argmax)
         bench = _Bench(*splits, stream, time_limit)
         n_test, classes = bench.prepare(list(calibrators.values()))
@@ -115,10 +115,18 @@ def compare(
     return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen)
 
 
-def _splits(
-    dataset: Dataset, fit_split: str | None, test_split: str | None, seed: int
+def fit_and_test(
+    dataset: Dataset,
+    fit_split: str | None,
+    test_split: str | None,
+    seed: int,
+    *,
+    stratified: bool = True,
 ) -> tuple[tuple[Split, Split], tuple[str, str]]:
-    """Return the examples to fit on and to measure on, and the description of both."""
+    """Return the examples to fit on and to measure on, and the description of both.
+
+    A single split is cut into random halves: the labels of the other half are ignored.
+    """
     wanted = (fit_split, FIT_SPLITS), (test_split, TEST_SPLITS)
     there = [
         dataset.split(name, prefer).name
@@ -131,7 +139,8 @@ def _splits(
     first, second = (f"{s.name} split" if s.name else "plain arrays" for s in (one, other))
     one.warn_if_probs()
     if one.name == other.name:
-        fold = spread(row_folds(one, 2, seed), one.labels.shape, "fold")
+        halves = row_folds(one, 2, seed, stratified=stratified)
+        fold = spread(halves, one.labels.shape, "fold")
         half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
         names = f"a random half of the {first}, seed {seed}", "the other half"
         return (one.with_column("labels", half), one.with_column("labels", rest)), names

@@ -321,8 +321,11 @@ def fit_without(
     return fit_whole(calibrator, split, np.where(seen, labels, IGNORED))
 
 
-def row_folds(split: Split, count: int, seed: int) -> IntArray:
-    """Return the fold of each row, -1 for rows without label; groups stay together."""
+def row_folds(split: Split, count: int, seed: int, *, stratified: bool = True) -> IntArray:
+    """Return the fold of each row, -1 for rows without label; groups stay together.
+
+    Each fold has its share of every class, unless that is left to chance.
+    """
     labels, groups = split.labels, split.groups
     labelled = np.flatnonzero((labels != IGNORED).reshape(len(labels), -1).any(1))
     if groups is not None and groups.shape != (len(labels),):
@@ -332,7 +335,8 @@ def row_folds(split: Split, count: int, seed: int) -> IntArray:
     if not 2 <= count <= units:
         what = "labelled rows" if kept is None else f"values of {split.dataset.groups}"
         raise ValueError(f"folds must be from 2 to the number of {what}, {units}, got {count}")
-    strata = labels[labelled] if labels.ndim == 1 else np.zeros_like(labelled)  # tokens: no class
+    by_class = stratified and labels.ndim == 1  # tokens have no class
+    strata = labels[labelled] if by_class else np.zeros_like(labelled)
     fold = np.full(len(labels), -1)
     for i, rows in enumerate(folds_of(strata, count, groups=kept, seed=seed)):
         fold[labelled[rows]] = i

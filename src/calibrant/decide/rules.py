@@ -1,0 +1,261 @@
+"""Decision rules: a threshold or conformal sets, with the calibrator that belongs to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import betabinom, binom
+from torch import nn
+
+from calibrant._core import checks
+from calibrant._core.checks import BoolArray, IntArray
+from calibrant.calibrators.base import Calibrator
+from calibrant.decide.conformal_sets import ConformalSets
+from calibrant.decide.probabilities import probabilities
+from calibrant.decide.thresholds import Threshold
+from calibrant.metrics.reductions import Input, check_one_input
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+
+UNLIKELY = 0.05
+"""Probability below which a check contradicts a promise."""
+
+
+class Tally(NamedTuple):
+    """Counts of decisions; those of several chunks add up."""
+
+    n: int = 0
+    """Examples."""
+    size: int = 0
+    """Examples that are accepted, or classes in all sets together."""
+    judged: int = 0
+    """Labelled examples that are accepted, or that have a set."""
+    wrong: int = 0
+    """Those whose predicted class is wrong, or whose set misses the label."""
+
+    @classmethod
+    def total(cls, tallies: Iterable[Tally]) -> Tally:
+        """Add up counts."""
+        return cls(*map(sum, zip(cls(), *tallies, strict=True)))
+
+
+class DecisionRule(nn.Module):
+    """A threshold or conformal sets, and the calibrator whose probabilities they are about.
+
+    Saved together, they cannot be mixed up: a threshold promises nothing about other
+    probabilities than those it was found with.
+
+    Parameters
+    ----------
+    guarantee : Threshold or ConformalSets
+    classes : int
+        Number of classes of the predictions.
+    calibrator : Calibrator, optional
+        Fitted; applied to logits first.
+    class_names : sequence of str, optional
+
+    Examples
+    --------
+    >>> from calibrant.decide import threshold
+    >>> rng = np.random.default_rng(0)
+    >>> logits = 3 * rng.normal(size=(2000, 3))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    >>> rule = DecisionRule(threshold(logits, labels, max_error=0.05), classes=3)
+    >>> rule.decide([[9.0, 0.0, 0.0], [1.0, 0.5, 0.0]])["accepted"]
+    array([ True, False])
+    >>> print(rule.promise())
+    With 95 % certainty, at most 5 % of the accepted answers are wrong.
+    """
+
+    def __init__(
+        self,
+        guarantee: Threshold | ConformalSets,
+        classes: int,
+        calibrator: Calibrator | MaCCal | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        checks.check_whole("classes", classes, 2)
+        if isinstance(guarantee, ConformalSets) and guarantee.classes != classes:
+            raise ValueError(f"the sets are of {guarantee.classes} classes, got classes={classes}")
+        if isinstance(guarantee, Threshold) and math.isnan(guarantee.max_error):
+            raise ValueError("this threshold does not know what it promises: find it again")
+        if class_names is not None and len(class_names) != classes:
+            raise ValueError(f"{classes} class_names are wanted, got {len(class_names)}")
+        if calibrator is not None:
+            as_calibrator(calibrator).refuse_tags("DecisionRule")
+        self.guarantee, self.classes, self.calibrator = guarantee, int(classes), calibrator
+        self.class_names = None if class_names is None else [str(name) for name in class_names]
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments of :meth:`from_config`."""
+        names = ("classes", "calibrator", "class_names")
+        return {"guarantee": self.guarantee.state(), **{k: getattr(self, k) for k in names}}
+
+    @classmethod
+    def from_config(
+        cls,
+        guarantee: Mapping[str, Any],
+        classes: int,
+        calibrator: Calibrator | MaCCal | None,
+        class_names: Sequence[str] | None,
+    ) -> DecisionRule:
+        """Make a rule of what :meth:`config` returned."""
+        kind = ConformalSets if "score" in guarantee else Threshold
+        return cls(kind.from_state(guarantee), classes, calibrator, class_names)
+
+    @property
+    def kind(self) -> str:
+        """Kind of the guarantee, "threshold" or "sets"."""
+        return "sets" if isinstance(self.guarantee, ConformalSets) else "threshold"
+
+    @property
+    def decision(self) -> str:
+        """Name of the decisions in :meth:`decide`, "accepted" or "set"."""
+        return "set" if isinstance(self.guarantee, ConformalSets) else "accepted"
+
+    def decide(
+        self, logits: Input = None, *, probs: Input = None, features: Input = None
+    ) -> dict[str, NDArray[Any]]:
+        """Return the decisions about logits ``(..., classes)`` or ``(n,)``, or probs alike.
+
+        ``predicted`` ``(...)`` is the most probable class and ``confidence`` its probability; for a
+        threshold ``accepted`` ``(...)`` tells whether to accept it, for sets ``set``
+        ``(..., classes)`` which classes to keep.
+        """
+        check_one_input(logits, probs)
+        data: dict[str, Any] = {"logits": logits} if probs is None else {"probs": probs}
+        if self.calibrator is not None:
+            scores = checks.logits_from_probs(probs)[0] if logits is None else logits
+            data = {"logits": as_calibrator(self.calibrator).transform(scores, features)}
+        rows = probabilities(data.get("logits"), data.get("probs"))[0]
+        if rows.shape[-1] != self.classes:
+            raise ValueError(f"the rule is for {self.classes} classes, got {rows.shape[-1]}")
+        confidence = rows.max(-1)
+        decisions = {"predicted": rows.argmax(-1), "confidence": confidence}
+        if isinstance(self.guarantee, ConformalSets):
+            members = self.guarantee.sets(**data)
+            return {**decisions, "set": np.asarray(torch.as_tensor(members).cpu())}
+        return {**decisions, "accepted": confidence >= self.guarantee.threshold}
+
+    def tally(self, decisions: Mapping[str, NDArray[Any]], labels: IntArray | None) -> Tally:
+        """Count decisions; with ``labels`` ``(...)``, of which -100 is unknown, also mistakes."""
+        predicted = decisions["predicted"]
+        members = decisions.get("set")
+        size = (decisions["accepted"] if members is None else members).sum()
+        if labels is None:
+            return Tally(predicted.size, int(size))
+        if labels.shape != predicted.shape:
+            raise ValueError(
+                f"{predicted.shape} predictions need as many labels, got {labels.shape}"
+            )
+        checks.check_labels(labels, self.classes)
+        judged: BoolArray = labels != checks.IGNORED
+        known = np.where(judged, labels, 0)
+        if members is None:
+            judged, right = judged & decisions["accepted"], predicted == known
+        else:
+            right = np.take_along_axis(members, known[..., None], -1)[..., 0]
+        return Tally(predicted.size, int(size), int(judged.sum()), int((judged & ~right).sum()))
+
+    def promise(self) -> str:
+        """Return what is guaranteed, in words."""
+        if isinstance(self.guarantee, ConformalSets):
+            share = f"{100 * self.guarantee.coverage:g} %"
+            return f"The set of a new example holds its true class in at least {share} of cases."
+        certain, most = (100 * value for value in (self.guarantee.level, self.guarantee.max_error))
+        return (
+            f"With {certain:g} % certainty, at most {most:g} % of the accepted answers are wrong."
+        )
+
+    def instruction(self) -> str:
+        """Return what to do with a prediction, in words."""
+        if isinstance(self.guarantee, ConformalSets):
+            if self.guarantee.limit == math.inf:
+                return "Every set holds all classes: there were too few examples for others."
+            return f"Sets of classes by the score {self.guarantee.score}."
+        if self.guarantee.threshold == math.inf:
+            return "No answer is accepted: the examples support no threshold."
+        return f"Accept an answer if its confidence is at least {self.guarantee.threshold:.4f}."
+
+    def describe(self) -> str:
+        """Describe the rule in a line."""
+        fitted = f"fitted on {self.guarantee.n:,} examples of {self.classes} classes"
+        if self.calibrator is None:
+            return fitted
+        return f"{fitted}, calibrated by: {as_calibrator(self.calibrator).describe()}"
+
+    def p_value(self, tally: Tally) -> float:
+        """Return the probability of as many mistakes as counted, or more, if the promise holds.
+
+        At the limit of the promise: binomial for a threshold, beta-binomial for sets, whose
+        coverage varies with the examples they were fitted on.
+        """
+        n = self.guarantee.n
+        if isinstance(self.guarantee, Threshold):
+            return float(binom.sf(tally.wrong - 1, tally.judged, self.guarantee.max_error))
+        if self.guarantee.limit == math.inf or not tally.judged:
+            return 1.0
+        rank = math.ceil((n + 1) * self.guarantee.coverage - 1e-9)
+        return float(betabinom.sf(tally.wrong - 1, tally.judged, n + 1 - rank, rank))
+
+    def verdict(self, tally: Tally) -> str:
+        """Return whether labelled decisions agree with the promise; empty without labels."""
+        if not tally.judged:
+            return ""
+        p = self.p_value(tally)
+        if p >= UNLIKELY:
+            return f"The labels of {tally.judged:,} examples agree with the promise."
+        return (
+            f"The labels of {tally.judged:,} examples contradict the promise (p = {p:.2g}): they "
+            "differ from those of the fit, or the model or its calibrator has seen the latter."
+        )
+
+    def figures(self, tally: Tally) -> dict[str, float | None]:
+        """Return counts and shares by name; None where nothing was counted."""
+        error = tally.wrong / tally.judged if tally.judged else None
+        mean = tally.size / tally.n if tally.n else None
+        if isinstance(self.guarantee, ConformalSets):
+            covered = None if error is None else 1 - error
+            found = {"mean_size": mean, "labelled": tally.judged, "coverage": covered}
+        else:
+            found = {"accepted": tally.size, "share": mean, "labelled": tally.judged}
+            found |= {"wrong": tally.wrong, "error": error}
+        return {"n": tally.n, **found}
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Headings of :meth:`cells`."""
+        if isinstance(self.guarantee, ConformalSets):
+            return "examples", "classes per set", "true class in set"
+        return "examples", "accepted", "wrong among accepted"
+
+    def cells(self, tally: Tally) -> tuple[str, ...]:
+        """Return the figures as text."""
+        figures = self.figures(tally)
+        names = ("share", "error") if self.kind == "threshold" else ("mean_size", "coverage")
+        first, second = (figures[name] for name in names)
+        percent = "-" if second is None else f"{100 * second:.2f} %"
+        if first is None:
+            return f"{tally.n:,}", "-", percent
+        shown = f"{first:.2f}" if self.kind == "sets" else f"{tally.size:,} ({100 * first:.1f} %)"
+        return f"{tally.n:,}", shown, percent
+
+    def names(self, members: BoolArray) -> str:
+        """Return the names of the classes in a set ``(classes,)``; numbers if unknown.
+
+        >>> sets = ConformalSets(-0.1, "lac", 0.9, 100, 3, 0)
+        >>> rule = DecisionRule(sets, 3, class_names=["cat", "dog", "owl"])
+        >>> [rule.names(one) for one in rule.decide(probs=[[0.8, 0.15, 0.05]])["set"]]
+        ['cat, dog']
+        """
+        return ", ".join(self.name(int(k)) for k in np.flatnonzero(members))
+
+    def name(self, k: int) -> str:
+        """Return the name of a class, or its number."""
+        return str(k) if self.class_names is None else self.class_names[k]

@@ -1,0 +1,330 @@
+"""Fit decision rules on prediction files, check them on other examples, and apply them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+from calibrant._core.atomic_files import replacing
+from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, warnings_at_caller
+from calibrant._core.chunks import Progress
+from calibrant._core.messages import comma_separated
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import Data, Split, as_dataset
+from calibrant.data.formats import Array
+from calibrant.data.shards import Chunk, located
+from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
+from calibrant.decide.rules import DecisionRule, Tally
+from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+from calibrant.workflows.apply import (
+    check_fits,
+    check_target,
+    empty_array,
+    scored_splits,
+    with_progress,
+    write_splits,
+)
+from calibrant.workflows.compare import fit_and_test
+
+DECISIONS = ("predicted", "confidence")
+"""Columns that every rule makes, beside its own."""
+TEXT = ".csv"
+"""Suffix of decisions for people: a line for each example, with names of classes."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedRule:
+    """A decision rule, and what it does with the examples of its fit and with others.
+
+    Attributes
+    ----------
+    rule : DecisionRule
+    fitted_on, checked_on : str
+        Description of the examples.
+    fitted, checked : Tally
+        Counts of the decisions about them.
+    """
+
+    rule: DecisionRule
+    fitted_on: str
+    checked_on: str
+    fitted: Tally
+    checked: Tally
+
+    @property
+    def tallies(self) -> dict[str, Tally]:
+        """Counts by what was done with the examples."""
+        names = f"fitted on: {self.fitted_on}", f"checked on: {self.checked_on}"
+        return dict(zip(names, (self.fitted, self.checked), strict=True))
+
+    def verdict(self) -> str:
+        """Return whether the check agrees with the promise."""
+        return self.rule.verdict(self.checked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: shares as fractions, undefined values as None."""
+        fitted, checked = map(self.rule.figures, (self.fitted, self.checked))
+        return {
+            **_rule_dict(self.rule),
+            "fitted_on": {"examples": self.fitted_on, **fitted},
+            "checked_on": {"examples": self.checked_on, **checked},
+            "p_value": self.rule.p_value(self.checked),
+        }
+
+
+def _rule_dict(rule: DecisionRule) -> dict[str, Any]:
+    return {
+        "rule": {"kind": rule.kind, **rule.guarantee.state()},
+        "promise": rule.promise(),
+        "classes": rule.classes,
+        "calibrated": rule.calibrator is not None,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class AppliedRule:
+    """A decision rule, and counts of its decisions by split."""
+
+    rule: DecisionRule
+    tallies: dict[str, Tally]
+
+    def verdict(self) -> str:
+        """Return whether the labelled examples agree with the promise."""
+        return self.rule.verdict(Tally.total(self.tallies.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: shares as fractions, undefined values as None."""
+        splits = {name: self.rule.figures(tally) for name, tally in self.tallies.items()}
+        p_value = self.rule.p_value(Tally.total(self.tallies.values()))
+        return {**_rule_dict(self.rule), "splits": splits, "p_value": p_value}
+
+
+@warnings_at_caller()
+def decide(
+    data: Data,
+    *,
+    max_error: float | None = None,
+    level: float = 0.95,
+    coverage: float | None = None,
+    score: Score = "aps",
+    calibrator: Calibrator | MaCCal | None = None,
+    fit_split: str | None = None,
+    test_split: str | None = None,
+    seed: int = 0,
+) -> FittedRule:
+    """Fit a threshold or conformal sets on some examples of a file, and check it on others.
+
+    Parameters
+    ----------
+    data : path, Dataset, or mapping
+        A prediction file, a folder, a glob, or arrays by their keys in a file.
+    max_error, level : float
+        For a threshold, as in :func:`calibrant.threshold`.
+    coverage, score : float and str
+        For sets, as in :func:`calibrant.conformal`; either this or ``max_error``.
+    calibrator : Calibrator, optional
+        Fitted on other examples; applied to logits first.
+    fit_split, test_split : str, optional
+        Splits to fit the rule on (val, else the plain arrays, by default) and to check it on
+        (test, else the plain arrays). With a calibrator, which has probably seen val, both are
+        test where there is one. A single split is cut at random into two halves.
+    seed : int
+        Of the cut, and of the random part of sets.
+
+    Examples
+    --------
+    >>> from calibrant.data import sample_path
+    >>> fitted = decide(sample_path(), max_error=0.01)
+    >>> round(fitted.rule.guarantee.threshold, 3), fitted.fitted_on, fitted.checked_on
+    (1.0, 'val split', 'test split')
+    >>> fitted.checked.wrong / fitted.checked.judged < 0.01
+    True
+    """
+    if (max_error is None) == (coverage is None):
+        got = "neither" if max_error is None else "both"
+        raise TypeError(f"pass either max_error= or coverage=, got {got}")
+    dataset = as_dataset(data)
+    if calibrator is not None and fit_split is None and dataset.find("test") is not None:
+        fit_split = test_split = test_split or "test"
+    splits, names = fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
+    if calibrator is not None:
+        for split in splits:
+            check_fits(as_calibrator(calibrator), split)
+    examples: dict[str, Any] = _calibrated_examples(splits[0], calibrator)
+    with located(dataset.path):
+        guarantee: Threshold | ConformalSets
+        if coverage is None:
+            guarantee = threshold(**examples, max_error=max_error, level=level)  # type: ignore[arg-type]
+        else:
+            guarantee = conformal(**examples, coverage=coverage, score=score, seed=seed)
+    rule = DecisionRule(guarantee, splits[0].classes, calibrator, dataset.class_names)
+    tallies = (_walk(rule, split, labelled_only=True) for split in splits)
+    return FittedRule(rule, *names, *tallies)
+
+
+def _calibrated_examples(split: Split, calibrator: Calibrator | MaCCal | None) -> dict[str, Array]:
+    """Return the labelled examples of a split, read whole, as a rule sees them."""
+    labels = split.labels
+    if labels.shape[1:] != split.shape[:-1]:
+        raise ValueError(
+            f"{split.path}: decisions need one label for each row of scores, got labels "
+            f"{labels.shape} for {(split.rows, *split.shape)}; tags are not supported"
+        )
+    kept = labels != IGNORED
+    check_some(int(kept.sum()))
+    if calibrator is None:
+        return {split.domain: split.read(split.domain)[kept], "labels": labels[kept]}
+    calibrator = as_calibrator(calibrator)
+    features = split.features[kept] if calibrator.needs_features else None
+    return {"logits": calibrator.transform(split.logits[kept], features), "labels": labels[kept]}
+
+
+def apply_rule(
+    rule: DecisionRule,
+    data: Data,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> AppliedRule:
+    """Decide about every example of a prediction file, and count by split.
+
+    With ``out`` the decisions are written: as ``.npz``, ``.safetensors`` or ``.parquet`` the
+    columns of :meth:`DecisionRule.decide` under each split, beside all arrays of the file but
+    logits, probs and features; as ``.csv`` a line for each example, with the names of classes
+    where they are known. Labels are not needed.
+
+    Examples
+    --------
+    >>> from calibrant.data import sample_path
+    >>> rule = decide(sample_path(), coverage=0.9).rule
+    >>> applied = apply_rule(rule, {"logits": [[9.0] + [0.0] * 9, [1.0] * 10]})
+    >>> applied.tallies[""].n, applied.tallies[""].judged
+    (2, 0)
+    """
+    dataset = as_dataset(data)
+    splits = scored_splits(dataset)
+    for split in splits:
+        _check_split(rule, split)
+    tallies: dict[str, Tally] = {}
+    if out is None:
+        for split, report in with_progress(splits, progress):
+            tallies[split.name] = _walk(rule, split, progress=report)
+        return AppliedRule(rule, tallies)
+    check_target(dataset, Path(out), TEXT)
+    if Path(out).suffix == TEXT:
+        with replacing(Path(out)) as temporary, temporary.open("w", newline="") as file:
+            lines = _Lines(rule, file)
+            for split, report in with_progress(splits, progress):
+                tallies[split.name] = _walk(rule, split, lines.of(split), report)
+        return AppliedRule(rule, tallies)
+
+    def make(split: Split, folder: Path, report: Progress | None) -> dict[str, Array]:
+        columns = _Columns(folder, split.rows)
+        tallies[split.name] = _walk(rule, split, columns.add, report)
+        return columns.arrays
+
+    write_splits(dataset, splits, Path(out), make, progress, left_out=["features"])
+    return AppliedRule(rule, tallies)
+
+
+def _check_split(rule: DecisionRule, split: Split) -> None:
+    if split.classes != rule.classes:
+        raise ValueError(
+            f"the rule is for {rule.classes} classes, but {split.path} has {split.classes}"
+        )
+    if rule.calibrator is not None:
+        check_fits(as_calibrator(rule.calibrator), split)
+    if taken := [name for name in (*DECISIONS, rule.decision) if name in split.keys]:
+        raise ValueError(f"{split.path} has {comma_separated(taken)} already: rename that column")
+
+
+Use: TypeAlias = Callable[[Mapping[str, Array], IntArray | None], object]
+
+
+def _walk(
+    rule: DecisionRule,
+    split: Split,
+    use: Use | None = None,
+    progress: Progress | None = None,
+    *,
+    labelled_only: bool = False,
+) -> Tally:
+    """Decide about a split, and count; ``use`` is called with the decisions of each chunk."""
+    calibrator = rule.calibrator and as_calibrator(rule.calibrator)
+    domain = split.domain if calibrator is None else "logits"
+    columns = [domain, *(["labels"] if "labels" in split.keys else [])]
+    columns += ["features"] if calibrator is not None and calibrator.needs_features else []
+
+    def decided(chunks: Iterator[Chunk]) -> Tally:
+        tallies = []
+        for chunk in chunks:
+            scores, features, labels = chunk.columns[domain], chunk.get("features"), None
+            if "labels" in columns:
+                labels = as_labels(chunk.labels)
+            if labelled_only and labels is not None:
+                kept = labels != IGNORED
+                scores, labels = scores[kept], labels[kept]
+                features = None if features is None else features[kept]
+            if not len(scores):
+                continue
+            decisions = rule.decide(**{domain: scores}, features=features)
+            tallies.append(rule.tally(decisions, labels))
+            if use is not None:
+                use(decisions, labels)
+        return Tally.total(tallies)
+
+    return Tally.total(split.walk(decided, *columns, progress=progress))
+
+
+class _Columns:
+    """Decisions of chunks, gathered in files of a folder."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.folder, self.rows, self.done = folder, rows, 0
+        self.arrays: dict[str, Array] = {}
+
+    def add(self, decisions: Mapping[str, Array], labels: IntArray | None) -> None:
+        end = self.done + len(decisions["predicted"])
+        for name, values in decisions.items():
+            if name not in self.arrays:
+                shape = (self.rows, *values.shape[1:])
+                self.arrays[name] = empty_array(self.folder, shape, values.dtype)
+            self.arrays[name][self.done : end] = values
+        self.done = end
+
+
+class _Lines:
+    """Decisions of chunks as lines of a ``.csv`` file, with names in place of numbers."""
+
+    def __init__(self, rule: DecisionRule, file: TextIO) -> None:
+        self.rule, self.writer = rule, csv.writer(file)
+        self.writer.writerow(("split", "row", *DECISIONS, rule.decision, "label"))
+
+    def of(self, split: Split) -> Use:
+        """Return the function that writes the decisions of one split."""
+        if len(split.shape) > 1:
+            raise ValueError(f"a {TEXT} file has a line for each row, got tokens: write .npz")
+        return partial(self._add, split.name, count())
+
+    def _add(
+        self,
+        split: str,
+        rows: Iterator[int],
+        decisions: Mapping[str, Array],
+        labels: IntArray | None,
+    ) -> None:
+        known: Any = repeat(IGNORED) if labels is None else labels
+        for row, label, *made in zip(rows, known, *decisions.values(), strict=False):
+            predicted, confidence, decision = made
+            kept = self.rule.names(decision) if decision.ndim else ("no", "yes")[int(decision)]
+            cells = (self.rule.name(predicted), f"{confidence:.6g}", kept)
+            truth = "" if label == IGNORED else self.rule.name(label)
+            self.writer.writerow((split, row, *cells, truth))

@@ -1,0 +1,83 @@
+"""The verb decide."""
+
+import json
+
+import numpy as np
+import pytest
+
+from calibrant import artifacts
+from calibrant.decide import DecisionRule
+from calibrant.workflows.decide import decide
+from tests.support.prediction_files import arrays_in
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def test_a_threshold_is_explained_saved_and_applied(run):
+    code, out, err = run("decide", "p.npz", "--max-error", "0.5", "--save", "rule")
+    assert code == 0
+    expected = decide("p.npz", max_error=0.5)
+    fitted, checked = expected.fitted, expected.checked
+    assert f"at least {expected.rule.guarantee.threshold:.4f}." in out
+    assert "With 95 % certainty, at most 50 % of the accepted answers are wrong." in out
+    assert "fitted on 564 examples of 5 classes" in out
+    share = f"{checked.size:,} ({100 * checked.size / checked.n:.1f} %)"
+    row = (
+        f"checked on: test split {checked.n:,} {share} {100 * checked.wrong / checked.judged:.2f} %"
+    )
+    assert row in " ".join(out.split())
+    assert f"{fitted.size:,} ({100 * fitted.size / fitted.n:.1f} %)" in out
+    assert f"The labels of {checked.judged} examples agree with the promise." in out
+    assert err == "wrote rule\n"
+    assert artifacts.load("rule", DecisionRule).guarantee == expected.rule.guarantee
+
+    unlabelled = np.load("plain.npz")["logits"]
+    np.savez("new.npz", logits=unlabelled, id=np.arange(len(unlabelled)))
+    code, out, err = run("decide", "new.npz", "--rule", "rule", "-o", "decisions.npz")
+    assert code == 0
+    assert "plain arrays" in out
+    assert "agree with" not in out
+    assert err == "wrote decisions.npz\n"
+    written = arrays_in("decisions.npz")
+    made = expected.rule.decide(unlabelled)
+    assert set(written) == {"id", *made}
+    assert np.array_equal(written["accepted"], made["accepted"])
+
+
+def test_sets_of_a_calibrated_model_in_json(run):
+    assert run("fit", "p.npz", "--method", "ts", "-o", "ts")[0] == 0
+    arguments = ("decide", "p.npz", "--coverage", "0.8", "--score", "lac", "--calibrator", "ts")
+    code, out, _ = run(*arguments, "--save", "rule", "-o", "sets.csv", "--json")
+    assert code == 0
+    found = json.loads(out)
+    expected = decide("p.npz", coverage=0.8, score="lac", calibrator=artifacts.load("ts"))
+    assert found["rule"] == {"kind": "sets", **expected.rule.guarantee.state()}
+    assert found["checked_on"]["coverage"] == 1 - expected.checked.wrong / expected.checked.n
+    assert found["checked_on"]["mean_size"] == expected.checked.size / expected.checked.n
+    assert found["fitted_on"]["examples"] == "a random half of the test split, seed 0"
+    assert found["p_value"] == expected.rule.p_value(expected.checked)
+    assert (found["saved"], found["decisions"]) == ("rule", "sets.csv")
+    with open("sets.csv") as file:
+        assert len(file.readlines()) == 1 + 600 + 500
+
+    code, out, _ = run("decide", "p.npz", "--rule", "rule", "--json")
+    assert code == 0
+    assert json.loads(out)["splits"]["test"]["n"] == 500
+    code, out, _ = run("decide", "p.npz", "--rule", "rule")
+    assert "The calibrator must not have seen the examples of the fit." in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name one of --max-error, --coverage and --rule"),
+        (("--max-error", "0.1", "--coverage", "0.9"), "name one of"),
+        (("--rule", "rule", "--fit-split", "val"), "leave out --calibrator, --save"),
+        (("--rule", "nowhere"), "there is no artifact nowhere"),
+        (("--max-error", "5"), "max_error must be between 0 and 1, got 5"),
+    ],
+)
+def test_what_cannot_run_says_why(run, arguments, message):
+    code, out, err = run("decide", "p.npz", *arguments)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())

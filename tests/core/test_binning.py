@@ -1,6 +1,5 @@
 """The binning rule, against the rule as a slow loop."""
 
-import itertools
 from fractions import Fraction
 
 import hypothesis.strategies as st
@@ -10,6 +9,7 @@ from hypothesis import given
 
 import calibrant as cal
 from calibrant._core.binning import Bins, bin_index, equal_mass_edges, fill, uniform_edges
+from tests.support.definitions import slow_groups, slow_index
 
 SUMS = ("weight", "claimed", "observed", "spread", "squares")
 
@@ -24,14 +24,6 @@ def pairs(values=unit, most=60):
     return st.lists(st.tuples(values, st.booleans(), whole), min_size=1, max_size=most).map(
         lambda rows: tuple(np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     )
-
-
-def slow_index(value, edges):
-    """The rule: (lo, hi], and the first bin also holds its lower end."""
-    for i, (low, high) in enumerate(itertools.pairwise(edges)):
-        if low < value <= high or (i == 0 and value == low):
-            return i
-    raise AssertionError(f"{value} is in no bin")
 
 
 def slow_sums(confidence, outcome, edges, weight):
@@ -92,21 +84,6 @@ def test_every_decimal_edge_closes_its_bin(bins):
 
 
 # Equal mass
-
-
-def slow_groups(confidence, bins, weight):
-    """The values of each bin: one ends at the first value that brings the mass to its share."""
-    total = Fraction(int(weight.sum()))
-    groups: list[list[float]] = [[]]
-    mass, share = Fraction(0), 1
-    for value in sorted(set(confidence)):
-        groups[-1].append(value)
-        mass += Fraction(int(weight[confidence == value].sum()))
-        if mass >= total * share / bins and mass < total:
-            groups.append([])
-            while mass >= total * share / bins:
-                share += 1
-    return groups
 
 
 @given(pairs(positive | st.sampled_from([0.25, 0.5, 0.75, 1.0])), counts)

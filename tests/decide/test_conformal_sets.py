@@ -12,6 +12,7 @@ from scipy.stats import binom, kstest
 from calibrant.decide import conformal_sets
 from calibrant.decide.conformal_sets import conformal
 from calibrant.decide.priors import shift_prior
+from tests.support.definitions import slow_score
 from tests.support.simulate import drawn
 
 
@@ -26,16 +27,6 @@ SCORES = ["lac", "aps", "raps"]
 def probabilities(rng, n, classes=8, temperature=1.0):
     logits, labels = drawn(rng, n, classes, temperature)
     return softmax(logits, -1), labels
-
-
-def slow_score(row, label, score, part):
-    """Score of one class of one row, in words: everything before it, and a part of it, less 1."""
-    if score == "lac":
-        return -row[label]
-    order = sorted(range(len(row)), key=lambda k: (-row[k], k))
-    rank = order.index(label)
-    found = sum(row[k] for k in order[:rank]) + part * row[label] - sum(row)
-    return found + (0.01 * max(0, rank + 1 - 5) if score == "raps" else 0)
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -15,30 +15,13 @@ from scipy.stats import binom, binomtest
 from calibrant.decide import thresholds
 from calibrant.decide.thresholds import threshold
 from calibrant.metrics import top_label
+from tests.support.definitions import slow_threshold
 from tests.support.simulate import drawn, drawn_pairs
 
 
 def most(times, chance):
     """Number of events of a chance that is exceeded once in ten thousand runs."""
     return int(binom.ppf(0.9999, times, chance))
-
-
-def slow_threshold(confidence, right, max_error, level):
-    """The definition, one threshold after another, with sums for probabilities."""
-    middle = math.log((1 - max_error) / max_error) - 0.05
-    steps = range(70, -10 * max(0, math.ceil(middle + 7)) - 1, -1)
-    grid = [1 / (1 + math.exp(-middle - i / 10)) for i in steps]
-    total = sum(3.0 ** -abs(i // 10) for i in steps if i % 10 == 0)
-    shares = [3.0 ** -abs(i // 10) / total if i % 10 == 0 else 0.0 for i in steps]
-    found, carried = math.inf, 0.0
-    for t, share in zip([*grid, 0.0], [*shares, 0.0], strict=True):
-        taken = [bool(r) for c, r in zip(confidence, right, strict=True) if c >= t]
-        m, k = len(taken), taken.count(False)
-        terms = [math.comb(m, j) * max_error**j * (1 - max_error) ** (m - j) for j in range(k + 1)]
-        have = carried + (1 - level) * share
-        passes = m > 0 and have > 0 and math.fsum(terms) <= have
-        found, carried = (t, have) if passes else (found, 0.0)
-    return found
 
 
 @pytest.mark.parametrize("max_error", [0.03, 0.1, 0.3, 0.9])

@@ -12,7 +12,8 @@ import torch
 from scipy.special import softmax
 
 import calibrant as cal
-from tests.support.named_predictions import TIGHT, every, pairs_of, predictions, slow_ece
+from tests.support.definitions import slow_ece
+from tests.support.named_predictions import TIGHT, every, pairs_of, predictions
 
 TENTHS = [round(0.1 * k, 1) for k in range(1, 10)]
 

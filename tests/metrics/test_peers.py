@@ -16,10 +16,10 @@ from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core.binning import fill, uniform_edges
+from tests.support.definitions import integrated_ece
 from tests.support.named_predictions import (
     TIGHT,
     every,
-    integrated_ece,
     pairs_of,
     predictions,
     random_only,

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from scipy import optimize
 
 import calibrant as cal
+from tests.support.definitions import integrated_ece, lipschitz_program
 from tests.support.named_predictions import (
     TIGHT,
-    integrated_ece,
     pairs_of,
     predictions,
     weights_and_ties,
@@ -25,23 +24,6 @@ def test_ks_equals_a_loop_over_thresholds(rng, name, weigh, digits):
     assert cal.ks(confidence=confidence, outcome=outcome, sample_weight=weight) == pytest.approx(
         expected, abs=TIGHT
     )
-
-
-def lipschitz_program(confidence, outcome, weight=None):
-    """Maximise the mean of phi(p) (p - y) over 1-Lipschitz phi into [-1, 1], with HiGHS."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    position, group = np.unique(confidence, return_inverse=True)
-    residual = np.bincount(group, weight * (confidence - outcome)) / weight.sum()
-    step = np.diff(np.eye(position.size), axis=0)
-    found = optimize.linprog(
-        -residual,
-        A_ub=np.concatenate([step, -step]),
-        b_ub=np.concatenate([np.diff(position)] * 2),
-        bounds=(-1, 1),
-        method="highs",
-    )
-    assert found.fun is not None, found.message
-    return -found.fun
 
 
 @weights_and_ties

@@ -1,7 +1,5 @@
 """Predictions by name: random ones that are over-confident, and the sample of the package."""
 
-import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -58,28 +56,3 @@ def pairs_of(logits, labels, digits=None):
 
 def weights_of(rng, size, weigh):
     return rng.exponential(size=size) if weigh else None
-
-
-def slow_ece(confidence, outcome, *, bins=15, weight=None):
-    """ECE, one bin after the other."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    total = 0.0
-    for b in range(bins):
-        inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
-        if b == 0:
-            inside |= confidence == 0
-        total += abs((weight * (confidence - outcome))[inside].sum())
-    return total / weight.sum()
-
-
-def integrated_ece(confidence, outcome, width, weight=None, mesh=1000):
-    """Integrate the residuals smoothed by a Gaussian of this width, reflected at 0 and 1."""
-    weight = np.ones(len(confidence)) if weight is None else weight
-    share = weight * (confidence - outcome) / weight.sum()
-    t = (np.arange(mesh) + 0.5) / mesh
-    smooth = np.zeros(mesh)
-    for p, r in zip(np.array_split(confidence, 20), np.array_split(share, 20), strict=True):
-        for sign, k in itertools.product((1, -1), (-1, 0, 1)):
-            distance = t - (sign * p[:, None] + 2 * k)
-            smooth += r @ np.exp(-((distance / width) ** 2) / 2)
-    return np.abs(smooth).mean() / (width * math.sqrt(2 * math.pi))

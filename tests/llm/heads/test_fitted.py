@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 import calibrant as cal
 from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
 from calibrant.llm.heads.modules import HEADS, make_head
+from tests.support.definitions import slow_ece
 from tests.support.language_models import TINY, random_head
-from tests.support.named_predictions import slow_ece
 
 
 def inputs_of(head, generator=0):

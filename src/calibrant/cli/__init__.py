@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from calibrant import __version__
 from calibrant._core.messages import printable
 from calibrant.cli.shared import say
 
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="calibrant")
+@click.version_option(__version__, prog_name="calibrant")
 def cli() -> None:
     """Make classifiers say how sure they are, and mean it."""
 

@@ -1,4 +1,4 @@
-# make demo | test | cover | check | tables | docs | bench | clean
+# make demo | test | cover | check | tables | docs | release-check | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The same for BLAS, whose threads wake up for every small product.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test cover check lint types tables docs bench clean
+.PHONY: demo test cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -45,6 +45,10 @@ tables: .venv/.installed-dev
 docs: .venv/.installed-dev
 	rm -rf docs/_build docs/_generated docs/api docs/api.md
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# Builds what is committed, and uses it where no source tree is on the path.
+release-check: .venv/.installed-dev
+	$(BIN)/python tests/release/check.py
 
 bench: .venv/.installed-dev
 	@set -e; for script in $(sort $(filter-out benchmarks/plant_faults.py,$(wildcard benchmarks/*.py))); do \

@@ -693,6 +693,13 @@ FAULTS = (
         ("cli/test_main",),
     ),
     Fault(
+        "package-unknown-to-type-checkers",
+        "core",
+        "        retrain as retrain,\n",
+        "",
+        ("/test_package",),
+    ),
+    Fault(
         "one-hot-labels-without-remedy",
         "core",
         'elif "float" in kind and array.ndim > 1 and bool((array.sum(-1) == 1).all()):',

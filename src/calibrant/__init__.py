@@ -11,26 +11,43 @@ import ast
 import pkgutil
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from calibrant import (
+        artifacts as artifacts,
+        bench as bench,
+        calibrators as calibrators,
+        data as data,
+        decide as decide,
+        deploy as deploy,
+        llm as llm,
+        losses as losses,
+        metrics as metrics,
+        monitor as monitor,
+        plots as plots,
+        retrain as retrain,
+        workflows as workflows,
+    )
     from calibrant._api import *  # noqa: F403
 
+    __all__: list[str]
+    __version__: str
+else:  # type checkers would take any name for known
 
-def __getattr__(name: str) -> Any:
-    """Import public names and packages on first use, so that ``calibrant --help`` is quick."""
-    if name == "__version__":
-        return _version()
-    if name == "__all__":
-        return sorted(_homes())
-    if not name.startswith("_"):
-        if name in _homes():
-            value = globals()[name] = getattr(import_module(_homes()[name]), name)
-            return value
-        if name in _packages():
-            return import_module(f"calibrant.{name}")
-    raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import public names and packages on first use, so that ``calibrant --help`` is quick."""
+        if name == "__version__":
+            return _built_version()
+        if name == "__all__":
+            return sorted(_homes())
+        if not name.startswith("_"):
+            if name in _homes():
+                value = globals()[name] = getattr(import_module(_homes()[name]), name)
+                return value
+            if name in _packages():
+                return import_module(f"calibrant.{name}")
+        raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
@@ -40,21 +57,19 @@ def __dir__() -> list[str]:
 @cache
 def _homes() -> dict[str, str]:
     """Module of each public name, read from ``_api.py`` without importing anything."""
-    listed = ast.parse(Path(__file__).with_name("_api.py").read_text("utf-8")).body
+    listed = ast.parse(pkgutil.get_data("calibrant", "_api.py") or b"").body
     imports = [node for node in listed if isinstance(node, ast.ImportFrom)]
     return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
 @cache
 def _packages() -> list[str]:
-    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    modules = pkgutil.iter_modules(__path__)  # noqa: F405
     return [module.name for module in modules if not module.name.startswith("_")]
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
+def _built_version() -> str:
     try:
-        return version("calibrant")
-    except PackageNotFoundError:  # a source tree that was never installed
+        return str(import_module("calibrant._version").version)  # written by every build
+    except ModuleNotFoundError:  # a checkout that was never installed
         return "unknown"

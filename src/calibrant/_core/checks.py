@@ -18,6 +18,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from calibrant._core.messages import printable
+
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
@@ -127,7 +129,7 @@ def warn(message: str, stacklevel: int = 3) -> None:
     """Warn the caller of the function that calls this; within a fit, when the fit is done."""
     pending = _PENDING.get()
     if pending is None:
-        warnings.warn(message, stacklevel=stacklevel)
+        warnings.warn(printable(message), stacklevel=stacklevel)
     else:
         pending[message] = None
 
@@ -150,7 +152,7 @@ def warnings_at_caller() -> Iterator[None]:
         _PENDING.reset(token)
     for message in pending:
         # frames: this generator, contextlib's __exit__, the function, its caller
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(printable(message), stacklevel=4)
 
 
 @contextmanager

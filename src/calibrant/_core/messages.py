@@ -6,9 +6,12 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 
-# C0 and C1 but for tabs and line breaks, which start escape sequences or overwrite a line; and
-# what reverses or breaks text: a name could show as another.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# C0 and C1 but for tabs and line breaks, which start escape sequences or overwrite a line; what
+# reverses or breaks text, so that a name could show as another; and halves of characters, as in
+# file names that are not UTF-8, which no stream takes.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def printable(text: str) -> str:
@@ -22,7 +25,7 @@ def printable(text: str) -> str:
 
 def comma_separated(names: Iterable[str]) -> str:
     """Join names for an error message; "nothing" if there are none."""
-    return ", ".join(names) or "nothing"
+    return printable(", ".join(names)) or "nothing"
 
 
 def unknown_name(

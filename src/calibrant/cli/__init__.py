@@ -6,6 +6,8 @@ could not run. Nothing heavy is imported before a verb runs, so ``--help`` answe
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import traceback
 import warnings
@@ -14,6 +16,7 @@ from typing import Any
 
 import click
 
+from calibrant import __version__
 from calibrant._core.messages import printable
 from calibrant.cli.shared import say
 
@@ -35,6 +38,7 @@ VERBS = {
 def main() -> None:
     """Run the command line and exit."""
     warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+    _mend_streams()
     code: Any = 2
     try:
         code = cli.main(standalone_mode=False)
@@ -44,8 +48,8 @@ def main() -> None:
         problem.show()
     except (click.Abort, KeyboardInterrupt):
         say("stopped")
-    except SystemExit as stopped:  # click's own, a closed pipe for instance
-        code = 2 if stopped.code else 0
+    except SystemExit as stopped:  # no verb's: click exits with 1 where the reader of help has left
+        code = 0 if stopped.code == 1 else 2
     except EXPECTED as problem:
         say(f"error: {problem}")
     except Exception as problem:
@@ -57,8 +61,17 @@ def main() -> None:
     sys.exit(code or 0)
 
 
+def _mend_streams() -> None:
+    """Replace streams that the caller closed, and let them take every character."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the next file to be opened would be in its place
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr is by default
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="calibrant")
+@click.version_option(__version__, prog_name="calibrant")
 def cli() -> None:
     """Make classifiers say how sure they are, and mean it."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrant._core.messages import printable
 from calibrant.cli import shared
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def rows(folders: tuple[str, ...]) -> None:
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for folder in folders:
-            writer.writerows(result_rows(folder))
+            for row in result_rows(folder):
+                writer.writerow({name: printable(str(value)) for name, value in row.items()})
 
 
 @bench.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,7 @@ def compare(
         )
     with shared.until_closed():
         if as_json:
-            click.echo(json.dumps(comparison.to_dict(), indent=2))
+            shared.write_json(comparison.to_dict())
         else:
             _print_comparison(comparison, pred)
     return 0 if comparison.measured else 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -82,7 +81,7 @@ def evaluate(
         )
     with shared.until_closed():
         if as_json:
-            click.echo(json.dumps({"split": name or None, **evaluation.to_dict()}, indent=2))
+            shared.write_json({"split": name or None, **evaluation.to_dict()})
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
     if max_ece is None or evaluation["ece"].value <= max_ece:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +104,7 @@ def fit(
     with shared.until_closed():
         if as_json:
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
-            click.echo(json.dumps({**about, **fitted.to_dict()}, indent=2))
+            shared.write_json({**about, **fitted.to_dict()})
         else:
             _print_fit(fitted, f"{name} on {pred}", folds)
     shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")

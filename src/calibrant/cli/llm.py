@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -123,7 +122,7 @@ def fit(
     with until_closed():
         if as_json:
             names = ("kept", "reasons", "settings", "figures")
-            click.echo(json.dumps({name: getattr(fitted, name) for name in names}, indent=2))
+            shared.write_json({name: getattr(fitted, name) for name in names})
         else:
             console = new_console()
             console.print(fitted.reasons, soft_wrap=True)
@@ -201,7 +200,7 @@ def evaluate(
         for title, evaluations in results
     ]
     with until_closed():
-        click.echo(json.dumps(content if len(content) > 1 else content[0], indent=2))
+        shared.write_json(content if len(content) > 1 else content[0])
 
 
 def _measure(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from contextlib import nullcontext
 from itertools import pairwise, product
@@ -108,7 +107,7 @@ def monitor(
     report = watch.report()
     with shared.until_closed():
         if as_json:
-            click.echo(json.dumps(report.to_dict(), indent=2))
+            shared.write_json(report.to_dict())
         else:
             console = shared.new_console()
             console.print(report.describe(), style="dim", soft_wrap=True)

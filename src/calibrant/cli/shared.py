@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from calibrant.metrics.evaluation import Evaluation
 
 
+NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
 BINS = click.option("--bins", default=15, show_default=True, help="Number of bins.")
 LEVEL = click.option(
@@ -116,7 +118,12 @@ def until_closed() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich turns the one into the other
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is left in the buffer, and what follows, nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def new_console() -> Console:
@@ -130,7 +137,9 @@ def new_console() -> Console:
             return super().render_str(printable(text), **options)
 
     # Names of files and groups are printed as they are, whatever brackets and colons they have.
-    return Printer(markup=False, emoji=False, highlight=False)
+    console = Printer(markup=False, emoji=False, highlight=False)
+    console.width = max(console.width, NARROWEST)
+    return console
 
 
 def text_table(
@@ -160,5 +169,25 @@ def how_written(out: str, anew: str = "wrote") -> str:
 
 
 def say(text: str) -> None:
-    """Write a line to stderr."""
-    click.echo(printable(text), err=True)
+    """Write a line to stderr; where nobody can read it, the exit code has to do."""
+    try:
+        click.echo(printable(text), err=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def write_json(content: Any) -> None:
+    """Write JSON that every reader takes: undefined figures are null, and all text is Unicode."""
+    click.echo(json.dumps(_plain(content), indent=2, allow_nan=False))
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {_plain(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    if isinstance(content, str):
+        return content.encode("utf-8", "backslashreplace").decode("utf-8")
+    return content

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import comma_separated, printable
 from calibrant.data.columns import Column
 from calibrant.data.formats import Array
 from calibrant.data.keys import SCORES
@@ -116,7 +116,7 @@ def located(path: str, shard: Shard | None = None) -> Iterator[Place]:
                 column.check_unchanged()  # a change of the file may explain the error
         where = f"{path}, counting from row {place.row}" if place.row else path
         kind = TypeError if isinstance(problem, TypeError) else ValueError
-        raise kind(f"{where}: {problem}") from problem
+        raise kind(printable(f"{where}: {problem}")) from problem
 
 
 def run_shard(

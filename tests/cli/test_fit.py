@@ -387,7 +387,7 @@ def test_apply_writes_the_calibrated_file(run):
     ("arguments", "message"),
     [
         (("saved", "p.npz", "-o", "p.npz"), r"error: p\.npz is part of the input"),
-        (("saved", "p.npz", "-o", "out.csv"), r"error: cannot write out\.csv: the suffix"),
+        (("saved", "p.npz", "-o", "out.txt"), r"error: cannot write out\.txt: the suffix"),
         (("saved", "gone.npz", "-o", "out.npz"), r"error: gone\.npz does not exist"),
         (("gone", "p.npz", "-o", "out.npz"), "error: there is no artifact gone"),
         (("saved", "wide.npz", "-o", "out.npz"), "error: fitted for 5 classes, got 7: "),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
-from calibrant._core.class_names import numbered
+from calibrant._core.class_names import without_frames
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], object]  # called with (done, total) in a long task
@@ -114,7 +114,7 @@ def examples(
 ) -> Examples:
     """Check logits ``(..., classes)``, labels ``(...)`` and weights against each other."""
     checks.check_order(logits, labels)
-    labels = numbered(labels, logits)
+    labels, logits = without_frames(labels, logits)
     scores, targets = checks.as_scores(logits), checks.as_labels(labels)
     checks.check_choice("estimand", estimand, get_args(EstimandChoice))
     classes = int(scores.shape[-1]) if scores.ndim > 1 else 2

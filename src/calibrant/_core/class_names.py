@@ -84,6 +84,12 @@ def numbered(labels: Values, *scores: object) -> Values:
         raise ValueError(f"labels, row {error.row}: it {error}") from error
 
 
+def without_frames(labels: Values, *scores: Any) -> tuple[Any, ...]:
+    """Return labels as numbers of classes, and scores that are data frames as arrays."""
+    arrays = (np.asarray(values) if is_frame(values) else values for values in scores)
+    return numbered(labels, *scores), *arrays
+
+
 def _check_index(frame: Any, labels: object) -> None:
     """Raise where labels have the rows of a frame in another order, by the index of pandas."""
     first, second = getattr(frame, "index", None), getattr(labels, "index", None)

@@ -23,7 +23,7 @@ from calibrant._core.chunks import (
     mask_gap,
     with_masks,
 )
-from calibrant._core.class_names import numbered
+from calibrant._core.class_names import without_frames
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import autocast_devices, full_precision
@@ -225,11 +225,12 @@ class Calibrator(nn.Module):
             Examples of one group (a document, a patient) stay together in cross-validation.
         """
         with checks.warnings_at_caller(), full_precision():
+            labels, logits = without_frames(labels, logits)
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
             examples = check_examples(logits, labels, sample_weight, estimand)
             if not self.multilabel:  # tags may add up to anything
                 checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
-            shape = np.shape(numbered(labels, logits))
+            shape = checks.as_labels(labels).shape
             inputs = None if features is None else as_scores(features, "features")
             self.check_features(inputs, shape, fitting=True)
             if self.needs_head and head is None:

@@ -64,8 +64,8 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
             raise _ambiguous(where, by_class.get(name) or next(iter(by_class.values())), column)
         by_class[name] = column
     names: list[str] = []
-    for by_class in found.values():
-        ordered = _ordered(by_class, where)
+    for domain in filter(found.get, SCORES):
+        ordered = _ordered(found[domain], where)
         if names and sorted(names) != sorted(ordered):
             raise ValueError(
                 f"{where} has logits of the classes {comma_separated(names)} and probabilities of "

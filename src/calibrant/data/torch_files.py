@@ -14,6 +14,7 @@ from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Header, Reader, changed, fingerprint_of, reading
 from calibrant.data.keys import CLASS_NAMES, split_names
 
+ZIP = b"PK\x03\x04"
 SAVE = "torch.save({'logits': ..., 'labels': ...}, path)"
 
 
@@ -44,6 +45,10 @@ class TorchReader(Reader):
             self.headers[CLASS_NAMES] = Header(self._names.shape, self._names.dtype)
 
     def _loaded(self) -> object:
+        if self.stream.read(len(ZIP)) != ZIP:
+            raise ValueError(
+                f"{self.path} is no file of torch.save, or one of torch before 1.6: {SAVE}"
+            )
         try:
             with reading(self.path, RuntimeError, OSError, EOFError, KeyError, AttributeError):
                 content: object = torch.load(

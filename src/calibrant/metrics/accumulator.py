@@ -14,7 +14,7 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
-from calibrant._core.class_names import numbered
+from calibrant._core.class_names import without_frames
 from calibrant._core.messages import comma_separated
 from calibrant.metrics import reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
@@ -111,7 +111,8 @@ class Accumulator:
         ``sample_weight`` and ``by``, the subgroups to report on, have one value per label or per
         row of labels. A refused batch leaves no trace.
         """
-        labels = None if labels is None else numbered(labels, logits, probs)
+        if labels is not None:
+            labels, logits, probs = without_frames(labels, logits, probs)
         examples, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
         targets = checks.as_labels(labels)  # type: ignore[arg-type]  # checked above
         rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape

@@ -25,7 +25,7 @@ from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
-from calibrant._core.class_names import numbered
+from calibrant._core.class_names import without_frames
 from calibrant.metrics.classwise import ClassBins
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def labelled_examples(
     if logits is not None and _is_floating(labels) and not _is_floating(logits):
         raise TypeError("logits and labels are swapped: pass floats first, then integers")
     check_one_input(logits, probs)
-    labels = numbered(labels, probs)
+    labels, logits, probs = without_frames(labels, logits, probs)
     if probs is None:
         assert logits is not None
         return chunks.examples(logits, labels, sample_weight, estimand), 0

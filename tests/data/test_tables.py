@@ -1,0 +1,216 @@
+"""Tables: the rules for columns, in CSV and parquet files and in frames."""
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant.data import open_dataset, save_predictions
+from calibrant.data.tables import layout_of, table_of
+
+pd = pytest.importorskip("pandas")
+pl = pytest.importorskip("polars")
+pytest.importorskip("pyarrow")
+
+NAMES = np.array(["cat", "dog", "cow"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "scores", "names", "labels", "others"),
+    [
+        ("y_true p_0 p_1", {"probs": "p_0 p_1"}, "0 1", "y_true", ""),
+        ("label prob", {"probs": "prob"}, "", "label", ""),
+        ("target prob_spam id", {"probs": "prob_spam"}, "", "target", "id"),
+        ("logit_cat logit_dog y", {"logits": "logit_cat logit_dog"}, "cat dog", "y", ""),
+        ("p_10 p_9 p_2", {"probs": "p_2 p_9 p_10"}, "2 9 10", None, ""),
+        ("Label Logits_1 Logits_0", {"logits": "Logits_0 Logits_1"}, "0 1", "Label", ""),
+        ("log_prob_a log_prob_b", {"logits": "log_prob_a log_prob_b"}, "a b", None, ""),
+        ("proba_x_y proba_z", {"probs": "proba_x_y proba_z"}, "x_y z", None, ""),
+        (
+            "prob_b logit_a prob_a logit_b",
+            {"logits": "logit_a logit_b", "probs": "prob_a prob_b"},
+            *("a b", None, ""),
+        ),
+        ("price score_0 score_1 label", {}, "", "label", "price score_0 score_1"),
+    ],
+)
+def test_rules(columns, scores, names, labels, others):
+    layout = layout_of(columns.split(), "here")
+    assert layout.scores == {key: value.split() for key, value in scores.items()}
+    assert layout.names == names.split()
+    assert (layout.labels, layout.others) == (labels, others.split())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("label y p_0 p_1", "here has columns label and y, which do not go together"),
+        ("p_0 p_1 p_value", "columns p_0 and p_value"),
+        ("p_0 p_1 prob_0", "columns p_0 and prob_0"),
+        ("prob prob_a prob_b", "columns prob and prob_a"),
+        ("p_1 p_01", "columns p_1 and p_01"),
+        ("p_0 label", "one column alone must be that of class 1"),
+        ("logit_a logit_b prob_a prob_c", "classes a, b and probabilities of a, c"),
+        ("p_0 p_1 model_probs", "column model_probs beside p_0: rename"),
+        ("p_0 p_1 split SPLIT", "columns split and SPLIT"),
+    ],
+)
+def test_no_guessing(columns, message):
+    with pytest.raises(ValueError, match=message):
+        layout_of(columns.split(), "here")
+
+
+def table(rows=200, seed=0):
+    """A frame as people have them, and the arrays of each split by a definition of their own."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(rows, 3))
+    labels, split = rng.integers(3, size=rows), rng.choice(["train", "val", "test"], size=rows)
+    group = rng.choice(["de", 'f"r', "a,b", " x"], size=rows)
+    frame = pd.DataFrame({"split": split, "logit_cat": logits[:, 0], "label": NAMES[labels]})
+    frame = frame.assign(logit_dog=logits[:, 1], group=group, logit_cow=logits[:, 2])
+    arrays = {}
+    for name in ("train", "val", "test"):
+        kept = [i for i in range(rows) if split[i] == name]
+        arrays |= {f"{name}_logits": logits[kept], f"{name}_labels": labels[kept]}
+        arrays[f"{name}_group"] = group[kept]
+    return frame, arrays
+
+
+def forms(folder, frame):
+    """The same table in every form."""
+    frame.to_csv(folder / "a.csv")  # with its index
+    frame.to_csv(folder / "b.csv", sep=";", index=False, encoding="utf-8-sig")
+    frame.to_csv(folder / "c.csv", sep="\t", index=False, quoting=1, lineterminator="\r\n")
+    frame.to_parquet(folder / "d.parquet", row_group_size=37)
+    yield from (folder / name for name in ("a.csv", "b.csv", "c.csv", "d.parquet"))
+    yield frame
+    yield pl.DataFrame({name: frame[name].tolist() for name in frame.columns})
+
+
+def test_every_form_has_the_same_arrays(tmp_path):
+    frame, arrays = table()
+    for data in forms(tmp_path, frame):
+        dataset = cal.data.as_dataset(data)
+        assert dataset.class_names == list(NAMES)
+        assert set(dataset.splits) == {"train", "val", "test"}
+        for name in dataset.splits:
+            split = dataset.split(name)
+            for column in ("logits", "labels", "group"):
+                expected = arrays[f"{name}_{column}"]
+                if column == "group" and str(data).endswith(".csv"):
+                    expected = np.char.strip(expected)
+                np.testing.assert_array_equal(split.read(column), expected)
+                for rows in (1, 7, 1000):
+                    chunks = [c for (c,) in split.shards[0].chunks(rows, [column])]
+                    assert {len(c) for c in chunks[:-1]} <= {rows}
+                    np.testing.assert_array_equal(np.concatenate(chunks), expected)
+
+
+def test_workflows_take_tables(tmp_path):
+    frame, arrays = table()
+    expected = cal.evaluate(arrays, by="group", level=None)
+    fitted = cal.fit(arrays, "ts")
+    for data in forms(tmp_path, frame):
+        evaluation = cal.evaluate(data, by="group", level=None)
+        assert evaluation["nll"].value == pytest.approx(expected["nll"].value, rel=1e-12)
+        assert {k.strip(): v.n for k, v in evaluation.by.items()} == {
+            k.strip(): v.n for k, v in expected.by.items()
+        }
+        assert cal.fit(data, "ts").temperature_ == pytest.approx(float(fitted.temperature_))
+    by = frame["group"]
+    assert cal.evaluate(frame, by=by, sample_weight=pd.Series(np.ones(200)), level=None).n == (
+        expected.n
+    )
+    comparison = cal.compare(frame, ["none", "ts"], groups="group", level=None)
+    assert comparison.n_fit == len(arrays["val_labels"])
+
+
+def test_apply_keeps_the_form_and_the_names(tmp_path):
+    frame, arrays = table()
+    frame = frame.assign(when=pd.Timestamp("2026-01-02"))
+    frame.to_parquet(tmp_path / "in.parquet")
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    fitted = cal.fit(arrays, "ts")
+    for source, out in (("in.parquet", "out.parquet"), ("in.csv", "out.csv")):
+        cal.apply(fitted, tmp_path / source, tmp_path / out)
+        dataset = open_dataset(tmp_path / out)
+        assert dataset.class_names == list(NAMES)
+        for name in ("train", "val", "test"):
+            split, expected = dataset.split(name), fitted.transform(arrays[f"{name}_logits"])
+            stored = split.read("logits").astype(np.float32)
+            np.testing.assert_array_equal(stored, expected.astype(np.float32))
+            np.testing.assert_array_equal(split.read("labels"), arrays[f"{name}_labels"])
+    written = pd.read_parquet(tmp_path / "out.parquet")
+    assert written["when"].dtype.kind == "M"  # not text
+    assert sorted(written["labels"].unique()) == sorted(NAMES)
+
+
+def test_parquet_with_lists_is_read_as_before(tmp_path):
+    arrays = {"logits": np.eye(3), "labels": np.arange(3), "p": np.ones(3), "split": np.arange(3)}
+    save_predictions(tmp_path / "a.parquet", arrays)
+    split = open_dataset(tmp_path / "a.parquet").split("")
+    assert split.keys == ["logits", "labels", "p", "split"]
+    one_logit = {"val_logits": np.ones(3), "val_labels": np.ones(3, int), "p": np.ones(3)}
+    save_predictions(tmp_path / "b.parquet", one_logit)
+    assert open_dataset(tmp_path / "b.parquet").splits == ["val"]
+
+
+def test_whole_numbers_and_text_as_scores(tmp_path):
+    frame = pd.DataFrame({"p_0": [0, 1], "p_1": [1, 0], "label": [1.0, 0.0]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    split = open_dataset(tmp_path / "a.parquet").split()
+    assert split.domain == "probs"
+    assert split.read("probs").dtype == np.float64
+    frame.astype({"p_0": str}).to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet: p_0 must be numbers, got str"):
+        open_dataset(tmp_path / "b.parquet")
+
+
+def test_errors_of_tables_name_the_place(tmp_path):
+    frame, _ = table(30)
+    frame.loc[20, "label"] = "Dog"
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet, row 20: label is an unknown class 'Dog'"):
+        open_dataset(tmp_path / "a.parquet").split("val").read("labels")
+    with pytest.raises(ValueError, match="the data frame, row 20: label is an unknown class"):
+        cal.evaluate(frame)
+    with pytest.raises(ValueError, match=r"only a, b: name the columns of logits logit_CLASS or"):
+        cal.evaluate(pd.DataFrame({"a": [1.0], "b": [2.0]}))
+    frame["split"] = range(30)
+    many = pd.concat([frame.assign(split=range(i, i + 30)) for i in range(0, 120, 30)])
+    with pytest.raises(ValueError, match="split must name at most 100 splits"):
+        cal.evaluate(many)
+    with pytest.raises(ValueError, match=r"row 1: split is missing"):
+        cal.evaluate(pd.DataFrame({"split": ["test", ""], "prob": [0.1, 0.2], "label": [0, 1]}))
+
+
+def test_shards_with_other_columns_are_refused(tmp_path):
+    frame, _ = table(30)
+    frame = frame.drop(columns="split")
+    frame.to_csv(tmp_path / "0.csv")
+    order = ["label", "logit_dog", "logit_cat", "logit_cow"]
+    frame[order].to_csv(tmp_path / "1.csv")
+    message = r"0\.csv has the classes cat, dog, cow, but .*1\.csv dog, cat, cow: write their"
+    with pytest.raises(ValueError, match=message):
+        cal.evaluate(tmp_path)
+    for name in ("val", "test"):
+        frame.to_csv(tmp_path / f"{name}.csv")
+    (tmp_path / "0.csv").unlink()
+    (tmp_path / "1.csv").unlink()
+    assert open_dataset(tmp_path).splits == ["test", "val"]
+
+
+def test_tables_beside_other_formats_are_no_shards(tmp_path):
+    save_predictions(tmp_path / "a.npz", {"logits": np.eye(3), "labels": np.arange(3)})
+    (tmp_path / "results.csv").write_text("method,ece\nts,0.1\n")
+    (tmp_path / "model.pth").write_bytes(b"")
+    assert open_dataset(tmp_path).split().rows == 3
+
+
+def test_what_no_table_holds(tmp_path):
+    for key, values in {"features": np.ones((3, 2)), "head_weight": np.ones((3, 2))}.items():
+        with pytest.raises(ValueError, match=rf"cannot hold {key} of shape \(3, 2\); write \.npz"):
+            save_predictions(tmp_path / "a.csv", {"logits": np.eye(3), key: values})
+    arrays = {"val_logits": np.eye(3), "test_logits": np.eye(3), "test_id": np.arange(3)}
+    with pytest.raises(ValueError, match="cannot hold id of one split only"):
+        table_of(arrays, ".csv")
+    assert not list(tmp_path.iterdir())

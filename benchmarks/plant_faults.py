@@ -874,6 +874,20 @@ FAULTS = (
         ("/test_common.py", "metrics/test_common", "metrics/test_binned", "test_peers"),
     ),
     Fault(
+        "weights-are-counts",
+        "calibrators",
+        "check_examples(logits, labels, sample_weight, estimand).scale_free()",
+        "check_examples(logits, labels, sample_weight, estimand)",
+        ("calibrators/test_common",),
+    ),
+    Fault(
+        "weights-of-records-are-counts",
+        "calibrators",
+        "self._fit_records(records.scale_free())",
+        "self._fit_records(records)",
+        ("calibrators/test_top_label",),
+    ),
+    Fault(
         "one-window-for-all-confidences",
         "metrics",
         "zip(grid, widths, strict=True)",

@@ -74,14 +74,15 @@ def test_it_is_the_penalised_optimum(rng, method, classes, weighted):
     logits, labels = biased(rng, n=120, classes=classes)
     weight = rng.uniform(0.2, 4, len(labels)) if weighted else None
     diagonal = method is StructuredVectorScaling
-    temperature, matrix, bias = slow_fit(logits, labels, weight, diagonal=diagonal)
+    mean_one = None if weight is None else weight / weight.mean()  # penalties count examples
+    temperature, matrix, bias = slow_fit(logits, labels, mean_one, diagonal=diagonal)
     fitted = method().fit(logits, labels, sample_weight=weight)
     assert float(fitted.temperature_) == pytest.approx(temperature, rel=1e-4)
     added = fitted.weight_.numpy() - 1 if diagonal else fitted.weight_.numpy() - np.eye(classes)
     np.testing.assert_allclose(added, np.diag(matrix) if diagonal else matrix, atol=2e-4)
     np.testing.assert_allclose(fitted.bias_, bias, atol=2e-4)
     assert np.abs(bias).max() > 0.1
-    x = inputs(logits, temperature, len(labels) if weight is None else weight.sum())
+    x = inputs(logits, temperature, len(labels))
     expected = np.exp(log_softmax(x + x @ matrix.T + bias, -1))
     np.testing.assert_allclose(fitted.predict_proba(logits), expected, atol=1e-4)
 

@@ -78,6 +78,13 @@ class Examples(NamedTuple):
         """Weights of the labelled examples."""
         return None if self.weight is None else self.weight[self.labels != IGNORED]
 
+    def scale_free(self) -> Examples:
+        """Return these with weights that are 1 on average, so that only their ratios matter."""
+        weight = self.labelled_weight()
+        if self.weight is None or weight is None or not weight.size:
+            return self
+        return self._replace(weight=self.weight / weight.mean())
+
     def take(self, which: IntArray) -> Examples:
         """Return the labelled examples of an index, as a flat copy of these alone."""
         rows = np.flatnonzero(self.labels != IGNORED)[which]

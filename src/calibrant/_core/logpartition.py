@@ -95,6 +95,10 @@ class Records:
         """Weights as shares of their sum, ``(n,)``."""
         return np.asarray(self.weight / self.weight.sum())
 
+    def scale_free(self) -> Records:
+        """Return these with weights that are 1 on average, so that only their ratios matter."""
+        return replace(self, weight=self.weight / self.weight.mean())
+
     @property
     def one_on_top(self) -> BoolArray:
         """True where class 1 of two has the largest logit."""

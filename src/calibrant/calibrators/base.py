@@ -220,14 +220,14 @@ class Calibrator(nn.Module):
         features, head : (..., width) and (weight, bias), optional
             Inputs of the last linear layer, and the layer, for methods that need them.
         sample_weight : (...) or fewer leading dimensions, optional
-            Weights of the examples; 0 leaves one out.
+            Weights of the examples; 0 leaves one out. Only their ratios matter.
         groups : (...), optional
             Examples of one group (a document, a patient) stay together in cross-validation.
         """
         with checks.warnings_at_caller(), full_precision():
             labels, logits = without_frames(labels, logits)
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
-            examples = check_examples(logits, labels, sample_weight, estimand)
+            examples = check_examples(logits, labels, sample_weight, estimand).scale_free()
             if not self.multilabel:  # tags may add up to anything
                 checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
             shape = checks.as_labels(labels).shape
@@ -520,7 +520,7 @@ class RecordsCalibrator(Calibrator):
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
             self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
             data_checks.warn_of_one_label(records.labels)
-            self._fit_records(records)
+            self._fit_records(records.scale_free())
             self._set_classes(1 if one_logit else records.classes)
             return self
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import expit, gammaln, logsumexp
 
 from calibrant._core.binning import check_bins
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.solve import check_time
 from calibrant.calibrators import histogram
 from calibrant.calibrators.confidence_maps import fit_platt
@@ -39,8 +39,8 @@ class BBQ(StepMap):
     millionth of the weight are left out.
 
     The authors treat every class apart; here it is the top class, so that predictions stay, or
-    class 1 of two. Weights count as examples, also for :math:`n`: do not normalise them to sum to
-    1. ``keep_argmax`` is that of :class:`HistogramBinning`.
+    class 1 of two. Weights are scaled to 1 on average, and count as examples then.
+    ``keep_argmax`` is that of :class:`HistogramBinning`.
 
     Examples
     --------
@@ -58,12 +58,6 @@ class BBQ(StepMap):
     """Bins in the middle of the range for a thousand examples: they grow with the examples."""
 
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
-        total = float(weight.sum())
-        if total < len(odds) / 2:
-            warn(
-                f"BBQ counts weights as examples, and these sum to {total:.3g} for {len(odds):,} "
-                "examples: multiply them, so that they sum to what the examples are worth"
-            )
         ranks = ranked(odds, outcome, weight)
         result = [score(ranks, cuts) for cuts in binnings(ranks)]
         share = np.exp([b.log_score for b in result] - logsumexp([b.log_score for b in result]))

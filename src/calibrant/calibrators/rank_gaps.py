@@ -41,9 +41,8 @@ class RankGaps(Calibrator):
     .. math:: \frac{\sum_i w_i \, \mathrm{NLL}_i}{\sum_i w_i} + \frac1n \sum_j (a_j - 1)^2
 
     over :math:`n` labelled examples: the fewer they are, and the less a gap decides, the nearer its
-    factor is to 1. With weights :math:`w_i`, :math:`n` is their sum, so that a weight of 2 is an
-    example twice: weights should be 1 on average. Masked classes stay impossible, and a gap to one
-    counts for nothing.
+    factor is to 1. Only the ratios of the weights :math:`w_i` matter. Masked classes stay
+    impossible, and a gap to one counts for nothing.
 
     The map is a diagonal intra order-preserving one (Rahimi et al. 2020) whose function is linear
     in the gaps, which makes the fit convex.

@@ -82,9 +82,8 @@ class StructuredMatrixScaling(Structured):
 
     :math:`K` is the number of classes and :math:`n` that of labelled examples. The fewer they are,
     the nearer the result stays to temperature scaling, so that it needs no cross-validation.
-    With weights :math:`s_i`, :math:`n` is their sum, so that a weight of 2 is an example twice:
-    weights should be 1 on average. Above 200 classes only the diagonal of :math:`D` is fitted,
-    as in :class:`StructuredVectorScaling`. The predicted class may change.
+    Only the ratios of the weights :math:`s_i` matter. Above 200 classes only the diagonal of
+    :math:`D` is fitted, as in :class:`StructuredVectorScaling`. The predicted class may change.
 
     Attributes
     ----------

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+INPUTS = 1.1
+"""Factor on the deviation of the class-wise error: the sizes of its cells vary with the inputs,
+too, which in simulation added up to a tenth."""
 LIMIT = 8.0
 """Largest scale of a candidate."""
 SMALLEST = 1e-9
@@ -224,7 +227,7 @@ class ClassCells:
         scaled = self.unit * self.mass
         spread = float(scaled**2 @ np.maximum(alone, 0))
         spread += self._shared(slope, (claimed - expected) * self.mass, variance * self.mass**2)
-        return float(scaled @ absolute), math.sqrt(max(spread, 0.0))
+        return float(scaled @ absolute), INPUTS * math.sqrt(max(spread, 0.0))
 
     def _shared(self, slope: FloatArray, gap: FloatArray, variance: FloatArray) -> float:
         """Variance of the error by noise of the cells, which moves together within a group."""

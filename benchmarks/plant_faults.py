@@ -888,6 +888,20 @@ FAULTS = (
         ("calibrators/test_top_label",),
     ),
     Fault(
+        "parquet-without-checksums",
+        "data",
+        ", write_page_checksum=True",
+        "",
+        ("data/test_formats",),
+    ),
+    Fault(
+        "checksums-of-parquet-not-compared",
+        "data",
+        "page_checksum_verification=True",
+        "page_checksum_verification=False",
+        ("data/test_formats",),
+    ),
+    Fault(
         "one-window-for-all-confidences",
         "metrics",
         "zip(grid, widths, strict=True)",

@@ -238,6 +238,19 @@ def test_damaged_parquet_page(tmp_path):
         open_dataset(path).split("").read("logits")
 
 
+@needs_pyarrow
+def test_a_flipped_bit_of_a_parquet_file_changes_no_value(tmp_path):
+    """Pages are written with checksums, and these are compared."""
+    path = tmp_path / "p.parquet"
+    logits = predictions(rows=50)["logits"]
+    save_predictions(path, {"logits": logits})
+    sound = path.read_bytes()
+    for place in np.linspace(0, len(sound) - 1, 150).astype(int):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 4]) + sound[place + 1 :])
+        with contextlib.suppress(ValueError):
+            np.testing.assert_array_equal(open_dataset(path).split("").read("logits"), logits)
+
+
 class Bomb:
     """Creates a file when it is unpickled."""
 

@@ -310,9 +310,12 @@ class ParquetReader(Reader):
         pa = _pyarrow()
         super().__init__(path)
         with self._reading():
-            # Both options keep it from holding a row group, which may be the whole file, in memory.
+            # Two options keep it from holding a row group, which may be the whole file, in memory.
             self._file = pa.parquet.ParquetFile(
-                pa.PythonFile(self.stream), pre_buffer=False, buffer_size=2**18
+                pa.PythonFile(self.stream),
+                pre_buffer=False,
+                buffer_size=2**18,
+                page_checksum_verification=True,
             )
             self.headers = {
                 field.name: _parquet_header(self._file.metadata, field)
@@ -385,7 +388,7 @@ def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
             "the columns of a .parquet file must have as many rows each, got "
             f"{comma_separated(f'{key} {n}' for key, n in rows.items())}; write a file per split"
         )
-    pa.parquet.write_table(pa.table(columns), path)
+    pa.parquet.write_table(pa.table(columns), path, write_page_checksum=True)
 
 
 def joined(columns: Sequence[Any]) -> Any:

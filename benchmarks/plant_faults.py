@@ -1649,6 +1649,20 @@ FAULTS = (
         "",
         ("workflows/test_decide",),
     ),
+    Fault(
+        "brackets-after-a-line-break-of-latex",
+        "_core",
+        '    "[": "{[}",',
+        '    "[": "[",',
+        ("core/test_tables",),
+    ),
+    Fault(
+        "best-figures-not-bold",
+        "_core",
+        'return rf"\\textbf{{{text}}}" if cell.startswith("*") else text',
+        "return text",
+        ("core/test_tables",),
+    ),
     # Models in use.
     Fault(
         "centred-along-wrong-axis",

@@ -1665,6 +1665,20 @@ FAULTS = (
     ),
     # Models in use.
     Fault(
+        "predictions-in-training-mode",
+        "deploy",
+        "with evaluating(self), torch.no_grad():",
+        "with torch.no_grad():",
+        ("deploy/test_attach",),
+    ),
+    Fault(
+        "batches-of-predictions-overlap",
+        "deploy",
+        "part = value[start : start + batch_size]",
+        "part = value[start : start + batch_size + 1]",
+        ("deploy/test_attach",),
+    ),
+    Fault(
         "centred-along-wrong-axis",
         "deploy",
         "weight, bias = weight - weight.mean(0), bias - bias.mean()",

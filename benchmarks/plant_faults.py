@@ -1665,6 +1665,13 @@ FAULTS = (
     ),
     # Models in use.
     Fault(
+        "trace-of-one-block",
+        "calibrators",
+        "whole = torch.compiler.is_compiling() or torch.jit.is_tracing()",
+        "whole = torch.compiler.is_compiling()",
+        ("deploy/test_trace",),
+    ),
+    Fault(
         "predictions-in-training-mode",
         "deploy",
         "with evaluating(self), torch.no_grad():",

@@ -1677,7 +1677,42 @@ FAULTS = (
         "",
         ("workflows/test_decide",),
     ),
+    Fault(
+        "brackets-after-a-line-break-of-latex",
+        "_core",
+        '    "[": "{[}",',
+        '    "[": "[",',
+        ("core/test_tables",),
+    ),
+    Fault(
+        "best-figures-not-bold",
+        "_core",
+        'return rf"\\textbf{{{text}}}" if cell.startswith("*") else text',
+        "return text",
+        ("core/test_tables",),
+    ),
     # Models in use.
+    Fault(
+        "trace-of-one-block",
+        "calibrators",
+        "whole = torch.compiler.is_compiling() or torch.jit.is_tracing()",
+        "whole = torch.compiler.is_compiling()",
+        ("deploy/test_trace",),
+    ),
+    Fault(
+        "predictions-in-training-mode",
+        "deploy",
+        "with evaluating(self), torch.no_grad():",
+        "with torch.no_grad():",
+        ("deploy/test_attach",),
+    ),
+    Fault(
+        "batches-of-predictions-overlap",
+        "deploy",
+        "part = value[start : start + batch_size]",
+        "part = value[start : start + batch_size + 1]",
+        ("deploy/test_attach",),
+    ),
     Fault(
         "centred-along-wrong-axis",
         "deploy",

@@ -28,6 +28,19 @@ class Failing(TemperatureScaling):
         raise ValueError("no such luck")
 
 
+def test_a_table_for_latex(run):
+    code, out, _ = run("evaluate", "p.npz", "--by", "region", "--latex")
+    assert (code, out) == (0, calibrant.evaluate("p.npz", by="region").to_latex() + "\n")
+    code, out, _ = run("compare", "p.npz", "--methods", "none,ts", "--latex")
+    seconds = re.compile(r"[\d.]+ s")
+    expected = compare("p.npz", ["none", "ts"]).to_latex() + "\n"
+    assert (code, seconds.sub("", out)) == (0, seconds.sub("", expected))
+    assert r"\textbf" in out
+    code, out, _ = run("monitor", "p.npz", "--latex")
+    assert code == 0
+    assert out.startswith(r"\begin{tabular}{lrrrrrr}")
+
+
 def test_compare_prints_a_table(run, monkeypatch):
     made = []
 

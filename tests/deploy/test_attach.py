@@ -16,10 +16,11 @@ from torch import nn
 from calibrant import artifacts
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.calibrators.tags import TagScaling
 from calibrant.deploy import CalibratedModel, calibrated
 from calibrant.workflows.effect import effect
 from tests.support.models import CLASSES, WIDTH, Shifted, fitted, shifted
-from tests.support.simulate import drawn
+from tests.support.simulate import drawn, drawn_tags
 
 
 class Outputs(NamedTuple):
@@ -420,3 +421,74 @@ def test_save_and_load_with_transformers(bert, texts, tmp_path, monkeypatch):
     assert torch.equal(by_class(**texts).logits, model(**texts).logits)
     assert kind.from_pretrained(tmp_path / "bert").config.num_labels == CLASSES
     assert 'from_pretrained("bert")' in (tmp_path / "bert" / "README.md").read_text()
+
+
+# predict_proba and predict
+
+
+def test_probabilities_of_arrays_and_tensors_in_batches(network, inputs):
+    model = calibrated(network.train(), fitted("ts"))
+    network.eval()
+    expected = torch.softmax(fitted("ts")(network(inputs)), -1).detach()
+    network.train()  # with dropout, which predictions are made without
+    for batch_size in (1, 4, 9, 1000):
+        found = model.predict_proba(inputs, batch_size=batch_size)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+        as_array = model.predict_proba(inputs.numpy().astype(np.float64), batch_size=batch_size)
+        assert isinstance(as_array, np.ndarray)
+        np.testing.assert_allclose(as_array, expected, rtol=1e-5)
+        assert np.array_equal(model.predict(inputs.numpy()), expected.argmax(-1).numpy())
+    assert network.training
+    assert network[2].training
+    assert not found.requires_grad
+
+
+def test_probabilities_of_a_model_with_named_inputs(bert, texts):
+    model = calibrated(bert, fitted("ts"))
+    expected = torch.softmax(model(**texts).logits, -1).detach()
+    arrays = {name: values.numpy() for name, values in texts.items()}
+    for found in (
+        model.predict_proba(texts, batch_size=2),
+        model.predict_proba(**arrays, batch_size=2),
+        model.predict_proba(arrays, output_attentions=False),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_probabilities_with_features(network, inputs):
+    model = calibrated(network.eval(), shifted(), last_layer=network[3])
+    expected = torch.softmax(model(inputs), -1).detach()
+    np.testing.assert_allclose(model.predict_proba(inputs.numpy(), batch_size=4), expected, 1e-5)
+
+
+@pytest.mark.parametrize("last", [(), (1,)])
+def test_probabilities_of_one_logit_are_of_class_one(rng, last):
+    logits = 3 * rng.normal(size=200)
+    labels = (rng.random(200) < 1 / (1 + np.exp(-logits))).astype(int)
+    calibrator = TemperatureScaling().fit(logits, labels)
+    model = calibrated(nn.Identity(), calibrator)
+    found = model.predict_proba(logits.reshape(-1, *last), batch_size=64)
+    expected = 1 / (1 + np.exp(-logits / float(calibrator.temperature_)))
+    np.testing.assert_allclose(found, expected.reshape(-1, *last), rtol=1e-6)
+    assert np.array_equal(model.predict(logits.reshape(-1, *last)), (logits > 0).astype(int))
+
+
+def test_probabilities_of_tags(rng):
+    logits, labels = drawn_tags(rng, 200, np.ones(3), np.zeros(3))
+    calibrator = TagScaling().fit(logits, labels)
+    model = calibrated(nn.Identity(), calibrator)
+    found = model.predict_proba(logits, batch_size=64)
+    np.testing.assert_allclose(found, calibrator.predict_proba(logits), rtol=1e-6)
+    assert np.array_equal(model.predict(logits), (found > 0.5).astype(int))
+
+
+def test_inputs_that_cannot_be_cut_are_refused(network, inputs):
+    model = calibrated(network, fitted("ts"))
+    with pytest.raises(TypeError, match="arrays or tensors"):
+        model.predict_proba([[1.0, 2.0, 3.0]])
+    with pytest.raises(ValueError, match=r"as many rows each, got \[4, 9\]"):
+        model.predict_proba(inputs, inputs[:4])
+    with pytest.raises(ValueError, match="batch_size"):
+        model.predict_proba(inputs, batch_size=0)
+    with pytest.raises(ValueError, match="NaN"):
+        model.predict_proba(np.full((5, 3), np.nan))

@@ -14,7 +14,12 @@ from calibrant.decide import DecisionRule, conformal, threshold
 from calibrant.workflows.decide import apply_rule, decide
 from tests.support.calibrators import Featured
 from tests.support.prediction_files import arrays_in
-from tests.support.predictions import as_npz, as_npz_folder, predictions, splits
+from tests.support.predictions import as_npz, as_npz_folder, needs_pyarrow, predictions, splits
+
+try:
+    import pyarrow.parquet
+except ImportError:
+    pyarrow: Any = None
 
 NAMES = np.array(["ant", "bee", "cat, wild", "dog", "=eel"])
 
@@ -91,14 +96,16 @@ def test_halves_are_left_to_chance():
 def test_decisions_of_every_row_are_written(arrays, halved, tmp_path, suffix, request):
     rule = decide(arrays, coverage=0.8, calibrator=halved).rule
     request.getfixturevalue("no_whole_logits")  # from here on
-    if suffix == ".safetensors":
-        arrays = {key: values for key, values in arrays.items() if values.dtype.kind != "U"}
+    if suffix == ".safetensors":  # it holds no text; names of classes are left out anyway
+        text = [key for key, values in arrays.items() if values.dtype.kind == "U"]
+        arrays = {key: values for key, values in arrays.items() if key not in text[:-1]}
     arrays = {**arrays, "val_features": np.ones((900, 2)), "epoch": np.array(7)}
     del arrays["test_labels"]
     out, steps = tmp_path / f"out{suffix}", []
     found = apply_rule(rule, as_npz(tmp_path, arrays), out, progress=lambda *s: steps.append(s))
     written = load_file(out) if suffix == ".safetensors" else arrays_in(out)
     gone = {"val_logits", "test_logits", "val_features"}
+    gone |= {"class_names"} if suffix == ".safetensors" else set()
     made = {f"{s}_{name}" for s in ("val", "test") for name in ("predicted", "confidence", "set")}
     assert set(written) == (set(arrays) - gone) | made
     for name in ("val", "test"):
@@ -109,6 +116,24 @@ def test_decisions_of_every_row_are_written(arrays, halved, tmp_path, suffix, re
     assert found.tallies["test"].n == 700
     assert steps[-1] == (1600, 1600)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"out{suffix}", "p.npz"]
+
+
+@needs_pyarrow
+def test_decisions_of_a_table_with_names(tmp_path):
+    """Classes and labels of a .csv file have names; decisions go into .parquet and .csv."""
+    arrays = {"class_names": NAMES[:2], **predictions(rows=300, classes=2)}
+    calibrant.save_predictions(tmp_path / "in.csv", arrays)
+    rule = decide(tmp_path / "in.csv", coverage=0.8).rule
+    assert rule.class_names == ["ant", "bee"]
+    made = rule.decide(arrays["logits"])
+    for suffix in (".parquet", ".csv"):
+        applied = apply_rule(rule, tmp_path / "in.csv", tmp_path / f"out{suffix}")
+        assert applied.tallies[""].judged == (arrays["labels"] >= 0).sum()
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert table["set"] == made["set"].tolist()
+    with (tmp_path / "out.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["predicted"] for line in lines] == NAMES[made["predicted"]].tolist()
 
 
 def test_lines_name_the_classes(arrays, tmp_path):

@@ -14,7 +14,8 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
 
     Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
     """
-    width, flat = edges.shape[-1], edges.to(values.dtype).reshape(-1)
+    # while torch.jit.trace records, sizes are tensors
+    width, flat = int(edges.shape[-1]), edges.to(values.dtype).reshape(-1)
     below = torch.zeros_like(values, dtype=torch.int64)
     step = 1 << width.bit_length() >> 1
     while step:

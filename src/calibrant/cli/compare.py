@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 @shared.MULTILABEL
 @shared.TOP_LABEL
 @shared.AS_JSON
+@shared.AS_LATEX
 def compare(
     pred: str,
     methods: str | None,
     time_limit: float,
     choices: bool,
     level: float,
-    as_json: bool,
+    form: str | None,
     estimand: str | None,
     **options: Any,
 ) -> int:
@@ -76,8 +77,10 @@ def compare(
             **options,
         )
     with shared.until_closed():
-        if as_json:
+        if form == "json":
             shared.write_json(comparison.to_dict())
+        elif form == "latex":
+            click.echo(comparison.to_latex())
         else:
             _print_comparison(comparison, pred)
     return 0 if comparison.measured else 2

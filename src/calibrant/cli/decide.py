@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,7 +70,7 @@ def decide(
     folder: str | None,
     target: str | None,
     out: str | None,
-    as_json: bool,
+    form: str | None,
     **options: Any,
 ) -> None:
     """Decide which answers to accept, or which classes to keep, with a guarantee.
@@ -112,9 +111,9 @@ def decide(
     if target:
         save(result.rule, target)
     with shared.until_closed():
-        if as_json:
+        if form == "json":
             about = {"saved": target or saved, "decisions": out}
-            click.echo(json.dumps({**about, **result.to_dict()}, indent=2))
+            shared.write_json({**about, **result.to_dict()})
         else:
             _print_result(result, pred)
     for line in written:

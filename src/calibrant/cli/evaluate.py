@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "--max-ece", type=float, metavar="FRACTION", help="Exit with 1 if the ECE exceeds this limit."
 )
 @shared.AS_JSON
+@shared.AS_LATEX
 @click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
@@ -37,7 +38,7 @@ def evaluate(
     pred: str,
     split: str | None,
     max_ece: float | None,
-    as_json: bool,
+    form: str | None,
     estimand: str | None,
     metrics: str | None,
     level: float,
@@ -80,8 +81,10 @@ def evaluate(
             **options,
         )
     with shared.until_closed():
-        if as_json:
+        if form == "json":
             shared.write_json({"split": name or None, **evaluation.to_dict()})
+        elif form == "latex":
+            click.echo(evaluation.to_latex())
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
     if max_ece is None or evaluation["ece"].value <= max_ece:
@@ -95,20 +98,12 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console = shared.new_console()
     console.print(title, style="bold", soft_wrap=True)
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
-    headings = (evaluation.heading or "metric", "value", shared.interval_heading(evaluation))
-    console.print(shared.text_table(headings, evaluation.table(), bold=[1]))
+    about = (evaluation.heading or "metric", "value", evaluation.interval_heading)
+    console.print(shared.text_table(about, evaluation.table(), bold=[1]))
     if evaluation.verdict():
         console.print(evaluation.verdict(), soft_wrap=True)
     if not evaluation.by:
         return
     console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")
-    # three figures of each; only the first has its interval, for narrow terminals
-    usual = [name for name in ("ece", "accuracy", "nll") if name in evaluation]
-    first, *others = usual or list(evaluation)[:3]
-    titles = {name: row[0] for name, row in zip(evaluation, evaluation.table(), strict=True)}
-    figures = (titles[first], headings[2], *(titles[name] for name in others))
-    rows = []
-    for value, subgroup in evaluation.by.items():
-        cells = dict(zip(subgroup, subgroup.table(), strict=True))
-        rows.append((value, f"{subgroup.n:,}", *cells[first][1:], *(cells[n][1] for n in others)))
-    console.print(shared.text_table(("subgroup", "examples", *figures), rows, bold=[2, 4, 5]))
+    headings, *rows = evaluation.subgroup_table()
+    console.print(shared.text_table(headings, rows, bold=[2, 4, 5]))

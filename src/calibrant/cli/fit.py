@@ -50,7 +50,7 @@ def fit(
     seed: int,
     train: str | None,
     estimand: str | None,
-    as_json: bool,
+    form: str | None,
     out: str,
     **columns: str | None,
 ) -> None:
@@ -102,7 +102,7 @@ def fit(
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():
-        if as_json:
+        if form == "json":
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
             shared.write_json({**about, **fitted.to_dict()})
         else:
@@ -190,7 +190,7 @@ def _print_fit(fitted: Fit, title: str, folds: int | None) -> None:
     of = f", {before.probability}" if before.probability else ""
     both = list(zip(before.table(), after.table(), strict=True))
     if folds:
-        heading = shared.interval_heading(before)
+        heading = before.interval_heading
         headings = [f"out of {folds} folds{of}", "before", heading, "after", heading]
         rows = [[*one, *other[1:]] for one, other in both]
         remark = f"Each example was calibrated by a fit on the other {folds - 1} folds."

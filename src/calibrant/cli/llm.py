@@ -95,7 +95,7 @@ def fit(
     objective: str,
     options: tuple[str, ...],
     out: str,
-    as_json: bool,
+    form: str | None,
     **training: Any,
 ) -> None:
     """Train a temperature head from tables of 'llm collect'.
@@ -120,7 +120,7 @@ def fit(
     written = shared.how_written(out, "saved in")
     save(fitted, out)
     with until_closed():
-        if as_json:
+        if form == "json":
             names = ("kept", "reasons", "settings", "figures")
             shared.write_json({name: getattr(fitted, name) for name in names})
         else:
@@ -156,7 +156,7 @@ def evaluate(
     confidence: Any,
     keep_predictions: bool,
     level: float,
-    as_json: bool,
+    form: str | None,
     device: str | None,
     dtype: str,
     **drawing: Any,
@@ -191,7 +191,7 @@ def evaluate(
         network = load_model(model, device=device, dtype=dtype)
         options |= {"confidence": confidence, "keep_predictions": keep_predictions}
         results = _measure(network, asked, **options)
-    if not as_json:
+    if form != "json":
         for title, evaluations in results:
             _print_evaluations(title, evaluations)
         return
@@ -286,7 +286,7 @@ def _print_evaluations(title: str, results: Evaluations) -> None:
         table.add_column("")
         for name, evaluation in results.items():
             table.add_column(name, justify="right")
-            table.add_column(shared.interval_heading(evaluation), justify="right", style="dim")
+            table.add_column(evaluation.interval_heading, justify="right", style="dim")
         for rows in zip(*(evaluation.table() for evaluation in results.values()), strict=True):
             cells = (cell for _, value, interval in rows for cell in (value, interval))
             table.add_row(rows[0][0], *cells)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--reference-split", metavar="NAME", help="Its split.  [default: as for evaluate]")
 @click.option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
 @shared.AS_JSON
+@shared.AS_LATEX
 def monitor(
     files: tuple[str, ...],
     folder: str | None,
@@ -58,7 +59,7 @@ def monitor(
     reference: str | None,
     reference_split: str | None,
     fail: bool,
-    as_json: bool,
+    form: str | None,
     **options: float | None,
 ) -> int:
     """Detect calibration drift of a deployed model, file by file.
@@ -106,8 +107,10 @@ def monitor(
             save(watch, state)
     report = watch.report()
     with shared.until_closed():
-        if as_json:
+        if form == "json":
             shared.write_json(report.to_dict())
+        elif form == "latex":
+            click.echo(report.to_latex())
         else:
             console = shared.new_console()
             console.print(report.describe(), style="dim", soft_wrap=True)

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from calibrant.metrics.evaluation import Evaluation
-
 
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON; errors are fractions.")
+AS_JSON = click.option(
+    "--json", "form", flag_value="json", help="Write JSON; errors are fractions."
+)
+AS_LATEX = click.option(
+    "--latex", "form", flag_value="latex", help="Write a table for LaTeX, with booktabs."
+)
 BINS = click.option("--bins", default=15, show_default=True, help="Number of bins.")
 LEVEL = click.option(
     "--level",
@@ -82,11 +85,6 @@ def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
         except ValueError:
             options[name] = value
     return options
-
-
-def interval_heading(evaluation: Evaluation) -> str:
-    """Return the heading of a column of intervals."""
-    return "" if evaluation.level is None else f"{100 * evaluation.level:g} % interval"
 
 
 @contextmanager

@@ -57,10 +57,10 @@ def write_arrays(target: Path, arrays: Mapping[str, Any]) -> None:
         WRITERS[target.suffix](temporary, arrays)
 
 
-def check_writable(target: Path, *others: str) -> None:
-    """Raise unless the suffix names a format that holds several arrays, or is one of others."""
-    if target.suffix not in (*WRITERS, *others):
-        suffixes = comma_separated([*WRITERS, *others])
+def check_writable(target: Path) -> None:
+    """Raise unless the suffix names a format that holds several arrays."""
+    if target.suffix not in WRITERS:
+        suffixes = comma_separated(WRITERS)
         raise ValueError(f"cannot write {target}: the suffix must be one of {suffixes}")
 
 

@@ -6,14 +6,18 @@ import copy
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.torch_models import layer_inputs, logits_of, name_of
+from calibrant._core.checks import check_whole
+from calibrant._core.torch_models import device_of, evaluating, layer_inputs, logits_of, name_of
 from calibrant.artifacts import load, read, save
 from calibrant.calibrators.base import Calibrator
 from calibrant.retrain.adapter import as_calibrator
@@ -108,18 +112,105 @@ class CalibratedModel(nn.Module):
 
     def calibrate(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """Return calibrated logits, in the shape of the logits."""
+        return self._of_logits(self.calibrator, logits, features)
+
+    def _of_logits(
+        self, function: Callable[..., Tensor], logits: Tensor, features: Tensor | None
+    ) -> Tensor:
+        """Return a function of the calibrator, in the shape of the logits."""
         if logits.ndim == 0:
             raise ValueError(
                 "logits must come first, got a number (a loss?): call the model without labels"
             )
-        output: Tensor
         one_column = self.calibrator.one_logit and logits.shape[-1] == 1
         if features is not None and one_column and features.ndim == logits.ndim:
             # (n, 1), as a layer with one output returns it
-            output = self.calibrator(logits[..., 0], features)[..., None]
+            return function(logits[..., 0], features)[..., None]
+        return function(logits, features)
+
+    def predict_proba(
+        self, *inputs: Any, batch_size: int = 256, **named: Any
+    ) -> Tensor | NDArray[Any]:
+        """Return calibrated probabilities of inputs of any number, in batches.
+
+        They have the form of the logits: ``(n, ..., classes)``, or for one logit ``(n,)`` or
+        ``(n, 1)``, the probability of class 1; for tags one probability each. The model runs
+        without gradients in ``eval`` mode, and its layers return to their modes.
+
+        Parameters
+        ----------
+        *inputs, **named
+            What the model takes: arrays or tensors ``(n, ...)``, which are cut into batches and
+            moved to the device of the model, or a mapping of them, as tokenizers return it. Floats
+            of NumPy get the precision of the model. Anything else is passed on as it is.
+        batch_size : int
+
+        Returns
+        -------
+        Tensor or ndarray
+            On the CPU; a tensor if the first input is one.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from calibrant.calibrators import Identity
+        >>> plain = Identity().fit([[0.0, 1.0], [2.0, 0.0]], [1, 0])
+        >>> model = calibrated(nn.Linear(3, 2), plain)
+        >>> model.predict_proba(np.ones((1000, 3))).shape
+        (1000, 2)
+        """
+        probs, is_tensor = self._batch_probs(inputs, named, batch_size)
+        return probs if is_tensor else probs.numpy()
+
+    def predict(self, *inputs: Any, batch_size: int = 256, **named: Any) -> Tensor | NDArray[Any]:
+        """Return predicted classes ``(n, ...)``, or 0 and 1 for each tag.
+
+        Arguments are those of :meth:`predict_proba`.
+        """
+        probs, is_tensor = self._batch_probs(inputs, named, batch_size)
+        if self.calibrator.multilabel or self.calibrator.one_logit:
+            above = (probs > 0.5).long()
+            one_column = self.calibrator.one_logit and probs.ndim == 2 and probs.shape[1] == 1
+            classes = above[:, 0] if one_column else above
         else:
-            output = self.calibrator(logits, features)
-        return output
+            classes = probs.argmax(-1)
+        return classes if is_tensor else classes.numpy()
+
+    def _batch_probs(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], batch_size: int
+    ) -> tuple[Tensor, bool]:
+        """Return probabilities on the CPU, and whether the first input is a tensor."""
+        check_whole("batch_size", batch_size)
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            inputs, named = (), {**inputs[0], **named}
+        arrays = [value for value in (*inputs, *named.values()) if hasattr(value, "__array__")]
+        if not arrays:
+            got = ", ".join(type(value).__name__ for value in (*inputs, *named.values()))
+            raise TypeError(f"the inputs must be arrays or tensors (n, ...), got {got or 'none'}")
+        rows = {len(array) for array in arrays}
+        if len(rows) > 1:
+            raise ValueError(f"the inputs must have as many rows each, got {sorted(rows)}")
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
+        device = device_of(self.model)
+
+        def cut(value: Any, start: int) -> Any:
+            if not hasattr(value, "__array__"):
+                return value
+            part = value[start : start + batch_size]
+            if isinstance(part, Tensor):
+                return part.to(device)
+            tensor = torch.as_tensor(np.asarray(part))
+            return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+        probs = []
+        with evaluating(self), torch.no_grad():
+            for start in range(0, max(rows.pop(), 1), batch_size):
+                parts = [cut(value, start) for value in inputs]
+                by_name = {name: cut(value, start) for name, value in named.items()}
+                output, features = self.model_output(*parts, **by_name)
+                of_batch = self.calibrator.predict_proba
+                probs.append(self._of_logits(of_batch, logits_of(output), features).cpu())
+        return torch.cat(probs), isinstance(arrays[0], Tensor)
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, figures: Effect | None = None

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant._core.messages import printable
+from calibrant._core.tables import frame, latex_table
 from calibrant.metrics.intervals import CalibrationTest, Estimate
 from calibrant.metrics.reductions import ESTIMANDS, probability_of
 from calibrant.metrics.registry import METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +96,25 @@ class Evaluation(Mapping[str, Estimate]):
             rows.append((METRICS[name].title, _shown(name, value), interval))
         return rows
 
+    @property
+    def interval_heading(self) -> str:
+        """Heading of the intervals; empty without any."""
+        return "" if self.level is None else f"{100 * self.level:g} % interval"
+
+    def subgroup_table(self) -> list[tuple[str, ...]]:
+        """Headings, then three figures of each subgroup, as text; only the first has intervals."""
+        usual = [name for name in ("ece", "accuracy", "nll") if name in self]
+        first, *others = usual or list(self)[:3]
+        titles = [METRICS[name].title for name in (first, *others)]
+        rows = [("subgroup", "examples", titles[0], self.interval_heading, *titles[1:])]
+        for value, part in self.by.items():
+            cells = dict(zip(part, part.table(), strict=True))
+            figures = (*cells[first][1:], *(cells[name][1] for name in others))
+            rows.append((value, f"{part.n:,}", *figures))
+        return rows
+
     def __str__(self) -> str:
-        heading = "" if self.level is None else f"{100 * self.level:g} % interval"
-        rows = [(self.heading, "value", heading), *self.table()]
+        rows = [(self.heading, "value", self.interval_heading), *self.table()]
         left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
         lines = [f"{a:<{left}}  {b:>{middle}}  {c}".rstrip() for a, b, c in rows]
         for name, part in self.by.items():
@@ -115,6 +135,29 @@ class Evaluation(Mapping[str, Estimate]):
         if self.by:
             result["by"] = {name: part.to_dict() for name, part in self.by.items()}
         return result
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each metric: ``metric``, ``n``, ``value``, ``low`` and ``high``.
+
+        With ``by=`` the metrics of each subgroup follow, and ``subgroup`` has their names, None
+        for all examples. Errors are fractions, undefined values NaN. Needs pandas.
+        """
+        sets: list[tuple[str | None, Evaluation]] = [(None, self), *self.by.items()]
+        return frame(
+            {
+                **({"subgroup": name} if self.by else {}),
+                **{"metric": metric, "n": part.n, **estimate._asdict()},
+            }
+            for name, part in sets
+            for metric, estimate in part.metrics.items()
+        )
+
+    def to_latex(self) -> str:
+        """Table for LaTeX with the package booktabs: of the subgroups if there are any."""
+        if self.by:
+            headings, *rows = self.subgroup_table()
+            return latex_table(headings, rows)
+        return latex_table((self.heading or "metric", "value", self.interval_heading), self.table())
 
 
 def _shown(name: str, value: float) -> str:

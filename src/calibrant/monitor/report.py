@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import IGNORED
 from calibrant._core.messages import printable
+from calibrant._core.tables import frame, latex_table
 from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FEW = 10
 """Bins with fewer examples, or with less than 1 % of them, are not reported."""
@@ -128,6 +132,15 @@ class MonitorReport:
             for row in self.windows
         ]
         return {**values, "advice": self.advice()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return ``windows`` as a frame, with a row for each. Needs pandas."""
+        return frame(self.windows)
+
+    def to_latex(self) -> str:
+        """Return the last windows as a table for LaTeX with the package booktabs."""
+        headings, *rows = self.table()
+        return latex_table(headings, rows)
 
 
 def _shares(values: dict[str, float]) -> str:

@@ -138,9 +138,9 @@ def _report(progress: Progress, before: int, total: int, done: int, _: int) -> N
     progress(before + done, total)
 
 
-def check_target(dataset: Dataset, target: Path, *suffixes: str) -> None:
-    """Raise unless ``target`` can be written, as arrays or with one of ``suffixes``."""
-    check_writable(target, *suffixes)
+def check_target(dataset: Dataset, target: Path) -> None:
+    """Raise unless ``target`` can be written, and is not part of the input."""
+    check_writable(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
     inputs = {os.path.realpath(c.path) for arrays in dataset.files for c in arrays.values()}
@@ -182,7 +182,7 @@ def _others(dataset: Dataset, left_out: Sequence[str]) -> dict[str, list[Column]
     single: dict[str, list[Column]] = {}  # class names, the last layer, single values
     for arrays in dataset.files:
         for key, column in arrays.items():
-            if (column.path, column.key) not in known and key not in others:
+            if (column.path, column.key) not in known and key not in (*others, *left_out):
                 single.setdefault(key, []).append(column)
     return others | {key: _agreed(columns) for key, columns in single.items()}
 

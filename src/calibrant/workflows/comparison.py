@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrant._core.chunks import Estimand
 from calibrant._core.messages import printable
+from calibrant._core.tables import frame, latex_table
 from calibrant.calibrators.base import Calibrator
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import Choice
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +164,29 @@ class Comparison:
             "advice": self.advice(),
             "rows": rows,
         }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each method.
+
+        Columns are ``method``, ``NAME``, ``NAME_low`` and ``NAME_high`` of each metric,
+        ``fit_seconds``, ``argmax_changed`` and ``error``. Errors are fractions, undefined values
+        NaN. Needs pandas.
+        """
+        rows = []
+        for row in self.to_dict()["rows"]:
+            figures = {
+                name + end: estimate[key]
+                for name, estimate in row["metrics"].items()
+                for end, key in (("", "value"), ("_low", "low"), ("_high", "high"))
+            }
+            others = {key: row[key] for key in ("fit_seconds", "argmax_changed", "error")}
+            rows.append({"method": row["method"], **figures, **others})
+        return frame(rows)
+
+    def to_latex(self) -> str:
+        """Return the table for LaTeX with the package booktabs; what :meth:`best` has is bold."""
+        headings, *rows = self.table()
+        return latex_table(headings, rows)
 
 
 def _cells(row: Row, marked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, war
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
+from calibrant.data.columns import CLASS_NAMES
 from calibrant.data.dataset import Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.shards import Chunk, located
@@ -198,7 +199,8 @@ def apply_rule(
 
     With ``out`` the decisions are written: as ``.npz``, ``.safetensors`` or ``.parquet`` the
     columns of :meth:`DecisionRule.decide` under each split, beside all arrays of the file but
-    logits, probs and features; as ``.csv`` a line for each example, with the names of classes
+    logits, probs and features, and with names of classes only in ``.npz``; as ``.csv`` a line for
+    each example, with the names of classes
     where they are known. Labels are not needed.
 
     Examples
@@ -218,7 +220,7 @@ def apply_rule(
         for split, report in with_progress(splits, progress):
             tallies[split.name] = _walk(rule, split, progress=report)
         return AppliedRule(rule, tallies)
-    check_target(dataset, Path(out), TEXT)
+    check_target(dataset, Path(out))
     if Path(out).suffix == TEXT:
         with replacing(Path(out)) as temporary, temporary.open("w", newline="") as file:
             lines = _Lines(rule, file)
@@ -231,7 +233,8 @@ def apply_rule(
         tallies[split.name] = _walk(rule, split, columns.add, report)
         return columns.arrays
 
-    write_splits(dataset, splits, Path(out), make, progress, left_out=["features"])
+    left_out = ["features", *([] if Path(out).suffix == ".npz" else [CLASS_NAMES])]
+    write_splits(dataset, splits, Path(out), make, progress, left_out=left_out)
     return AppliedRule(rule, tallies)
 
 

@@ -229,8 +229,8 @@ def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None 
     """
     squares = others.square().sum(-1)
     kept = min(count, max(len(others) - (own is not None), 1))
-    # an exported graph has no loop: its blocks are those of the caller
-    whole = torch.compiler.is_compiling()
+    # an exported or traced graph has no loop: its blocks are those of the caller
+    whole = torch.compiler.is_compiling() or torch.jit.is_tracing()
     result, step = [], max(1, DISTANCES // len(others))
     for i, part in enumerate((rows,) if whole else rows.split(step)):
         gaps = torch.addmm(squares, part, others.T, alpha=-2)

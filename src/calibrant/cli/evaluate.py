@@ -75,13 +75,14 @@ def evaluate(
             split=name,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             metrics=names,
-            level=level or None,
+            level=level,
             progress=progress,
             **options,
         )
     with shared.until_closed():
         if as_json:
-            shared.write_json({"split": name or None, **evaluation.to_dict()})
+            named = {"class_names": data.class_names} if data.class_names else {}
+            shared.write_json({"split": name or None, **evaluation.to_dict(), **named})
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
     if max_ece is None or evaluation["ece"].value <= max_ece:
@@ -97,8 +98,8 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
     headings = (evaluation.heading or "metric", "value", shared.interval_heading(evaluation))
     console.print(shared.text_table(headings, evaluation.table(), bold=[1]))
-    if evaluation.verdict():
-        console.print(evaluation.verdict(), soft_wrap=True)
+    for remark in filter(None, (evaluation.verdict(), evaluation.hint())):
+        console.print(remark, soft_wrap=True)
     if not evaluation.by:
         return
     console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")

@@ -411,6 +411,11 @@ def as_dataset(
     elif is_frame(data) and labels is None:
         values = frame_arrays(data, values)
     elif not is_data(data):
+        if data is not None and labels is None:
+            raise TypeError(
+                "a path, a dataset, a data frame or a mapping of arrays is wanted, got a "
+                f"{type(data).__name__}: pass {{'logits': logits, 'labels': labels}}"
+            )
         values |= {} if data is None else {"logits": data}
     elif values:
         raise TypeError(

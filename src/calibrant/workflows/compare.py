@@ -112,7 +112,7 @@ def compare(
     )
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
-    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen)
+    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen)
 
 
 def fit_and_test(

@@ -45,14 +45,16 @@ def evaluate(
 ) -> int:
     """Measure the calibration of a prediction file.
 
-    PRED is an .npz, .safetensors or .parquet file with arrays "logits" and "labels" (or
-    "test_logits", "test_labels"), a folder or quoted glob of shards, or X_logits.npy beside
+    PRED is an .npz, .safetensors, .parquet or .pt file with arrays "logits" and "labels" (or
+    "test_logits", "test_labels"), a .csv or .parquet file with columns "logit_CLASS" or
+    "prob_CLASS" and "label", a folder or quoted glob of shards, or X_logits.npy beside
     X_labels.npy.
 
     \b
     Examples:
       calibrant evaluate predictions.npz
       calibrant evaluate predictions.npz --split val --json
+      calibrant evaluate predictions.csv
       calibrant evaluate 'shards/*.safetensors' --by country
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
 

@@ -351,8 +351,8 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     Parameters
     ----------
     path
-        A ``.npz``, ``.safetensors`` or ``.parquet`` file; ``X_logits.npy``, with the files that
-        share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
+        A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
+        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
         shard in front; or a folder or glob of shards, in natural order. Plain arrays of files
         named train, val or test are those splits.
 
@@ -388,7 +388,7 @@ def as_dataset(
     groups: Values | str | None = None,
     multilabel: bool = False,
 ) -> Dataset:
-    """Return a path, a mapping of arrays or plain arrays as a dataset; a dataset as it is.
+    """Return a path, a mapping, a data frame or plain arrays as a dataset; a dataset as it is.
 
     ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values;
     ``multilabel`` says that columns of scores are tags.

@@ -53,7 +53,7 @@ def compare(
 
     Parameters
     ----------
-    data : path, Dataset, or mapping
+    data : path, Dataset, mapping or data frame
         A prediction file, a folder, a glob, or arrays by their keys in a file, such as
         ``{"logits": ..., "labels": ...}``.
     methods : sequence of str, or mapping of str to Calibrator, optional

@@ -36,12 +36,12 @@ def evaluate(
 
     Parameters
     ----------
-    data : logits (..., classes) or (n,), path, Dataset, or mapping
+    data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
         Unnormalised log-probabilities, of which -inf masks a class; (n,) are log-odds of two
         classes. Or a prediction file, a folder or glob of shards, which are read in chunks, or
-        arrays by their keys in a file.
+        arrays by their keys in a file, or a data frame with columns such as ``logit_CLASS``.
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits; -100 is ignored. Names of columns, if the logits are a data frame.
     probs : (..., classes), or (n,) probabilities of class 1
         Instead of logits. Zeros are floored at the smallest number of their dtype, with a warning.
     sample_weight : (...), or the name of a column

@@ -233,10 +233,17 @@ def test_nothing_is_changed_by_none(rng):
 # Data without an optimum
 
 
+REASONS = {
+    -1: "Usually all are right",
+    0: "A temperature makes no difference",
+    1: "Usually accuracy is no better than guessing",
+}
+
+
 def at_bound(temperature, samples):
     return (
         rf"no best temperature in \[0.05, 20\] for these {samples:,} examples; stopped at "
-        rf"{temperature:g}\. Usually all are right"
+        rf"{temperature:g}\. {REASONS[int(np.sign(temperature - 1))]}"
     )
 
 

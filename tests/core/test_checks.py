@@ -416,7 +416,13 @@ def test_metrics_that_need_pairs_are_refused_by_a_stream_without():
         cal.Accumulator(metrics=["ece", "ks", "auroc"])
 
 
-@pytest.mark.parametrize("level", [0, 0.995, 1, -0.5, 90, math.nan])
+def test_level_zero_leaves_intervals_out():
+    evaluation = cal.evaluate(OK, YES, level=0)
+    assert evaluation.level is None
+    assert evaluation.to_dict() == cal.evaluate(OK, YES, level=None).to_dict()
+
+
+@pytest.mark.parametrize("level", [0.995, 1, -0.5, 90, math.nan])
 def test_a_level_is_above_zero_and_at_most_99_percent(level):
     message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
     with pytest.raises(ValueError, match=message):

@@ -409,3 +409,14 @@ def test_too_many_classes_for_class_wise_errors():
         with pytest.raises(ValueError, match="classwise_ece takes at most 559,240 classes with 15"):
             measure()
     assert calibrant.classwise_ece(logits, [0], bins=10) >= 0
+
+
+def test_names_of_splits_and_columns_are_not_for_arrays():
+    logits, labels = np.eye(3), np.arange(3)
+    with pytest.raises(ValueError, match="arrays have no splits, got split='val'"):
+        calibrant.evaluate(logits, labels, split="val")
+    for option in ("by", "sample_weight"):
+        with pytest.raises(TypeError, match=f"arrays have no columns, got {option}='country'"):
+            calibrant.evaluate(logits, labels, **{option: "country"})
+    with pytest.raises(ValueError, match="bins must be at most 100,000, got 1000000000"):
+        calibrant.evaluate(logits, labels, bins=10**9)

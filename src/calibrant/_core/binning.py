@@ -13,6 +13,7 @@ import numpy as np
 from calibrant._core.checks import FloatArray, IntArray
 
 RULE = "(lo, hi], first bin closed"
+MOST_BINS = 100_000
 
 
 def uniform_edges(bins: int) -> FloatArray:
@@ -47,9 +48,11 @@ def bin_index(confidence: FloatArray, edges: FloatArray) -> IntArray:
 
 
 def check_bins(bins: int) -> None:
-    """Raise unless ``bins`` is a positive whole number."""
+    """Raise unless ``bins`` is a positive whole number, and one that memory has room for."""
     if not isinstance(bins, (int, np.integer)) or bins < 1:
         raise ValueError(f"bins must be a positive whole number, got {bins!r}")
+    if bins > MOST_BINS:
+        raise ValueError(f"bins must be at most {MOST_BINS:,}, got {bins!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -242,6 +242,8 @@ def as_weight(weight: Values, shape: tuple[int, ...]) -> FloatArray:
 
     One weight per row serves all tokens, pixels or tags of that row.
     """
+    if isinstance(weight, str):
+        raise TypeError(f"sample_weight must be numbers here, got {weight!r}: pass the values")
     weights = spread(as_float64(weight), shape, "sample_weight")
     wrong = weights[(weights != 0) & ~((weights > 1e-100) & (weights < 1e100))]
     if wrong.size:

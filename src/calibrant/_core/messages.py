@@ -37,8 +37,9 @@ def unknown_name(
     ValueError("unknown method 'tss': did you mean ts? choose from none, ts")
     """
     names, aliases = list(known), aliases or {}
-    near = difflib.get_close_matches(plain_name(name), [*names, *aliases], n=1)
-    hint = f"did you mean {aliases.get(near[0], near[0])}? " if near else ""
+    plain = {plain_name(alias): alias for alias in [*aliases, *names]}
+    near = difflib.get_close_matches(plain_name(name), plain, n=1)
+    hint = f"did you mean {aliases.get(plain[near[0]], plain[near[0]])}? " if near else ""
     return ValueError(f"unknown {kind} {name!r}: {hint}choose from {comma_separated(names)}")
 
 

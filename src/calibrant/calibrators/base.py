@@ -203,7 +203,7 @@ class Calibrator(nn.Module):
     def fit(
         self,
         logits: Values,
-        labels: Values,
+        labels: Values | None = None,
         *,
         features: Values | None = None,
         head: tuple[Any, Any] | None = None,
@@ -224,6 +224,12 @@ class Calibrator(nn.Module):
         groups : (...), optional
             Examples of one group (a document, a patient) stay together in cross-validation.
         """
+        if labels is None:
+            remedy = "pass fit(logits, labels)"
+            if not isinstance(self, Calibrator):  # the first array took its place
+                remedy = "fit was called on a class, as in TemperatureScaling.fit(logits, labels); "
+                remedy += "create an object first: TemperatureScaling().fit(logits, labels)"
+            raise TypeError(f"labels are missing: {remedy}")
         with checks.warnings_at_caller(), full_precision():
             labels, logits = without_frames(labels, logits)
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"

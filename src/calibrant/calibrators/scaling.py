@@ -225,10 +225,23 @@ def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = Fa
     if warns and not result.converged:
         warn(
             f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {len(records):,} "
-            f"examples; stopped at {np.exp(-result.x[0]):g}. Usually all are right, or accuracy is "
-            "below chance"
+            f"examples; stopped at {np.exp(-result.x[0]):g}. {_explained(result.x[0])}"
         )
     return result
+
+
+def _explained(sharpness: float) -> str:
+    """Return the usual reason for a fit without optimum."""
+    if sharpness > 0:
+        return (
+            "Usually all are right: if the model was trained on these examples, use held-out ones"
+        )
+    if sharpness < 0:
+        return (
+            "Usually accuracy is no better than guessing: check that labels are in the order of "
+            "the logits, and that both number classes alike"
+        )
+    return "A temperature makes no difference to them"
 
 
 def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:

@@ -71,7 +71,7 @@ def compare(
             shared.names_in(methods),
             time_limit=time_limit or None,
             keep_argmax=False if choices else None,
-            level=level or None,
+            level=level,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             progress=progress,
             **options,

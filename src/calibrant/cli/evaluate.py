@@ -46,14 +46,16 @@ def evaluate(
 ) -> int:
     """Measure the calibration of a prediction file.
 
-    PRED is an .npz, .safetensors or .parquet file with arrays "logits" and "labels" (or
-    "test_logits", "test_labels"), a folder or quoted glob of shards, or X_logits.npy beside
+    PRED is an .npz, .safetensors, .parquet or .pt file with arrays "logits" and "labels" (or
+    "test_logits", "test_labels"), a .csv or .parquet file with columns "logit_CLASS" or
+    "prob_CLASS" and "label", a folder or quoted glob of shards, or X_logits.npy beside
     X_labels.npy.
 
     \b
     Examples:
       calibrant evaluate predictions.npz
       calibrant evaluate predictions.npz --split val --json
+      calibrant evaluate predictions.csv
       calibrant evaluate 'shards/*.safetensors' --by country
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
 
@@ -76,13 +78,14 @@ def evaluate(
             split=name,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             metrics=names,
-            level=level or None,
+            level=level,
             progress=progress,
             **options,
         )
     with shared.until_closed():
         if form == "json":
-            shared.write_json({"split": name or None, **evaluation.to_dict()})
+            named = {"class_names": data.class_names} if data.class_names else {}
+            shared.write_json({"split": name or None, **evaluation.to_dict(), **named})
         elif form == "latex":
             click.echo(evaluation.to_latex())
         else:
@@ -100,8 +103,8 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
     about = (evaluation.heading or "metric", "value", evaluation.interval_heading)
     console.print(shared.text_table(about, evaluation.table(), bold=[1]))
-    if evaluation.verdict():
-        console.print(evaluation.verdict(), soft_wrap=True)
+    for remark in filter(None, (evaluation.verdict(), evaluation.hint())):
+        console.print(remark, soft_wrap=True)
     if not evaluation.by:
         return
     console.print(f"\nby subgroup{', worst first' if 'ece' in evaluation else ''}")

@@ -120,7 +120,7 @@ def apply(folder: str, pred: str, out: str) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
     Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
-    .safetensors or .parquet file, also for a folder or glob of shards.
+    .safetensors, .parquet or .csv file, also for a folder or glob of shards.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ LEVEL = click.option(
     "--level",
     default=0.9,
     show_default=True,
-    type=click.FloatRange(0, 1, max_open=True),
+    type=click.FloatRange(0, 0.99),
     metavar="FRACTION",
     help="Coverage of the intervals; 0: none.",
 )

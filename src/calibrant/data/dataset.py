@@ -351,8 +351,8 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     Parameters
     ----------
     path
-        A ``.npz``, ``.safetensors`` or ``.parquet`` file; ``X_logits.npy``, with the files that
-        share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
+        A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
+        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
         shard in front; or a folder or glob of shards, in natural order. Plain arrays of files
         named train, val or test are those splits.
 
@@ -388,7 +388,7 @@ def as_dataset(
     groups: Values | str | None = None,
     multilabel: bool = False,
 ) -> Dataset:
-    """Return a path, a mapping of arrays or plain arrays as a dataset; a dataset as it is.
+    """Return a path, a mapping, a data frame or plain arrays as a dataset; a dataset as it is.
 
     ``sample_weight``, ``by`` and ``groups`` are names of columns or, beside arrays, the values;
     ``multilabel`` says that columns of scores are tags.
@@ -411,6 +411,11 @@ def as_dataset(
     elif is_frame(data) and labels is None:
         values = frame_arrays(data, values)
     elif not is_data(data):
+        if data is not None and labels is None:
+            raise TypeError(
+                "a path, a dataset, a data frame or a mapping of arrays is wanted, got a "
+                f"{type(data).__name__}: pass {{'logits': logits, 'labels': labels}}"
+            )
         values |= {} if data is None else {"logits": data}
     elif values:
         raise TypeError(

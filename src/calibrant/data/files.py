@@ -28,7 +28,7 @@ ShardFiles: TypeAlias = dict[str, Path]
 
 
 def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike]) -> None:
-    """Write ``arrays`` under their keys as ``.npz``, ``.safetensors`` or ``.parquet``.
+    """Write ``arrays`` under their keys as ``.npz``, ``.safetensors``, ``.parquet`` or ``.csv``.
 
     An interrupted run leaves the old file or the new one, never a part.
 

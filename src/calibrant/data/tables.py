@@ -260,7 +260,7 @@ def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
     ['labels', 'probs_0', 'probs_1']
     """
     stored = arrays.get(CLASS_NAMES)
-    splits = split_names(arrays)
+    splits = split_names(arrays) or [""]
     tables: list[dict[str, Any]] = []
     for split in splits:
         table: dict[str, Any] = {}
@@ -297,7 +297,7 @@ def _table_columns(
     if column in SCORES and values.ndim == 2:
         classes = range(values.shape[1]) if names is None else names
         return {f"{column}_{name}": values[:, i] for i, name in enumerate(classes)}
-    if values.ndim != 1:
+    if values.ndim > (2 if form == ".parquet" else 1) or not values.ndim:  # parquet has lists
         raise _no_table(form, f"{key} of shape {values.shape}")
     if column == "labels" and names is not None:
         known = (values >= 0) & (values < len(names))

@@ -54,7 +54,7 @@ class Accumulator:
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
     level : float, optional
-        Coverage of the intervals; None computes none.
+        Coverage of the intervals; None or 0 computes none.
     seed : int
         Of the draws behind intervals and test.
 
@@ -77,13 +77,13 @@ class Accumulator:
         level: float | None = 0.9,
         seed: int = 0,
     ) -> None:
-        if level is not None:
+        if level:
             checks.check_level(level)
         self.estimand: EstimandChoice = estimand
         self.pairs = pairs
         self.metrics = _chosen(metrics, pairs)
         self._all = metrics is None
-        self.level = level
+        self.level = level or None
         self.seed = seed
         self.moments = Moments.empty()
         self.bins = Bins.empty(uniform_edges(bins))

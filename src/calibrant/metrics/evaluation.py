@@ -11,6 +11,7 @@ from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant._core.messages import printable
 from calibrant._core.tables import frame, latex_table
+from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
 from calibrant.metrics.reductions import ESTIMANDS, probability_of
 from calibrant.metrics.registry import METRICS
@@ -87,6 +88,10 @@ class Evaluation(Mapping[str, Estimate]):
             return f"{what}miscalibrated: {rarely} ({chance})"
         return f"no evidence of miscalibration{of} in {self.n:,} examples ({chance})"
 
+    def hint(self) -> str:
+        """A mistake in the data that the figures look like, with its remedy; empty without one."""
+        return hint_of(self.metrics, self.bins, self.classes, self.estimand)
+
     def table(self) -> list[tuple[str, str, str]]:
         """Title, value and interval of each metric, as text."""
         rows = []
@@ -121,7 +126,8 @@ class Evaluation(Mapping[str, Estimate]):
             metric = "ece" if "ece" in part else next(iter(part))
             shown = " ".join(part.table()[list(part).index(metric)])
             lines.append(f"group {name}, {part.n:,} examples: {shown}".rstrip())
-        return printable("\n".join(filter(None, [self.describe(), *lines, self.verdict()])))
+        said = [self.describe(), *lines, self.verdict(), self.hint()]
+        return printable("\n".join(filter(None, said)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""

@@ -53,7 +53,7 @@ def compare(
 
     Parameters
     ----------
-    data : path, Dataset, or mapping
+    data : path, Dataset, mapping or data frame
         A prediction file, a folder, a glob, or arrays by their keys in a file, such as
         ``{"logits": ..., "labels": ...}``.
     methods : sequence of str, or mapping of str to Calibrator, optional
@@ -112,7 +112,7 @@ def compare(
     )
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
-    return Comparison(rows, n_fit, n_test, classes, *names, level, measured, chosen)
+    return Comparison(rows, n_fit, n_test, classes, *names, stream.level, measured, chosen)
 
 
 def fit_and_test(

@@ -36,12 +36,12 @@ def evaluate(
 
     Parameters
     ----------
-    data : logits (..., classes) or (n,), path, Dataset, or mapping
+    data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
         Unnormalised log-probabilities, of which -inf masks a class; (n,) are log-odds of two
         classes. Or a prediction file, a folder or glob of shards, which are read in chunks, or
-        arrays by their keys in a file.
+        arrays by their keys in a file, or a data frame with columns such as ``logit_CLASS``.
     labels : (...) integers
-        With logits; -100 is ignored.
+        With logits; -100 is ignored. Names of columns, if the logits are a data frame.
     probs : (..., classes), or (n,) probabilities of class 1
         Instead of logits. Zeros are floored at the smallest number of their dtype, with a warning.
     sample_weight : (...), or the name of a column
@@ -59,7 +59,7 @@ def evaluate(
     metrics : sequence of str, optional
         Names from ``METRICS``; all by default.
     level : float, optional
-        Coverage of the intervals; None leaves them out.
+        Coverage of the intervals; None or 0 leaves them out.
     seed : int
         Seed of the random draws behind intervals and test.
     executor : concurrent.futures.Executor, optional
@@ -92,6 +92,7 @@ def evaluate(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
     if not is_data(data) and not (is_frame(data) and labels is None):
+        _check_arrays(split, by=by, sample_weight=sample_weight)
         if data is not None and labels is not None:
             check_order(data, labels)
         if data is not None and estimand != "multilabel":  # tags may add up to anything
@@ -109,6 +110,21 @@ def evaluate(
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
         total.merge(sums)
     return total.compute()
+
+
+def _check_arrays(split: str | None, **columns: Values | str | None) -> None:
+    """Raise for names of splits and columns, which arrays do not have."""
+    if split is not None:
+        raise ValueError(
+            f"arrays have no splits, got split={split!r}: pass the logits and labels of that "
+            "split, or a file"
+        )
+    for name, values in columns.items():
+        if isinstance(values, str):
+            raise TypeError(
+                f"arrays have no columns, got {name}={values!r}: pass its values, or a file or "
+                "data frame that has the column"
+            )
 
 
 def _measured(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:

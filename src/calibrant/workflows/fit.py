@@ -50,7 +50,7 @@ def fit(
 
     Parameters
     ----------
-    data : path, Dataset, or mapping
+    data : path, Dataset, mapping or data frame
         A prediction file, a folder, a glob, or arrays by their keys in a file.
     method : str or Calibrator
         A name from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` for tags, or a calibrator, which

@@ -116,6 +116,14 @@ def test_changed_metadata_are_refused(file, name):
     refused(file, message)
 
 
+@pytest.mark.parametrize("value", [[], {}, 0, "yes", None])
+def test_options_of_yes_and_no_are_nothing_else(tmp_path, value):
+    file = tmp_path / "isotonic.safetensors"
+    io.save(fitted_kind("isotonic"), file)
+    rewrite(file, metadata=config({**io.read(file).config, "temperature": value}))
+    refused(file, "temperature of isotonic must be true or false, got")
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_changed_tensors_are_refused(file, name):
     change, message = TENSORS[name]

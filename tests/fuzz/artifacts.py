@@ -25,7 +25,10 @@ from tests.fuzz import damage
 from tests.fuzz.calibrators import quick
 from tests.support.simulate import drawn, drawn_pairs
 
-OTHERS = ["prior", "threshold", "sets", "answers", "monitor", *[f"head {kind}" for kind in HEADS]]
+OTHERS = [
+    *["prior", "threshold", "sets", "decision", "answers", "monitor"],
+    *[f"head {kind}" for kind in HEADS],
+]
 TAGS = [f"tags {name}" for name in TAG_CALIBRATORS]
 FORMER = sorted((Path(__file__).parents[1] / "files").glob("format1_*"))
 """Artifacts of the first format, which are folders."""
@@ -80,6 +83,8 @@ def original(kind: str) -> Any:
             return decide.label_shift(original("ts"), logits, old_prior=[0.3, 0.3, 0.4])
         if kind == "threshold":
             return decide.threshold(confidence=pairs[0], outcome=pairs[1], max_error=0.3)
+        if kind == "decision":
+            return decide.DecisionRule(original("sets"), 3, original("ts"), ["a", "b", "c"])
         if kind == "sets":
             return decide.conformal(logits, labels)
         if kind == "answers":
@@ -165,6 +170,9 @@ def predict(obj: Any) -> None:
     """Predict some rows, of as many classes and features as the object says, if not too many."""
     classes, width = obj.classes, getattr(obj, "width", 0)
     if max(classes, width) > 100:
+        return
+    if isinstance(obj, decide.DecisionRule):
+        obj.decide(np.eye(classes))
         return
     features = np.linspace(-1, 1, 5)[:, None] * np.ones(max(width, 1))
     if isinstance(obj, MaCCal):

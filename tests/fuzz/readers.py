@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from calibrant.data import open_dataset, save_predictions
 from tests.fuzz import damage
@@ -17,7 +18,10 @@ try:
 except ImportError:
     pyarrow = None
 
-FORMS = ["npz", "deflated", "npy", "safetensors", "folder", *["parquet"] * (pyarrow is not None)]
+FORMS = [
+    *["npz", "deflated", "npy", "safetensors", "folder", "csv", "pt"],
+    *["parquet"] * (pyarrow is not None),
+]
 CHECKED = ("npz", "deflated")  # formats with a checksum of every array
 
 
@@ -29,11 +33,11 @@ def check(rng: np.random.Generator) -> None:
         path = write(Path(home), form, arrays)
         kind = rng.integers(10)
         if kind == 0:
-            assert_same(read(path), arrays)
+            assert_same(read(path), arrays, form)
             return
         files = [path] if path.is_file() else sorted(path.rglob("*.*"))
         file = files[rng.integers(len(files))]
-        if kind < 4 and form != "parquet":
+        if kind < 4 and form not in ("parquet", "csv", "pt"):
             file.write_bytes(with_header(rng, file, arrays))
         else:
             file.write_bytes(damage.damaged(rng, file.read_bytes()))
@@ -51,11 +55,13 @@ def random_arrays(rng: np.random.Generator, form: str) -> dict[str, np.ndarray]:
     dtype = str(rng.choice(["float16", "float32", "float64", "<f4", ">f8"]))
     logits = rng.normal(size=(n, classes)).astype(dtype)
     arrays = {"logits": logits, "labels": rng.integers(classes, size=n)}
+    if form == "csv":
+        return arrays
     if rng.random() < 0.3 and form in ("npz", "deflated", "parquet"):
         arrays["group"] = np.array(["a", "bc", ""])[rng.integers(3, size=n)]
     if rng.random() < 0.3:
         arrays = {f"val_{key}": values for key, values in arrays.items()}
-    if rng.random() < 0.2 and form != "parquet":
+    if rng.random() < 0.2 and form not in ("parquet", "pt"):
         arrays["epoch"] = np.array(7)
     if rng.random() < 0.2 and form == "npy":
         arrays = {key: np.array(values, order="F") for key, values in arrays.items()}
@@ -77,6 +83,9 @@ def write(home: Path, form: str, arrays: dict[str, Any]) -> Path:
     path = home / f"predictions.{'npz' if form == 'deflated' else form}"
     if form == "deflated":
         np.savez_compressed(path, **arrays)
+    elif form == "pt":
+        native = {key: v.astype(v.dtype.newbyteorder("=")) for key, v in arrays.items()}
+        torch.save({key: torch.from_numpy(v) for key, v in native.items()}, path)
     else:
         save_predictions(path, arrays)
     return path
@@ -133,9 +142,9 @@ def rows_of(chunks: Any) -> int:
     return sum(len(chunk) for chunk in chunks)
 
 
-def assert_same(found: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> None:
+def assert_same(found: dict[str, np.ndarray], arrays: dict[str, np.ndarray], form: str) -> None:
     for key, values in arrays.items():
         if values.ndim:  # single values belong to no split
             text = values.dtype.kind == "U"  # whose length may be that of the longest one
-            assert text or found[key].dtype == values.dtype.newbyteorder("=")
-            np.testing.assert_array_equal(found[key], values)
+            assert text or found[key].dtype == values.dtype.newbyteorder("=") or form == "csv"
+            np.testing.assert_array_equal(found[key].astype(values.dtype), values)

@@ -120,8 +120,10 @@ def restored(artifact: Artifact) -> Any:
     _check_shapes(skeleton, tensors, wanted)
     obj = _built(artifact.kind, artifact.config)
     obj.load_state_dict({**tensors, **artifact.extra})
-    if getattr(obj, "classes", 1) < 1:
-        raise ValueError(f"its number of classes is {obj.classes}")
+    inside = obj.modules() if isinstance(obj, nn.Module) else ()
+    for part in (obj, *(module for module in inside if isinstance(module, Calibrator))):
+        if getattr(part, "classes", 1) < 1:
+            raise ValueError(f"its number of classes is {part.classes}")
     return obj
 
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, IntArray, check_whole
 from calibrant._core.logpartition import Records, concatenate
-from calibrant.data.formats import READERS
+from calibrant.data.formats import NpyReader
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.tokens.documents import padded_batches
 
@@ -401,7 +401,7 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
     path = shard / f"{name}.npy"
     try:
         # a plain array over the mapped one: the subclass makes every small operation slower
-        mapped = np.asarray(READERS[".npy"](str(path)).mapped())
+        mapped = np.asarray(NpyReader(str(path)).mapped())
         values = mapped if name in MAPPED else np.array(mapped)
         if values.shape[:1] != (rows,) or values.dtype.kind not in "biuf":
             raise ValueError(f"it must have {rows} rows of numbers, got {values.shape}")

@@ -15,7 +15,7 @@ from calibrant import artifacts as io
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import save_predictions
-from calibrant.decide import ConformalSets, Threshold
+from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
 from calibrant.llm.heads.modules import make_head
 from calibrant.monitor import Monitor
@@ -114,6 +114,22 @@ def test_changed_metadata_are_refused(file, name):
     change, message = METADATA[name]
     rewrite(file, metadata=change)
     refused(file, message)
+
+
+@pytest.mark.parametrize("classes", [0, -1])
+def test_a_part_without_classes_is_refused(tmp_path, classes):
+    file = tmp_path / "prior.safetensors"
+    io.save(PriorCorrection(temperature()).set_priors([0.2, 0.3, 0.5], [0.5, 0.3, 0.2]), file)
+    rewrite(file, tensors=changed(**{"calibrator.classes_": torch.tensor(classes)}))
+    refused(file, f"its number of classes is {classes}")
+
+
+@pytest.mark.parametrize("value", [[], {}, 0, "yes", None])
+def test_options_of_yes_and_no_are_nothing_else(tmp_path, value):
+    file = tmp_path / "isotonic.safetensors"
+    io.save(fitted_kind("isotonic"), file)
+    rewrite(file, metadata=config({**io.read(file).config, "temperature": value}))
+    refused(file, "temperature of isotonic must be true or false, got")
 
 
 @pytest.mark.parametrize("name", TENSORS)

@@ -252,6 +252,31 @@ def test_conformal_sets_come_back(coverage, tmp_path):
     assert np.array_equal(again.sets(probs), found.sets(probs))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, torch.bfloat16])
+def test_sets_of_low_precision_have_a_plain_limit(dtype, tmp_path):
+    logits, labels = drawn(np.random.default_rng(0), 100, 5)
+    values = torch.tensor(logits).to(dtype) if dtype == torch.bfloat16 else logits.astype(dtype)
+    found = conformal(values, labels)
+    exact = conformal(np.asarray(torch.as_tensor(values).double()), labels)
+    assert type(found.limit) is float
+    assert exact.limit <= found.limit < exact.limit + 0.01
+    io.save(found, tmp_path / "sets")
+    assert io.load(tmp_path / "sets") == found
+
+
+def test_a_fit_on_one_example_comes_back(tmp_path):
+    """A learned value of one number may have a stride of 0."""
+    for kind in CALIBRATORS:
+        if CALIBRATORS[kind].needs_features or kind == "auto":
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = CALIBRATORS[kind]().fit(np.array([[0.5, 1.0]]), [0])
+        io.save(found, tmp_path / "one.safetensors")
+        again = io.load(tmp_path / "one.safetensors")
+        assert torch.equal(again(torch.eye(2)), found(torch.eye(2))), kind
+
+
 @pytest.mark.parametrize("kind", HEADS)
 def test_temperature_heads_come_back(kind, tmp_path):
     torch.manual_seed(0)

@@ -185,7 +185,9 @@ def test_masked_classes_stay_impossible(method, rng):
 
 
 @every
-@pytest.mark.parametrize("answers", ["right", "wrong", "one class", "one sample", "same features"])
+@pytest.mark.parametrize(
+    "answers", ["right", "wrong", "one class", "one sample", "same features", "no features"]
+)
 def test_odd_data_give_bounded_fits_and_a_warning(method, answers, rng):
     logits, labels, features, head = linear_data(rng, n=300)
     labels = {
@@ -195,8 +197,8 @@ def test_odd_data_give_bounded_fits_and_a_warning(method, answers, rng):
     }.get(answers, labels)
     if answers == "one sample":
         logits, labels, features = logits[:1], labels[:1], features[:1]
-    if answers == "same features":
-        features = np.ones((300, 6))
+    if answers.endswith("features"):
+        features = np.full((300, 6), float(answers == "same features"))
         logits = np.broadcast_to(features[:1] @ head[0].T + head[1], (300, 4)).copy()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

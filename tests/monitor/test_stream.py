@@ -309,6 +309,27 @@ def test_state_knows_its_calibrator(rng, tmp_path):
         lambda state: state.update(alarm={"window": "1"}),
         lambda state: state.update(files=[1]),
         lambda state: state.update(waiting=[["a", 10**400, 1]]),
+        lambda state: state.update(waiting=[["a", 1.5, 1]]),
+        lambda state: state.update(waiting=[["a", 0.5, -1]]),
+        lambda state: state["windows"][0].update(number=-3),
+        lambda state: state["windows"][0].update(number=10**30),
+        lambda state: state["windows"][0]["right"].__setitem__(0, 1000),
+        lambda state: state["windows"][0]["count"].__setitem__(0, -5),
+        lambda state: state["windows"][0]["claimed"].__setitem__(0, "inf"),
+        lambda state: state["windows"][0]["cumulant"][0].__setitem__(0, "inf"),
+        lambda state: state["folded"].update(position=2),
+        lambda state: state["folded"].update(position=-2),
+        lambda state: state["folded"].update(n=-2),
+        lambda state: state["known"][0].__setitem__(0, "inf"),
+        lambda state: state["counts"].update(ignored=-1),
+        lambda state: state.update(classes=-1),
+        lambda state: state.update(dated=True, windows=[{**state["windows"][0], "number": 10**9}]),
+        lambda state: state.update(alarm={"window": 1, "examples": 3, "e_value": 30.0}),
+        lambda state: state.update(alarm={"window": "1", "examples": "3", "e_value": 30.0}),
+        lambda state: state.update(
+            windows=[], alarm={"window": "1", "examples": 3, "e_value": 30.0}
+        ),
+        lambda state: state.update(files={"a": ["inf"]}),
     ],
 )
 def test_damaged_state(rng, tmp_path, damage):

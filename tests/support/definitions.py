@@ -134,7 +134,7 @@ def integrated_ece(confidence, outcome, width, weight=None, mesh=1000):
     t = (np.arange(mesh) + 0.5) / mesh
     smooth = np.zeros(mesh)
     for p, r in zip(np.array_split(confidence, 20), np.array_split(share, 20), strict=True):
-        for sign, k in itertools.product((1, -1), (-1, 0, 1)):
+        for sign, k in itertools.product((1, -1), range(-3, 4)):
             distance = t - (sign * p[:, None] + 2 * k)
             smooth += r @ np.exp(-((distance / width) ** 2) / 2)
     return np.abs(smooth).mean() / (width * math.sqrt(2 * math.pi))
@@ -194,5 +194,6 @@ def slow_score(row, label, score, part):
         return -row[label]
     order = sorted(range(len(row)), key=lambda k: (-row[k], k))
     rank = order.index(label)
-    found = sum(row[k] for k in order[:rank]) + part * row[label] - sum(row)
+    before = [row[k] for k in order[:rank]]
+    found = math.fsum([*before, part * row[label], *(-p for p in row)])  # exact, if tiny
     return found + (0.01 * max(0, rank + 1 - 5) if score == "raps" else 0)

@@ -77,8 +77,10 @@ def artifact_of(obj: Any) -> Artifact:
         config, state = _plain(obj.config()), obj.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     extra = {name: value for name, value in state.items() if name not in tensors}
-    # clones, since safetensors refuse tensors that share memory
-    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    # clones, since safetensors refuse tensors that share memory; of usual strides, since those of
+    # a single value may be 0, and its bytes cannot be viewed then
+    usual = torch.contiguous_format
+    tensors = {name: t.detach().cpu().clone(memory_format=usual) for name, t in tensors.items()}
     description = obj.describe() if hasattr(obj, "describe") else " ".join(str(obj).split())
     return Artifact(formats.FORMAT, kind, description, __version__, config, extra, tensors)
 
@@ -118,8 +120,10 @@ def restored(artifact: Artifact) -> Any:
     _check_shapes(skeleton, tensors, wanted)
     obj = _built(artifact.kind, artifact.config)
     obj.load_state_dict({**tensors, **artifact.extra})
-    if getattr(obj, "classes", 1) < 1:
-        raise ValueError(f"its number of classes is {obj.classes}")
+    inside = obj.modules() if isinstance(obj, nn.Module) else ()
+    for part in (obj, *(module for module in inside if isinstance(module, Calibrator))):
+        if getattr(part, "classes", 1) < 1:
+            raise ValueError(f"its number of classes is {part.classes}")
     return obj
 
 
@@ -144,7 +148,11 @@ def _built(kind: Any, config: Any) -> Any:
     retired = getattr(cls, "retired_options", {})
     config = {k: v for k, v in config.items() if k not in retired or v != retired[k]}
     config = {**getattr(cls, "added_options", {}), **config}
-    check_names(config, inspect.signature(build).parameters, f"arguments of {kind}")
+    parameters = inspect.signature(build).parameters
+    check_names(config, parameters, f"arguments of {kind}")
+    for name, value in config.items():
+        if isinstance(parameters[name].default, bool) and not isinstance(value, bool):
+            raise ValueError(f"{name} of {kind} must be true or false, got {value!r:.60}")
     try:
         return build(**{name: _argument(value) for name, value in config.items()})
     except (ArithmeticError, AttributeError, RuntimeError, TypeError) as error:

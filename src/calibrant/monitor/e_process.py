@@ -31,7 +31,7 @@ from scipy.special import logsumexp
 from scipy.stats import beta
 
 from calibrant._core.binning import bin_index, uniform_edges
-from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs
+from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs, check_whole
 from calibrant.metrics.reductions import Pairs
 
 TILTS: FloatArray = np.outer([1, -1], 0.05 * 2.0 ** np.arange(7)).reshape(-1)
@@ -153,7 +153,17 @@ class Window:
         window = cls.empty(bins, int(state["number"]), str(state["name"]))
         for key in SUMS:
             getattr(window, key)[..., state["bins"]] = state[key]
+        window._check()
         return window
+
+    def _check(self) -> None:
+        """Raise for sums that no examples have."""
+        counted = (self.right >= 0) & (self.right <= self.count)
+        claimed = (self.claimed >= 0) & (self.claimed <= self.count * (1 + 1e-9))
+        if not (counted & claimed).all() or not np.isfinite(self.cumulant).all():
+            raise ValueError(f"no examples have the sums of window {self.name!r:.60}")
+        if abs(self.number) > 2**53:
+            raise ValueError(f"windows are numbered up to 2**53, got {self.number!r:.60}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,8 +291,17 @@ class Windows:
     def restore(self, state: dict[str, Any]) -> None:
         """Add the windows that :meth:`state` describes."""
         bins, summed = self.summed.bins, state["folded"]
-        for window in state["windows"]:
-            self.put(Window.from_state(window, bins))
+        for name in ("n", "position"):
+            check_whole(name, summed[name], least=0)
         if summed["position"]:
             logs = np.array(summed["logs"], np.float64).reshape(self.summed.log_bets.shape)
-            self.summed, self.summed_n = EProcess(bins, summed["position"], logs), int(summed["n"])
+            if not (state["windows"] and np.isfinite(logs).all()):
+                raise ValueError(
+                    "windows were summed up, but the last one or finite bets are missing"
+                )
+            self.summed, self.summed_n = EProcess(bins, summed["position"], logs), summed["n"]
+        for values in state["windows"]:
+            window = Window.from_state(values, bins)
+            if self.first is not None and self.position(window.number) <= self.summed.position:
+                raise ValueError(f"window {window.number} is before the first that is kept")
+            self.put(window)

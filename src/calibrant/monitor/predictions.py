@@ -8,7 +8,15 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from torch import Tensor
 
-from calibrant._core.checks import IGNORED, IntArray, Logits, Values, as_labels, as_scores
+from calibrant._core.checks import (
+    IGNORED,
+    IntArray,
+    Logits,
+    Values,
+    as_labels,
+    as_scores,
+    check_whole,
+)
 from calibrant._core.chunks import as_tensor, examples, top_class
 from calibrant.calibrators.base import Calibrator
 from calibrant.data import Chunk
@@ -108,6 +116,17 @@ class PendingPredictions:
         self.counts["repeated"] += len(self.waiting.keys() & other.waiting.keys())
         self.waiting |= other.waiting
         self._drop()
+
+    def restore(self, counts: dict[str, int], waiting: Iterable[tuple[Id, float, int]]) -> None:
+        """Take over the counts and the waiting predictions of a saved state."""
+        for name in self.counts:
+            check_whole(name, counts[name], least=0)
+            self.counts[name] = counts[name]
+        for key, confidence, predicted in waiting:
+            check_whole("predicted class", predicted, least=0)
+            if not 0 <= confidence <= 1:
+                raise ValueError(f"confidence must be in [0, 1], got {confidence!r:.60}")
+            self.waiting[as_ids([key])[0]] = (float(confidence), predicted)
 
     def _drop(self) -> None:
         while len(self.waiting) > self.limit:

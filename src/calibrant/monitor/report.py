@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrant._core.binning import uniform_edges
-from calibrant._core.checks import IGNORED
+from calibrant._core.checks import IGNORED, check_whole
 from calibrant._core.messages import printable
 from calibrant._core.tables import frame, latex_table
 from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
@@ -36,6 +36,15 @@ class Alarm(NamedTuple):
     window: str
     examples: int
     e_value: float
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Alarm:
+        """Make the alarm of a saved state."""
+        alarm = cls(**state)
+        check_whole("examples", alarm.examples)
+        if not (isinstance(alarm.window, str) and 0 <= alarm.e_value < math.inf):
+            raise ValueError(f"an alarm has a window and an e-value, got {state!r:.200}")
+        return alarm
 
 
 class Drift(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from datetime import date
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -370,18 +371,25 @@ class Monitor:
             raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
         watch = cls(**state["settings"])
         gaps = np.array(state["known"], dtype=np.float64).reshape(2, watch.bins)
+        if not (np.abs(gaps) <= 1).all():
+            raise ValueError("known gaps must be from -1 to 1")
         watch.tolerated = Tolerated(gaps, watch.tolerance)
         watch._dated, watch.fingerprint = bool(state.get("dated")), state["calibrator"]
-        watch._classes = int(state["classes"])
-        watch.alarm = None if state["alarm"] is None else Alarm(**state["alarm"])
-        pending = watch._pending
-        pending.counts = {key: int(state["counts"][key]) for key in pending.counts}
-        pending.waiting = {key: (float(c), int(k)) for key, c, k in state["waiting"]}
+        checks.check_whole("classes", state["classes"], least=0)
+        watch._classes = state["classes"]
+        watch._pending.restore(state["counts"], state["waiting"])
         watch._windows.restore(state)
+        for number in watch.windows:
+            watch._name(number)  # refuses what is no day
+        watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
+        if watch.alarm is not None and not watch.windows:
+            raise ValueError("there is an alarm without a window")
         files = state.get("files")
         if files is None:  # early states had no list of files
             files = {w.digest(): [w.claimed.sum()] for w in watch.windows.values() if w.n}
         watch._files = {str(key): [*map(float, sums)] for key, sums in files.items()}
+        if not all(map(math.isfinite, chain.from_iterable(watch._files.values()))):
+            raise ValueError("sums of files must be finite")
         return watch
 
     def _settings(self) -> dict[str, Any]:

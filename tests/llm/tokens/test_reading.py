@@ -112,6 +112,12 @@ def test_invalid_json_line_is_named(tmp_path):
         read_documents(tmp_path / "bad.jsonl")
 
 
+def test_json_too_deep_for_python_is_named(tmp_path):
+    (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"line 2 of .*deep\.jsonl is not valid JSON"):
+        read_documents(tmp_path / "deep.jsonl")
+
+
 def test_encodings_of_files(tmp_path):
     (tmp_path / "marked.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
     assert read_documents(tmp_path / "marked.jsonl") == ["a"]

@@ -109,7 +109,9 @@ def test_texts_of_tables_without_prompts(model, tmp_path):
     np.testing.assert_array_equal(text.places, np.arange(13 - 1))
 
 
-@pytest.mark.parametrize("content", ["[]", '{"format": 1}', '{"format": 1, "mark": {}}'])
+@pytest.mark.parametrize(
+    "content", ["[]", '{"format": 1}', '{"format": 1, "mark": {}}', "[" * 100_000]
+)
 def test_a_damaged_header(tmp_path, content):
     (tmp_path / "table.json").write_text(content)
     with pytest.raises(ValueError, match=r"table\.json (is damaged|has format)"):
@@ -137,8 +139,17 @@ def test_folders_that_are_no_tables(model, documents, tmp_path):
         open_table(tmp_path)
     (tmp_path / "table.json").write_text(json.dumps(header))
     np.save(tmp_path / "shard-00000" / "top.npy", np.zeros(3))
-    with pytest.raises(ValueError, match="rows, got 3"):
+    with pytest.raises(ValueError, match=r"rows of numbers, got \(3,\)"):
         open_table(tmp_path)
+    for size in (3, [-1], ["x"], [10**400], [0.5]):
+        (tmp_path / "table.json").write_text(json.dumps({**header, "shards": size}))
+        with pytest.raises(ValueError, match="is damaged"):
+            open_table(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps(header))
+    for content in (b"\x93NUMPY\x01\x00\x02\x00'\n", b"\x93NUMPY\x01\x00\x02\x00(\n", b""):
+        (tmp_path / "shard-00000" / "top.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"top\.npy is damaged or missing"):
+            open_table(tmp_path)
     (tmp_path / "shard-00000" / "hidden.npy").unlink()
     with pytest.raises(ValueError, match="is damaged or missing"):
         open_table(tmp_path)

@@ -130,8 +130,10 @@ class FeatureClipping(Calibrator):
             size = size[rng.integers(len(size), size=LOOKED_AT)]
         coarse = np.unique(np.quantile(size.cpu().numpy(), 1 - np.geomspace(*TAILS)))
         coarse = coarse[coarse > 0]
-        below = coarse[:1] * 0.5 ** np.arange(HALVINGS, 0, -1)
         none = self._judged(BEYOND, records)
+        if not len(coarse):  # features that are all zero
+            return none
+        below = coarse[0] * 0.5 ** np.arange(HALVINGS, 0, -1)
         least = (1 - self.max_accuracy_loss) * none.accuracy
 
         def tried(clip: float) -> _Tried:

@@ -70,7 +70,7 @@ def parse_lines(content: str, name: str) -> list[tuple[str, Any]]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not valid JSON: {error}") from error
 
 

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibrant._core.atomic_files import replacing
-from calibrant._core.checks import BoolArray, IntArray
+from calibrant._core.checks import BoolArray, IntArray, check_whole
 from calibrant._core.logpartition import Records, concatenate
+from calibrant.data.formats import NpyReader
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.tokens.documents import padded_batches
 
@@ -308,10 +309,15 @@ def read_header(folder: Path) -> Header:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content.pop("format", None)
         if version == FORMAT:
-            return Header(ModelFingerprint(**content.pop(FINGERPRINT)), **content)
+            mark = ModelFingerprint(**content.pop(FINGERPRINT))
+            header = Header(mark, **content)
+            sizes = (mark.hidden_size, mark.vocabulary, header.documents, *header.shards)
+            for size in sizes:
+                check_whole("a size", size, least=0)
+            return header
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{file} is damaged ({error}); collect again") from error
     raise ValueError(f"{file} has format {version}, {FORMAT} is needed: collect again")
 
@@ -395,10 +401,11 @@ def _read_column(shard: Path, name: str, rows: int) -> Any:
     path = shard / f"{name}.npy"
     try:
         # a plain array over the mapped one: the subclass makes every small operation slower
-        values = np.asarray(np.load(path, mmap_mode="r" if name in MAPPED else None))
-        if len(values) != rows:
-            raise ValueError(f"it must have {rows} rows, got {len(values)}")
-    except (OSError, ValueError, EOFError) as error:
+        mapped = np.asarray(NpyReader(str(path)).mapped())
+        values = mapped if name in MAPPED else np.array(mapped)
+        if values.shape[:1] != (rows,) or values.dtype.kind not in "biuf":
+            raise ValueError(f"it must have {rows} rows of numbers, got {values.shape}")
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged or missing ({error}); remove {shard} and collect again"
         ) from error

@@ -1,0 +1,45 @@
+"""The targets: functions ``check(rng)`` that raise if something is wrong."""
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+
+import numpy as np
+
+TARGETS = {
+    "metrics": 600,
+    "accumulators": 60,
+    "evaluations": 6,
+    "readers": 200,
+    "calibrators": 25,
+    "artifacts": 150,
+    "monitors": 60,
+    "decisions": 100,
+    "tables": 60,
+}
+"""Modules of this package, with the number of inputs in ``make test``: about a second each."""
+
+
+def check_of(target: str) -> Callable[[np.random.Generator], None]:
+    """Return the function of a target."""
+    check: Callable[[np.random.Generator], None] = import_module(f"tests.fuzz.{target}").check
+    return check
+
+
+def run(target: str, seed: int) -> None:
+    """Check one input; what NumPy or torch warn of is a failure, what users are told is not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", UserWarning)
+        check_of(target)(np.random.default_rng(seed))
+
+
+def reproduction(target: str, seed: int) -> str:
+    """Return the command that checks one input again."""
+    return f"python -m tests.fuzz --target {target} --seed {seed}"
+
+
+def summary(error: BaseException) -> str:
+    """Return an error on one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -63,6 +63,11 @@ LINES: dict[str, list[list[str]]] = {
         ["--state", f"{FILE}.json", "--json"],
         ["--state", FILE],
     ],
+    "decide": [
+        [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--save", f"{FILE}3"],
+        [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--json"],
+        [f"{FILE}.npz", "--rule", f"{FILE}3", "-o", f"{FILE}.{NAME}"],
+    ],
     "bench arena": [[FILE, "--methods", "none,ts", "--workers", "1", "-o", f"{FILE}.csv"]],
     "bench arena-view": [[f"{FILE}.csv", "--view", "means"], [FILE]],
     "bench rows": [[FILE]],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -114,7 +113,7 @@ def decide(
     with shared.until_closed():
         if as_json:
             about = {"saved": target or saved, "decisions": out}
-            click.echo(json.dumps({**about, **result.to_dict()}, indent=2))
+            shared.write_json({**about, **result.to_dict()})
         else:
             _print_result(result, pred)
     for line in written:

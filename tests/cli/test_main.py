@@ -1,5 +1,6 @@
 """The command as a whole: exit codes, pipes, progress and help."""
 
+import io
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import calibrant
-from calibrant import deploy
+from calibrant import cli, deploy
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import ROWS, in_shell
 
@@ -38,37 +39,6 @@ def test_every_other_exception_exits_2(run, path, monkeypatch, problem, code, sh
     assert shown in err
 
 
-HOSTILE = "a\x1b[2J\x07\r\x9b31m\u202eb"  # clears the screen, rings, overwrites, reverses
-SHOWN = r"a\x1b[2J\x07\r\x9b31m\u202eb"
-
-
-def test_control_characters_of_data_are_shown_as_text(run, tmp_path, monkeypatch, arrays):
-    """Names of files, splits, groups and windows, in tables, titles, warnings and errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    arrays["region"] = np.array([HOSTILE, "b"])[np.arange(ROWS) % 2]
-    np.savez(f"{HOSTILE}.npz", **arrays)
-    np.savez("split.npz", **{f"{HOSTILE}_{key}": arrays[key] for key in ("logits", "labels")})
-    screens = [
-        run("evaluate", f"{HOSTILE}.npz", "--by", "region"),
-        run("evaluate", "split.npz", "--split", HOSTILE),
-        run("evaluate", "split.npz", "--split", HOSTILE, "--json"),
-        run("evaluate", "split.npz", "--split", "none"),
-        run("evaluate", f"{HOSTILE}.npz", "--metrics", HOSTILE),
-        run("evaluate", HOSTILE),
-        run("evaluate", "split.npz", f"--{HOSTILE}"),
-        run("fit", f"{HOSTILE}.npz", "--method", "ts", "-o", "ts"),
-        run("monitor", f"{HOSTILE}.npz"),
-        run("monitor", "--state", HOSTILE),
-        run("decide", f"{HOSTILE}.npz", "--max-error", "0.9"),
-    ]
-    screens.append((0, "", str(calibrant.evaluate(f"{HOSTILE}.npz", by="region"))))
-    for _, out, err in screens:
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err), out + err
-    for i in (0, 1, 3, 5, 6, 7, 8, 9, 10):
-        assert SHOWN in screens[i][1] + screens[i][2]
-
-
 def test_a_process_that_fails_writes_one_line():
     failed = in_shell("evaluate", "gone.npz")
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -77,17 +47,71 @@ def test_a_process_that_fails_writes_one_line():
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
 @pytest.mark.parametrize(
-    ("options", "code"),
-    [([], 0), (["--json", "--max-ece", "0.01"], 1)],
+    ("command", "code"),
+    [
+        (["evaluate", "p.npz", "--metrics", "ece"], 0),
+        (["evaluate", "p.npz", "--metrics", "ece", "--json", "--max-ece", "0.01"], 1),
+        (["--help"], 0),
+    ],
 )
-def test_reader_that_leaves_early(path, options, code):
+def test_reader_that_leaves_early(path, command, code):
     """As in ``calibrant evaluate p.npz | head -1``: no complaint, and the limit still counts."""
     read, write = os.pipe()
     os.close(read)
-    done = in_shell("evaluate", path, "--metrics", "ece", *options, stdout=write)
+    done = in_shell(*command, stdout=write)
     os.close(write)
     assert done.returncode == code
     assert re.fullmatch(r"ECE .* exceeds the limit of 0\.01\n" if code else "", done.stderr)
+
+
+def stopped_with(monkeypatch, *arguments, **streams):
+    """Run the command in this process with other streams; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["calibrant", *map(str, arguments)])
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes close differently there")
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["gone.npz"], 2), (["p.npz", "--max-ece", "0.01"], 1)]
+)
+def test_nobody_reads_the_messages(path, monkeypatch, arguments, code):
+    """As in ``calibrant evaluate p.npz 2>&1 >out | true``: the exit code does not change."""
+    read, write = os.pipe()
+    os.close(read)
+    options = ("--metrics", "ece", "--level", "0")
+    with os.fdopen(write, "w") as left:
+        assert stopped_with(monkeypatch, "evaluate", *arguments, *options, stderr=left) == code
+
+
+def test_streams_that_were_closed_before_the_start(path, monkeypatch):
+    """As by ``>&-``, and by programs that start others without a terminal."""
+    ran = ("evaluate", path, "--metrics", "ece", "--level", "0")
+    assert stopped_with(monkeypatch, *ran, stdout=None) == 0
+    sys.stdout.close()
+    assert stopped_with(monkeypatch, "evaluate", "gone.npz", stdout=None, stderr=None) == 2
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+def test_streams_that_know_ascii_only(path, arrays, monkeypatch):
+    """As with ``PYTHONIOENCODING=ascii``: other characters are shown by their number."""
+    np.savez(path, **{**arrays, "region": np.array(["ä"] * ROWS)})
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    ran = ("evaluate", path, "--by", "region", "--metrics", "ece", "--level", "0")
+    assert stopped_with(monkeypatch, *ran, stdout=out) == 0
+    out.seek(0)
+    assert re.search(r"^\\xe4 +400 ", out.read(), re.M)
+
+
+def test_a_narrow_terminal_gets_whole_figures(run, path, monkeypatch):
+    command = ("evaluate", path, "--metrics", "ece", "--by", "region")
+    wide = run(*command)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert run(*command) == wide
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -65,7 +65,7 @@ def _mend_streams() -> None:
     """Replace streams that the caller closed, and let them take every character."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the next file to be opened would be in its place
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr is by default
         sys.stdout.reconfigure(errors="backslashreplace")
 

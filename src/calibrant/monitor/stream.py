@@ -20,6 +20,7 @@ from calibrant._core import checks
 from calibrant._core.binning import check_bins
 from calibrant._core.checks import Logits, Values
 from calibrant._core.chunks import Progress
+from calibrant._core.messages import printable
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, open_dataset
 from calibrant.data.shards import located
@@ -213,7 +214,8 @@ class Monitor:
         was summed up.
         """
         chosen = open_dataset(path).split(split, TEST_SPLITS)
-        name = name or (f"{path}, {chosen.name}" if split else os.fspath(path))
+        # in states too, since a file name need not be Unicode
+        name = printable(name or (f"{path}, {chosen.name}" if split else os.fspath(path)))
         self._check_open(window)
         self._check_calibrator()
         number = self._windows.next_number() if window is None else _number(window)

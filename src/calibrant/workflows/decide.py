@@ -222,7 +222,10 @@ def apply_rule(
         return AppliedRule(rule, tallies)
     check_target(dataset, Path(out))
     if Path(out).suffix == TEXT:
-        with replacing(Path(out)) as temporary, temporary.open("w", newline="") as file:
+        with (
+            replacing(Path(out)) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
             lines = _Lines(rule, file)
             for split, report in with_progress(splits, progress):
                 tallies[split.name] = _walk(rule, split, lines.of(split), report)

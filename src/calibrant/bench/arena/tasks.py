@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant._core.checks import IGNORED, FloatArray, IntArray
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import comma_separated, printable
 from calibrant.data import Split, open_dataset
 from calibrant.data.files import natural_order
 from calibrant.data.formats import Array
@@ -218,8 +218,8 @@ def _tasks_of(file: Path, root: Path) -> Iterator[Task]:
     name = place.stem if place.is_file() else place.name
     yield FileTask(
         str(file),
-        f"{_folder(place, root)}-{kind}",
-        name,
+        printable(f"{_folder(place, root)}-{kind}"),  # as they are written: Unicode, and one line
+        printable(name),
         digest([test.read("labels").astype(np.int64)]),
     )
 

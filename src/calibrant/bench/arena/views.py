@@ -247,7 +247,7 @@ def _write_method(folder: Path, method: str, rows: Sequence[Row]) -> Path:
     name = method.replace(":", "-").replace("/", "-")
     path = folder / f"{name}.csv"
     lines = [_calarena_line(row, name) for row in rows]
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, lines[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)

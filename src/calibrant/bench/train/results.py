@@ -87,7 +87,7 @@ def train(
         "recipe": asdict(recipe),
     }
     with replacing(home / "run.json") as path:
-        path.write_text(json.dumps(run, indent=2) + "\n")
+        path.write_text(json.dumps(run, indent=2) + "\n", "utf-8")
     return result_rows(home)
 
 
@@ -96,7 +96,7 @@ def result_rows(folder: str | os.PathLike[str]) -> list[dict[str, str]]:
     home = Path(folder)
     if not (home / "run.json").exists():
         raise FileNotFoundError(f"{home} has no completed run: complete it with bench train")
-    run = json.loads((home / "run.json").read_text())
+    run = json.loads((home / "run.json").read_text("utf-8"))
     recipe = Recipe(**run["recipe"])
     shared = {name: str(getattr(recipe, name)) for name in ("network", "loss", "epochs", "seed")}
     shared |= {"data": run["data"], "digest": run["digest"][:16], "ood": run["ood"]}
@@ -124,7 +124,7 @@ def _figures(path: Path, after: str) -> dict[str, str]:
 
 def add_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
     """Add rows to a file, in place of earlier ones about the same runs."""
-    before = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
+    before = csv.DictReader(path.read_text("utf-8").splitlines()) if path.exists() else ()
     kept = {tuple(row[name] for name in RUN): row for row in (*before, *rows)}
     write_csv(path, COLUMNS, kept.values())
 

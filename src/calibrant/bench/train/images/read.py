@@ -125,7 +125,7 @@ def _read_tiny_imagenet(folder: Path) -> ImageSet:
 
 
 def _text(folder: Path, name: str) -> str:
-    text = (folder / name).read_text() if (folder / name).is_file() else ""
+    text = (folder / name).read_text("utf-8") if (folder / name).is_file() else ""
     if not text.strip():
         message = f"{folder} looks like Tiny-ImageNet, but {name} is missing or empty"
         raise ValueError(f"{message}: download it again")

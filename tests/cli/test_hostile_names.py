@@ -1,0 +1,126 @@
+"""Names from data that would write to the terminal: every verb shows them as text."""
+
+import json
+import re
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+import calibrant
+from calibrant.cli import cli
+from tests.support.command_line import ROWS
+from tests.support.predictions import predictions, splits
+
+# Clears the screen, rings, overwrites the line, reverses text, and is no valid Unicode.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+NAME = "a\x1b[2J\x07\r\x9b31m\u202e[bold]b"
+SHOWN = r"a\x1b[2J\x07"  # and the rest, but for lists of names, in which \r is between two
+FILE = NAME + "\udcff"
+"""As Linux has it for a byte that is no UTF-8."""
+
+
+def verbs(group: click.Group, above: str = "") -> dict[str, click.Command]:
+    """Every command of a group and of those in it, by its words."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        words = f"{above}{name}"
+        if isinstance(command, click.Group):
+            found |= verbs(command, f"{words} ")
+        else:
+            found[words] = command
+    return found
+
+
+# In order: some use what those before them have written.
+LINES: dict[str, list[list[str]]] = {
+    "evaluate": [
+        [f"{FILE}.npz", "--by", "region", "--metrics", "ece", "--level", "0"],
+        [f"{FILE}.npz", "--by", "region", "--metrics", "ece", "--json"],
+        ["split.npz", "--split", NAME, "--metrics", "ece"],
+        ["split.npz", "--split", NAME, "--metrics", "ece", "--json"],
+        ["split.npz", "--split", "none"],
+        [f"{FILE}.npz", "--metrics", NAME],
+        [FILE, "--split", "none"],
+        ["split.npz", f"--{NAME}"],
+    ],
+    "fit": [
+        [f"{FILE}.npz", "--method", "ts", "-o", FILE],
+        [f"{FILE}.npz", "--method", "ts", "-o", "ts", "--json"],
+        [f"{FILE}.npz", "--method", NAME, "-o", "ts"],
+        [f"{FILE}.npz", "--method", "ts", "--set", f"{NAME}=1", "-o", "ts"],
+    ],
+    "apply": [[FILE, f"{FILE}.npz", "-o", f"{FILE}2.npz"], [FILE, FILE, "-o", "x.npz"]],
+    "export": [[FILE, "-o", f"{FILE}.{NAME}"], [f"{FILE}.npz", "-o", "x.onnx"]],
+    "compare": [
+        [f"{FILE}/{FILE}.npz", "--methods", "none,ts", "--level", "0"],
+        [f"{FILE}/{FILE}.npz", "--methods", "none", "--level", "0", "--json"],
+        [f"{FILE}/{FILE}.npz", "--methods", f"none,{NAME}"],
+    ],
+    "monitor": [
+        [f"{FILE}.npz", "--state", f"{FILE}.json"],
+        ["--state", f"{FILE}.json", "--json"],
+        ["--state", FILE],
+    ],
+    "decide": [
+        [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--save", f"{FILE}3"],
+        [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--json"],
+        [f"{FILE}.npz", "--rule", f"{FILE}3", "-o", f"{FILE}.{NAME}"],
+    ],
+    "bench arena": [[FILE, "--methods", "none,ts", "--workers", "1", "-o", f"{FILE}.csv"]],
+    "bench arena-view": [[f"{FILE}.csv", "--view", "means"], [FILE]],
+    "bench rows": [[FILE]],
+    "bench train": [[FILE], ["--loss", NAME]],
+    "llm collect": [[FILE, f"{FILE}.jsonl", "-o", "table"], [f"{FILE}.gguf", "t.jsonl", "-o", "t"]],
+    "llm fit": [[FILE, "-o", "head"]],
+    "llm evaluate": [[FILE], [f"{FILE}.csv", "--model", FILE]],
+    "llm ask": [[f"{FILE}.gguf", NAME], [FILE, NAME, "--head", FILE]],
+    "demo": [[NAME]],
+}
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch, arrays):
+    """Work where everything that can have a name has that one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    arrays["region"] = np.array([NAME, "b"])[np.arange(ROWS) % 2]
+    np.savez(f"{FILE}.npz", **arrays)
+    np.savez("split.npz", **{f"{NAME}_{key}": arrays[key] for key in ("logits", "labels")})
+    (tmp_path / FILE).mkdir()
+    two = splits(val=predictions(200, seed=1), test=predictions(200, seed=2))
+    np.savez(f"{FILE}/{FILE}.npz", **two)
+    (tmp_path / f"{FILE}.jsonl").write_text(json.dumps({NAME: 1}))
+    (tmp_path / "t.jsonl").write_text(json.dumps({"text": NAME}))
+
+
+def refuse(constant: str) -> Any:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_every_verb_shows_them_as_text(run, in_folder):
+    assert set(LINES) == set(verbs(cli))
+    for words, lines in LINES.items():
+        for line in lines:
+            code, out, err = run(*words.split(), *line)
+            screen, what = out + err, [words, *line]
+            assert not CONTROL.search(screen), (what, screen)
+            assert "Traceback" not in screen, (what, screen)
+            if code == 0 and "--json" in line:
+                json.loads(out, parse_constant=refuse)
+            else:
+                assert SHOWN in screen, (what, screen)
+
+
+def test_results_and_warnings_in_python_show_them_as_text(in_folder, tmp_path):
+    result = calibrant.evaluate(f"{FILE}.npz", by="region", level=None, metrics=["ece"])
+    assert SHOWN in str(result)
+    assert not CONTROL.search(str(result))
+    with np.load(f"{FILE}.npz") as arrays:
+        broken = {**arrays, "labels": arrays["labels"] + 9}
+    np.savez(f"{FILE}.npz", **broken)
+    with pytest.raises(ValueError, match="label") as problem:
+        calibrant.evaluate(f"{FILE}.npz")
+    assert SHOWN in str(problem.value)
+    assert not CONTROL.search(str(problem.value))

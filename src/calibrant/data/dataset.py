@@ -352,9 +352,9 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     ----------
     path
         A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
-        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the number of a
-        shard in front; or a folder or glob of shards, in natural order. Plain arrays of files
-        named train, val or test are those splits.
+        the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the
+        number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
+        files named train, val or test are those splits.
 
     Examples
     --------

@@ -61,7 +61,8 @@ class EventData(Data, total=False):
 def keywords(kind: type) -> Callable[[F], F]:
     """Show the keywords of ``**data``, which are those of a TypedDict, in the signature.
 
-    So ``help`` and completion have them, as type checkers do.
+    So ``help`` and completion have them, as type checkers do. Numbers that underflow to 0 are 0,
+    also where the caller made NumPy raise errors for them.
     """
     shown = [
         Parameter(
@@ -76,8 +77,9 @@ def keywords(kind: type) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         named = [p for p in signature.parameters.values() if p.kind != Parameter.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
-        return function
+        quiet: F = np.errstate(under="ignore")(function)
+        quiet.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+        return quiet
 
     return decorate
 

@@ -888,6 +888,13 @@ FAULTS = (
         ("calibrators/test_top_label",),
     ),
     Fault(
+        "zeros-of-other-classes-are-told-of",
+        "metrics",
+        "return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())",
+        "return int((probs <= 0).sum())",
+        ("metrics/test_reductions",),
+    ),
+    Fault(
         "default-dtype-of-the-caller",
         "_core",
         "torch.set_default_dtype(torch.float32)",

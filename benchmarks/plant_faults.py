@@ -449,7 +449,7 @@ FAULTS = (
     Fault(
         "autocast-rounds-predictions",
         "calibrators",
-        "if autocast_devices():",
+        "if rounds():",
         "if False:",
         ("calibrators/test_common",),
     ),
@@ -922,6 +922,27 @@ FAULTS = (
         "self._fit_records(records.scale_free())",
         "self._fit_records(records)",
         ("calibrators/test_top_label",),
+    ),
+    Fault(
+        "zeros-of-other-classes-are-told-of",
+        "metrics",
+        "return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())",
+        "return int((probs <= 0).sum())",
+        ("metrics/test_reductions",),
+    ),
+    Fault(
+        "default-dtype-of-the-caller",
+        "_core",
+        "torch.set_default_dtype(torch.float32)",
+        "pass",
+        ("calibrators/test_common",),
+    ),
+    Fault(
+        "errors-of-numpy-for-underflow",
+        "metrics",
+        'quiet: F = np.errstate(under="ignore")(function)',
+        "quiet: F = function",
+        ("metrics/test_common",),
     ),
     Fault(
         "parquet-without-checksums",

@@ -1,5 +1,6 @@
 """What every calibrator promises, held against all of them."""
 
+import contextlib
 import copy
 import functools
 import warnings
@@ -453,7 +454,16 @@ def test_one_huge_value_makes_no_probability_nan(method, huge):
     assert "row 0 has -inf or a class far below" in result or np.isfinite(result).all()
 
 
-def test_autocast_changes_nothing(name, data):
+@contextlib.contextmanager
+def default_dtype(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_autocast_default_dtype_and_errors_of_numpy_change_nothing(name, data):
     logits, labels = torch.from_numpy(data[0][:500]).float(), data[1][:500]
 
     def results():
@@ -462,9 +472,30 @@ def test_autocast_changes_nothing(name, data):
         temperature = calibrator.temperature(logits) if tempered else None
         return applied(calibrator, logits), predicted(calibrator, logits), temperature
 
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        default_dtype(torch.float16),
+        np.errstate(all="raise"),
+    ):
         inside = results()
     torch.testing.assert_close(inside, results(), rtol=0, atol=0)
+
+
+def test_a_default_dtype_changes_no_records(rng):
+    """Files are tabulated outside of a fit."""
+    data = drawn(rng, 300, 5, 1.5)
+    expected = tabulate(examples(*data))
+    for dtype in (torch.float64, torch.bfloat16):
+        with default_dtype(dtype):
+            np.testing.assert_array_equal(tabulate(examples(*data)).table, expected.table)
+
+
+def test_a_wider_default_dtype_changes_nothing(rng):
+    data = drawn(rng, 300, 5, 1.5)
+    expected = fitted("smart", *data).predict_proba(data[0])
+    with default_dtype(torch.float64):
+        found = fitted("smart", *data).predict_proba(data[0])
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("narrow", ["half", "bfloat16", "double"])

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 
 import calibrant as cal
-from tests.support.metrics import classes_for
+from tests.support.metrics import ANY_CLASSES, classes_for
 from tests.support.simulate import drawn
 
 every = pytest.mark.parametrize("name", cal.METRICS)
@@ -286,6 +286,26 @@ def test_low_precision_is_measured_as_its_values_in_float64(data, dtype):
     rounded = of_dtype(data[0], dtype)
     exact = np.asarray(torch.as_tensor(rounded).double())
     assert values(rounded, data[1]) == values(exact, data[1])
+
+
+def test_errors_of_numpy_and_the_default_dtype_change_no_figure(rng):
+    """Confidences that are certain make exponentials underflow."""
+    logits, labels = 30 * rng.normal(size=(100, 4)), rng.integers(0, 4, 100)
+    expected = cal.evaluate(logits, labels)
+    curve = cal.metrics.smooth_reliability(logits, labels)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with np.errstate(all="raise"):
+            found = cal.evaluate(logits, labels)
+            single = {name: cal.METRICS[name].compute(logits, labels) for name in ANY_CLASSES}
+            again = cal.metrics.smooth_reliability(logits, labels)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_equal(dict(found), dict(expected))
+    np.testing.assert_allclose(
+        list(single.values()), [expected[n].value for n in single], rtol=1e-9
+    )
+    np.testing.assert_array_equal(again.accuracy, curve.accuracy)
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,15 @@ def test_weights_have_intervals_too(rng):
         assert low < high, name
 
 
+@pytest.mark.parametrize("scale", [1e-98, 1e98])
+def test_the_scale_of_weights_changes_no_interval(rng, scale):
+    data, weight = drawn(rng, 100, 4), 0.5 + rng.exponential(size=100)
+    expected = cal.Accumulator().update(*data, sample_weight=weight).compute()
+    found = cal.Accumulator().update(*data, sample_weight=scale * weight).compute()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-8, atol=1e-12)
+
+
 def test_the_seed_decides_the_draws(rng):
     data = drawn(rng, 400, 4, 1.5)
     one, other = (cal.evaluate(*data, seed=seed) for seed in (1, 2))

@@ -554,8 +554,18 @@ def test_pairs_are_not_positional():
 
 
 def test_the_negative_log_likelihood_of_floored_probabilities_warns():
-    with pytest.warns(UserWarning, match="1 probabilities are exactly 0 and were floored"):
-        cal.nll(probs=[[1.0, 0.0]], labels=[0])
+    with pytest.warns(UserWarning, match="1 labels have a probability of exactly 0, and these"):
+        cal.nll(probs=[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], labels=[0, 0, -100])
+    tags = np.array([[0.0, 1.0, 1.0], [0.5, 0.0, 1.0]])
+    with pytest.warns(UserWarning, match="2 labels have"):
+        cal.evaluate(probs=tags, labels=[[1, 1, 1], [0, -100, 0]], estimand="multilabel")
+
+
+def test_zeros_of_other_classes_change_no_score_and_are_not_told_of():
+    assert cal.nll(probs=[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], labels=[0, 2]) == pytest.approx(
+        math.log(2) / 2
+    )
+    assert cal.evaluate(probs=[0.0, 1.0], labels=[0, 1], level=None)["nll"].value == 0
 
 
 def test_probabilities_come_in_by_name_only(rng):
@@ -579,7 +589,7 @@ def test_probs_that_are_none_are_refused(probs):
 
 def test_a_probability_of_zero_is_floored_with_a_warning():
     probs = np.array([[1.0, 0.0], [0.5, 0.5]], dtype=np.float32)
-    with pytest.warns(UserWarning, match="1 probabilities are exactly 0"):
+    with pytest.warns(UserWarning, match="1 labels have a probability of exactly 0"):
         found = cal.evaluate(probs=probs, labels=[1, 0], level=None)
     assert found["ece"].value == pytest.approx((1 + 0.5) / 2, abs=1e-12)
     floor = float(np.finfo(np.float32).smallest_subnormal) / 2
@@ -598,7 +608,7 @@ def test_a_probability_of_zero_is_floored_with_a_warning():
 @pytest.mark.parametrize("column", [False, True])
 def test_the_floor_of_a_probability_is_half_the_smallest_number_of_its_dtype(dtype, floor, column):
     probs = torch.tensor([0.0] if column else [[1.0, 0.0]], dtype=dtype)
-    with pytest.warns(UserWarning, match="1 probabilities are exactly 0"):
+    with pytest.warns(UserWarning, match="1 labels have a probability of exactly 0"):
         found = cal.evaluate(probs=probs, labels=[1], metrics=["nll"], level=None)
     assert found["nll"].value == pytest.approx(-math.log(floor))
 

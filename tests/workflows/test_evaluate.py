@@ -164,16 +164,18 @@ def test_split_of_a_file_with_val_alone_is_not_guessed(tmp_path):
 def test_zeros_among_probabilities_are_counted_once(tmp_path, shards):
     arrays = predictions(rows=40)
     probs = np.exp(arrays["logits"]) / np.exp(arrays["logits"]).sum(1, keepdims=True)
-    probs[[3, 20, 39]] = np.eye(5, dtype=np.float32)[0]  # 4 zeros each, in several blocks
-    arrays = {"probs": probs, "labels": arrays["labels"]}
+    probs[[3, 20, 39]] = np.eye(5, dtype=np.float32)[0]  # in several blocks
+    labels = arrays["labels"].copy()
+    labels[[3, 20, 39]] = [1, 0, 4]
+    arrays = {"probs": probs, "labels": labels}
     path = (as_npz_folder if shards else as_npz)(tmp_path, arrays)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         found = calibrant.evaluate(path, level=None)
-    assert [str(warning.message).split(" and ")[0] for warning in told] == [
-        "12 probabilities are exactly 0"
+    assert [str(warning.message).split(",")[0] for warning in told] == [
+        "2 labels have a probability of exactly 0"
     ]
-    with pytest.warns(UserWarning, match="12 probabilities"):
+    with pytest.warns(UserWarning, match="2 labels"):
         expected = calibrant.evaluate(probs=probs, labels=arrays["labels"], level=None)
     assert_same(found, expected)
     assert np.isfinite(found["nll"].value)
@@ -253,7 +255,7 @@ def test_thread_pool(tmp_path):
 
 def test_zeros_are_counted_over_an_executor(tmp_path):
     path = as_npz_folder(tmp_path, {"probs": np.eye(3)[np.arange(300) % 3], "labels": [0] * 300})
-    with ThreadPoolExecutor(2) as pool, pytest.warns(UserWarning, match="^600 probabilities"):
+    with ThreadPoolExecutor(2) as pool, pytest.warns(UserWarning, match="^200 labels"):
         calibrant.evaluate(path, metrics=["ece"], level=None, executor=pool)
 
 

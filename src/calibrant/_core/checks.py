@@ -248,7 +248,9 @@ def as_weight(weight: Values, shape: tuple[int, ...]) -> FloatArray:
     wrong = weights[(weights != 0) & ~((weights > 1e-100) & (weights < 1e100))]
     if wrong.size:
         got = float(wrong[0])
-        raise ValueError(f"sample_weight must be 0 (leaves out) or in (1e-100, 1e100), got {got!r}")
+        remedy = ": divide them by their mean, as only their ratios matter" if got > 0 else ""
+        wanted = "sample_weight must be 0 (leaves out) or in (1e-100, 1e100)"
+        raise ValueError(f"{wanted}, got {got!r}{remedy}")
     return weights.reshape(-1)
 
 

@@ -322,11 +322,11 @@ class Gaps(NamedTuple):
 def gap_chunks(examples: Examples, row_range: tuple[int, int]) -> Iterator[Gaps]:
     """Yield the gaps of every chunk of a run of rows; a row that has no softmax is refused."""
     # one pair of buffers for all chunks: fresh memory of this size costs more than the sums
-    buffers = torch.empty(2, 0)
+    buffers = torch.empty(2, 0, dtype=torch.float32)
     for chunk in chunks.labelled_chunks(examples, *row_range):
         size, device = chunk.logits.numel(), chunk.logits.device
         if buffers.shape[1] < size or buffers.device != device:
-            buffers = torch.empty(2, size, device=device)
+            buffers = torch.empty(2, size, dtype=torch.float32, device=device)
         gaps, scratch = (buffer[:size].view_as(chunk.logits) for buffer in buffers)
         top = chunks.top_class(chunk.logits)
         best = chunk.logits.gather(-1, top[:, None])
@@ -361,7 +361,7 @@ def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
     # Squaring exp(-b d) gives exp(-2 b d), so only the first octave needs exponentials. Rounding
     # errors double with each square, to a relative 2e-5 of the terms at the last node.
     nodes = OCTAVES * density + 1
-    sums = torch.empty(2, nodes, len(gaps), device=gaps.device)
+    sums = torch.empty(2, nodes, len(gaps), dtype=torch.float32, device=gaps.device)
     for first in range(density):
         torch.mul(gaps, -LOWEST * 2 ** (first / density), out=powers).exp_()
         for node in range(first, nodes, density):
@@ -370,7 +370,9 @@ def _nodes(gaps: Tensor, powers: Tensor, density: int) -> Tensor:
             powers.mul_(powers)
     total, drop = sums[0].clamp_(min=LEAST_REST), sums[1]
     per_node = math.log(2) / density
-    sharpness = LOWEST * torch.exp(per_node * torch.arange(nodes, device=gaps.device))
+    sharpness = LOWEST * torch.exp(
+        per_node * torch.arange(nodes, dtype=torch.float32, device=gaps.device)
+    )
     slope = -per_node * sharpness[:, None] * drop / total
     return torch.stack([total.log(), slope], -1).transpose(0, 1).contiguous()
 

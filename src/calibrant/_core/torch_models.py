@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,12 +21,26 @@ def autocast_devices() -> list[str]:
     return [kind for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)]
 
 
+def rounds() -> bool:
+    """Return True if torch would compute in half precision unless told otherwise."""
+    return bool(autocast_devices()) or torch.get_default_dtype().itemsize < 4
+
+
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch ``torch.autocast`` off: what it rounds is lost for probabilities."""
+    """Switch off what a caller may have set that changes numbers, or makes them errors.
+
+    That is ``torch.autocast``, since what it rounds is lost for probabilities, another default
+    dtype than float32, which is one for the whole process, and errors of NumPy for underflow.
+    """
+    default = torch.get_default_dtype()
     with ExitStack() as stack:
         for kind in autocast_devices():
             stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(np.errstate(under="ignore"))
+        if default != torch.float32:
+            stack.callback(torch.set_default_dtype, default)
+            torch.set_default_dtype(torch.float32)
         yield
 
 

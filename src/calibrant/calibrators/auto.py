@@ -13,6 +13,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
 from calibrant._core.logpartition import Records
+from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
 from calibrant.calibrators.data_checks import ENOUGH
@@ -165,7 +166,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
     ) -> Self:
         """Weigh the candidates that need only records, and fit those that matter."""
-        with checks.warnings_at_caller():
+        with checks.warnings_at_caller(), full_precision():
             return self._decide(_Data(records.scale_free(), groups), one_logit)
 
     def _decide(self, data: _Data, one_logit: bool) -> Self:

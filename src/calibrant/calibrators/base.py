@@ -26,7 +26,7 @@ from calibrant._core.chunks import (
 from calibrant._core.class_names import without_frames
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
-from calibrant._core.torch_models import autocast_devices, full_precision
+from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Calibrator(nn.Module):
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
-        if autocast_devices():  # asked first, so that exported graphs know nothing of it
+        if rounds():  # asked first, so that exported graphs know nothing of it
             with full_precision():
                 return self.forward(logits, features)
         self.check_logits(logits)

@@ -281,7 +281,7 @@ class OddsScaling(TopLabelMap):
         check_whole("knots", knots)
         self.objective = objective
         self.knots = knots
-        straight = torch.cat([torch.ones(knots + 1), torch.zeros(1)])
+        straight = torch.tensor([1.0] * (knots + 1) + [0.0])
         self._store(knots_=torch.zeros(knots), line_=straight)
 
     def size(self, classes: int) -> int:

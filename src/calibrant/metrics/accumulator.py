@@ -97,6 +97,7 @@ class Accumulator:
         """An accumulator of the same form that has seen nothing."""
         return Accumulator(**self._form(), seed=self.seed)
 
+    @np.errstate(under="ignore")
     def update(
         self,
         logits: Input = None,
@@ -179,6 +180,7 @@ class Accumulator:
                 self.by.setdefault(name, self.like()).merge(part)
         return self
 
+    @np.errstate(under="ignore")
     def compute(self) -> Evaluation:
         """Metrics of everything seen so far."""
         checks.check_some(self.moments.count)

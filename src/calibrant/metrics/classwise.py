@@ -130,7 +130,9 @@ class ClassBins:
         A row has one label, so that its residuals (probability less outcome) move together.
         """
         rows, group = torch.arange(len(probs)), self.group
-        table = torch.zeros(len(probs), len(self.products) // self.bins, self.bins).double()
+        table = torch.zeros(
+            len(probs), len(self.products) // self.bins, self.bins, dtype=torch.float64
+        )
         if column is None:
             starts = torch.searchsorted(group, torch.arange(table.shape[1])).numpy()
             table[:, :, 0] = torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))

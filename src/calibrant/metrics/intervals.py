@@ -250,11 +250,12 @@ class ClassCells:
 
 def class_cells_of(sums: ClassBins) -> ClassCells:
     """Make cells from the sums per class and bin, and candidates from their gaps."""
-    tables = (sums.weight, sums.claimed, sums.observed, sums.squares)
-    weight, claimed, observed, squares = (x.numpy() for x in tables)
+    scale = math.sqrt(float(sums.squares.max()))  # else powers of huge weights overflow
+    tables = (sums.weight, sums.claimed, sums.observed, sums.squares / scale)
+    weight, claimed, observed, squares = (x.numpy() / scale for x in tables)
     total = weight.sum(1, keepdims=True)
     # a first bin from which everything was moved is off by rounding
-    held = weight > SMALLEST * np.maximum(total, squares.max() ** 0.5)
+    held = weight > SMALLEST * np.maximum(total, 1.0)
     weight, squares = np.where(held, weight, 1.0), np.where(held, squares, 1.0)
     size = np.maximum(weight**2 / squares, 1.0)
     confidence = np.where(held, np.clip(claimed / weight, 0, 1), 0.0)
@@ -270,7 +271,8 @@ def class_cells_of(sums: ClassBins) -> ClassCells:
     shape = common + np.sqrt(left) * (gap - common)
     group = sums.group.numpy()[:, None] * sums.bins + np.arange(sums.bins)
     columns = np.broadcast_arrays(unit, weight / size, size, confidence, shape, group)
-    return ClassCells(*(column[held] for column in columns), sums.products.numpy())
+    covariance = sums.products.numpy() / scale / scale
+    return ClassCells(*(column[held] for column in columns), covariance)
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:

@@ -61,7 +61,8 @@ class EventData(Data, total=False):
 def keywords(kind: type) -> Callable[[F], F]:
     """Show the keywords of ``**data``, which are those of a TypedDict, in the signature.
 
-    So ``help`` and completion have them, as type checkers do.
+    So ``help`` and completion have them, as type checkers do. Numbers that underflow to 0 are 0,
+    also where the caller made NumPy raise errors for them.
     """
     shown = [
         Parameter(
@@ -76,8 +77,9 @@ def keywords(kind: type) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         named = [p for p in signature.parameters.values() if p.kind != Parameter.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
-        return function
+        quiet: F = np.errstate(under="ignore")(function)
+        quiet.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
+        return quiet
 
     return decorate
 
@@ -151,7 +153,7 @@ def labelled_examples(
     sample_weight: Input = None,
     estimand: EstimandChoice = "top_label",
 ) -> tuple[Examples, int]:
-    """Check logits or probs with their labels; also count the probabilities that were floored."""
+    """Check logits or probs with their labels; also count the labels with a probability of 0."""
     if labels is None:
         raise TypeError("labels are missing: pass (logits, labels) or (probs=..., labels=...)")
     if logits is not None and _is_floating(labels) and not _is_floating(logits):
@@ -161,9 +163,18 @@ def labelled_examples(
     if probs is None:
         assert logits is not None
         return chunks.examples(logits, labels, sample_weight, estimand), 0
-    logs, floored = checks.logits_from_probs(probs, tags=estimand == "multilabel")
+    logs, _ = checks.logits_from_probs(probs, tags=estimand == "multilabel")
     examples = chunks.examples(logs, labels, sample_weight, estimand)
-    return examples._replace(probs=checks.as_scores(probs)), floored
+    stated = examples._replace(probs=checks.as_scores(probs))
+    return stated, _impossible(stated)
+
+
+def _impossible(examples: Examples) -> int:
+    """Count the labels whose stated probability is 0; zeros of other classes change no score."""
+    labelled = np.flatnonzero(examples.labels != checks.IGNORED)
+    probs = examples.stated(labelled)
+    assert probs is not None
+    return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())
 
 
 def check_one_input(logits: Input, probs: Input) -> None:
@@ -183,11 +194,11 @@ def _is_floating(values: Values) -> bool:
 
 
 def warn_of_floor(floored: int) -> None:
-    """Warn the caller's caller of zero probabilities."""
+    """Warn the caller's caller of labels with a probability of zero."""
     if floored:
         warnings.warn(
-            f"{floored} probabilities are exactly 0 and were floored: NLL depends on the floor; "
-            "pass logits to avoid it",
+            f"{floored} labels have a probability of exactly 0, and these were floored: NLL "
+            "depends on the floor; pass logits to avoid it",
             stacklevel=3,
         )
 

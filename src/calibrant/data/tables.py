@@ -258,7 +258,7 @@ def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
     ``form`` is that of the file, for errors.
 
     >>> list(table_of({"probs": np.ones((1, 2)) / 2, "labels": np.array([0])}, ".csv"))
-    ['labels', 'probs_0', 'probs_1']
+    ['probs_0', 'probs_1', 'labels']
     """
     stored = arrays.get(CLASS_NAMES)
     splits = split_names(arrays) or [""]

@@ -1,5 +1,7 @@
 """Tables: the rules for columns, in CSV and parquet files and in frames."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -67,7 +69,7 @@ def table(rows=200, seed=0):
     group = rng.choice(["de", 'f"r', "a,b", " x"], size=rows)
     frame = pd.DataFrame({"split": split, "logit_cat": logits[:, 0], "label": NAMES[labels]})
     frame = frame.assign(logit_dog=logits[:, 1], group=group, logit_cow=logits[:, 2])
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name in ("train", "val", "test"):
         kept = [i for i in range(rows) if split[i] == name]
         arrays |= {f"{name}_logits": logits[kept], f"{name}_labels": labels[kept]}

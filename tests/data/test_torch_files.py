@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,13 @@ LABELS = torch.arange(50) % 3
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_tensors_are_read(tmp_path, dtype):
     logits = LOGITS.to(dtype)
-    stored = {"val_logits": logits, "val_labels": LABELS, "test_logits": logits.T.T[::2]}
-    stored |= {"test_labels": LABELS[::2], "class_names": ["a", "b", "c"], "epoch": 3}
+    stored: dict[str, Any] = {"val_logits": logits, "val_labels": LABELS}
+    stored |= {
+        "test_logits": logits.T.T[::2],
+        "test_labels": LABELS[::2],
+        "class_names": ["a", "b", "c"],
+        "epoch": 3,
+    }
     torch.save(stored, tmp_path / "a.pt")
     data = open_dataset(tmp_path / "a.pt")
     assert (data.splits, data.class_names) == (["val", "test"], ["a", "b", "c"])

@@ -453,7 +453,8 @@ def test_what_is_no_method_is_named():
         fit(arrays, kind)
     with pytest.raises(TypeError, match=r"got a ndarray: arrays go into fit\(logits, labels\)"):
         fit(logits, labels)
-    for data in (logits, (logits, labels)):
+    wrong: list[Any] = [logits, (logits, labels)]
+    for data in wrong:
         with pytest.raises(TypeError, match=r"pass {'logits': logits, 'labels': labels}"):
             fit(data, "ts")
     with pytest.raises(TypeError, match="labels are missing: fit was called on a class"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.messages import comma_separated, unknown_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _SCORE_NAME = re.compile(
     r"(?:(?P<logits>logits?|log_?probs?)|(?P<probs>probs?|proba|probabilit(?:y|ies)|p))"
@@ -47,8 +50,22 @@ ScoreColumn(domain='probs', prefix='p', class_name='1'), None)
     return ScoreColumn(domain, match[domain], str(int(of)) if of.isdecimal() else of)
 
 
-def is_frame(values: object) -> bool:
-    """Return True for a data frame, such as those of pandas and polars."""
+class Frame(Protocol):
+    """A data frame, such as those of pandas and polars."""
+
+    @property
+    def columns(self) -> Any:
+        """Names of the columns."""
+
+    @property
+    def dtypes(self) -> Any:
+        """Types of the columns."""
+
+    def __array__(self, dtype: Any = ..., /) -> NDArray[Any]: ...
+
+
+def is_frame(values: object) -> TypeIs[Frame]:
+    """Return True for a data frame."""
     return all(hasattr(values, name) for name in ("columns", "dtypes", "__array__"))
 
 
@@ -56,7 +73,7 @@ def class_names_of(scores: object) -> list[str] | None:
     """Return the names of the columns of a data frame of scores, less prefixes such as prob."""
     if not is_frame(scores):
         return None
-    names = [str(name) for name in scores.columns]  # type: ignore[attr-defined]  # a frame
+    names = [str(name) for name in scores.columns]
     parts = [part for part in map(score_column, names) if part is not None and part.class_name]
     if not parts:
         return names

@@ -16,7 +16,7 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Logits, Values, warn
 from calibrant._core.chunks import Progress, examples
-from calibrant._core.class_names import class_names_of, is_frame, numbered
+from calibrant._core.class_names import Frame, class_names_of, is_frame, numbered
 from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.data.columns import (
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 T = TypeVar("T")
-Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
+Stored: TypeAlias = "str | os.PathLike[str] | Mapping[str, Values] | Dataset"
+Data: TypeAlias = "Stored | Frame"
 
 FIT_SPLITS = ("val", "")
 TEST_SPLITS = ("test", "")
@@ -354,7 +355,8 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
         A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
         the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the
         number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
-        files named train, val or test are those splits.
+        files named train, val or test are those splits. A ``.csv`` file is read once, to count
+        its rows.
 
     Examples
     --------
@@ -441,7 +443,7 @@ def _with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def is_data(data: object) -> TypeIs[Data]:
+def is_data(data: object) -> TypeIs[Stored]:
     """Return True for a path, a mapping or a dataset, False for logits or a data frame."""
     return isinstance(data, (str, os.PathLike, Mapping, Dataset))
 

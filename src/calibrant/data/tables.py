@@ -89,7 +89,8 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
             f"{where} has a column {confusing[0]} beside {used[0]}: rename it, since it would be "
             "taken for a split of that name"
         )
-    return Layout(scores, names, *((c or [None])[0] for c in (labels, splits)), others)
+    label, split = (next(iter(columns), None) for columns in (labels, splits))
+    return Layout(scores, names, label, split, others)
 
 
 def _ordered(by_class: Mapping[str, str], where: str) -> list[str]:
@@ -257,7 +258,7 @@ def table_of(arrays: Mapping[str, Any], form: str) -> dict[str, Any]:
     ``form`` is that of the file, for errors.
 
     >>> list(table_of({"probs": np.ones((1, 2)) / 2, "labels": np.array([0])}, ".csv"))
-    ['labels', 'probs_0', 'probs_1']
+    ['probs_0', 'probs_1', 'labels']
     """
     stored = arrays.get(CLASS_NAMES)
     splits = split_names(arrays) or [""]

@@ -372,7 +372,7 @@ THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n":
 def test_damaged_states_are_refused(stage, changed, message, answers):
     state = AnswerCalibrator(stage=stage).fit(answers, np.arange(50) % 2).state()
     whole = AnswerCalibrator.from_state({**state, "threshold": THRESHOLD})
-    assert whole.threshold_ == tuple(THRESHOLD.values())
+    assert whole.threshold_ == Threshold(**THRESHOLD)
     with pytest.raises(ValueError, match=message):
         AnswerCalibrator.from_state({**state, **changed})
 

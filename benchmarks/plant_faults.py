@@ -1621,6 +1621,13 @@ FAULTS = (
         "change = (before - after).cpu()",
         ("test_margin_curves",),
     ),
+    Fault(
+        "ties-all-on-top",
+        "calibrators",
+        "own = np.where(records.correct, 0.0, own)",
+        "own = np.where(records.own_gap == 0, 0.0, own)",
+        ("test_top_label",),
+    ),
     # Decisions.
     Fault(
         "binomial-without-the-last",

@@ -1734,6 +1734,20 @@ FAULTS = (
         "return text",
         ("core/test_tables",),
     ),
+    Fault(
+        "folder-in-use-removed",
+        "_core",
+        'max(p.stat().st_mtime for p in (path, *path.glob("*")))',
+        "path.stat().st_mtime",
+        ("workflows/test_apply",),
+    ),
+    Fault(
+        "files-of-both-monitors-counted-twice",
+        "monitor",
+        "if both := self._files.keys() & other._files.keys():",
+        "if both := set():",
+        ("monitor/test_stream",),
+    ),
     # Models in use.
     Fault(
         "trace-of-one-block",

@@ -1775,6 +1775,13 @@ FAULTS = (
         "change = (before - after).cpu()",
         ("test_margin_curves",),
     ),
+    Fault(
+        "ties-all-on-top",
+        "calibrators",
+        "own = np.where(records.correct, 0.0, own)",
+        "own = np.where(records.own_gap == 0, 0.0, own)",
+        ("test_top_label",),
+    ),
     # Decisions.
     Fault(
         "binomial-without-the-last",
@@ -1880,6 +1887,20 @@ FAULTS = (
         'return rf"\\textbf{{{text}}}" if cell.startswith("*") else text',
         "return text",
         ("core/test_tables",),
+    ),
+    Fault(
+        "folder-in-use-removed",
+        "_core",
+        'max(p.stat().st_mtime for p in (path, *path.glob("*")))',
+        "path.stat().st_mtime",
+        ("workflows/test_apply",),
+    ),
+    Fault(
+        "files-of-both-monitors-counted-twice",
+        "monitor",
+        "if both := self._files.keys() & other._files.keys():",
+        "if both := set():",
+        ("monitor/test_stream",),
     ),
     # Models in use.
     Fault(

@@ -384,6 +384,20 @@ def test_claims_about_runners_up_that_are_held_down_are_exact(rng):
     np.testing.assert_allclose(claims.nll, own_losses(fitted, logits, labels), atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "spline", "histogram"])
+def test_claims_about_ties_are_exact_where_predictions_may_change(name, rng):
+    """Only the first of equal classes gets the new odds; the others share the rest."""
+    logits, labels = drawn(rng, 300, 4)
+    logits = np.round(logits)
+    kind: Any = cal.CALIBRATORS[name]
+    fitted = kind(keep_argmax=False).fit(logits, labels)
+    own = fitted.predict_proba(logits)[np.arange(300), labels]
+    tied = (logits == logits.max(1, keepdims=True)).sum(1) > 1
+    assert tied.sum() > 30
+    claims = fitted.predict_records(tabulate(examples(logits, labels)))
+    np.testing.assert_allclose(claims.nll, -np.log(own), atol=1e-4)
+
+
 def test_claims_about_ties_are_exact(rng):
     """As in logits of half precision."""
     logits = np.round(drawn(rng, 2000, 10)[0])

@@ -384,6 +384,20 @@ def test_repeated_file(rng, tmp_path):
     assert (watch.seen, sorted(watch.windows)) == (180, [1, 2])
 
 
+def test_what_is_in_both_monitors_is_not_counted_twice(rng, tmp_path):
+    today, yesterday = (day_file(rng, tmp_path / name) for name in ("today.npz", "yesterday.npz"))
+    watch = Monitor().update_file(yesterday)
+    worker = watch.like().update_file(today)
+    with pytest.raises(ValueError, match="cannot be merged into itself"):
+        watch.merge(watch)
+    watch.merge(worker)
+    seen = watch.seen
+    for other in (worker, watch.like().update_file(yesterday)):
+        with pytest.raises(ValueError, match="1 files are in both monitors"):
+            watch.merge(other)
+    assert watch.seen == seen
+
+
 def test_repeated_file_of_a_summed_up_window(rng, tmp_path):
     files = [day_file(rng, tmp_path / f"{day}.npz") for day in range(5)]
     watch, state = Monitor(keep=2), tmp_path / "state.json"

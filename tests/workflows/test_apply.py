@@ -1,6 +1,7 @@
 """Calibrated files: what is written is what the module gives for the arrays."""
 
 import os
+import time
 import warnings
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant._core.atomic_files import STALE
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import open_dataset, save_predictions
 from calibrant.workflows.apply import apply
@@ -43,6 +45,21 @@ def halved():
 
 def stored(path):
     return arrays_in(path)
+
+
+def test_what_killed_runs_left_is_removed_when_it_is_old(tmp_path, halved):
+    """A file of save_predictions, and a folder of apply; a folder that is written to is kept."""
+    path, out = as_npz(tmp_path, predictions(rows=40)), tmp_path / "out.npz"
+    left, old, busy = (tmp_path / f".out.npz.{digit * 32}" for digit in "012")
+    left.write_bytes(b"part")
+    for folder in (old, busy):
+        folder.mkdir()
+        (folder / "0.npy").write_bytes(b"part")
+    long_ago = time.time() - STALE - 10
+    for place in (left, old / "0.npy", old, busy):
+        os.utime(place, (long_ago, long_ago))
+    apply(halved, path, out)
+    assert sorted(os.listdir(tmp_path)) == [busy.name, "out.npz", "p.npz"]
 
 
 @pytest.mark.usefixtures("small_chunks", "no_whole_logits")

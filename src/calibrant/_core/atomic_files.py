@@ -1,9 +1,10 @@
-"""Files that are replaced as a whole, and locks on them."""
+"""Files that are replaced as a whole, folders beside them meanwhile, and locks on them."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 import uuid
@@ -16,15 +17,45 @@ STALE = 3600.0  # age in seconds of a temporary file that a killed process left 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary name next to ``target`` that takes its place unless an error occurs."""
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    """Yield a temporary name next to ``target`` that takes its place unless an error occurs.
+
+    What killed writers left there is removed when nothing was written to it for an hour.
+    """
+    temporary = _temporary_name(target)
     try:
         yield temporary
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder next to ``target``, which is removed at the end."""
+    folder = _temporary_name(target)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_name(target: Path) -> Path:
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
+    _remove_leftovers(target)
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+
+
+def _remove_leftovers(target: Path) -> None:
+    # not by process id, which means nothing on a file system that several machines share
+    pattern = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{32}")
+    for path in target.parent.iterdir():
+        if pattern.fullmatch(path.name):
+            with suppress(OSError):  # another process may have removed it
+                written = max(p.stat().st_mtime for p in (path, *path.glob("*")))
+                if time.time() - written > STALE:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
@@ -56,14 +87,3 @@ else:
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def remove_leftovers(target: Path) -> None:
-    """Remove temporary files for ``target`` that have not been written to for an hour."""
-    # not by process id, which means nothing on a file system that several machines share
-    pattern = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{32}")
-    for path in target.parent.iterdir():
-        if pattern.fullmatch(path.name):
-            with suppress(OSError):  # another process may have removed it
-                if time.time() - path.stat().st_mtime > STALE:
-                    path.unlink()

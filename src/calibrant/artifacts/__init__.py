@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from calibrant._core.atomic_files import remove_leftovers, replacing
+from calibrant._core.atomic_files import replacing
 from calibrant.artifacts import formats
 from calibrant.artifacts.formats import FORMAT, Artifact, packed, unpacked
 from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
@@ -64,7 +64,6 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"this {type(obj).__name__} could not be loaded again: {error}") from error
     place = Path(path).resolve()  # a link still points to the artifact afterwards
     target = _target(place)
-    remove_leftovers(target)
     with replacing(target) as temporary, temporary.open("wb") as file:
         file.write(content)
         file.flush()

@@ -115,9 +115,11 @@ class OddsCalibrator(RecordsCalibrator):
         """
         b, odds = 1 / float(self.rest_temperature_), self._record_odds(records)
         rise = -records.log_rest(b).value - odds  # by which every class but the top is lifted
-        own = np.where(records.own_gap == 0, 0.0, rise - b * records.own_gap)  # ties stay level
-        if not self.keeps_argmax:
+        own = rise - b * records.own_gap
+        if not self.keeps_argmax:  # only the first of equals has the new odds
+            own = np.where(records.correct, 0.0, own)
             return RecordPredictions(expit(odds), np.logaddexp(0, -odds) - own)
+        own = np.where(records.own_gap == 0, 0.0, own)  # ties stay level
         gaps = np.minimum(records.gaps[:, 1:].astype(np.float64), LARGEST_GAP)
         next_best = np.minimum(rise[:, None] - b * gaps, CERTAIN)
         above = np.where(gaps == 0, np.expm1(next_best), np.expm1(np.maximum(next_best, 0))).sum(1)

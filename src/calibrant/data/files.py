@@ -30,7 +30,8 @@ ShardFiles: TypeAlias = dict[str, Path]
 def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike]) -> None:
     """Write ``arrays`` under their keys as ``.npz``, ``.safetensors``, ``.parquet`` or ``.csv``.
 
-    An interrupted run leaves the old file or the new one, never a part.
+    An interrupted run leaves the old file or the new one, never a part. Temporary files of killed
+    runs are removed when they are an hour old.
 
     Examples
     --------

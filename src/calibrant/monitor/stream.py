@@ -255,8 +255,15 @@ class Monitor:
         """Add the windows, the waiting predictions and the counts of another worker.
 
         Sums of windows with the same number add. An alarm of ``other`` belongs to its own stream
-        and is not taken over.
+        and is not taken over. Merge each worker once: only files and itself are known again.
         """
+        if other is self:
+            raise ValueError("a monitor cannot be merged into itself: its examples count already")
+        if both := self._files.keys() & other._files.keys():
+            raise ValueError(
+                f"{len(both)} files are in both monitors and would count twice: begin workers "
+                "with like(), and give each file to one of them"
+            )
         if self._form() != other._form():
             raise ValueError(f"settings must agree to merge, got {self._form()}, {other._form()}")
         if other._windows.summed.position:

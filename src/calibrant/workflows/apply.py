@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from calibrant._core.atomic_files import temporary_folder
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
@@ -47,7 +47,8 @@ def apply(
 
     Chunks are gathered in a temporary folder beside ``out``, of the size of the result; the
     writers of ``.safetensors`` and ``.parquet`` hold it in memory. An interrupted run leaves the
-    old ``out`` or the new one, and perhaps that folder, whose name starts with a dot.
+    old ``out`` or the new one, and perhaps that folder, whose name starts with a dot; the next
+    run removes it when nothing was written to it for an hour.
 
     Parameters
     ----------
@@ -62,6 +63,7 @@ def apply(
 
     Examples
     --------
+    >>> import tempfile
     >>> from calibrant.calibrators import TemperatureScaling
     >>> from calibrant.data import open_dataset, sample_path
     >>> data = open_dataset(sample_path())
@@ -113,12 +115,10 @@ def write_splits(
     """
     check_target(dataset, target)
     arrays: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
-    ) as folder:
-        arrays |= _copies(dataset, Path(folder), target.suffix, left_out)
+    with temporary_folder(target) as folder:
+        arrays |= _copies(dataset, folder, target.suffix, left_out)
         for split, report in with_progress(splits, progress):
-            made = make(split, Path(folder), report)
+            made = make(split, folder, report)
             arrays |= {full_key(split.name, name): values for name, values in made.items()}
         order = [key for files in dataset.files for key in files if key in arrays]
         write_arrays(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})

@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 import calibrant as cal
 from calibrant import threshold
+from calibrant.decide import Threshold
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, log_odds
 

@@ -72,7 +72,7 @@ LINES: dict[str, list[list[str]]] = {
     "bench arena-view": [[f"{FILE}.csv", "--view", "means"], [FILE]],
     "bench rows": [[FILE]],
     "bench train": [[FILE], ["--loss", NAME]],
-    "llm collect": [[FILE, f"{FILE}.jsonl", "-o", "table"], [f"{FILE}.gguf", "t.jsonl", "-o", "t"]],
+    "llm collect": [[FILE, f"{FILE}.jsonl", "-o", "table"], [FILE, "t.jsonl", "-o", "t"]],
     "llm fit": [[FILE, "-o", "head"]],
     "llm evaluate": [[FILE], [f"{FILE}.csv", "--model", FILE]],
     "llm ask": [[f"{FILE}.gguf", NAME], [FILE, NAME, "--head", FILE]],

@@ -28,8 +28,8 @@ METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE
 def output_of(*command: str | Path, cwd: Path, **variables: str) -> str:
     """Run a command in this folder with none of our Python variables; return what it prints."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    words, streams = [str(word) for word in command], {"stdout": PIPE, "stderr": STDOUT}
-    done = subprocess.run(words, cwd=cwd, env=bare | variables, text=True, **streams)
+    words, environment = [str(word) for word in command], bare | variables
+    done = subprocess.run(words, cwd=cwd, env=environment, stdout=PIPE, stderr=STDOUT, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stdout}")
     return done.stdout
@@ -45,8 +45,8 @@ def tagged_clone(folder: Path) -> Path:
 
 def build(tree: Path, out: Path, *kinds: str) -> None:
     """Build a tree with the tools of this interpreter; without kinds, the wheel from the sdist."""
-    command = (sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", out, tree)
-    output_of(*command, cwd=tree)
+    tool = (sys.executable, "-m", "build", "--no-isolation")
+    output_of(*tool, *kinds, "--outdir", out, tree, cwd=tree)
 
 
 def check_contents(committed: set[str], dist: Path) -> None:

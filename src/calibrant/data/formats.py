@@ -419,7 +419,8 @@ def _parquet_header(metadata: Any, field: Any) -> Header:
         values, shape = values.value_type, (*shape, _list_size(metadata, field))
     types = pa.types
     if types.is_integer(values) or types.is_floating(values) or types.is_boolean(values):
-        return Header(shape, np.dtype(values.to_pandas_dtype()))
+        # to_pandas_dtype needs pandas in early versions
+        return Header(shape, pa.array([], values).to_numpy(zero_copy_only=False).dtype)
     text = values.value_type if types.is_dictionary(values) else values
     return Header(shape, np.dtype(str), types.is_string(text) or types.is_large_string(text))
 

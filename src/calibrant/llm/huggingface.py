@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from calibrant._core.checks import IntArray
 from calibrant._core.torch_models import layer_inputs, own_device
 
+CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
+
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits, and of the hidden states whose logits were scaled."""
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -46,6 +48,8 @@ def load_model(
     local = file.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
     if local and not file.exists():
         raise FileNotFoundError(f"there is no model at {path}")
+    if file.is_dir() and not any((file / name).exists() for name in CONFIGS):
+        raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}")
     options: dict[str, Any] = {}
     if file.suffix == ".gguf":
         path, options = file.parent, {"gguf_file": file.name}

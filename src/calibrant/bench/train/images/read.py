@@ -85,7 +85,7 @@ def _digits() -> ImageSet:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        message = f"the digits need scikit-learn ({error}): pip install 'calibrant[sklearn]'"
+        message = f"the digits need scikit-learn ({error}): pip install 'calibrant[train]'"
         raise ImportError(message) from error
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]

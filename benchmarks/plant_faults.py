@@ -1057,6 +1057,13 @@ FAULTS = (
         ("calibrators/test_top_label",),
     ),
     Fault(
+        "subgroups-counted-by-batch",
+        "metrics",
+        "_check_subgroups({*known, *map(str, names)})",
+        "_check_subgroups({*map(str, names)})",
+        ("metrics/test_evaluation",),
+    ),
+    Fault(
         "zeros-of-other-classes-are-told-of",
         "metrics",
         "return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())",

@@ -186,6 +186,48 @@ def test_more_than_a_thousand_groups_are_refused(rng):
         cal.evaluate(logits, labels, by=np.arange(1001), metrics=["ece"], level=None)
 
 
+def test_more_than_a_thousand_groups_of_all_batches_are_refused(rng):
+    logits, labels = drawn(rng, 600, 3)
+
+    def of(first):
+        stream = cal.Accumulator(metrics=["accuracy"], level=None)
+        return stream.update(logits, labels, by=np.arange(first, first + 600))
+
+    message = "by must have at most 1000 values, got 1200"
+    stream = of(0)
+    with pytest.raises(ValueError, match=message):
+        stream.update(logits, labels, by=np.arange(600, 1200))
+    with pytest.raises(ValueError, match=message):
+        stream.merge(of(600))
+    assert stream.compute().n == 600  # refused batches leave no trace
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda g: torch.tensor(g).bfloat16(),
+        lambda g: torch.tensor(g).float().to(torch.float8_e4m3fn),
+        lambda g: np.array([b"\xff%d" % i for i in g]),
+        lambda g: np.array([b"\xff%d" % i for i in g], dtype=object),
+        lambda g: np.array([None if i == 0 else str(i) for i in g], dtype=object),
+    ],
+    ids=["bfloat16", "float8", "bytes", "objects of bytes", "objects with None"],
+)
+def test_subgroups_and_groups_may_be_of_any_kind(kind, rng):
+    logits, labels = drawn(rng, 200, 3, 1.5)
+    number = np.arange(200) % 3
+    expected = cal.evaluate(logits, labels, by=number, metrics=["nll"], level=None)
+    found = cal.evaluate(logits, labels, by=kind(number), metrics=["nll"], level=None)
+    assert sorted(part["nll"] for part in found.by.values()) == sorted(
+        part["nll"] for part in expected.by.values()
+    )
+    one, other = (
+        cal.Auto(candidates=["none", "ts"]).fit(logits, labels, groups=groups)
+        for groups in (number, kind(number))
+    )
+    np.testing.assert_array_equal(one.predict_proba(logits), other.predict_proba(logits))
+
+
 def test_groups_of_an_estimand_with_one_logit_are_the_subsets(rng):
     odds = rng.normal(size=400)
     labels = (rng.random(400) < 1 / (1 + np.exp(-odds))).astype(int)

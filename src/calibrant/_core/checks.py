@@ -264,6 +264,20 @@ def spread(values: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[A
     return np.broadcast_to(widened, shape)
 
 
+def as_keys(values: Values) -> NDArray[Any]:
+    """Return keys of examples, such as subgroups, that can be sorted: bytes and objects as text."""
+    if isinstance(values, Tensor):
+        tensor = values.detach().cpu()
+        narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4  # NumPy lacks some
+        keys = (tensor.float() if narrow else tensor).numpy()
+    else:
+        keys = np.asarray(values)
+    if keys.dtype.kind in "OS":
+        texts = [k.decode(errors="replace") if isinstance(k, bytes) else str(k) for k in keys.flat]
+        keys = np.array(texts, dtype=str).reshape(keys.shape)
+    return keys
+
+
 def as_values(values: Values, name: str) -> FloatArray:
     """Return a flat float64 array of scores; infinite ones have an order too."""
     flat = as_float64(values).reshape(-1)

@@ -81,8 +81,7 @@ def warn_together(calibrator: object, notes: list[str]) -> None:
 
 def flat_groups(groups: Values, shape: tuple[int, ...]) -> NDArray[Any]:
     """Groups as a flat array; one value per row of labels serves all of the row."""
-    values = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-    return checks.spread(values, shape, "groups").reshape(-1)
+    return checks.spread(checks.as_keys(groups), shape, "groups").reshape(-1)
 
 
 def warn_of_constant(name: str, features: Tensor) -> None:

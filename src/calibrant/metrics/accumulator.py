@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,7 +117,7 @@ class Accumulator:
         examples, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
         targets = checks.as_labels(labels)  # type: ignore[arg-type]  # checked above
         rows = targets.shape[:-1] if self.estimand == "multilabel" else targets.shape
-        members = {} if by is None else _members(by, rows)
+        members = {} if by is None else _members(by, rows, self.by)
         classwise = self._class_bins(examples.columns)
         # may refuse the batch: nothing was added yet
         reduced = reductions.reduce_examples(examples, classwise)
@@ -146,6 +146,7 @@ class Accumulator:
     def merge(self, other: Accumulator) -> Accumulator:
         """Add what another accumulator of the same form has seen."""
         self._check_form(other._form())
+        _check_subgroups({*self.by, *other.by})
         if other.classes:
             self._class_bins(other.classes)  # refuses another number of classes
             self._add_classes(other.classes, other.classwise)
@@ -268,19 +269,21 @@ class Accumulator:
         return WeightedPairs(confidence[order], outcome[order], weight)
 
 
-def _members(by: checks.Values, shape: tuple[int, ...]) -> dict[str, BoolArray]:
+def _members(
+    by: checks.Values, shape: tuple[int, ...], known: Iterable[str]
+) -> dict[str, BoolArray]:
     """Mask of the rows of each subgroup, over the leading dimensions of the labels."""
-    values = np.asarray(by.cpu() if isinstance(by, torch.Tensor) else by)
-    checks.spread(values, shape, "by")  # refuses other shapes
-    if values.dtype.kind == "O":
-        values = values.astype(str)
-    elif values.dtype.kind == "S":
-        values = np.char.decode(values, errors="replace")
-    names, index = np.unique(values, return_inverse=True)
-    if names.size > MOST_SUBGROUPS:
+    keys = checks.as_keys(by)
+    checks.spread(keys, shape, "by")  # refuses other shapes
+    names, index = np.unique(keys, return_inverse=True)
+    _check_subgroups({*known, *map(str, names)})  # before there is a mask for each
+    return {str(name): index.reshape(keys.shape) == i for i, name in enumerate(names)}
+
+
+def _check_subgroups(names: set[str]) -> None:
+    if len(names) > MOST_SUBGROUPS:
         most = f"by must have at most {MOST_SUBGROUPS} values"
-        raise ValueError(f"{most}, got {names.size}: is it an identifier?")
-    return {str(name): index.reshape(values.shape) == i for i, name in enumerate(names)}
+        raise ValueError(f"{most}, got {len(names)}: is it an identifier?")
 
 
 def _chosen(metrics: Sequence[str] | None, pairs: bool) -> tuple[str, ...]:

@@ -640,15 +640,15 @@ FAULTS = (
     Fault(
         "csv-missing-value-passes",
         "data",
-        'if np.isnan(arrays[key]).any() or "_" in "".join(fields):',
+        'if np.isnan(values).any() or "_" in "".join(fields):',
         'if "_" in "".join(fields):',
         ("data/test_csv_files",),
     ),
     Fault(
         "csv-underscore-in-a-number",
         "data",
-        'if np.isnan(arrays[key]).any() or "_" in "".join(fields):',
-        "if np.isnan(arrays[key]).any():",
+        'if np.isnan(values).any() or "_" in "".join(fields):',
+        "if np.isnan(values).any():",
         ("data/test_csv_files",),
     ),
     Fault(

@@ -6,6 +6,7 @@ for pandas, polars and others alike, and imports none of them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -141,8 +142,8 @@ class ClassNumbers:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
-        self._known: dict[object, int] = {name: i for i, name in enumerate(names)}
+        self._names = {name: i for i, name in enumerate(names)}
+        self._known: dict[object, int] = {**self._names}
         if all(name.isdecimal() for name in names):
             numbered = {int(name): i for i, name in enumerate(names)} or {0: 0, 1: 1}
         else:
@@ -166,18 +167,18 @@ class ClassNumbers:
     def _number(self, label: object) -> int:
         text = label.strip() if isinstance(label, str) else str(label)
         if text in self._names:
-            return self._names.index(text)
+            return self._names[text]
         if text.lower() in ("", "nan", "none", "<na>", "null", "nat"):
             raise ValueError(f"is missing: drop the row, or write {IGNORED} to ignore it")
         if text.lower() in ("false", "true") and list(self._numbered) == [0, 1]:
             return int(text.lower() == "true")
         try:
-            number = float(text)
+            number = math.nan if "_" in text else float(text)  # Python reads 1_0 as 10
         except ValueError:
             if not self._names:
                 remedy = "0 or 1 is wanted beside one column of scores; name both, as in prob_CLASS"
                 raise ValueError(f"is {text!r}: {remedy}") from None
-            raise ValueError(f"is an {unknown_name('class', text, self._names[:20])}") from None
+            raise ValueError(f"is an {unknown_name('class', text, [*self._names][:20])}") from None
         if number == IGNORED:
             return IGNORED
         if number not in self._numbered:

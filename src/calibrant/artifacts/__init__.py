@@ -119,7 +119,7 @@ def read(path: str | os.PathLike[str]) -> Artifact:
                     raise absent if isinstance(error, OSError) else error from None
         if not file.is_file():
             raise absent
-        if file.suffix in (".npz", ".npy", ".parquet"):
+        if file.suffix in (".npz", ".npy", ".parquet", ".csv"):
             raise _no_artifact(path)
         content = file.read_bytes()
         # safetensors begin with a length of eight bytes, the last ones 0

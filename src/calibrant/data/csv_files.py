@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
-from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header, Reader, changed, fingerprint_of
 from calibrant.data.tables import RULES, TableReader, layout_of, table_of
@@ -20,7 +21,7 @@ from calibrant.data.tables import RULES, TableReader, layout_of, table_of
 DELIMITERS = (",", ";", "\t")
 LONGEST_LINE = 1 << 24
 """Characters: rows of half a million classes are shorter, and files without line breaks are not."""
-FIELDS = 1 << 16
+FIELDS = 1 << 17
 """Fields of text that are held in memory at one time."""
 
 
@@ -36,7 +37,7 @@ class CsvTable(Reader):
         names = [name.strip() for name in header]
         self._at = {name: i for i, name in enumerate(names) if name}  # pandas' index has no name
         if len(self._at) < sum(map(bool, names)):
-            twice = next(name for i, name in enumerate(names) if name and name in names[:i])
+            twice = next(name for name, count in Counter(names).items() if name and count > 1)
             raise self._error(1, f"two columns are called {twice!r}; rename one")
         self._width = len(names)
         self.layout = layout_of(list(self._at), path)
@@ -46,9 +47,9 @@ class CsvTable(Reader):
                 f"{path} has no column of logits or probabilities; its first line names {shown}: "
                 f"{RULES}"
             )
-        rows, numbers = sum(1 for _ in self._rows()), set(chain(*self.layout.scores.values()))
+        rows, self._numeric = sum(1 for _ in self._rows()), set(chain(*self.layout.scores.values()))
         self.headers = {
-            name: Header((rows,), np.dtype(np.float64 if name in numbers else str))
+            name: Header((rows,), np.dtype(np.float64 if name in self._numeric else str))
             for name in self._at
         }
 
@@ -104,41 +105,38 @@ class CsvTable(Reader):
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
         """Yield at most ``rows`` rows of several columns at a time."""
-        size, width = max(1, min(rows, FIELDS // self._width)), len(keys)
-        wanted = [self._at[key] for key in keys]
+        size = max(1, min(rows, FIELDS // self._width))
+        numeric = [key for key in keys if key in self._numeric]
+        texts = [key for key in keys if key not in self._numeric]
+        numbers_at, texts_at = ([self._at[key] for key in names] for names in (numeric, texts))
         rest = self._rows()
         while True:
-            # one list of fields: many small ones would keep the garbage collector busy
+            # flat lists: many small ones would keep the garbage collector busy
             lines: list[int] = []
             fields: list[str] = []
+            words: list[str] = []
             for line, row in islice(rest, size):
                 lines.append(line)
-                fields += [row[i] for i in wanted]
+                fields += [row[i] for i in numbers_at]
+                words += [row[i].strip() for i in texts_at]
             if not lines:
                 return
-            columns = {key: fields[i::width] for i, key in enumerate(keys)}
-            yield Batch(self._arrays(columns, lines), "line", lines)
+            columns = dict(zip(numeric, self._numbers(fields, numeric, lines).T, strict=True))
+            columns |= {key: np.array(words[i :: len(texts)]) for i, key in enumerate(texts)}
+            yield Batch(columns, "line", lines)
 
-    def _arrays(self, columns: Mapping[str, list[str]], lines: Sequence[int]) -> dict[str, Array]:
-        """Return numbers and text, or raise for the first field that is no number."""
-        arrays: dict[str, Array] = {}
-        wrong: list[tuple[int, str]] = []
-        for key, fields in columns.items():
-            if self.headers[key].dtype.kind != "f":
-                arrays[key] = np.array([field.strip() for field in fields])
-                continue
-            try:
-                arrays[key] = np.fromiter(map(float, fields), np.float64, len(fields))
-            except ValueError:
-                arrays[key] = np.full(len(fields), math.nan)
-            # Python reads 1_0 as 10
-            if np.isnan(arrays[key]).any() or "_" in "".join(fields):
-                problems = ((i, _no_number(field)) for i, field in enumerate(fields))
-                wrong += [(i, f"{key} {problem}") for i, problem in problems if problem][:1]
-        if wrong:
-            row, problem = min(wrong, key=itemgetter(0))
-            raise self._error(lines[row], problem)
-        return arrays
+    def _numbers(self, fields: list[str], keys: Sequence[str], lines: Sequence[int]) -> FloatArray:
+        """Return fields of rows (lines, keys), or raise for the first that is no number."""
+        try:
+            values = np.fromiter(map(float, fields), np.float64, len(fields))
+        except ValueError:
+            values = np.full(len(fields), math.nan)
+        # Python reads 1_0 as 10
+        if np.isnan(values).any() or "_" in "".join(fields):
+            for i, field in enumerate(fields):
+                if problem := _no_number(field):
+                    raise self._error(lines[i // len(keys)], f"{keys[i % len(keys)]} {problem}")
+        return values.reshape(len(lines), len(keys))
 
 
 def _no_number(field: str) -> str:

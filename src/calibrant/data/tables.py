@@ -83,7 +83,8 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
     for alike in (labels, splits):
         if len(alike) > 1:
             raise _ambiguous(where, *alike[:2])
-    others = [c for c in columns if c not in (*used, *labels, *splits)]
+    known = {*used, *labels, *splits}
+    others = [column for column in columns if column not in known]
     if scores and (confusing := [c for c in others if split_names([c])]):
         raise ValueError(
             f"{where} has a column {confusing[0]} beside {used[0]}: rename it, since it would be "

@@ -16,9 +16,9 @@ from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, war
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.columns import CLASS_NAMES
 from calibrant.data.dataset import Data, Split, as_dataset
 from calibrant.data.formats import Array
+from calibrant.data.keys import CLASS_NAMES
 from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.decide.rules import DecisionRule, Tally

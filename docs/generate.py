@@ -30,7 +30,9 @@ MORE = {
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
+        *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
     ),
+    "decide": ("rules.Tally",),
     "monitor": ("report.Alarm", "report.Drift"),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),

@@ -275,6 +275,14 @@ def test_flat_rows_of_many_classes_are_judged_by_what_the_map_does():
         assert fitted.predict_records(records).nll.mean() == pytest.approx(actual, abs=5e-3)
 
 
+def test_records_do_not_suffice_for_every_choice(rng):
+    logits, labels = drawn(rng, 400, 3)
+    fitted = Auto(candidates=("none", "vector"), keep_argmax=False)
+    fitted.fit(logits + np.array([0.0, 3.0, 0.0]), labels)
+    with pytest.raises(TypeError, match="vector need logits, not records"):
+        fitted.predict_records(tabulate(examples(logits, labels)))
+
+
 def test_the_seed_is_that_of_the_folds(rng):
     logits, labels = drawn(rng, 300, 4, 1.3)
     one, same, other = (

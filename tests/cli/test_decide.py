@@ -1,6 +1,7 @@
 """The verb decide."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 def test_a_threshold_is_explained_saved_and_applied(run):
     code, out, err = run("decide", "p.npz", "--max-error", "0.5", "--save", "rule")
     assert code == 0
-    expected = decide("p.npz", max_error=0.5)
+    expected: Any = decide("p.npz", max_error=0.5)
     fitted, checked = expected.fitted, expected.checked
     assert f"at least {expected.rule.guarantee.threshold:.4f}." in out
     assert "With 95 % certainty, at most 50 % of the accepted answers are wrong." in out

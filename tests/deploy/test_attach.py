@@ -440,6 +440,7 @@ def test_probabilities_of_arrays_and_tensors_in_batches(network, inputs):
         assert np.array_equal(model.predict(inputs.numpy()), expected.argmax(-1).numpy())
     assert network.training
     assert network[2].training
+    assert isinstance(found, torch.Tensor)
     assert not found.requires_grad
 
 
@@ -479,7 +480,7 @@ def test_probabilities_of_tags(rng):
     model = calibrated(nn.Identity(), calibrator)
     found = model.predict_proba(logits, batch_size=64)
     np.testing.assert_allclose(found, calibrator.predict_proba(logits), rtol=1e-6)
-    assert np.array_equal(model.predict(logits), (found > 0.5).astype(int))
+    assert np.array_equal(model.predict(logits), np.greater(found, 0.5).astype(int))
 
 
 def test_inputs_that_cannot_be_cut_are_refused(network, inputs):

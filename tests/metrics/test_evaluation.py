@@ -23,7 +23,8 @@ def test_an_evaluation_is_a_mapping_with_what_it_means():
     assert "ece" in found
     assert (found.n, found.classes, found.estimand, found.level) == (600, 5, "top_label", 0.9)
     assert found.binning == "15 equal-width bins (lo, hi], first bin closed"
-    assert found.describe().startswith("600 examples, 5 classes; estimand: top label; 15 equal")
+    measured = "600 examples, 5 classes; calibration of the predicted class; 15 equal"
+    assert found.describe().startswith(measured)
     assert found.bins.count.sum() == 600
     with pytest.raises(KeyError):
         found["nothing"]

@@ -163,7 +163,7 @@ def test_every_cell_of_a_multilabel_problem_is_an_example(rng):
     probs, happened = expit(logits)[kept], labels[kept]
     found = cal.evaluate(logits, labels, estimand="multilabel", level=None)
     assert (found.n, found.classes) == (kept.sum(), 4)
-    assert found.describe().startswith(f"{kept.sum()} labels of 4 tags; estimand: every tag")
+    assert found.describe().startswith(f"{kept.sum()} labels of 4 tags; calibration of every tag")
     assert found["ece"].value == pytest.approx(
         cal.ece(confidence=probs, outcome=happened), abs=1e-12
     )
@@ -191,7 +191,7 @@ def test_the_binary_estimand_changes_the_event_and_not_the_scores(rng):
     )
     for name in ("accuracy", "nll", "brier", "classwise_ece"):
         assert event[name].value == pytest.approx(top[name].value, abs=1e-12), name
-    assert "estimand: P(y = 1)" in event.describe()
+    assert "calibration of P(y = 1)" in event.describe()
 
 
 def test_a_binary_problem_has_two_estimands_and_the_caller_says_which():

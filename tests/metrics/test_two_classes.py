@@ -362,7 +362,7 @@ def test_answers_of_language_models_are_not_called_a_class():
 def test_table_names_the_probability():
     found = cal.evaluate(*clicks(), level=None)
     first, heading = str(found).splitlines()[:2]
-    assert first.startswith("2,000 examples, 2 classes; estimand: P(y = 1); 15 equal-width bins")
+    assert first.startswith("2,000 examples, 2 classes; calibration of P(y = 1); 15 equal-width")
     assert heading.split("  ")[0] == "calibration of P(y = 1)"
 
 

@@ -10,16 +10,11 @@ from scipy.special import softmax
 
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
-from calibrant.decide import DecisionRule, conformal, threshold
+from calibrant.decide import DecisionRule, Threshold, conformal, threshold
 from calibrant.workflows.decide import apply_rule, decide
 from tests.support.calibrators import Featured
 from tests.support.prediction_files import arrays_in
 from tests.support.predictions import as_npz, as_npz_folder, needs_pyarrow, predictions, splits
-
-try:
-    import pyarrow.parquet
-except ImportError:
-    pyarrow: Any = None
 
 NAMES = np.array(["ant", "bee", "cat, wild", "dog", "=eel"])
 
@@ -42,7 +37,7 @@ def wrong_of(rule, logits, labels):
     """Accepted, or classes in sets; and the mistakes among the labelled ones."""
     kept = labels >= 0
     probs = softmax(logits[kept].astype(float), -1)
-    if isinstance(rule, tuple):
+    if isinstance(rule, Threshold):
         taken = probs.max(1) >= rule.threshold
         return taken.sum(), (probs.argmax(1) != labels[kept])[taken].sum()
     members = rule.sets(logits[kept])
@@ -129,7 +124,8 @@ def test_decisions_of_a_table_with_names(tmp_path):
     for suffix in (".parquet", ".csv"):
         applied = apply_rule(rule, tmp_path / "in.csv", tmp_path / f"out{suffix}")
         assert applied.tallies[""].judged == (arrays["labels"] >= 0).sum()
-    table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["set"] == made["set"].tolist()
     with (tmp_path / "out.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -180,6 +176,7 @@ def test_features_and_probabilities_reach_the_calibrator(rng, halved):
 def test_a_saved_rule_decides_alike(arrays, halved, tmp_path):
     auto = calibrant.Auto(candidates=("none", "ts")).fit(arrays["val_logits"], arrays["val_labels"])
     for calibrator in (None, halved, auto):
+        asked: Any
         for asked in ({"max_error": 0.5}, {"coverage": 0.8}):
             rule = decide(arrays, calibrator=calibrator, **asked).rule
             calibrant.save(rule, tmp_path / "rule")

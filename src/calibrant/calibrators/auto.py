@@ -13,6 +13,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
 from calibrant._core.logpartition import Records
+from calibrant._core.messages import comma_separated
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
@@ -219,6 +220,10 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""
         chosen = self._fitted_choice()
+        parts = chosen.parts if isinstance(chosen, Average) else [chosen]
+        others = [part.name for part in parts if not isinstance(part, RecordsCalibrator)]
+        if others:
+            raise TypeError(f"{comma_separated(others)} need logits, not records: predict_proba")
         assert isinstance(chosen, RecordsCalibrator | Average)
         return chosen.predict_records(records)
 

@@ -55,6 +55,7 @@ def compare(
     Methods are fitted on the val split and measured on the test split. A file with only one set
     of examples is cut at random into two halves, each with its share of every class. The advice
     at the end comes from cross-validation on the examples of the fit, as in "calibrant fit".
+    "calibrant evaluate --help" explains the figures; "changed" counts other predicted classes.
 
     \b
     Examples:

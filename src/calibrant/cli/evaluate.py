@@ -60,6 +60,15 @@ def evaluate(
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
 
     \b
+    Figures, with 0 the best unless higher is better:
+      accuracy              share of right answers; higher is better
+      ECE                   how far confidence and accuracy are apart, on average over bins
+      smooth ECE, smCE, KS  the same without bins, by other definitions
+      NLL, Brier            penalties for low probabilities of the right class
+      AUROC                 how well confidence tells right answers from wrong; higher is better
+      AURC                  error among the surest answers, on average over how many are kept
+
+    \b
     Exit status: 0 done, 1 the ECE exceeds --max-ece, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
     from calibrant.data.dataset import TEST_SPLITS, open_dataset
@@ -103,6 +112,7 @@ def print_evaluation(evaluation: Evaluation, title: str) -> None:
     console.print(evaluation.describe(), style="dim", soft_wrap=True)
     about = (evaluation.heading or "metric", "value", evaluation.interval_heading)
     console.print(shared.text_table(about, evaluation.table(), bold=[1]))
+    console.print("What the figures mean: calibrant evaluate --help", style="dim")
     for remark in filter(None, (evaluation.verdict(), evaluation.hint())):
         console.print(remark, soft_wrap=True)
     if not evaluation.by:

@@ -131,7 +131,7 @@ class DecisionRule(nn.Module):
         check_one_input(logits, probs)
         data: dict[str, Any] = {"logits": logits} if probs is None else {"probs": probs}
         if self.calibrator is not None:
-            scores = checks.logits_from_probs(probs)[0] if logits is None else logits
+            scores: Any = logits if probs is None else checks.logits_from_probs(probs)[0]
             data = {"logits": as_calibrator(self.calibrator).transform(scores, features)}
         rows = probabilities(data.get("logits"), data.get("probs"))[0]
         if rows.shape[-1] != self.classes:

@@ -181,8 +181,9 @@ class CalibratedModel(nn.Module):
     ) -> tuple[Tensor, bool]:
         """Return probabilities on the CPU, and whether the first input is a tensor."""
         check_whole("batch_size", batch_size)
-        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            inputs, named = (), {**inputs[0], **named}
+        first = next(iter(inputs), None)
+        if len(inputs) == 1 and isinstance(first, Mapping):
+            inputs, named = (), {**first, **named}
         arrays = [value for value in (*inputs, *named.values()) if hasattr(value, "__array__")]
         if not arrays:
             got = ", ".join(type(value).__name__ for value in (*inputs, *named.values()))

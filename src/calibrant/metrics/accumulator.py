@@ -303,7 +303,7 @@ def _check_possible(metrics: Sequence[str], kind: Estimand) -> None:
     for name in metrics:
         if METRICS[name].two_classes_only and kind != "binary":
             raise ValueError(
-                f"{name} ranks P(y = 1) of two classes, and these are probabilities of the "
+                f"{name} ranks P(y = 1) of two classes, and these are probabilities of "
                 f"{reductions.ESTIMANDS[kind]}: name auroc, which ranks confidences, or use "
                 f"calibrant.metrics.{name} of the pairs of one class (one_vs_rest)"
             )

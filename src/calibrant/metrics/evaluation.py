@@ -58,11 +58,11 @@ class Evaluation(Mapping[str, Estimate]):
         return f"{self.bins.count.size} equal-width bins {RULE}"
 
     def describe(self) -> str:
-        """Number of examples, estimand and bins, in one line."""
+        """Number of examples, the probability that is measured, and bins, in one line."""
         counted = f"{self.n:,} examples, {self.classes} classes"
         if self.estimand == "multilabel":
             counted = f"{self.n:,} labels of {self.classes} tags"
-        return f"{counted}; estimand: {ESTIMANDS[self.estimand]}; {self.binning}"
+        return f"{counted}; calibration of {ESTIMANDS[self.estimand]}; {self.binning}"
 
     @property
     def probability(self) -> str:

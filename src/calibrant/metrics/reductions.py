@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMS = "(logits, labels), (probs=..., labels=...) or (confidence=..., outcome=...)"
 ESTIMANDS: dict[Estimand, str] = {
-    "top_label": "top label",
+    "top_label": "the predicted class",
     "binary": "P(y = 1)",
     "multilabel": "every tag",
 }

@@ -58,7 +58,7 @@ class ConfidenceEvaluation(Evaluation):
         if self.documents:
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
             event = "the likeliest token comes next"
-        return f"{counted}; estimand: {event}; {self.binning}"
+        return f"{counted}; confidence that {event}; {self.binning}"
 
 
 def evaluate_tokens(

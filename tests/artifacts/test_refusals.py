@@ -116,12 +116,19 @@ def test_changed_metadata_are_refused(file, name):
     refused(file, message)
 
 
-@pytest.mark.parametrize("classes", [0, -1])
-def test_a_part_without_classes_is_refused(tmp_path, classes):
+@pytest.mark.parametrize("classes", [0, -1, 2])
+def test_a_part_of_other_classes_is_refused(tmp_path, classes):
     file = tmp_path / "prior.safetensors"
     io.save(PriorCorrection(temperature()).set_priors([0.2, 0.3, 0.5], [0.5, 0.3, 0.2]), file)
     rewrite(file, tensors=changed(**{"calibrator.classes_": torch.tensor(classes)}))
-    refused(file, f"its number of classes is {classes}")
+    refused(file, f"its parts have {classes}, 3 classes")
+
+
+def test_a_number_is_not_true(tmp_path):
+    file = tmp_path / "procal.safetensors"
+    io.save(fitted_kind("procal"), file)
+    rewrite(file, metadata=config({**io.read(file).config, "neighbours": True}))
+    refused(file, "neighbours of procal must be a number, got True")
 
 
 @pytest.mark.parametrize("value", [[], {}, 0, "yes", None])

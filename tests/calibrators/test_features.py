@@ -96,7 +96,7 @@ def test_missing_and_misshapen_features_are_refused(method, rng):
     for value in (np.nan, np.inf):
         broken = features.copy()
         broken[17, 2] = value
-        with pytest.raises(ValueError, match="features must be finite, row 17 has NaN"):
+        with pytest.raises(ValueError, match="features must be finite, row 17 has NaN or numbers"):
             method().fit(logits, labels, features=broken, head=head)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import calibrant as cal
 from calibrant.metrics import margins, multilabel, per_class_ece, risk_coverage
 from calibrant.metrics.reductions import pairs_from
+from calibrant.metrics.smooth import MESH
 from tests.fuzz.examples import Examples, exact, in_dtype, random_examples, random_weight
 from tests.support import definitions as slow
 
@@ -128,10 +129,12 @@ def compare_smooth(found: float, *columns: Any) -> None:
     """The value is the width at which it is the value, up to the mesh."""
     confidence, outcome, weight = columns
     residual = np.average(np.abs(confidence - outcome), weights=weight)
-    assert 0 <= found <= residual + 1e-9, (found, residual)
+    assert 0 <= found <= 1.05 * residual + 1e-9, (found, residual)
     if found > 0.01:
         expected = slow.integrated_ece(confidence, outcome, found, weight)
-        assert abs(found - expected) < 1e-3, (found, expected)
+        # every residual moves by up to half a cell, which changes a Gaussian by so much
+        moved = residual * 0.8 * (0.5 / MESH) / found
+        assert abs(found - expected) < moved + 2e-4, (found, expected)
 
 
 def compare_curve(curve: Any, confidence: Any, outcome: Any, weight: Any) -> None:

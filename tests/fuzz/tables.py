@@ -72,7 +72,8 @@ def check_table(rng: np.random.Generator, folder: Path) -> None:
         table = open_table(folder)
         assert len(table) == TOKENS
         assert table.hidden().shape[0] == TOKENS
-        token_predictions(table).figures()
+        with np.errstate(all="ignore"):  # the numbers of a damaged column may be any
+            token_predictions(table).figures()
     except ValueError:
         return
 

@@ -320,6 +320,10 @@ def test_state_knows_its_calibrator(rng, tmp_path):
         lambda state: state["folded"].update(position=2),
         lambda state: state["folded"].update(position=-2),
         lambda state: state["folded"].update(n=-2),
+        lambda state: (
+            state["settings"].update(first=None),
+            state["folded"].update(position=2, n=9, logs=[[0.0] * 120] * 14),
+        ),
         lambda state: state["known"][0].__setitem__(0, "inf"),
         lambda state: state["counts"].update(ignored=-1),
         lambda state: state.update(classes=-1),

@@ -23,6 +23,7 @@ from calibrant._core.messages import printable
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
+LARGEST_FEATURE = 1e18  # float32 holds the squares of smaller ones
 SUMS_TO_ONE = "every row is nonnegative and sums to one"
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -355,10 +356,10 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 def check_finite_rows(features: Tensor, numbers: IntArray | None = None) -> None:
     """Raise unless rows ``(n, width)`` are finite; ``numbers`` are the caller's row numbers."""
-    bad = ~torch.isfinite(features).all(-1)
+    bad = ~(features.abs() < LARGEST_FEATURE).all(-1)
     if bad.any():
         at = int(bad.nonzero()[0])
         raise ValueError(
             f"features must be finite, row {at if numbers is None else numbers[at]} has NaN or "
-            "infinity: find the layer or the sample that overflowed"
+            f"numbers beyond {LARGEST_FEATURE:g}: find the layer or the sample that overflowed"
         )

@@ -120,10 +120,13 @@ def restored(artifact: Artifact) -> Any:
     _check_shapes(skeleton, tensors, wanted)
     obj = _built(artifact.kind, artifact.config)
     obj.load_state_dict({**tensors, **artifact.extra})
+    if getattr(obj, "classes", 1) < 1:
+        raise ValueError(f"its number of classes is {obj.classes}")
     inside = obj.modules() if isinstance(obj, nn.Module) else ()
-    for part in (obj, *(module for module in inside if isinstance(module, Calibrator))):
-        if getattr(part, "classes", 1) < 1:
-            raise ValueError(f"its number of classes is {part.classes}")
+    classes = {module.classes for module in inside if isinstance(module, Calibrator)}
+    sizes = {max(n, 2) for n in classes}  # one logit stands for two classes
+    if len(sizes) > 1 or min(classes, default=1) < 1:
+        raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
     return obj
 
 
@@ -151,8 +154,11 @@ def _built(kind: Any, config: Any) -> Any:
     parameters = inspect.signature(build).parameters
     check_names(config, parameters, f"arguments of {kind}")
     for name, value in config.items():
-        if isinstance(parameters[name].default, bool) and not isinstance(value, bool):
-            raise ValueError(f"{name} of {kind} must be true or false, got {value!r:.60}")
+        default = parameters[name].default
+        is_yes_or_no = isinstance(default, bool)  # which Python takes for a number
+        if isinstance(default, (int, float)) and isinstance(value, bool) != is_yes_or_no:
+            wanted = "true or false" if is_yes_or_no else "a number"
+            raise ValueError(f"{name} of {kind} must be {wanted}, got {value!r:.60}")
     try:
         return build(**{name: _argument(value) for name, value in config.items()})
     except (ArithmeticError, AttributeError, RuntimeError, TypeError) as error:

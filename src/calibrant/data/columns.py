@@ -140,7 +140,14 @@ def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
         if not dtype.itemsize:  # text, whose length the header does not tell
             chunks = (chunk for column in columns for chunk in column.chunks())
             return np.concatenate([np.empty(0, dtype), *chunks])
-        whole = np.empty(shape, dtype)
+        try:
+            whole = np.empty(shape, dtype)
+        except MemoryError as error:
+            key, path = columns[0].key, columns[0].path
+            raise ValueError(
+                f"{path}: {key} of shape {shape} needs more memory than there is; if the shape is "
+                "wrong, the file is damaged"
+            ) from error
     if not whole.shape:
         (whole[...],) = columns[0].chunks()
         return whole

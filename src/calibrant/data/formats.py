@@ -125,10 +125,11 @@ def reading(path: str, *damage: type[Exception]) -> Iterator[None]:
     try:
         yield
     except damage as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
-def _damaged(path: str, problem: object) -> ValueError:
+def damaged(path: str, problem: object) -> ValueError:
+    """Return the error for a file that cannot be read to its end."""
     return ValueError(f"{path} is damaged or incomplete ({problem}); copy or write it again")
 
 
@@ -142,7 +143,7 @@ _PARSING = threading.Lock()
 
 def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Header, bool]:
     """Return the header of an array of ``size`` bytes, and whether it is in Fortran order."""
-    with reading(path, ValueError, EOFError, TokenError):
+    with reading(path, ValueError, EOFError, SyntaxError, TokenError):
         version = npy.read_magic(stream)
         if version not in _NPY_HEADERS:
             raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
@@ -150,7 +151,7 @@ def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Head
             shape, fortran, dtype = _NPY_HEADERS[version](stream)
     needed = stream.tell() + math.prod(shape) * dtype.itemsize
     if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
-        raise _damaged(path, f"{key} has {size} bytes of {needed}")
+        raise damaged(path, f"{key} has {size} bytes of {needed}")
     return Header(shape, dtype), fortran
 
 
@@ -318,27 +319,35 @@ class ParquetReader(Reader):
                 page_checksum_verification=True,
             )
             self.headers = {
-                field.name: _parquet_header(self._file.metadata, field)
-                for field in self._file.schema_arrow
+                field.name: _parquet_header(self._file, field) for field in self._file.schema_arrow
             }
 
     def _reading(self) -> Any:
-        return reading(self.path, _pyarrow().ArrowInvalid, OSError)
+        return reading(self.path, _pyarrow().ArrowException, OSError)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield exactly ``rows`` rows at a time, across row groups."""
         with self._reading():
-            batches = self._file.iter_batches(rows, columns=[key])
+            batches = self._batches([key], rows)
             yield from rechunked((self._values(key, batch.column(0)) for batch in batches), rows)
 
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
         """Yield at most ``rows`` rows of several columns at a time."""
         start = 0
         with self._reading():
-            for batch in self._file.iter_batches(rows, columns=list(keys)):
+            for batch in self._batches(keys, rows):
                 columns = {key: self._values(key, batch.column(key)) for key in keys}
                 yield Batch(columns, "row", range(start, start + batch.num_rows))
                 start += batch.num_rows
+
+    def _batches(self, keys: Sequence[str], rows: int) -> Iterator[Any]:
+        """Yield batches, and raise if they have more or fewer rows than the footer says."""
+        count, declared = 0, self._file.metadata.num_rows
+        for batch in self._file.iter_batches(rows, columns=list(keys)):
+            count += batch.num_rows
+            yield batch
+        if count != declared:
+            raise damaged(self.path, f"{count} rows of {declared}")
 
     def arrow(self, key: str) -> Any:
         """Return a column in the types of Arrow."""
@@ -411,12 +420,12 @@ def _arrow_values(key: str, values: Array) -> Any:
         raise ValueError(f".parquet cannot hold {key}, which is {kind}; write .npz") from error
 
 
-def _parquet_header(metadata: Any, field: Any) -> Header:
+def _parquet_header(file: Any, field: Any) -> Header:
     """Return the header of a column; what is no number is read as text."""
     pa, values = _pyarrow(), field.type
-    shape: tuple[int, ...] = (metadata.num_rows,)
+    shape: tuple[int, ...] = (file.metadata.num_rows,)
     if isinstance(values, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
-        values, shape = values.value_type, (*shape, _list_size(metadata, field))
+        values, shape = values.value_type, (*shape, _list_size(file, field))
     types = pa.types
     if types.is_integer(values) or types.is_floating(values) or types.is_boolean(values):
         # to_pandas_dtype needs pandas in early versions
@@ -425,15 +434,15 @@ def _parquet_header(metadata: Any, field: Any) -> Header:
     return Header(shape, np.dtype(str), types.is_string(text) or types.is_large_string(text))
 
 
-def _list_size(metadata: Any, field: Any) -> int:
-    """Return the length of the lists of a column, from the number of values in the footer."""
-    if _pyarrow().types.is_fixed_size_list(field.type):
-        return int(field.type.list_size)
-    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    leaf = next(i for i, path in enumerate(paths) if path.startswith(f"{field.name}."))
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    values: int = sum(group.column(leaf).num_values for group in groups)
-    return values // max(1, int(metadata.num_rows))
+def _list_size(file: Any, field: Any) -> int:
+    """Return the length of the lists of a column: that of the first row, if there is one.
+
+    A damaged type may declare any length, and damaged metadata of a column end the process.
+    """
+    first = next(file.iter_batches(1, columns=[field.name]), None)
+    if first is None or not first.num_rows:
+        return int(getattr(field.type, "list_size", 0))
+    return int(_pyarrow().compute.list_value_length(first.column(0))[0].as_py() or 0)
 
 
 def rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Header, Reader, changed, fingerprint_of, reading
+from calibrant.data.formats import Array, Header, Reader, changed, damaged, fingerprint_of
 from calibrant.data.keys import CLASS_NAMES, split_names
 
 ZIP = b"PK\x03\x04"
@@ -50,15 +50,16 @@ class TorchReader(Reader):
                 f"{self.path} is no file of torch.save, or one of torch before 1.6: {SAVE}"
             )
         try:
-            with reading(self.path, RuntimeError, OSError, EOFError, KeyError, AttributeError):
-                content: object = torch.load(
-                    self.path, map_location="cpu", weights_only=True, mmap=True
-                )
+            content: object = torch.load(
+                self.path, map_location="cpu", weights_only=True, mmap=True
+            )
         except pickle.UnpicklingError as problem:
             raise ValueError(
                 f"{self.path} holds more than tensors, which is never loaded since it could run "
                 f"any code; save plain tensors: {SAVE}"
             ) from problem
+        except Exception as problem:  # of many kinds, from the depths of torch
+            raise damaged(self.path, problem) from problem
         # torch opens by name: make sure that it mapped the file that we hold
         if fingerprint_of(os.stat(self.path)) != self.fingerprint:
             raise changed(self.path)

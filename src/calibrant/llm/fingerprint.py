@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrant._core.checks import check_whole
 from calibrant.llm.huggingface import output_embeddings, softcap_of, weights_loaded
 
 ROWS = 256
@@ -43,6 +44,13 @@ class ModelFingerprint:
     digest: str
     softcap: float | None
     half: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("name", "digest", "half"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} must be text, got {getattr(self, name)!r:.60}")
+        for name in ("hidden_size", "vocabulary"):
+            check_whole(name, getattr(self, name), least=0)
 
     def check(self, other: ModelFingerprint, what: str) -> None:
         """Raise unless ``what``, with the fingerprint ``other``, belongs to this model."""

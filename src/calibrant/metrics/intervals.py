@@ -231,7 +231,7 @@ class ClassCells:
 
     def _shared(self, slope: FloatArray, gap: FloatArray, variance: FloatArray) -> float:
         """Variance of the error by noise of the cells, which moves together within a group."""
-        variance = np.maximum(variance, SMALLEST * variance.max() + 1e-300)
+        variance = np.maximum(variance, SMALLEST * variance.max() + 1e-100)
         summed = self._grouped(variance)
         slope, summed = self.unit * slope, np.where(summed > 0, summed, 1.0)
         common = self._grouped(slope * variance) / summed
@@ -250,9 +250,11 @@ class ClassCells:
 
 def class_cells_of(sums: ClassBins) -> ClassCells:
     """Make cells from the sums per class and bin, and candidates from their gaps."""
-    scale = math.sqrt(float(sums.squares.max()))  # else powers of huge weights overflow
-    tables = (sums.weight, sums.claimed, sums.observed, sums.squares / scale)
-    weight, claimed, observed, squares = (x.numpy() / scale for x in tables)
+    # only ratios of weights matter, and powers of huge or tiny ones leave the range of numbers
+    scale = float(sums.weight.sum(1).max()) or 1.0
+    tables = (sums.weight, sums.claimed, sums.observed)
+    weight, claimed, observed = (x.numpy() / scale for x in tables)
+    squares, products = (x.numpy() / scale / scale for x in (sums.squares, sums.products))
     total = weight.sum(1, keepdims=True)
     # a first bin from which everything was moved is off by rounding
     held = weight > SMALLEST * np.maximum(total, 1.0)
@@ -271,8 +273,7 @@ def class_cells_of(sums: ClassBins) -> ClassCells:
     shape = common + np.sqrt(left) * (gap - common)
     group = sums.group.numpy()[:, None] * sums.bins + np.arange(sums.bins)
     columns = np.broadcast_arrays(unit, weight / size, size, confidence, shape, group)
-    covariance = sums.products.numpy() / scale / scale
-    return ClassCells(*(column[held] for column in columns), covariance)
+    return ClassCells(*(column[held] for column in columns), products)
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:

@@ -27,7 +27,7 @@ def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -
     0.5
     """
     pairs = reductions.answers_from(logits, labels, **data)
-    return float(np.average(pairs.outcome, weights=pairs.weight))
+    return min(float(np.average(pairs.outcome, weights=pairs.weight)), 1.0)  # but for rounding
 
 
 def nll(

@@ -83,7 +83,8 @@ class Moments:
 
     def mean(self, name: str) -> float:
         """Weighted mean of a score."""
-        return float(self.first[SCORES.index(name)] / self.weight)
+        mean = float(self.first[SCORES.index(name)] / self.weight)
+        return min(mean, 1.0) if name == "correct" else mean  # rounding may exceed it
 
     def deviation(self, name: str) -> float:
         """Standard error of that mean; NaN for a single example."""

@@ -295,10 +295,9 @@ class Windows:
             check_whole(name, summed[name], least=0)
         if summed["position"]:
             logs = np.array(summed["logs"], np.float64).reshape(self.summed.log_bets.shape)
-            if not (state["windows"] and np.isfinite(logs).all()):
-                raise ValueError(
-                    "windows were summed up, but the last one or finite bets are missing"
-                )
+            begun = self.first is not None and state["windows"]
+            if not (begun and np.isfinite(logs).all()):
+                raise ValueError("windows were summed up, but not all of their bets are known")
             self.summed, self.summed_n = EProcess(bins, summed["position"], logs), summed["n"]
         for values in state["windows"]:
             window = Window.from_state(values, bins)

@@ -44,7 +44,7 @@ class Alarm(NamedTuple):
         check_whole("examples", alarm.examples)
         if not (isinstance(alarm.window, str) and 0 <= alarm.e_value < math.inf):
             raise ValueError(f"an alarm has a window and an e-value, got {state!r:.200}")
-        return alarm
+        return alarm._replace(e_value=float(alarm.e_value))
 
 
 class Drift(NamedTuple):

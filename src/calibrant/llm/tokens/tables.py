@@ -309,11 +309,9 @@ def read_header(folder: Path) -> Header:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content.pop("format", None)
         if version == FORMAT:
-            mark = ModelFingerprint(**content.pop(FINGERPRINT))
-            header = Header(mark, **content)
-            sizes = (mark.hidden_size, mark.vocabulary, header.documents, *header.shards)
-            for size in sizes:
-                check_whole("a size", size, least=0)
+            header = Header(ModelFingerprint(**content.pop(FINGERPRINT)), **content)
+            for count in (header.documents, *header.shards):
+                check_whole("a number of documents or tokens", count, least=0)
             return header
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder} is not a token table: it has no {HEADER}") from error

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array, identity
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -177,7 +177,7 @@ def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array]:
     at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are.
     """
     if inputs.shape[1] > 1 or len(inputs) <= POINTS:
-        return inputs, csr_array(eye_array(len(inputs)))
+        return inputs, csr_array(identity(len(inputs)))
     values = inputs[:, 0]
     steps = np.linspace(0, 1, POINTS // 2)
     low, high = values.min(), values.max()

@@ -97,7 +97,9 @@ class Records:
 
     def scale_free(self) -> Records:
         """Return these with weights that are 1 on average, so that only their ratios matter."""
-        return replace(self, weight=self.weight / self.weight.mean())
+        mean = float(self.weight.mean())
+        # parts of a calibrator get weights that were divided before: rounding must not move them
+        return self if abs(mean - 1) < 1e-12 else replace(self, weight=self.weight / mean)
 
     @property
     def one_on_top(self) -> BoolArray:

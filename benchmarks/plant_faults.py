@@ -1064,6 +1064,13 @@ FAULTS = (
         ("metrics/test_evaluation",),
     ),
     Fault(
+        "probabilities-as-logits-without-a-word",
+        "metrics",
+        "checks.warn_of_probs(examples.logits, remedy)",
+        "pass",
+        ("metrics/test_reductions",),
+    ),
+    Fault(
         "zeros-of-other-classes-are-told-of",
         "metrics",
         "return int((probs[np.arange(len(probs)), examples.labels[labelled]] <= 0).sum())",

@@ -626,6 +626,7 @@ KINDS: dict[str, Any] = {
     "tokens": lambda p: p.reshape(30, 40, -1),
     "every second column": lambda p: np.repeat(p, 2, axis=-1)[:, ::2],
     "one-hot": lambda p: np.eye(p.shape[-1])[p.argmax(-1)],
+    "one of two classes": lambda p: p[:, 0],
     "rounded to three digits": lambda p: np.round(p[:, :2] / p[:, :2].sum(-1, keepdims=True), 3),
 }
 
@@ -639,10 +640,14 @@ def test_probabilities_among_the_logits_are_recognised(rng, kind):
 @pytest.mark.parametrize(
     "change",
     [
-        *(np.log, lambda p: p + np.eye(5)[0] - np.eye(5)[1], lambda p: 1.01 * p, lambda p: p[:, 0]),
+        *(np.log, lambda p: p + np.eye(5)[0] - np.eye(5)[1], lambda p: 1.01 * p),
+        *(lambda p: p[:, 0] - 0.1, lambda p: 0 * p[:, 0], lambda p: p[:9, 0]),
         *(lambda p: p[:9], lambda p: p[:0], lambda p: np.where(p == p[40], math.nan, p)),
     ],
-    ids=["logarithms", "negative", "sum", "one logit", "few", "none", "NaN"],
+    ids=[
+        *("logarithms", "negative", "sum", "one logit", "equal logits", "few logits"),
+        *("few", "none", "NaN"),
+    ],
 )
 def test_other_logits_are_not_taken_for_probabilities(rng, change):
     assert not look_like_probs(change(rng.dirichlet(np.ones(5), 1200)))
@@ -653,7 +658,7 @@ def test_other_logits_are_not_taken_for_probabilities(rng, change):
 def test_a_thousand_rows_tell(rng, shape, row, told):
     probs = rng.dirichlet(np.ones(5), 1200)
     probs[row] -= 1
-    assert look_like_probs(probs.reshape(shape)) == told
+    assert bool(look_like_probs(probs.reshape(shape))) == told
 
 
 def test_the_look_at_logits_costs_little(rng, monkeypatch):

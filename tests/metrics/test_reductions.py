@@ -553,6 +553,26 @@ def test_pairs_are_not_positional():
     assert cal.ece(confidence=[0.9, 0.6], outcome=[1, 0]) == pytest.approx(0.35)
 
 
+@pytest.mark.parametrize("metric", [cal.ece, cal.nll, cal.classwise_ece, cal.top_label])
+def test_probabilities_in_the_place_of_logits_are_told_of_once(metric, rng):
+    """At the line of the caller, with the remedy; never guessed."""
+    probs, labels = rng.dirichlet(np.ones(3), 50), rng.integers(0, 3, 50)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        metric(probs, labels)
+        metric(probs[:, 1], labels % 2)  # (confidence, outcome), or P(y = 1)
+        metric(np.log(probs), labels)
+        metric(probs=probs, labels=labels)
+        cal.metrics.roc_auc(probs[:, 1], labels % 2)  # the order of logits is that of probs
+    assert [str(w.message).split(":")[1] for w in told] == [
+        " every row is nonnegative and sums to one; if they are, pass them as probs=, or as "
+        "confidence= with outcome=",
+        " every number is between 0 and 1; if they are, pass them as probs=, or as confidence= "
+        "with outcome=",
+    ]
+    assert all(w.filename == __file__ for w in told)
+
+
 def test_the_negative_log_likelihood_of_floored_probabilities_warns():
     with pytest.warns(UserWarning, match="1 labels have a probability of exactly 0, and these"):
         cal.nll(probs=[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], labels=[0, 0, -100])

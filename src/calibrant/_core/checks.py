@@ -24,7 +24,6 @@ IGNORED = -100  # label of an example that does not count, as in torch's cross_e
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
 LARGEST_FEATURE = 1e18  # float32 holds the squares of smaller ones
-SUMS_TO_ONE = "every row is nonnegative and sums to one"
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -171,22 +170,30 @@ def float_info(values: Logits) -> np.finfo[Any] | torch.finfo:
     return torch.finfo(values.dtype) if isinstance(values, Tensor) else np.finfo(values.dtype)
 
 
-def look_like_probs(logits: Logits) -> bool:
-    """Return True if the first 1,000 rows ``(..., classes)`` are nonnegative and sum to one."""
+def look_like_probs(logits: Logits) -> str:
+    """Return why the first 1,000 rows ``(..., classes)``, or log-odds ``(n,)``, may be probs.
+
+    The text is empty where they cannot be.
+    """
+    if logits.ndim == 1 and len(logits) >= FEW:
+        odds = as_float64(logits[:LOOKED_AT])
+        inside = (odds >= 0).all() and (odds <= 1).all() and odds.min() < odds.max()
+        return "every number is between 0 and 1" if inside else ""
     if logits.ndim < 2 or math.prod(logits.shape[:-1]) < FEW:
-        return False
+        return ""
     each = math.prod(logits.shape[1:-1])  # tokens or pixels of one example
     first = logits[: -(-LOOKED_AT // each)].reshape(-1, logits.shape[-1])[:LOOKED_AT]
     rows = as_float64(first)
     # entries of bfloat16 are off by more than a thousandth
     tolerance = max(1e-3, float(float_info(first).eps))
-    return bool((rows >= 0).all() and (np.abs(rows.sum(-1) - 1) <= tolerance).all())
+    summing = (rows >= 0).all() and (np.abs(rows.sum(-1) - 1) <= tolerance).all()
+    return "every row is nonnegative and sums to one" if summing else ""
 
 
 def warn_of_probs(logits: Logits, remedy: str) -> None:
     """Warn of logits that look like probabilities; public functions call this on their input."""
-    if look_like_probs(logits):
-        warn(f"logits look like probabilities: {SUMS_TO_ONE}; {remedy}", stacklevel=4)
+    if reason := look_like_probs(logits):
+        warn(f"logits look like probabilities: {reason}; {remedy}", stacklevel=4)
 
 
 def bad_row(row: Tensor, label: int, at: int) -> ValueError:

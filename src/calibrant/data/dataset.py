@@ -479,6 +479,6 @@ def warn_of_zeros(count: int) -> None:
 
 def warn_if_probs(logits: Logits, name: str, remedy: str) -> None:
     """Warn if the first rows of logits look like probabilities."""
-    if checks.look_like_probs(logits):
-        problem = f"{name} look like probabilities: {checks.SUMS_TO_ONE}"
+    if reason := checks.look_like_probs(logits):
+        problem = f"{name} look like probabilities: {reason}"
         warn(f"{problem}; if they are, {remedy}", stacklevel=5)

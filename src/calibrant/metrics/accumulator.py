@@ -181,6 +181,7 @@ class Accumulator:
                 self.by.setdefault(name, self.like()).merge(part)
         return self
 
+    @checks.warnings_at_caller()
     @np.errstate(under="ignore")
     def compute(self) -> Evaluation:
         """Metrics of everything seen so far."""

@@ -9,11 +9,11 @@ import math
 from typing import TYPE_CHECKING
 
 from calibrant._core.binning import Bins, uniform_edges
-from calibrant._core.checks import FloatArray, check_some
+from calibrant._core.checks import FloatArray, check_some, warnings_at_caller
 from calibrant.metrics import gaps, reductions
 from calibrant.metrics.classwise import Average, ClassBins
 from calibrant.metrics.intervals import Estimate, class_interval
-from calibrant.metrics.reductions import EventData, Input, labelled_examples, pairs_from
+from calibrant.metrics.reductions import EventData, Input, examples_of_caller, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def ada_ece(
     return float(gaps.total(pairs.filled(pairs.equal_mass_edges(bins)).gap))
 
 
+@warnings_at_caller()
 def classwise_ece(
     logits: Input = None,
     labels: Input = None,
@@ -148,6 +149,7 @@ def classwise_ece(
     return _class_bins(logits, labels, probs, sample_weight, bins, threshold).average(average)
 
 
+@warnings_at_caller()
 def per_class_ece(
     logits: Input = None,
     labels: Input = None,
@@ -223,7 +225,7 @@ def under_ece(
 def _class_bins(
     logits: Input, labels: Input, probs: Input, sample_weight: Input, bins: int, threshold: float
 ) -> ClassBins:
-    examples, _ = labelled_examples(logits, labels, probs, sample_weight)
+    examples, _ = examples_of_caller(logits, labels, probs, sample_weight)
     sums = ClassBins.empty(examples.columns, bins, threshold=threshold)
     check_some(reductions.reduce_examples(examples, sums).nll.size)
     return sums

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import FloatArray, IntArray, Values, as_values
+from calibrant._core.checks import FloatArray, IntArray, Values, as_values, silenced
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics.intervals import Estimate, logit_interval
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords, pairs_from
@@ -53,7 +53,8 @@ def roc_auc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) ->
     >>> roc_auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
     0.75
     """
-    return auroc(logits, labels, estimand="binary", **data)
+    with silenced():  # probabilities in place of logits have the same order
+        return auroc(logits, labels, estimand="binary", **data)
 
 
 @keywords(Data)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from inspect import Parameter
 from itertools import chain
@@ -62,7 +61,7 @@ def keywords(kind: type) -> Callable[[F], F]:
     """Show the keywords of ``**data``, which are those of a TypedDict, in the signature.
 
     So ``help`` and completion have them, as type checkers do. Numbers that underflow to 0 are 0,
-    also where the caller made NumPy raise errors for them.
+    also where the caller made NumPy raise errors for them; warnings name the caller's line.
     """
     shown = [
         Parameter(
@@ -77,7 +76,7 @@ def keywords(kind: type) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         named = [p for p in signature.parameters.values() if p.kind != Parameter.VAR_KEYWORD]
-        quiet: F = np.errstate(under="ignore")(function)
+        quiet: F = checks.warnings_at_caller()(np.errstate(under="ignore")(function))
         quiet.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
         return quiet
 
@@ -126,7 +125,7 @@ def pairs_from(
     WeightedPairs(confidence=array([0.9, 0.6]), outcome=array([1., 0.]), weight=None)
     """
     if confidence is None and outcome is None:
-        examples, _ = labelled_examples(logits, labels, probs, sample_weight, estimand)
+        examples, _ = examples_of_caller(logits, labels, probs, sample_weight, estimand)
         claimed, happened = _pairs(examples, examples.event)
         return WeightedPairs(claimed, happened.astype(np.float64), examples.labelled_weight())
     if confidence is None or outcome is None:
@@ -169,6 +168,21 @@ def labelled_examples(
     return stated, _impossible(stated)
 
 
+def examples_of_caller(
+    logits: Input,
+    labels: Input,
+    probs: Input = None,
+    sample_weight: Input = None,
+    estimand: EstimandChoice = "top_label",
+) -> tuple[Examples, int]:
+    """Return :func:`labelled_examples`, with a warning of logits that look like probabilities."""
+    examples, floored = labelled_examples(logits, labels, probs, sample_weight, estimand)
+    if probs is None and estimand != "multilabel":  # tags may add up to anything
+        remedy = "if they are, pass them as probs=, or as confidence= with outcome="
+        checks.warn_of_probs(examples.logits, remedy)
+    return examples, floored
+
+
 def _impossible(examples: Examples) -> int:
     """Count the labels whose stated probability is 0; zeros of other classes change no score."""
     labelled = np.flatnonzero(examples.labels != checks.IGNORED)
@@ -194,15 +208,15 @@ def _is_floating(values: Values) -> bool:
 
 
 def warn_of_floor(floored: int) -> None:
-    """Warn the caller's caller of labels with a probability of zero."""
+    """Warn of labels with a probability of zero."""
     if floored:
-        warnings.warn(
+        checks.warn(
             f"{floored} labels have a probability of exactly 0, and these were floored: NLL "
-            "depends on the floor; pass logits to avoid it",
-            stacklevel=3,
+            "depends on the floor; pass logits to avoid it"
         )
 
 
+@checks.warnings_at_caller()
 def top_label(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
     """Confidence in the predicted class, and whether that class is the label.
 
@@ -212,9 +226,10 @@ def top_label(logits: Input = None, labels: Input = None, *, probs: Input = None
     >>> top_label([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [0, 1])
     Pairs(confidence=array([0.33333333, 0.99975324]), outcome=array([ True, False]))
     """
-    return _pairs(labelled_examples(logits, labels, probs)[0])
+    return _pairs(examples_of_caller(logits, labels, probs)[0])
 
 
+@checks.warnings_at_caller()
 def positive_class(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
     """Probability of class 1 of two, and whether the label is 1.
 
@@ -223,7 +238,7 @@ def positive_class(logits: Input = None, labels: Input = None, *, probs: Input =
     >>> positive_class([0.0, 2.0], [1, 0])
     Pairs(confidence=array([0.5       , 0.88079708]), outcome=array([ True, False]))
     """
-    return _pairs(labelled_examples(logits, labels, probs, estimand="binary")[0], 1)
+    return _pairs(examples_of_caller(logits, labels, probs, estimand="binary")[0], 1)
 
 
 def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = None) -> Pairs:
@@ -237,6 +252,7 @@ def multilabel(logits: Input = None, labels: Input = None, *, probs: Input = Non
     return _pairs(labelled_examples(logits, labels, probs, estimand="multilabel")[0], 1)
 
 
+@checks.warnings_at_caller()
 def one_vs_rest(
     logits: Input = None, labels: Input = None, *, k: int, probs: Input = None
 ) -> Pairs:
@@ -245,7 +261,7 @@ def one_vs_rest(
     >>> one_vs_rest([[0.0, 0.0], [0.0, 2.0]], [0, 1], k=1).outcome
     array([False,  True])
     """
-    examples, _ = labelled_examples(logits, labels, probs)
+    examples, _ = examples_of_caller(logits, labels, probs)
     if not 0 <= k < examples.classes:
         raise ValueError(f"k must be a class in [0, {examples.classes}), got {k}")
     return _pairs(examples, k)

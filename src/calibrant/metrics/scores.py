@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrant._core.checks import check_some
+from calibrant._core.checks import check_some, warnings_at_caller
 from calibrant.metrics import reductions
 from calibrant.metrics.intervals import Estimate, mean_interval, share_interval
 from calibrant.metrics.reductions import Data, Input
@@ -30,6 +30,7 @@ def accuracy(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -
     return min(float(np.average(pairs.outcome, weights=pairs.weight)), 1.0)  # but for rounding
 
 
+@warnings_at_caller()
 def nll(
     logits: Input = None, labels: Input = None, *, probs: Input = None, sample_weight: Input = None
 ) -> float:
@@ -43,6 +44,7 @@ def nll(
     return moments.mean("nll")
 
 
+@warnings_at_caller()
 def brier(
     logits: Input = None, labels: Input = None, *, probs: Input = None, sample_weight: Input = None
 ) -> float:
@@ -57,7 +59,7 @@ def brier(
 
 
 def _moments(logits: Input, labels: Input, probs: Input, weight: Input) -> tuple[Moments, int]:
-    examples, floored = reductions.labelled_examples(logits, labels, probs, weight)
+    examples, floored = reductions.examples_of_caller(logits, labels, probs, weight)
     reduced = reductions.reduce_examples(examples)
     check_some(reduced.nll.size)
     return Moments.of(reduced, examples.labelled_weight()), floored

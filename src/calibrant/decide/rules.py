@@ -87,7 +87,7 @@ class DecisionRule(nn.Module):
             raise ValueError("this threshold does not know what it promises: find it again")
         if class_names is not None and len(class_names) != classes:
             raise ValueError(f"{classes} class_names are wanted, got {len(class_names)}")
-        if calibrator is not None:
+        if calibrator is not None and not isinstance(calibrator, MaCCal):
             as_calibrator(calibrator).refuse_tags("DecisionRule")
         self.guarantee, self.classes, self.calibrator = guarantee, int(classes), calibrator
         self.class_names = None if class_names is None else [str(name) for name in class_names]

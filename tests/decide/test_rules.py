@@ -107,6 +107,7 @@ def test_rules_say_what_they_promise(examples):
     with pytest.warns(UserWarning, match="no threshold keeps"):
         none = DecisionRule(threshold(*examples, max_error=0.001), 3)
     assert none.instruction().startswith("No answer is accepted")
+    assert none.promise() == ""
     with pytest.warns(UserWarning, match="cannot show a coverage"):
         everything = DecisionRule(conformal(*examples, coverage=0.999), 3)
     assert everything.instruction().startswith("Every set holds all classes")

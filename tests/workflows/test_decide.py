@@ -188,6 +188,19 @@ def test_a_saved_rule_decides_alike(arrays, halved, tmp_path):
                 np.testing.assert_array_equal(again.decide(arrays["test_logits"])[name], values)
 
 
+def test_a_rule_keeps_a_retrained_classifier(rng, tmp_path):
+    features = rng.normal(size=(300, 4)).astype(np.float32)
+    labels = (features[:, :3] + rng.gumbel(size=(300, 3))).argmax(1)
+    arrays = {"logits": features[:, :3], "labels": labels, "features": features}
+    retrained = calibrant.MaCCal(epochs=1).fit(features, labels)
+    rule = decide(arrays, coverage=0.8, calibrator=retrained).rule
+    calibrant.save(rule, tmp_path / "rule")
+    again = calibrant.load(tmp_path / "rule")
+    for name, values in rule.decide(arrays["logits"], features=features).items():
+        found = again.decide(arrays["logits"], features=features)[name]
+        np.testing.assert_array_equal(found, values)
+
+
 def test_what_cannot_be_decided_is_refused(arrays, halved, tmp_path):
     path = as_npz_folder(tmp_path, predictions())
     rule = decide(arrays, max_error=0.5).rule

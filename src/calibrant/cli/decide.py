@@ -125,8 +125,9 @@ def _print_result(result: FittedRule | AppliedRule, title: str) -> None:
     console.print(title, style="bold", soft_wrap=True)
     console.print(rule.describe(), style="dim", soft_wrap=True)
     console.print(rule.instruction(), soft_wrap=True)
-    console.print(rule.promise(), style="bold", soft_wrap=True)
-    console.print(CONDITION + (UNSEEN if rule.calibrator else ""), soft_wrap=True)
+    if promise := rule.promise():
+        console.print(promise, style="bold", soft_wrap=True)
+        console.print(CONDITION + (UNSEEN if rule.calibrator else ""), soft_wrap=True)
     console.print()
     rows = [(name or "plain arrays", *rule.cells(t)) for name, t in result.tallies.items()]
     console.print(shared.text_table(("", *rule.headings), rows))

@@ -87,7 +87,7 @@ class DecisionRule(nn.Module):
             raise ValueError("this threshold does not know what it promises: find it again")
         if class_names is not None and len(class_names) != classes:
             raise ValueError(f"{classes} class_names are wanted, got {len(class_names)}")
-        if calibrator is not None:
+        if calibrator is not None and not isinstance(calibrator, MaCCal):
             as_calibrator(calibrator).refuse_tags("DecisionRule")
         self.guarantee, self.classes, self.calibrator = guarantee, int(classes), calibrator
         self.class_names = None if class_names is None else [str(name) for name in class_names]
@@ -164,14 +164,14 @@ class DecisionRule(nn.Module):
         return Tally(predicted.size, int(size), int(judged.sum()), int((judged & ~right).sum()))
 
     def promise(self) -> str:
-        """Return what is guaranteed, in words."""
+        """Return what is guaranteed, in words; empty if no answer is accepted."""
         if isinstance(self.guarantee, ConformalSets):
             share = f"{100 * self.guarantee.coverage:g} %"
             return f"The set of a new example holds its true class in at least {share} of cases."
-        certain, most = (100 * value for value in (self.guarantee.level, self.guarantee.max_error))
-        return (
-            f"With {certain:g} % certainty, at most {most:g} % of the accepted answers are wrong."
-        )
+        if self.guarantee.threshold == math.inf:
+            return ""
+        certain, most = (f"{100 * v:g} %" for v in (self.guarantee.level, self.guarantee.max_error))
+        return f"With {certain} certainty, at most {most} of the accepted answers are wrong."
 
     def instruction(self) -> str:
         """Return what to do with a prediction, in words."""
@@ -180,7 +180,8 @@ class DecisionRule(nn.Module):
                 return "Every set holds all classes: there were too few examples for others."
             return f"Sets of classes by the score {self.guarantee.score}."
         if self.guarantee.threshold == math.inf:
-            return "No answer is accepted: the examples support no threshold."
+            most = f"{100 * self.guarantee.max_error:g} %"
+            return f"No answer is accepted: too few examples to show an error of at most {most}."
         return f"Accept an answer if its confidence is at least {self.guarantee.threshold:.4f}."
 
     def describe(self) -> str:

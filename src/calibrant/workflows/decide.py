@@ -84,7 +84,7 @@ class FittedRule:
 def _rule_dict(rule: DecisionRule) -> dict[str, Any]:
     return {
         "rule": {"kind": rule.kind, **rule.guarantee.state()},
-        "promise": rule.promise(),
+        "promise": rule.promise() or None,
         "classes": rule.classes,
         "calibrated": rule.calibrator is not None,
     }

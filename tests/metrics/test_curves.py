@@ -163,7 +163,7 @@ def test_the_band_contains_the_truth_where_confidences_crowd_near_one():
 
     The mean of a window of one width for all would be that of the crowd.
     """
-    at, covered, repetitions = np.array([0.5, 0.65, 0.8, 0.9, 0.99]), 0, 40
+    at, covered, repetitions = np.array([0.5, 0.65, 0.8, 0.9, 0.99]), np.zeros(5), 40
 
     def true(p):
         return 0.35 + 0.6 * p**4
@@ -174,7 +174,7 @@ def test_the_band_contains_the_truth_where_confidences_crowd_near_one():
         outcome = rng.random(1500) < true(confidence)
         curve = cal.metrics.smooth_reliability(confidence=confidence, outcome=outcome, points=128)
         low, high = (np.interp(at, curve.confidence, end) for end in (curve.low, curve.high))
-        covered = covered + ((low <= true(at)) & (true(at) <= high))
+        covered += (low <= true(at)) & (true(at) <= high)
         assert (high - low)[2] < 0.25
     assert (covered >= binom.ppf(0.001, repetitions, 0.85)).all(), covered
 

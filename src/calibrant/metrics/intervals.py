@@ -219,7 +219,7 @@ class ClassCells:
         # P(hits <= claimed), and the same with one trial less, give the mean absolute deviation
         whole = np.floor(claimed + SMALLEST)  # also where rounding left a sum just below
         rest = np.maximum(self.size - whole, SMALLEST)
-        slope = 2 * betainc(rest, whole + 1, 1 - right) - 1
+        slope = np.asarray(2 * betainc(rest, whole + 1, 1 - right) - 1, dtype=np.float64)
         fewer = betainc(rest, np.maximum(whole, SMALLEST), 1 - right)
         absolute = claimed * slope - expected * (2 * fewer - 1)
         # a part of each deviation follows the noise of its cell with that slope, a part does not
@@ -245,7 +245,7 @@ class ClassCells:
         return float(apart + together)
 
     def _grouped(self, values: FloatArray) -> FloatArray:
-        return np.bincount(self.group, values, len(self.covariance))
+        return np.bincount(self.group, values, len(self.covariance)).astype(np.float64, copy=False)
 
 
 def class_cells_of(sums: ClassBins) -> ClassCells:
@@ -272,8 +272,17 @@ def class_cells_of(sums: ClassBins) -> ClassCells:
     left = np.divide(spread - noise, spread, out=np.zeros_like(spread), where=spread > noise)
     shape = common + np.sqrt(left) * (gap - common)
     group = sums.group.numpy()[:, None] * sums.bins + np.arange(sums.bins)
-    columns = np.broadcast_arrays(unit, weight / size, size, confidence, shape, group)
-    return ClassCells(*(column[held] for column in columns), products)
+    unit = np.broadcast_to(unit, held.shape)
+    group = np.broadcast_to(group, held.shape)
+    return ClassCells(
+        unit=unit[held],
+        mass=(weight / size)[held],
+        size=size[held],
+        claimed=confidence[held],
+        shape=shape[held],
+        group=group[held],
+        covariance=products,
+    )
 
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:

@@ -117,7 +117,7 @@ def test_options_reach_the_comparison(run, monkeypatch):
         "keep_argmax": None,
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
-    assert (asked["time_limit"], asked["level"]) == (None, None)
+    assert (asked["time_limit"], asked["level"]) == (None, 0)
     assert asked["methods"] == ["TS", "None"]  # the workflow understands any case
     run("compare", "p.npz", "--choices")
     assert asked["keep_argmax"] is False
@@ -192,7 +192,7 @@ def test_demo_measures_and_calibrates_the_sample(run):
     assert float(rows[0][1]) == 4.24
     assert max(float(ece) for _, ece in rows[1:]) < 1.5
     assert "Use " in out
-    described = ("estimand", "fitted on", str(sample_path()))  # lines that are not wrapped
+    described = ("calibration of", "fitted on", str(sample_path()))  # lines that are not wrapped
     lines = [line for line in out.splitlines() if not any(text in line for text in described)]
     assert max(map(len, lines)) <= 80
 

@@ -188,6 +188,7 @@ def test_a_saved_rule_decides_alike(arrays, halved, tmp_path):
                 np.testing.assert_array_equal(again.decide(arrays["test_logits"])[name], values)
 
 
+@pytest.mark.filterwarnings("ignore:the classifier has hardly learned")
 def test_a_rule_keeps_a_retrained_classifier(rng, tmp_path):
     features = rng.normal(size=(300, 4)).astype(np.float32)
     labels = (features[:, :3] + rng.gumbel(size=(300, 3))).argmax(1)

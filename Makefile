@@ -1,4 +1,4 @@
-# make demo | test | cover | check | tables | docs | release-check | bench | clean
+# make demo | test | fuzz | cover | check | tables | docs | release-check | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # The same for BLAS, whose threads wake up for every small product.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test cover check lint types tables docs release-check bench clean
+.PHONY: demo test fuzz cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -19,6 +19,11 @@ demo: .venv/.installed
 # Whole files go to one of two processes, so that what a file shares is made once.
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Random and hostile inputs in all processes: make fuzz MINUTES=60
+MINUTES ?= 60
+fuzz: .venv/.installed-dev
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 # Branch coverage, at a quarter more time.
 cover: .venv/.installed-dev

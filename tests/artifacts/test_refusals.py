@@ -2,9 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -282,68 +279,6 @@ def test_a_head_of_another_size_is_refused(tmp_path):
         rewrite(file, metadata=config({**about, **change}))
         refused(file, message)
         file.write_bytes(content)
-
-
-SIZES = {
-    *(("odds", "knots"), ("gc", "group_count"), ("gc", "partitions"), ("procal", "bins")),
-    *(("smart", "hidden"), ("pts", "hidden")),
-}
-"""Options that tensors have the size of; other numbers take no memory."""
-LIMITED = """
-    import json, resource, sys, time
-    from calibrant import artifacts as io
-
-    io.load(sys.argv[1])
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20),) * 2)
-    problems = []
-    for path in sys.argv[1:]:
-        begin = time.perf_counter()
-        try:
-            io.load(path)
-            problems.append(None)
-        except ValueError as error:
-            problems.append(str(error))
-        assert time.perf_counter() - begin < 10, path
-    print(json.dumps(problems))
-"""
-
-
-def enlarged(kind, path):
-    """Yield artifacts with one whole number of their config after the other made very large."""
-    io.save(fitted_kind(kind), path.with_name(f"{kind}.safetensors"))
-    content = path.with_name(f"{kind}.safetensors").read_bytes()
-    about = io.read(path.with_name(f"{kind}.safetensors")).config
-    for name, value in about.items():
-        for size in (10**9, 10**30):
-            if type(value) is int or (isinstance(value, list) and name == "hidden"):
-                file = path.with_name(f"{kind}-{name}-{size}.safetensors")
-                file.write_bytes(content)
-                large = [size] * len(value) if isinstance(value, list) else size
-                rewrite(file, metadata=config({**about, name: large}))
-                yield file, (kind, name) in SIZES
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
-def test_sizes_in_a_config_are_refused_before_memory_is_taken(tmp_path):
-    files = dict(pair for kind in CALIBRATORS for pair in enlarged(kind, tmp_path / "any"))
-    head = tmp_path / "head.safetensors"
-    io.save(FittedHead(make_head("decoder", width=16, attention_heads=2), MARK, "bce"), head)
-    about = io.read(head).config
-    options = {**about["options"], "width": 10**9, "inner": 10**9}
-    rewrite(head, metadata=config({**about, "options": options}))
-    files[head] = True
-    command = [sys.executable, "-c", textwrap.dedent(LIMITED), tmp_path / "ts.safetensors", *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    whole, *problems = json.loads(done.stdout)
-    assert whole is None
-    assert sum(files.values()) == 2 * len(SIZES) + 1
-    for file, problem in zip(files, problems, strict=True):
-        if files[file]:
-            assert "must have the shape" in problem or "does not take the arg" in problem, problem
-        else:
-            assert problem is None or "must be" in problem, problem
 
 
 # ------------------------------------------------------------------------- kinds without tensors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import weakref
 import zipfile
@@ -149,7 +150,10 @@ def _npy_header(stream: IO[bytes], path: str, key: str, size: int) -> tuple[Head
             raise ValueError(f".npy versions 1.0 and 2.0 are known, got {version}")
         with _PARSING:
             shape, fortran, dtype = _NPY_HEADERS[version](stream)
-    needed = stream.tell() + math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or math.prod(filter(None, shape)) > sys.maxsize:
+        raise damaged(path, f"{key} has the shape {shape}")
+    # no element is without a byte: an array of very many of them would fit any file
+    needed = stream.tell() + math.prod(shape) * max(1, dtype.itemsize)
     if size < needed and not dtype.hasobject:  # the length of a pickle is not in its header
         raise damaged(path, f"{key} has {size} bytes of {needed}")
     return Header(shape, dtype), fortran

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+# torch 2.4 has none for mps, and refuses to be asked
+AUTOCAST_DEVICES = [
+    kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)
+]
 
 
 def autocast_devices() -> list[str]:

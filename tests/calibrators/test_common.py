@@ -405,7 +405,7 @@ def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, six):
     assert np.isfinite(predicted(mixed, logits)).all()
 
 
-MASKS = [
+MASKS: list[tuple[Any, float]] = [
     (np.float64, -1e9),
     (np.float64, -1e30),
     (np.float64, np.finfo(np.float64).min),

@@ -1,6 +1,7 @@
 """Chunks of rows against the same rows of a flattened copy."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_a_class_far_below_the_largest_of_its_row_is_masked(dtype, gap):
     top = 8.0 if dtype == "float64" else 0.0
     row = torch.tensor([top, top - 0.9 * gap, top - 1.1 * gap, -np.inf], dtype=torch.float64)
     logits = torch.stack([row, torch.zeros(4)]).to(getattr(torch, dtype))
-    forms = [logits] if dtype == "bfloat16" else [logits, logits.numpy()]
+    forms: list[Any] = [logits] if dtype == "bfloat16" else [logits, logits.numpy()]
     for form in forms:
         chunk = next(chunks.labelled_chunks(chunks.examples(form, [0, 1]), 0, 2))
         assert torch.isneginf(chunk.logits).tolist() == [[False, False, True, True], [False] * 4]

@@ -143,7 +143,7 @@ class ClassNumbers:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = {name: i for i, name in enumerate(names)}
-        self._known: dict[object, int] = {**self._names}
+        self._known: dict[object, int] = dict(self._names.items())
         if all(name.isdecimal() for name in names):
             numbered = {int(name): i for i, name in enumerate(names)} or {0: 0, 1: 1}
         else:

@@ -427,13 +427,12 @@ class _Judge:
     def weights(self, names: Sequence[str]) -> dict[str, float]:
         """Weights of the methods that are worth having, in the order of their names."""
         count = 1 / float(self.share @ self.share)  # as many equal examples as these are worth
-        scores = []
-        for name in names:
+        scores = np.empty(len(names))
+        for i, name in enumerate(names):
             size = min(_made(name).effective_size(self.data.records.classes), LARGEST)
-            scores.append(
-                count * self.share @ self.held_out(name).nll / DOUBT + size * PER_PARAMETER
-            )
-        share = np.exp(np.min(scores) - scores)
+            loss = float(self.share @ self.held_out(name).nll)
+            scores[i] = count * loss / DOUBT + size * PER_PARAMETER
+        share = np.exp(scores.min() - scores)
         share /= share.sum()
         share[share < LEAST] = 0
         share /= share.sum()

@@ -394,7 +394,8 @@ class Calibrator(nn.Module):
             result = fn(value)
             return result if result.dtype == value.dtype else value.to(result.device)
 
-        return super()._apply(moved, recurse)
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _set_classes(self, classes: int) -> None:
         self._store(classes_=torch.tensor(classes))

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,7 +340,7 @@ def test_other_states_are_refused(answers):
         AnswerCalibrator.from_state({**state, "learned": {"slope": [1.0]}})
 
 
-THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
+THRESHOLD: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
 
 
 @pytest.mark.parametrize(

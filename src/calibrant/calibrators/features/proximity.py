@@ -230,7 +230,8 @@ def mean_distances(rows: Tensor, others: Tensor, count: int, own: Tensor | None 
     squares = others.square().sum(-1)
     kept = min(count, max(len(others) - (own is not None), 1))
     # an exported or traced graph has no loop: its blocks are those of the caller
-    whole = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    whole = torch.compiler.is_compiling() or tracing
     result, step = [], max(1, DISTANCES // len(others))
     for i, part in enumerate((rows,) if whole else rows.split(step)):
         gaps = torch.addmm(squares, part, others.T, alpha=-2)

@@ -405,7 +405,7 @@ def test_a_row_with_one_possible_class_does_not_disturb_the_fit(maskable, six):
     assert np.isfinite(predicted(mixed, logits)).all()
 
 
-MASKS: list[tuple[Any, float]] = [
+MASKS: list[tuple[Any, Any]] = [
     (np.float64, -1e9),
     (np.float64, -1e30),
     (np.float64, np.finfo(np.float64).min),

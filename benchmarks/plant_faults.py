@@ -1087,8 +1087,8 @@ FAULTS = (
     Fault(
         "errors-of-numpy-for-underflow",
         "metrics",
-        'quiet: F = np.errstate(under="ignore")(function)',
-        "quiet: F = function",
+        'checks.warnings_at_caller()(np.errstate(under="ignore")(function))',
+        "checks.warnings_at_caller()(function)",
         ("metrics/test_common",),
     ),
     Fault(

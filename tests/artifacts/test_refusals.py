@@ -364,7 +364,7 @@ def test_swapped_arguments_and_classes_are_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["p.npz", "p.safetensors"])
+@pytest.mark.parametrize("name", ["p.npz", "p.safetensors", "p.csv"])
 def test_a_prediction_file_is_named_as_such(name, tmp_path):
     save_predictions(tmp_path / name, {"val_logits": np.zeros((2, 3)), "val_labels": [0, 1]})
     with pytest.raises(ValueError, match=r"is a prediction file, not an artifact: calibrant\.fit"):

@@ -103,7 +103,7 @@ def random_labels(rng: np.random.Generator, rows: np.ndarray) -> np.ndarray:
     """Likely ones, the argmax, any class, or one for all; some are ignored."""
     count, classes = rows.shape
     kind = rng.integers(5)
-    labels: np.ndarray = rng.integers(classes, size=count)
+    labels: np.ndarray = np.asarray(rng.integers(classes, size=count))
     if kind == 0:
         labels = (rows + rng.gumbel(size=rows.shape)).argmax(-1)
     elif kind == 1:

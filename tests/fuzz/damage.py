@@ -43,7 +43,7 @@ def random_header(rng: np.random.Generator) -> bytes:
         shape = [(1.5, 2), "3", None, [3, 4], {}, 3][rng.integers(6)]
     if rng.random() < 0.1:
         dtype = [None, 3, [("a", "<f8")], [("a", "|O")], ("<f8", (2,)), {}][rng.integers(6)]
-    header = npy_header(shape, dtype, rng.choice([False, True, 3]), int(rng.choice([1, 2, 3])))  # type: ignore[arg-type]
+    header = npy_header(shape, dtype, rng.choice([False, True, 3]), int(rng.choice([1, 2, 3])))
     if rng.random() < 0.2:
         header = npy_text(PARTS[rng.integers(len(PARTS))])
     return header

@@ -1,6 +1,7 @@
 """Evaluations have the figures of the single metrics, in intervals that hold them."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def check(rng: np.random.Generator) -> None:
     data = (examples.passed, examples.labels)
     by = rng.integers(2, size=len(examples.labels)) if rng.random() < 0.2 else None
     level = float(rng.choice([0.5, 0.9, 0.99]))
-    options = {"metrics": some_metrics(rng, examples), "level": level}
+    options: dict[str, Any] = {"metrics": some_metrics(rng, examples), "level": level}
     found = cal.evaluate(*data, sample_weight=examples.weight, by=by, **options)
     assert found.n == examples.kept.sum()
     for name, (value, low, high) in found.items():

@@ -27,13 +27,13 @@ class Examples(NamedTuple):
         """Logits of two classes or more, a row for each label."""
         if self.logits.ndim == 2 and not self.tags:
             return self.logits
-        flat = self.logits.reshape(-1)
+        flat: np.ndarray = self.logits.reshape(-1)
         return np.stack([np.zeros_like(flat), flat], -1)
 
     @property
     def kept(self) -> np.ndarray:
         """Which of the flat labels count."""
-        labelled = self.labels.reshape(-1) != IGNORED
+        labelled: np.ndarray = self.labels.reshape(-1) != IGNORED
         return labelled if self.weight is None else labelled & (self.weight.reshape(-1) > 0)
 
     @property
@@ -81,7 +81,7 @@ def random_logits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
         logits *= rng.choice([1e-9, 1e-3, 30.0, 1e3, 1e4])
     elif kind == 4:  # rows that are alike
         logits = np.broadcast_to(logits[:1], shape).copy()
-    return logits * rng.choice([1.0, 1.0, 3.0, 10.0])
+    return logits * float(rng.choice([1.0, 1.0, 3.0, 10.0]))
 
 
 def random_weight(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -103,7 +103,7 @@ def random_labels(rng: np.random.Generator, rows: np.ndarray) -> np.ndarray:
     """Likely ones, the argmax, any class, or one for all; some are ignored."""
     count, classes = rows.shape
     kind = rng.integers(5)
-    labels = rng.integers(classes, size=count)
+    labels: np.ndarray = np.asarray(rng.integers(classes, size=count))
     if kind == 0:
         labels = (rows + rng.gumbel(size=rows.shape)).argmax(-1)
     elif kind == 1:

@@ -107,7 +107,7 @@ def compare(rng: np.random.Generator, name: str, passed: dict[str, Any], *column
 
 def defined(
     name: str, confidence: list[float], outcome: list[float], weight: list[float], bins: int
-) -> float:
+) -> Any:
     pairs = confidence, outcome, weight
     if name in ("ece", "over_ece", "under_ece"):
         index = slow.equal_width(confidence, bins)
@@ -240,7 +240,7 @@ def check_classes(
 ) -> None:
     """Class-wise errors, from pairs that are compared too."""
     bins, least = int(rng.choice([1, 5, 15])), float(rng.choice([0.0, 0.0, 0.05, 0.4]))
-    options = {"bins": bins, "threshold": least}
+    options: dict[str, Any] = {"bins": bins, "threshold": least}
     unweighted = {key: value for key, value in passed.items() if key != "sample_weight"}
     if passed["sample_weight"] is not None:  # one_vs_rest takes none
         unweighted["labels"] = np.where(passed["sample_weight"] > 0, passed["labels"], -100)
@@ -258,12 +258,12 @@ def check_classes(
         found = per_class_ece(**passed, **options)
         np.testing.assert_allclose(found, errors, rtol=1e-9, atol=1e-10)
         return
-    average = str(rng.choice(["mean", "prevalence"]))
+    options["average"] = average = str(rng.choice(["mean", "prevalence"]))
     if average == "mean":
         shares = [float(not math.isnan(error)) for error in errors]
     terms = [e * s for e, s in zip(errors, shares, strict=True) if s]
     expected = math.fsum(terms) / math.fsum(shares) if terms else math.nan
-    close(cal.classwise_ece(**passed, **options, average=average), expected, name)
+    close(cal.classwise_ece(**passed, **options), expected, name)
 
 
 # ------------------------------------------------------------------------------ probabilities, tags
@@ -304,7 +304,7 @@ def check_tags(rng: np.random.Generator) -> None:
     """Each cell is a problem of its own."""
     examples = random_examples(rng, tags=True, masks=False)
     name = chosen(rng, ESTIMANDS)
-    passed = {"labels": examples.labels, "estimand": "multilabel"}
+    passed: dict[str, Any] = {"labels": examples.labels, "estimand": "multilabel"}
     if not examples.kept.any() or not examples.legal:
         refused(cal.METRICS[name].compute, examples.passed, **passed, sample_weight=examples.weight)
         return

@@ -94,7 +94,7 @@ def watch(workers: list[Worker], results: Any) -> Iterator[tuple[Any, ...]]:
             yield ("nothing",)
         for i, worker in enumerate(workers):
             if problem := worker.problem():
-                number, seed, _ = worker.place
+                number, seed, _ = worker.place[:]
                 target = worker.targets[number]
                 yield "failure", target, seed, f"{target}: {problem}", problem
                 workers[i] = worker.replaced()

@@ -1,6 +1,8 @@
 """A short run of the fuzzer, with the same inputs every time."""
 
+import queue
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,12 +71,12 @@ def test_failures_are_printed_as_commands(monkeypatch, capsys):
 
 
 def test_an_input_that_ends_its_process_is_reported():
-    worker = Worker(["readers"], 0, 1, None)
+    worker: Any = Worker(["readers"], 0, 1, None)
     worker.alive = False
 
     class Nothing:
         def get(self, timeout):
-            raise runner.queue.Empty
+            raise queue.Empty
 
     events = runner.watch([worker], Nothing())
     assert next(events) == ("nothing",)

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def hostile_states(folder):
         [("settings", "bins"), ("settings", "keep"), ("windows", 0, "number"), ("classes",)]
     ):
         state = {"format": 1, "kind": "monitor", **Monitor().observe(*pairs).state()}
-        inner = state
+        inner: Any = state
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = 10**9 if path[-1] == "bins" else 10**30
@@ -132,7 +133,7 @@ def hostile_tables(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
 def test_sizes_are_refused_before_memory_is_taken(tmp_path):
     np.savez(tmp_path / "whole.npz", logits=np.zeros((2, 3)))
-    cases = [("data", tmp_path / "whole.npz", False)]
+    cases: list[Any] = [("data", tmp_path / "whole.npz", False)]
     cases += [("data", path, None) for path in hostile_arrays(tmp_path)]
     cases += [("artifact", path, grows) for path, grows in hostile_configs(tmp_path)]
     cases += [("artifact", path, None) for path in hostile_states(tmp_path)]

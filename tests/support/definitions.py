@@ -45,8 +45,8 @@ def slow_index(value, edges):
 
 def slow_gaps(confidence, outcome, weight, index):
     """Number of examples, share of the weight, and share times (confidence - accuracy) by bin."""
-    members: dict[int, list[tuple[float, float, float]]] = {}
     total = math.fsum(weight)
+    members: dict[int, list[tuple[float, float, float]]] = {}
     for p, y, w, b in zip(confidence, outcome, weight, index, strict=True):
         members.setdefault(b, []).append((p, y, w))
     return [

@@ -388,7 +388,7 @@ class Monitor:
         watch._classes = state["classes"]
         watch._pending.restore(state["counts"], state["waiting"])
         watch._windows.restore(state)
-        for number in watch.windows:
+        for number in (*watch.windows, watch._windows.next_number()):
             watch._name(number)  # refuses what is no day
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:

@@ -283,7 +283,8 @@ class OddsScaling(TopLabelMap):
         check_whole("knots", knots)
         self.objective = objective
         self.knots = knots
-        straight = torch.tensor([1.0] * (knots + 1) + [0.0])
+        straight = torch.ones(knots + 2)
+        straight[-1] = 0
         self._store(knots_=torch.zeros(knots), line_=straight)
 
     def size(self, classes: int) -> int:

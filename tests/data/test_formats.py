@@ -7,13 +7,14 @@ import tempfile
 import tracemalloc
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibrant.data import open_dataset, save_predictions
+from calibrant.data import formats, open_dataset, save_predictions
 from tests.support.prediction_files import (
     FORMATS,
     assert_holds,
@@ -212,6 +213,36 @@ def test_flipped_byte_is_an_error_or_other_values(form, place, byte):
             split = open_dataset(path).split("")
             for key in split.keys:
                 split.read(key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"{'descr': ", b"\t1\n  2", b"'", b"[" * 3000, b"0777", b"{'shape': 1 2}"],
+)
+def test_npy_header_that_is_no_python(tmp_path, text):
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    (tmp_path / "logits.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"logits\.npy is damaged or incomplete"):
+        open_dataset(tmp_path)
+
+
+@needs_pyarrow
+def test_parquet_footer_with_other_sizes(tmp_path, monkeypatch):
+    arrays = predictions(rows=8)
+    path = write(tmp_path, "parquet", arrays)
+    reader = formats.ParquetReader(str(path))
+    first = next(reader._file.iter_batches(5))
+    monkeypatch.setattr(
+        reader,
+        "_file",
+        SimpleNamespace(
+            metadata=reader._file.metadata, iter_batches=lambda rows, columns: iter([first])
+        ),
+    )
+    with pytest.raises(ValueError, match=r"is damaged or incomplete \(5 rows of 8\)"):
+        list(reader.chunks("logits", 3))
+    with pytest.raises(ValueError, match="5 rows of 8"):
+        list(reader.batches(["labels"], 3))
 
 
 @pytest.mark.parametrize("form", ["npz", "deflated.npz"])

@@ -39,6 +39,13 @@ def test_fingerprints_distinguish_models():
         mine.check(ModelFingerprint("x", 16, 300, mine.digest, 5.0), "the head")
 
 
+@pytest.mark.parametrize("change", [{"digest": ["a"]}, {"half": None}, {"vocabulary": "9"}])
+def test_fingerprints_are_text_and_sizes(change):
+    known = {"name": "x", "hidden_size": 16, "vocabulary": 9, "digest": "a", "softcap": None}
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(change))} must be"):
+        ModelFingerprint(**{**known, **change})
+
+
 def test_hashes_that_are_missing_do_not_agree():
     mine, other = (ModelFingerprint("x", 16, 300, digest, None) for digest in ("a", "b"))
     with pytest.raises(ValueError, match="digest b where x has a"):

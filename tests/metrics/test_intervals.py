@@ -336,6 +336,17 @@ def test_the_interval_of_accuracy_is_that_of_wilson(rng):
     assert found[1:] == pytest.approx((expected.low, expected.high))
 
 
+def test_accuracy_is_at_most_one():
+    """Sums of weights in another order may exceed their total by rounding."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        logits, weight = rng.normal(size=(30, 3)), 10.0 ** rng.integers(-9, 9, size=30)
+        found = cal.evaluate(logits, logits.argmax(-1), sample_weight=weight, metrics=["accuracy"])[
+            "accuracy"
+        ]
+        assert found.low <= found.value <= found.high <= 1
+
+
 def test_weights_of_accuracy_count_as_fewer_examples(rng):
     """Wilson's interval holds the shares that are within z deviations of the observed one."""
     logits, labels = drawn(rng, 300, 4)

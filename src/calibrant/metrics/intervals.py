@@ -296,7 +296,9 @@ def share_interval(value: float, count: float, level: float) -> Estimate:
     z2 = float(norm.ppf((1 + level) / 2)) ** 2
     centre = (value + z2 / (2 * count)) / (1 + z2 / count)
     reach = math.sqrt(z2 * (value * (1 - value) / count + z2 / (4 * count**2))) / (1 + z2 / count)
-    return Estimate(value, max(centre - reach, 0.0), min(centre + reach, 1.0))
+    # the value is within, but for rounding where it is 0 or 1
+    low, high = min(centre - reach, value), max(centre + reach, value)
+    return Estimate(value, max(low, 0.0), min(high, 1.0))
 
 
 def logit_interval(value: float, deviation: float, freedom: float, level: float) -> Estimate:

@@ -2728,7 +2728,7 @@ FAULTS = (
         "data",
         "math.prod(shape) * max(1, dtype.itemsize)",
         "math.prod(shape) * dtype.itemsize",
-        ("fuzz/test_",),
+        ("data/test_formats",),
     ),
     Fault(
         "stride-of-a-single-value",

@@ -226,6 +226,16 @@ def test_npy_header_that_is_no_python(tmp_path, text):
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["|S0", "<U0", "|V0", "<f8"])
+@pytest.mark.parametrize("shape", ["(1099511627776,)", "(-1, 3)", "(0, 18446744073709551616)"])
+def test_npy_header_with_a_shape_that_no_file_holds(tmp_path, dtype, shape):
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    (tmp_path / "logits.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"logits\.npy is damaged or incomplete \(logits has"):
+        open_dataset(tmp_path)
+
+
 @needs_pyarrow
 def test_parquet_footer_with_other_sizes(tmp_path, monkeypatch):
     arrays = predictions(rows=8)

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,7 @@ def test_sizes_are_refused_before_memory_is_taken(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LIMITED],
         input=json.dumps([(kind, str(path)) for kind, path, _ in cases]),
+        cwd=Path(__file__).parents[2],  # whose packages it imports
         capture_output=True,
         text=True,
         check=False,

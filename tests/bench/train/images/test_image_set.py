@@ -21,7 +21,7 @@ def test_digits_are_the_default():
 
 def test_missing_scikit_learn_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"pip install 'calibrant\[sklearn\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'calibrant\[train\]'"):
         read_images()
 
 

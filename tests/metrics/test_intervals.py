@@ -23,7 +23,7 @@ FIGURES = ["accuracy", "nll", "brier", "auroc", "aurc"]
 ERRORS = [name for name in ANY_CLASSES if name not in FIGURES]
 
 WITHOUT_BINS = ["ks", "smooth_ece", "smce"]
-"""Their intervals take longest."""
+"""Their intervals take longest, by one method: each is tried at one temperature."""
 
 EXAMPLES, CLASSES = 500, 4
 
@@ -60,9 +60,16 @@ def truths():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [1.0, 1.5])
-@pytest.mark.parametrize(("metrics", "repetitions"), [(cheap(), 43), (WITHOUT_BINS, 23)])
-def test_intervals_hold_the_truth_nine_times_in_ten(truths, temperature, metrics, repetitions):
+@pytest.mark.parametrize(
+    ("metrics", "repetitions", "temperature"),
+    [
+        (cheap(), 43, 1.0),
+        (cheap(), 43, 1.5),
+        (["smooth_ece"], 23, 1.0),
+        (["ks", "smce"], 23, 1.5),
+    ],
+)
+def test_intervals_hold_the_truth_nine_times_in_ten(truths, metrics, repetitions, temperature):
     """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often."""
     least = binom.ppf(0.001, repetitions, 0.85)
     most = binom.ppf(0.999, repetitions, 0.95)

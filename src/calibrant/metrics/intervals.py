@@ -23,7 +23,7 @@ error lies above the lower quantile of its draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,7 @@ from scipy.special import betainc, expit
 from scipy.stats import gamma, norm, t
 
 from calibrant._core.binning import Bins
-from calibrant._core.checks import FloatArray, IntArray
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, gap_curve, running
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
@@ -48,6 +48,8 @@ INPUTS = 1.1
 too, which in simulation added up to a tenth."""
 LIMIT = 8.0
 """Largest scale of a candidate."""
+RUN = 125
+"""Replicates that are drawn at a time."""
 SMALLEST = 1e-9
 """What separates a probability from 1, or a sum from a whole number, by more than rounding."""
 
@@ -58,6 +60,13 @@ class Estimate(NamedTuple):
     value: float
     low: float = math.nan
     high: float = math.nan
+
+
+class Draws(NamedTuple):
+    """Runs of replicates that were drawn so far, and the generator that draws the next."""
+
+    rng: np.random.Generator
+    runs: list[FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +81,7 @@ class Cells:
     trials: IntArray  # the same in samples of this size, (replicates, cells)
     seed: int
     scatter: FloatArray | float = 0.0  # of sums of gaps beyond that of outcomes, as trials
-    draws: dict[float, FloatArray] = field(default_factory=dict)  # metrics share those of a scale
+    draws: dict[float, Draws] = field(default_factory=dict)  # metrics share those of a scale
 
     def accuracy(self, scale: float) -> FloatArray:
         """True accuracy of a candidate."""
@@ -93,11 +102,20 @@ class Cells:
 
     def drawn(self, scale: float) -> FloatArray:
         """Gaps in samples of this size, ``(replicates, cells)``."""
-        if scale not in self.draws:
-            hits = np.random.default_rng(self.seed).binomial(self.trials, self.accuracy(scale))
-            each = self.share / np.maximum(self.size, 1)
-            self.draws[scale] = each * (self.trials * self.claimed - hits + self.scatter)
-        return self.draws[scale]
+        return np.concatenate(list(self.runs(scale)))
+
+    def runs(self, scale: float) -> Iterator[FloatArray]:
+        """Yield the same gaps some replicates at a time; the last ones are often not needed."""
+        draws = self.draws.setdefault(scale, Draws(np.random.default_rng(self.seed), []))
+        each, right = self.share / np.maximum(self.size, 1), self.accuracy(scale)
+        scatter = np.broadcast_to(self.scatter, self.trials.shape)
+        for i in range(0, len(self.trials), RUN):
+            if i == RUN * len(draws.runs):
+                trials = self.trials[i : i + RUN]
+                hits = draws.rng.binomial(trials, right)
+                gaps = each * (trials * self.claimed - hits + scatter[i : i + RUN])
+                draws.runs.append(gaps)
+            yield draws.runs[i // RUN]
 
 
 def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
@@ -135,23 +153,38 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     slack = 1e-9 * observed
     noise = float(np.median(error(cells.drawn(0.0))))
 
-    def reached(scale: float) -> float:
-        hits = int((error(cells.drawn(scale)) >= observed - slack).sum())
-        return (1 + hits) / (1 + draws)
+    def reach(errors: FloatArray) -> BoolArray:
+        return errors >= observed - slack
 
-    def undercut(candidates: Cells, scale: float) -> float:
-        hits = int((error(candidates.drawn(scale)) <= observed + slack).sum())
-        return (1 + hits) / (1 + draws)
+    def undercut(errors: FloatArray) -> BoolArray:
+        return errors <= observed + slack
 
-    def tail(scale: float) -> float:
-        return _lower_tail(float(error(cells.gaps(scale)[None])[0]), noise, alpha)
+    def often(
+        candidates: Cells,
+        scale: float,
+        event: Callable[[FloatArray], BoolArray],
+        enough: Callable[[float], bool],
+    ) -> bool:
+        """Return True as soon as the share of draws with an event, which only rises, is enough."""
+        hits = 0
+        for gaps in candidates.runs(scale):
+            hits += int(event(error(gaps)).sum())
+            if enough((1 + hits) / (1 + draws)):
+                return True
+        return False
 
-    low = _last(lambda s: reached(s) < tail(s)) if reached(0.0) < alpha else 0.0
+    def too_low(scale: float) -> bool:
+        true = float(error(cells.gaps(scale)[None])[0])
+        tail = _lower_tail(true, noise, alpha) if scale else alpha
+        return not often(cells, scale, reach, lambda share: share >= tail)
+
+    low = _last(too_low) if too_low(0.0) else 0.0
     # a share below two draws cannot be told from none
-    rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))
+    lucky = (1 + int(undercut(error(cells.drawn(0.0))).sum())) / (1 + draws)
+    rarely = max(lucky * alpha / 2, 2 / (1 + draws))
 
     def last(candidates: Cells) -> float:
-        return _last(lambda s: undercut(candidates, s) > rarely)
+        return _last(lambda s: often(candidates, s, undercut, lambda share: share > rarely))
 
     scales = list(map(last, cells.families))
     highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]

@@ -12,6 +12,7 @@ the effective number of documents, :math:`(\sum_d n_d)^2 / \sum_d n_d^2 - 1`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -283,8 +284,8 @@ def _noise(influence: FloatArray, replicates: int, seed: int) -> FloatArray:
 class _DocumentCells(Cells):
     """Cells whose noise is that of documents, ``(replicates, cells)``, in ``trials``."""
 
-    def drawn(self, scale: float) -> FloatArray:
-        return np.asarray(self.gaps(scale) + self.trials)
+    def runs(self, scale: float) -> Iterator[FloatArray]:
+        yield np.asarray(self.gaps(scale) + self.trials)
 
 
 def _thinned(filled: Bins, noise: FloatArray) -> Bins:

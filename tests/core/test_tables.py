@@ -19,7 +19,7 @@ ODD = r"a_b & 50 % \ $x^2$ ~ {#1} <b> [c] | 'd' \"e\" "
 def evaluation():
     logits, labels = drawn(np.random.default_rng(0), 400, 3)
     groups = np.array([ODD, "plain", "\x1b[31mred\n&"])[np.arange(400) % 3]
-    return calibrant.evaluate(2 * logits, labels, by=groups)
+    return calibrant.evaluate(2 * logits, labels, metrics=["accuracy", "ece", "nll"], by=groups)
 
 
 @pytest.fixture(scope="module")

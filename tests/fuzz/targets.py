@@ -7,17 +7,17 @@ from importlib import import_module
 import numpy as np
 
 TARGETS = {
-    "metrics": 600,
-    "accumulators": 60,
-    "evaluations": 6,
-    "readers": 150,
-    "calibrators": 15,
-    "artifacts": 60,
-    "monitors": 60,
-    "decisions": 100,
-    "tables": 60,
+    "metrics": 300,
+    "accumulators": 30,
+    "evaluations": 3,
+    "readers": 75,
+    "calibrators": 10,
+    "artifacts": 30,
+    "monitors": 30,
+    "decisions": 50,
+    "tables": 30,
 }
-"""Modules of this package, with the number of inputs in ``make test``: about a second each."""
+"""Modules of this package, with the number of inputs in ``make test``: about half a second each."""
 
 
 def check_of(target: str) -> Callable[[np.random.Generator], None]:

@@ -28,8 +28,8 @@ WITHOUT_BINS = ["ks", "smooth_ece", "smce"]
 EXAMPLES, CLASSES = 500, 4
 
 
-def cheap():
-    return [name for name in ANY_CLASSES if name not in WITHOUT_BINS]
+def cheap(*others):
+    return [name for name in ANY_CLASSES if name not in (*WITHOUT_BINS, *others)]
 
 
 # Coverage
@@ -63,8 +63,8 @@ def truths():
 @pytest.mark.parametrize(
     ("metrics", "repetitions", "temperature"),
     [
-        (cheap(), 43, 1.0),
-        (cheap(), 43, 1.5),
+        (cheap("over_ece"), 43, 1.0),
+        (cheap("under_ece"), 43, 1.5),
         (["smooth_ece"], 23, 1.0),
         (["ks", "smce"], 23, 1.5),
     ],
@@ -114,7 +114,7 @@ def test_a_model_that_is_almost_never_or_always_right_claims_other_things_of_oth
 @pytest.mark.slow
 def test_a_percentile_bootstrap_of_ece_misses_a_calibrated_model_and_ours_does_not():
     """Noise does not cancel inside an absolute value, and resampling adds it once more."""
-    theirs, ours, repetitions = 0, 0, 43
+    theirs, ours, repetitions = 0, 0, 21
     for seed in range(repetitions):
         rng = np.random.default_rng(seed)
         logits, labels = drawn(rng, EXAMPLES, CLASSES)

@@ -996,15 +996,15 @@ FAULTS = (
     Fault(
         "interval-with-one-tail",
         "metrics",
-        "rarely = max(undercut(cells, 0.0) * alpha / 2, 2 / (1 + draws))",
-        "rarely = max(undercut(cells, 0.0) * alpha * 2, 2 / (1 + draws))",
+        "rarely = max(lucky * alpha / 2, 2 / (1 + draws))",
+        "rarely = max(lucky * alpha * 2, 2 / (1 + draws))",
         ("intervals",),
     ),
     Fault(
-        "class-noise-not-rooted",
+        "draws-begin-anew-with-each-run",
         "metrics",
-        "noise *= np.sqrt(np.clip(ratio, 0, 9))",
-        "noise *= np.clip(ratio, 0, 9)",
+        "hits = draws.rng.binomial(trials, right)",
+        "hits = np.random.default_rng(self.seed).binomial(trials, right)",
         ("intervals",),
     ),
     Fault(

@@ -30,10 +30,8 @@ class Failing(TemperatureScaling):
 
 def test_a_table_for_latex(run):
     code, out, _ = run("evaluate", "p.npz", "--by", "region", "--metrics", "ece,nll", "--latex")
-    assert (code, out) == (
-        0,
-        calibrant.evaluate("p.npz", metrics=["ece", "nll"], by="region").to_latex() + "\n",
-    )
+    evaluation = calibrant.evaluate("p.npz", metrics=["ece", "nll"], by="region")
+    assert (code, out) == (0, evaluation.to_latex() + "\n")
     code, out, _ = run("compare", "p.npz", "--methods", "none,ts", "--latex")
     seconds = re.compile(r"[\d.]+ s")
     expected = compare("p.npz", ["none", "ts"]).to_latex() + "\n"

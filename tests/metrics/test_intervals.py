@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
+from calibrant.metrics.intervals import Cells
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.intervals import INPUTS, class_cells_of
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
@@ -214,6 +215,15 @@ def test_the_seed_decides_the_draws(rng):
     assert sum(moved) >= 7  # all but the closed forms and the class-wise one
     for name in FIGURES:
         assert other[name] == one[name]
+
+
+def test_runs_of_draws_are_parts_of_one(rng):
+    trials, share = rng.integers(0, 50, (300, 4)), np.full(4, 0.25)
+    claimed, gap, size = rng.uniform(0.2, 0.8, 4), rng.normal(0, 0.1, 4), np.full(4, 20)
+    cells = Cells(share * gap, share, claimed, gap, size, trials, seed=3)
+    next(cells.runs(0.5))  # of which the rest is drawn later
+    hits = np.random.default_rng(3).binomial(trials, claimed - 0.5 * gap)
+    np.testing.assert_allclose(cells.drawn(0.5), 0.25 / 20 * (trials * claimed - hits), atol=1e-15)
 
 
 def test_the_seed_decides_the_test(rng):

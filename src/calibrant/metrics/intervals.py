@@ -117,6 +117,20 @@ class Cells:
                 draws.runs.append(gaps)
             yield draws.runs[i // RUN]
 
+    def often(
+        self,
+        scale: float,
+        event: Callable[[FloatArray], BoolArray],
+        enough: Callable[[float], bool],
+    ) -> bool:
+        """Return True as soon as the share of draws with an event, which only rises, is enough."""
+        hits = 0
+        for gaps in self.runs(scale):
+            hits += int(event(gaps).sum())
+            if enough((1 + hits) / (1 + len(self.trials))):
+                return True
+        return False
+
 
 def cells_of(filled: Bins, curve: Bins, replicates: int, seed: int) -> Cells:
     """Make cells from sums per bin, and candidates from the gap curve of those or other bins."""
@@ -153,38 +167,24 @@ def error_interval(value: float, error: Functional, cells: Cells, level: float) 
     slack = 1e-9 * observed
     noise = float(np.median(error(cells.drawn(0.0))))
 
-    def reach(errors: FloatArray) -> BoolArray:
-        return errors >= observed - slack
+    def reach(gaps: FloatArray) -> BoolArray:
+        return error(gaps) >= observed - slack
 
-    def undercut(errors: FloatArray) -> BoolArray:
-        return errors <= observed + slack
-
-    def often(
-        candidates: Cells,
-        scale: float,
-        event: Callable[[FloatArray], BoolArray],
-        enough: Callable[[float], bool],
-    ) -> bool:
-        """Return True as soon as the share of draws with an event, which only rises, is enough."""
-        hits = 0
-        for gaps in candidates.runs(scale):
-            hits += int(event(error(gaps)).sum())
-            if enough((1 + hits) / (1 + draws)):
-                return True
-        return False
+    def undercut(gaps: FloatArray) -> BoolArray:
+        return error(gaps) <= observed + slack
 
     def too_low(scale: float) -> bool:
         true = float(error(cells.gaps(scale)[None])[0])
         tail = _lower_tail(true, noise, alpha) if scale else alpha
-        return not often(cells, scale, reach, lambda share: share >= tail)
+        return not cells.often(scale, reach, lambda share: share >= tail)
 
     low = _last(too_low) if too_low(0.0) else 0.0
     # a share below two draws cannot be told from none
-    lucky = (1 + int(undercut(error(cells.drawn(0.0))).sum())) / (1 + draws)
+    lucky = (1 + int(undercut(cells.drawn(0.0)).sum())) / (1 + draws)
     rarely = max(lucky * alpha / 2, 2 / (1 + draws))
 
     def last(candidates: Cells) -> float:
-        return _last(lambda s: often(candidates, s, undercut, lambda share: share > rarely))
+        return _last(lambda s: candidates.often(s, undercut, lambda share: share > rarely))
 
     scales = list(map(last, cells.families))
     highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]

@@ -11,9 +11,8 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
-from calibrant.metrics.intervals import Cells
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.intervals import INPUTS, class_cells_of
+from calibrant.metrics.intervals import INPUTS, Cells, class_cells_of
 from calibrant.metrics.reductions import labelled_examples, reduce_examples
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs

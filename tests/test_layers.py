@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 
 # A module imports from its own package and from those to the left of it, never to the right.
 ORDER = (
-    *("_version", "sample", "_core", "data", "metrics", "losses", "calibrators", "retrain"),
-    *("decide", "workflows", "artifacts", "deploy", "monitor", "llm", "plots", "bench"),
-    *("_api", "__init__", "cli", "__main__"),
+    *("_version", "sample", "_core", "display", "data", "metrics", "losses", "calibrators"),
+    *("retrain", "decide", "workflows", "artifacts", "deploy", "monitor", "llm", "plots"),
+    *("report", "integrations", "ui", "bench", "_api", "__init__", "cli", "__main__"),
 )
 OPEN_TO_ALL = {"calibrant.__version__"}
 

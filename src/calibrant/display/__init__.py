@@ -1,0 +1,1 @@
+"""Results as HTML and SVG, from plain values: used by notebooks, the report and the page."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 ORDER = (
     *("_version", "sample", "_core", "display", "data", "metrics", "losses", "calibrators"),
     *("retrain", "decide", "workflows", "artifacts", "deploy", "monitor", "llm", "plots"),
-    *("report", "integrations", "ui", "bench", "_api", "__init__", "cli", "__main__"),
+    *("reports", "integrations", "ui", "bench", "_api", "__init__", "cli", "__main__"),
 )
 OPEN_TO_ALL = {"calibrant.__version__"}
 

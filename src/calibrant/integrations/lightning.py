@@ -76,7 +76,7 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
         self.columns = columns or _named
         self.accumulator = accumulator or Accumulator()
         self.prefix = prefix
-        self.log = log
+        self._log = log  # Lightning gives its callbacks a log of their own
         self.evaluations: dict[str, Evaluation] = {}
         self._streams: list[Accumulator] = []
 
@@ -138,9 +138,9 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
             self.evaluations[name + ending] = evaluation
             values = {key + ending: value for key, value in scalars(evaluation, name).items()}
             # every process has the same values; their mean satisfies Lightning's check
-            pl_module.log_dict(values, sync_dist=True)
-            if self.log is not None and trainer.is_global_zero:
-                self.log(evaluation, trainer.global_step)
+            pl_module.log_dict(values, sync_dist=True, add_dataloader_idx=False)
+            if self._log is not None and trainer.is_global_zero:
+                self._log(evaluation, trainer.global_step)
         self._streams = []
 
 

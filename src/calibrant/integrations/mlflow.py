@@ -166,7 +166,8 @@ def calibration_scorer(
     def calibration(outputs: Any, expectations: Any) -> Any:
         claimed = _checked(confidence_of(outputs))
         right = bool(is_correct(outputs, expectations))
-        values = {"confidence": claimed, "correct": right, prefix: right - claimed}
+        residual = 1 - claimed if right else -claimed  # -0.0 where nothing was claimed
+        values = {"confidence": claimed, "correct": right, prefix: residual}
         return [Feedback(name=name, value=value) for name, value in values.items()]
 
     return scorer(calibration, name=prefix, aggregations=["mean", *_aggregations(level)])

@@ -111,9 +111,12 @@ def test_next_tokens_of_a_language_model(rng, tmp_path):
 
 def test_more_metrics_with_pairs(rng):
     logits, labels = predictions(rng)
-    metrics = CalibrationMetrics(accumulator=cal.Accumulator(pairs=True), prefix="own")
+    names = ["ece", "auroc"]
+    form = cal.Accumulator(pairs=True, metrics=names)
+    metrics = CalibrationMetrics(accumulator=form, prefix="own")
     # models with several outputs give a tuple
-    check_scalars(metrics(EvalPrediction((logits, None), labels)), logits, labels, prefix="own/")
+    logged = metrics(EvalPrediction((logits, None), labels))
+    check_scalars(logged, logits, labels, prefix="own/", metrics=names)
 
 
 def test_only_the_first_process_logs_and_only_what_was_measured(rng):

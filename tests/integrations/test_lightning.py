@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def network_of(library):
-    class Network(library.LightningModule):
+    class Network(library.LightningModule):  # type: ignore[name-defined]
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(4, 3)

@@ -40,6 +40,7 @@ def test_figures_are_closed_also_after_an_error(rng):
 
     def fail():
         with reliability_figure(result) as figure:
+            assert figure is not None
             assert figure.number in plt.get_fignums()
             raise KeyError
 

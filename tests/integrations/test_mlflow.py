@@ -1,6 +1,7 @@
 import logging
 import re
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -23,6 +24,11 @@ pytestmark = [
 ]
 
 
+@contextmanager
+def plain(enable_tracing):
+    yield
+
+
 @pytest.fixture(scope="module")
 def mlflow(tmp_path_factory):
     """MLflow with its runs in a folder, which needs no server and no database."""
@@ -38,6 +44,8 @@ def mlflow(tmp_path_factory):
             import mlflow
             import mlflow.genai
             import mlflow.models.evaluation.evaluators.classifier
+        # to trace models of torch, it would import Lightning
+        patch.setattr("mlflow.models.evaluation.base.configure_autologging_for_evaluation", plain)
         before = mlflow.get_tracking_uri()
         mlflow.set_tracking_uri((tmp_path_factory.mktemp("mlflow") / "runs").as_uri())
         logging.getLogger("mlflow").setLevel(logging.ERROR)

@@ -10,7 +10,9 @@ from tests.support.evaluations import predictions
 
 def loader_of(rank, logits, labels, ranks=2, shuffle=False):
     data = TensorDataset(torch.from_numpy(logits), torch.from_numpy(labels))
-    sampler = DistributedSampler(data, ranks, rank, shuffle=shuffle, drop_last=False)
+    sampler: DistributedSampler = DistributedSampler(
+        data, ranks, rank, shuffle=shuffle, drop_last=False
+    )
     return DataLoader(data, batch_size=4, sampler=sampler)
 
 

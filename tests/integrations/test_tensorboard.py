@@ -4,11 +4,10 @@ import calibrant as cal
 from calibrant.integrations.tensorboard import interval_charts, log_calibration
 from tests.support.evaluations import FEW, check_scalars, predictions
 
-pytest.importorskip("tensorboard")
+reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
 def test_values_figure_and_charts_are_in_the_file_of_events(rng, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
     logits, labels = predictions(rng)
@@ -16,7 +15,7 @@ def test_values_figure_and_charts_are_in_the_file_of_events(rng, tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         log_calibration(writer, result, step=3)
         writer.add_custom_scalars(interval_charts(result))
-    events = EventAccumulator(str(tmp_path)).Reload()
+    events = reader.EventAccumulator(str(tmp_path)).Reload()
     tags = events.Tags()
     series = {name: events.Scalars(name) for name in tags["scalars"]}
     assert {event.step for values in series.values() for event in values} == {3}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibrant.integrations.logged import PREFIX, reliability_figure, scalars
 from calibrant.metrics.evaluation import Evaluation
@@ -51,7 +51,7 @@ def log_calibration(
 
 def interval_charts(
     evaluation: Evaluation, *, prefix: str = PREFIX
-) -> dict[str, dict[str, list[object]]]:
+) -> dict[str, dict[str, list[Any]]]:
     """Layout of charts that show each metric as a line within its interval.
 
     Pass it once to ``SummaryWriter.add_custom_scalars``, which replaces any other layout; the
@@ -69,7 +69,7 @@ def interval_charts(
         metric: [f"{prefix}/{metric}{end}" for end in ("", "_low", "_high")]
         for metric in evaluation
     }
-    charts: dict[str, list[object]] = {
+    charts: dict[str, list[Any]] = {
         metric: ["Margin", tags] for metric, tags in lines.items() if {*tags} <= {*names}
     }
     return {prefix: charts}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         data as data,
         decide as decide,
         deploy as deploy,
+        display as display,
+        integrations as integrations,
         llm as llm,
         losses as losses,
         metrics as metrics,

@@ -44,6 +44,17 @@ class CalibrationMetrics:
     ----------
     evaluation : Evaluation or None
         The last result.
+
+    Notes
+    -----
+    If an evaluation in batches is interrupted, make a new object: this one still has its batches.
+
+    Examples
+    --------
+    ::
+
+        trainer = Trainer(model, arguments, eval_dataset=data, compute_metrics=CalibrationMetrics())
+        trainer.evaluate()["eval_calibration/ece"]
     """
 
     def __init__(

@@ -61,8 +61,15 @@ class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known 
 
     Examples
     --------
-    >>> from lightning import Trainer
-    >>> trainer = Trainer(callbacks=[CalibrationCallback()])  # doctest: +SKIP
+    ::
+
+        class Classifier(LightningModule):
+            def validation_step(self, batch, batch_idx):
+                images, labels = batch
+                return {"logits": self(images), "labels": labels}
+
+
+        trainer = Trainer(callbacks=[CalibrationCallback()])
     """
 
     def __init__(

@@ -58,9 +58,10 @@ def log_calibration(
 
     Examples
     --------
-    >>> import mlflow  # doctest: +SKIP
-    >>> with mlflow.start_run():  # doctest: +SKIP
-    ...     log_calibration(cal.evaluate(logits, labels))
+    ::
+
+        with mlflow.start_run():
+            log_calibration(cal.evaluate(logits, labels))
     """
     mlflow = _mlflow()
     mlflow.log_metrics(scalars(evaluation, prefix), step=step)
@@ -100,8 +101,15 @@ def calibration_metric(
 
     Examples
     --------
-    >>> calibration_metric().name  # doctest: +SKIP
-    'calibration'
+    ::
+
+        result = mlflow.models.evaluate(
+            lambda inputs: classifier.predict_proba(inputs)[:, 1],
+            data,
+            targets="label",
+            extra_metrics=[calibration_metric()],
+        )
+        result.metrics["calibration/ece"]
     """
     form = accumulator or Accumulator(pairs=True)
 
@@ -153,9 +161,17 @@ def calibration_scorer(
 
     Examples
     --------
-    >>> scorer = calibration_scorer(  # doctest: +SKIP
-    ...     correct=lambda outputs, expectations: outputs["answer"] == expectations["label"]
-    ... )
+    ::
+
+        data = [
+            {
+                "inputs": {"question": "What is the capital of Peru?"},
+                "outputs": {"answer": "Lima", "confidence": 0.9},
+                "expectations": {"expected_response": "Lima"},
+            }
+        ]
+        result = mlflow.genai.evaluate(data=data, scorers=[calibration_scorer()])
+        result.metrics["calibration/ece"]
     """
     _mlflow()
     from mlflow.entities import Feedback

@@ -46,9 +46,10 @@ def log_calibration(
 
     Examples
     --------
-    >>> import wandb  # doctest: +SKIP
-    >>> with wandb.init(project="digits") as run:  # doctest: +SKIP
-    ...     log_calibration(run, cal.evaluate(logits, labels), step=100)
+    ::
+
+        with wandb.init(project="digits") as run:
+            log_calibration(run, cal.evaluate(logits, labels), step=100)
     """
     import wandb
 

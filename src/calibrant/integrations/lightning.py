@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from calibrant._core.messages import comma_separated
 from calibrant.integrations.logged import PREFIX, scalars
 from calibrant.integrations.stream import ignore_repeated, total
 from calibrant.metrics.accumulator import Accumulator
@@ -155,11 +156,12 @@ def _named(outputs: Any, batch: Any) -> Mapping[str, Any]:
     if isinstance(outputs, Mapping) and "labels" in outputs:
         known = ("logits", "probs", "labels", "sample_weight", "by")
         return {name: outputs[name] for name in known if name in outputs}
-    got = f"the keys {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else outputs
-    kind = got if isinstance(got, str) else type(got).__name__
+    got = type(outputs).__name__
+    if isinstance(outputs, Mapping):
+        got = f"the keys {comma_separated(map(str, outputs))}"
     raise TypeError(
         "validation_step and test_step must return a dictionary with logits and labels, got "
-        f"{kind}: return one, or pass CalibrationCallback(lambda outputs, batch: ...)"
+        f"{got}: return one, or pass CalibrationCallback(lambda outputs, batch: ...)"
     )
 
 

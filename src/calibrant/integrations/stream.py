@@ -37,7 +37,8 @@ def ignore_repeated(labels: Any, loader: Any, batch_idx: int) -> Any:
     if len(targets) != min(batches.batch_size, len(sampler) - start):
         return labels
     local = torch.arange(start, start + len(targets), device=targets.device)
-    repeated = local * sampler.num_replicas + sampler.rank >= len(sampler.dataset)  # type: ignore[arg-type]  # its sampler asked it for its length, too
+    dataset: Any = sampler.dataset
+    repeated = local * sampler.num_replicas + sampler.rank >= len(dataset)
     return _ignored(targets, repeated)
 
 

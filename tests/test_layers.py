@@ -21,7 +21,7 @@ ORDER = (
 OPEN_TO_ALL = {"calibrant.__version__"}
 
 HEAVY = {
-    *("click", "matplotlib", "onnx", "pandas", "pyarrow"),
+    *("click", "distributed", "fsspec", "matplotlib", "onnx", "pandas", "pyarrow"),
     *("ray", "rich", "sklearn", "transformers"),
 }
 

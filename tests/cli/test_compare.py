@@ -101,7 +101,7 @@ def test_options_reach_the_comparison(run, monkeypatch):
     asked: dict[str, Any] = {}
 
     def spy(pred, methods, **options):
-        asked.update(options, pred=pred, methods=methods)
+        asked.update(options, pred=pred.path, methods=methods)
         return compare("p.npz", "none", level=None)
 
     monkeypatch.setattr("calibrant.workflows.compare.compare", spy)
@@ -116,6 +116,7 @@ def test_options_reach_the_comparison(run, monkeypatch):
         **{"sample_weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
         "estimand": "auto",
         "keep_argmax": None,
+        "executor": None,
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")
     assert (asked["time_limit"], asked["level"]) == (None, 0)

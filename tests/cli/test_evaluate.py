@@ -299,7 +299,7 @@ def test_help_has_examples_that_parse(run):
     code, out, _ = run("evaluate", "-h")
     assert code == 0
     examples = re.findall(r"^ +calibrant (evaluate .*?)(?: {2,}\(.*)?$", out, re.M)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         arguments = example.replace("'", "").split()
         code, _, err = run(*arguments)

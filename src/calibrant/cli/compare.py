@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli import shared
+from calibrant.cli import engine, shared
 from calibrant.cli.evaluate import print_evaluation
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 @shared.TOP_LABEL
 @shared.AS_JSON
 @shared.AS_LATEX
+@engine.engine_options
+@engine.SKIP_BAD
 def compare(
     pred: str,
     methods: str | None,
@@ -48,6 +50,9 @@ def compare(
     level: float,
     form: str | None,
     estimand: str | None,
+    workers: int | None,
+    dask: str | None,
+    skip_bad: bool,
     **options: Any,
 ) -> int:
     """Fit all methods and measure them side by side.
@@ -66,15 +71,16 @@ def compare(
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
 
-    with shared.progress_bar("methods") as progress:
+    with engine.working(workers, dask, "methods") as work:
         comparison = workflow.compare(
-            pred,
+            engine.opened(pred, skip_bad, estimand, work),
             shared.names_in(methods),
             time_limit=time_limit or None,
             keep_argmax=False if choices else None,
             level=level,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
-            progress=progress,
+            executor=work.executor,
+            progress=work.progress,
             **options,
         )
     with shared.until_closed():

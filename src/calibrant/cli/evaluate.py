@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli import shared
+from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
     from calibrant.metrics.evaluation import Evaluation
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 @click.option("--metrics", metavar="NAMES", help="With commas between, as in JSON.  [default: all]")
 @shared.LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of the draws behind the intervals.")
+@engine.engine_options
+@engine.SKIP_BAD
 def evaluate(
     pred: str,
     split: str | None,
@@ -42,6 +44,9 @@ def evaluate(
     estimand: str | None,
     metrics: str | None,
     level: float,
+    workers: int | None,
+    dask: str | None,
+    skip_bad: bool,
     **options: Any,
 ) -> int:
     """Measure the calibration of a prediction file.
@@ -57,6 +62,7 @@ def evaluate(
       calibrant evaluate predictions.npz --split val --json
       calibrant evaluate predictions.csv
       calibrant evaluate 'shards/*.safetensors' --by country
+      calibrant evaluate shards --workers 8 --skip-bad
       calibrant evaluate predictions.npz --max-ece 0.03    (for continuous integration)
 
     \b
@@ -71,7 +77,7 @@ def evaluate(
     \b
     Exit status: 0 done, 1 the ECE exceeds --max-ece, 2 could not run.
     """  # noqa: D301  # click reads the escaped character as "do not rewrap"
-    from calibrant.data.dataset import TEST_SPLITS, open_dataset
+    from calibrant.data.dataset import TEST_SPLITS
     from calibrant.workflows import evaluate as workflow
 
     if max_ece is not None and not 0 <= max_ece <= 1:
@@ -79,16 +85,17 @@ def evaluate(
     names = shared.names_in(metrics)
     if max_ece is not None and names and "ece" not in names:
         raise click.UsageError("--max-ece needs ece among the --metrics")
-    data = open_dataset(pred)
-    name = data.split(split, TEST_SPLITS).name
-    with shared.progress_bar() as progress:
+    with engine.working(workers, dask) as work:
+        data = engine.opened(pred, skip_bad, estimand, work)
+        name = data.split(split, TEST_SPLITS).name
         evaluation = workflow.evaluate(
             data,
             split=name,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             metrics=names,
             level=level,
-            progress=progress,
+            executor=work.executor,
+            progress=work.progress,
             **options,
         )
     with shared.until_closed():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli import shared
+from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
     from calibrant.workflows.fit import Fit
@@ -40,6 +40,8 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @shared.MULTILABEL
 @shared.TOP_LABEL
 @shared.AS_JSON
+@engine.engine_options
+@engine.SKIP_BAD
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 def fit(
     pred: str,
@@ -51,6 +53,9 @@ def fit(
     train: str | None,
     estimand: str | None,
     form: str | None,
+    workers: int | None,
+    dask: str | None,
+    skip_bad: bool,
     out: str,
     **columns: str | None,
 ) -> None:
@@ -84,10 +89,12 @@ def fit(
     measured: Any = estimand or "auto"
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
     if method.lower() == "maccal":
-        if any(selected.values()) or estimand == "multilabel":
+        at_scale = workers is not None or dask is not None or skip_bad
+        if any(selected.values()) or estimand == "multilabel" or at_scale:
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
-                "--cross-fit, --split, --sample-weight, --groups and --multilabel"
+                "--cross-fit, --split, --sample-weight, --groups and --multilabel, and options "
+                "for shards"
             )
         name = "maccal"
         with shared.progress_bar("epochs") as progress:
@@ -97,8 +104,9 @@ def fit(
     else:
         name = calibrators_for(measured).name(method)
         workflow = cross_fit if folds else fit_and_measure
-        with shared.progress_bar() as progress:
-            fitted = workflow(pred, name, progress=progress, **common, **selected)
+        with engine.working(workers, dask) as work:
+            data = engine.opened(pred, skip_bad, estimand, work)
+            fitted = workflow(data, name, **work._asdict(), **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():
@@ -113,28 +121,51 @@ def fit(
 @click.command()
 @click.argument("folder", metavar="DIR")
 @click.argument("pred")
+@engine.engine_options
+@engine.SKIP_BAD
 @click.option(
-    "-o", "--out", required=True, metavar="OUT", help="File to write, as the suffix says."
+    "-o",
+    "--out",
+    required=True,
+    metavar="OUT",
+    help="File to write, as the suffix says; without a suffix, a folder with a file per shard.",
 )
-def apply(folder: str, pred: str, out: str) -> None:
+def apply(
+    folder: str, pred: str, workers: int | None, dask: str | None, skip_bad: bool, out: str
+) -> None:
     """Calibrate a prediction file with a saved calibrator.
 
     Every split of PRED is calibrated; labels and other arrays are kept. OUT is one .npz,
-    .safetensors, .parquet or .csv file, also for a folder or glob of shards.
+    .safetensors, .parquet or .csv file, also for a folder or glob of shards; or a folder, for
+    shards of the same names. After an interruption the same command goes on with the shards that
+    are not there yet, or whose input has changed.
 
     \b
     Examples:
       calibrant apply calibrator predictions.npz -o calibrated.npz
       calibrant apply calibrator 'shards/*.npz' -o calibrated.safetensors
+      calibrant apply calibrator shards --workers 8 -o calibrated
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.workflows import apply as workflow
+    from calibrant.workflows.apply_shards import apply_shards
 
-    written = shared.how_written(out)
+    into_folder = not Path(out).suffix or Path(out).is_dir()
+    if not into_folder and (workers is not None or dask is not None):
+        raise click.UsageError(
+            f"--workers and --dask write a file for each shard: {out} must be a folder, which has "
+            "no suffix"
+        )
     calibrator = load(folder)
-    with shared.progress_bar() as progress:
-        workflow.apply(calibrator, pred, out, progress=progress)
     how = " --multilabel" if getattr(calibrator, "multilabel", False) else ""
+    written = shared.how_written(out)
+    with engine.working(workers, dask) as work:
+        data = engine.opened(pred, skip_bad, "multilabel" if how else None, work)
+        if into_folder:
+            shards = apply_shards(calibrator, data, out, **work._asdict())
+            written = f"{shards.describe()} in {out}"
+        else:
+            workflow.apply(calibrator, data, out, progress=work.progress)
     shared.say(f"{written}; to measure it: calibrant evaluate {out}{how}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrant.cli import shared
+from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
     from calibrant.calibrators.base import Calibrator
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 @click.option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
 @shared.AS_JSON
 @shared.AS_LATEX
+@engine.engine_options
 def monitor(
     files: tuple[str, ...],
     folder: str | None,
@@ -60,6 +61,8 @@ def monitor(
     reference_split: str | None,
     fail: bool,
     form: str | None,
+    workers: int | None,
+    dask: str | None,
     **options: float | None,
 ) -> int:
     """Detect calibration drift of a deployed model, file by file.
@@ -100,9 +103,9 @@ def monitor(
             raise click.UsageError(
                 f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
             )
-        for name, split in product(_expanded(files), splits or (None,)):
-            with shared.progress_bar() as progress:
-                watch.update_file(name, split=split, progress=progress)
+        with engine.working(workers, dask) as work:
+            for name, split in product(_expanded(files), splits or (None,)):
+                watch.update_file(name, split=split, **work._asdict())
         if state is not None and files:
             save(watch, state)
     report = watch.report()

@@ -91,9 +91,23 @@ def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
 def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
     """Yield a callback that shows a bar on stderr once the work has taken a second."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
 
-    columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
+    class RateColumn(ProgressColumn):
+        """Units per second."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+
+    columns = (BarColumn(), MofNCompleteColumn(), unit, RateColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     started, task = time.monotonic(), bar.add_task("", total=None)
 

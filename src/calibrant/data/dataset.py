@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -17,6 +17,7 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Logits, Values, warn
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.class_names import Frame, class_names_of, is_frame, numbered
+from calibrant._core.engines import mapped
 from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant.data.columns import (
@@ -30,11 +31,20 @@ from calibrant.data.columns import (
     read_all,
     under_split,
 )
-from calibrant.data.files import find_shards
+from calibrant.data.files import ShardFiles, find_shards
 from calibrant.data.formats import Array
 from calibrant.data.frames import frame_arrays
 from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key, split_names
-from calibrant.data.shards import Chunk, Shard, in_worker, located, run_shard
+from calibrant.data.shards import (
+    BadShard,
+    Chunk,
+    Report,
+    Shard,
+    located,
+    run_or_refuse,
+    run_shard,
+    unreported,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -163,6 +173,7 @@ class Split:
         rows: int | None = None,
         executor: Executor | None = None,
         progress: Progress | None = None,
+        skipped: dict[str, str] | None = None,
     ) -> Iterator[T]:
         """Yield ``task(chunks)`` for every shard, in order.
 
@@ -171,7 +182,8 @@ class Split:
         those are stored; ``"sample_weight"``, ``"by"`` and ``"groups"`` are left out if the
         dataset names no columns for them. By default ``rows`` make about four million numbers.
         With an executor each shard is a task, which must be picklable for a process pool.
-        ``progress`` is called with (rows done, rows in all) after each chunk or shard.
+        ``progress`` is called with (rows done, rows in all) after each chunk or shard. A shard that
+        cannot be read is an error, unless ``skipped`` is passed: it gets the message by the path.
         """
         roles = {role: getattr(self.dataset, role) for role in ROLES}
         wanted = {name: roles.get(name, name) for name in columns}
@@ -179,7 +191,8 @@ class Split:
         widths = [self.shards[0].column(column).width for column in stored.values()]
         convert = self._from_probs if "logits" in stored and self.domain == "probs" else None
         rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
-        work = partial(run_shard, task, stored, convert, rows)
+        work: Any = partial(run_shard, task, stored, convert, rows)
+        work = work if skipped is None else partial(run_or_refuse, work)
         total, done = self.rows, 0
 
         def report(count: int) -> None:
@@ -188,11 +201,23 @@ class Split:
             if progress is not None:
                 progress(done, total)
 
+        results = self._results(work, executor, report)
+        for shard, result in zip(self.shards, results, strict=True):
+            if isinstance(result, BadShard):
+                assert skipped is not None
+                skipped[shard.path] = result.message
+            else:
+                yield result
+
+    def _results(
+        self, work: Callable[[Shard, Report], T], executor: Executor | None, report: Report
+    ) -> Iterator[T]:
+        """Yield the result of each shard, from here or from an executor."""
         if executor is None:
             yield from (work(shard, report) for shard in self.shards)
             return
-        alone = partial(in_worker, work, os.getpid())
-        for shard, result in zip(self.shards, executor.map(alone, self.shards), strict=True):
+        alone = partial(unreported, work)
+        for shard, result in zip(self.shards, mapped(executor, alone, self.shards), strict=True):
             report(shard.rows)
             yield result
 
@@ -237,6 +262,7 @@ class Dataset:
     by: str | None = None
     groups: str | None = None
     multilabel: bool = False
+    skipped: Mapping[str, str] = field(default_factory=dict)  # messages by the paths of bad shards
 
     @cached_property
     def _by_split(self) -> list[dict[str, Columns]]:
@@ -346,7 +372,7 @@ class Dataset:
         return ValueError(self.path + problem)
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+def open_dataset(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dataset:
     """Open a prediction file; only headers are read.
 
     Parameters
@@ -357,6 +383,9 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
         number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
         files named train, val or test are those splits. A ``.csv`` file is read once, to count
         its rows.
+    skip_bad : bool
+        Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
+        :func:`calibrant.workflows.shards.open_good_shards` reads their rows as well.
 
     Examples
     --------
@@ -366,17 +395,30 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     (['val', 'test'], (5000, 10), True)
     """
     files = OpenFiles()
-    shards = []
+    shards: list[Columns] = []
+    skipped: dict[str, str] = {}
     for shard in find_shards(os.fspath(path)):
-        arrays: Columns = {}
-        for key, file in shard.items():
-            columns = files.columns(str(file))
-            if not columns:
-                raise ValueError(f"{file} holds no arrays; write it again, or remove it")
-            is_npy = file.suffix == ".npy"
-            arrays |= {key: columns[file.stem]} if is_npy else under_split(columns, key)
-        shards.append(arrays)
-    return Dataset(os.fspath(path), shards)
+        try:
+            shards.append(_opened(files, shard))
+        except (ValueError, OSError) as problem:
+            if not skip_bad:
+                raise
+            skipped[str(next(iter(shard.values())))] = str(problem)
+    if not shards:
+        raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
+    return Dataset(os.fspath(path), shards, skipped=skipped)
+
+
+def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:
+    """Return the arrays of a shard by key."""
+    arrays: Columns = {}
+    for key, file in shard.items():
+        columns = files.columns(str(file))
+        if not columns:
+            raise ValueError(f"{file} holds no arrays; write it again, or remove it")
+        is_npy = file.suffix == ".npy"
+        arrays |= {key: columns[file.stem]} if is_npy else under_split(columns, key)
+    return arrays
 
 
 def as_dataset(

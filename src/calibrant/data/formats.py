@@ -23,7 +23,7 @@ from calibrant._core.messages import comma_separated
 
 Array: TypeAlias = NDArray[Any]
 Order: TypeAlias = Literal["C", "F"]
-Fingerprint: TypeAlias = tuple[int, int, int, int]  # device, inode, size, time of last change
+Fingerprint: TypeAlias = tuple[int, ...]  # inode, size, time of last change
 
 
 class Header(NamedTuple):
@@ -101,7 +101,8 @@ def changed(path: str) -> ValueError:
 
 def fingerprint_of(status: os.stat_result) -> Fingerprint:
     """Return the fingerprint of a file."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    # not the device: machines that share a file system number it differently
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _rows(
@@ -165,7 +166,7 @@ class NpyReader(Reader):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         key = Path(path).stem
-        header, self._fortran = _npy_header(self.stream, path, key, self.fingerprint[2])
+        header, self._fortran = _npy_header(self.stream, path, key, self.fingerprint[1])
         self.headers, self._start = {key: header}, self.stream.tell()
         self._lock = threading.Lock()
 

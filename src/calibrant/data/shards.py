@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
-
-import torch
 
 from calibrant._core.messages import comma_separated, printable
 from calibrant.data.columns import Column
@@ -148,8 +145,21 @@ def run_shard(
         return task(chunks(place))
 
 
-def in_worker(work: Callable[[Shard, Report], T], home: int, shard: Shard) -> T:
-    """Work on a shard; in a process of its own on one thread, since the pool uses the cores."""
-    if os.getpid() != home:
-        torch.set_num_threads(1)
-    return work(shard, lambda rows: None)  # progress cannot be reported from another process
+@dataclass(frozen=True)
+class BadShard:
+    """The message of the error that a shard ended with."""
+
+    message: str
+
+
+def run_or_refuse(work: Callable[[Shard, Report], T], shard: Shard, report: Report) -> T | BadShard:
+    """Work on a shard; return the message if it cannot be read, or has bad rows."""
+    try:
+        return work(shard, report)
+    except (TypeError, ValueError, OSError) as problem:
+        return BadShard(str(problem))
+
+
+def unreported(work: Callable[[Shard, Report], T], shard: Shard) -> T:
+    """Work on a shard without progress, which cannot be reported from another process."""
+    return work(shard, lambda rows: None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Iterable
@@ -14,7 +13,6 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.binning import check_bins
@@ -22,6 +20,7 @@ from calibrant._core.checks import Logits, Values
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.dataset import TEST_SPLITS, open_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
@@ -109,7 +108,9 @@ class Monitor:
         self.calibrator = None if calibrator is None else as_calibrator(calibrator)
         if self.calibrator is not None:
             self.calibrator.refuse_tags("Monitor")
-        self.fingerprint = None if self.calibrator is None else _fingerprint(self.calibrator)
+        self.fingerprint = (
+            None if self.calibrator is None else calibrator_fingerprint(self.calibrator)
+        )
         self.window, self.bins = int(window), int(bins)
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
         gaps = np.zeros((2, bins))
@@ -341,7 +342,7 @@ class Monitor:
         Without a calibrator a loaded monitor reports, merges and takes pairs, but no logits.
         """
         calibrator = as_calibrator(calibrator)
-        wanted, got = self.fingerprint or "no calibrator", _fingerprint(calibrator)
+        wanted, got = self.fingerprint or "no calibrator", calibrator_fingerprint(calibrator)
         if wanted != got:
             message = f"this stream was collected with {wanted}, not with {got}"
             raise ValueError(f"{message}: begin a new stream after a new fit")
@@ -481,15 +482,3 @@ def _number(window: WindowId) -> int:
     if isinstance(window, bool) or not isinstance(window, (int, np.integer)):
         raise TypeError(f"window must be a whole number or a date, got {window!r}")
     return int(window)
-
-
-def _fingerprint(calibrator: Calibrator) -> str:
-    """Identity of a fitted calibrator: its class and a digest of what it has learned."""
-    config = json.dumps(calibrator.config(), sort_keys=True, default=lambda part: str(type(part)))
-    digest = hashlib.sha256(config.encode())
-    for name, value in sorted(calibrator.state_dict().items()):
-        if isinstance(value, Tensor):
-            digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())
-        else:  # the choice of Auto
-            digest.update(f"{name}{json.dumps(value)}".encode())
-    return f"{type(calibrator).__name__} {digest.hexdigest()[:12]}"

@@ -78,13 +78,19 @@ def apply(
     calibrator = as_calibrator(calibrator)
     dataset = as_dataset(data, multilabel=calibrator.multilabel)
 
-    def make(split: Split, folder: Path, progress: Progress | None) -> dict[str, Array]:
-        return {split.domain: _calibrated(calibrator, split, folder, progress)}
-
     splits = scored_splits(dataset)
     for split in splits:
         check_fits(calibrator, split)
-    write_splits(dataset, splits, Path(out), make, progress)
+    write_splits(dataset, splits, Path(out), calibrated_by(calibrator), progress)
+
+
+def calibrated_by(calibrator: Calibrator) -> Make:
+    """Return the function that makes the calibrated scores of a split."""
+
+    def make(split: Split, folder: Path, progress: Progress | None) -> dict[str, Array]:
+        return {split.domain: _calibrated(calibrator, split, folder, progress)}
+
+    return make
 
 
 def scored_splits(dataset: Dataset) -> list[Split]:
@@ -206,7 +212,11 @@ def empty_array(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> A
     if not math.prod(shape) or not dtype.itemsize:
         return np.empty(shape, dtype)
     path = folder / f"{len(os.listdir(folder))}.npy"
-    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+    whole = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    if hasattr(os, "posix_fallocate"):  # else a full disk ends the process when it writes a page
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return whole
 
 
 def _copies(dataset: Dataset, folder: Path, suffix: str, left_out: Sequence[str]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, as_weight
 from calibrant._core.chunks import EstimandChoice
+from calibrant._core.engines import ENGINE_FAILURES
 from calibrant._core.logpartition import Records
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.auto import CLEAR, FEWEST, MOST, MOST_LOGITS, Auto
@@ -42,6 +44,7 @@ def choose(
     keep_argmax: bool | None = None,
     time_limit: float | None = None,
     seed: int = 0,
+    executor: Executor | None = None,
 ) -> Choice:
     """Choose one of several methods by their held-out likelihood on the examples of a fit.
 
@@ -60,6 +63,8 @@ def choose(
         Prefer methods that keep the predicted class: by default for more than two classes.
     time_limit : float, optional
         Seconds for each fit; a method that takes longer is not chosen.
+    executor : concurrent.futures.Executor, optional
+        Each shard becomes a task.
     """
     for name, calibrator in fitted.items():
         if isinstance(calibrator, Auto):
@@ -67,7 +72,7 @@ def choose(
     if len(fitted) < 2:
         return _without_rivals(list(fitted))
     try:
-        judge = _Judge(split, records, time_limit, seed)
+        judge = _Judge(split, records, time_limit, seed, executor)
     except ValueError as problem:  # fewer examples or groups than folds
         return Choice(None, f"Too little data to choose a method: {problem}.")
     judged = {name: judge.held_out(calibrator) for name, calibrator in fitted.items()}
@@ -114,6 +119,16 @@ class _Losses(Accumulator):
         super().__init__(metrics=["nll"], level=None, estimand=estimand)
         self.parts: list[tuple[FloatArray, BoolArray]] = []
 
+    def like(self) -> _Losses:
+        """Return a stream of the same form that has seen nothing."""
+        return _Losses(self.estimand)
+
+    def merge(self, other: Accumulator) -> Accumulator:
+        """Add the losses that another stream has seen."""
+        assert isinstance(other, _Losses)
+        self.parts += other.parts
+        return self
+
     def update(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
         """Add the losses of a batch."""
         checked, _ = labelled_examples(logits, labels, estimand=self.estimand)
@@ -126,9 +141,15 @@ class _Judge:
     """Cross-validates methods on a sample of the examples of a split, in the same folds."""
 
     def __init__(
-        self, split: Split, records: Records | None, time_limit: float | None, seed: int
+        self,
+        split: Split,
+        records: Records | None,
+        time_limit: float | None,
+        seed: int,
+        executor: Executor | None = None,
     ) -> None:
         self.split, self.records, self.time_limit = split, records, time_limit
+        self.executor = executor
         labels = _sampled(split, seed)
         sample = split.with_column("labels", labels)
         self.fold = row_folds(sample, FOLDS, seed)
@@ -152,7 +173,10 @@ class _Judge:
                 for i, one in enumerate(copies):
                     with limited(self.time_limit):
                         fit_without(one, self.split, self.fold, i, records)
-                Meter(copies, losses).walk(self.sample)
+                meter = Meter(copies, losses)
+                meter.walk(self.sample, self.executor)
+            except ENGINE_FAILURES:
+                raise
             except Exception:  # as in a comparison: such a method is no choice
                 return None
         nll, correct = map(np.concatenate, zip(*losses.parts, strict=True))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, Values, spread, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress, resolve_estimand
+from calibrant._core.engines import ENGINE_FAILURES
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
@@ -43,6 +45,7 @@ def compare(
     bins: int = 15,
     level: float | None = 0.9,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Fit every method on the same examples and measure it on the same other ones.
@@ -72,6 +75,8 @@ def compare(
         also the option of ``auto``, where that is a name. False suits multiple choice.
     estimand, bins, level, seed
         As in :func:`calibrant.evaluate`; the seed is also that of the cut and of folds.
+    executor : concurrent.futures.Executor, optional
+        Each shard becomes a task, as in :func:`calibrant.evaluate`.
     progress : callable, optional
         Called with (methods done, methods in all).
 
@@ -93,7 +98,7 @@ def compare(
     with warnings_at_caller():
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
         calibrators = _chosen(methods, splits, estimand, keep_argmax)
-        bench = _Bench(*splits, stream, time_limit)
+        bench = _Bench(*splits, stream, time_limit, executor)
         n_test, classes = bench.prepare(list(calibrators.values()))
     report = progress or (lambda done, total: None)
     rows: list[Row] = []
@@ -109,6 +114,7 @@ def compare(
         keep_argmax=keep_argmax,
         time_limit=time_limit,
         seed=seed,
+        executor=executor,
     )
     n_fit = int((splits[0].labels != IGNORED).sum())
     measured = resolve_estimand(estimand, classes)
@@ -191,12 +197,13 @@ class _Bench:
     measure_on: Split
     stream: Accumulator
     time_limit: float | None
+    executor: Executor | None = None
 
     @cached_property
     def table(self) -> tuple[Records, float]:
         """The records that methods share, and the seconds that they took."""
         start = time.perf_counter()
-        return self.fit_on.records(), time.perf_counter() - start
+        return self.fit_on.records(self.executor), time.perf_counter() - start
 
     @property
     def records(self) -> Records | None:
@@ -230,8 +237,10 @@ class _Bench:
                     self._fit(calibrator)
                 finally:
                     seconds = time.perf_counter() - start
-                meter.walk(self.measure_on)
+                meter.walk(self.measure_on, self.executor)
                 evaluation = meter.after.compute()
+            except ENGINE_FAILURES:
+                raise
             except Exception as problem:  # a bug in one method must not cost the other rows
                 error = self._message(problem)
         if self._from_table(calibrator) and not isinstance(calibrator, Identity):
@@ -257,15 +266,22 @@ class _Bench:
 
     def _counted(self, split: Split) -> tuple[int, int]:
         """Check every row, and return the number of examples and of classes."""
-        counts = Accumulator(estimand=self.stream.estimand, metrics=["accuracy"], level=None)
-
-        def add(chunks: Iterator[Chunk]) -> int:
-            floored = 0
-            for chunk in chunks:
-                counts.update(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
-                floored += chunk.floored
-            return floored
-
-        datasets.warn_of_zeros(sum(split.walk(add, "logits", "labels", "sample_weight")))
-        result = counts.compute()
+        total = Accumulator(estimand=self.stream.estimand, metrics=["accuracy"], level=None)
+        floored, columns = 0, ("logits", "labels", "sample_weight")
+        for counts, zeros in split.walk(
+            partial(_counted, total.like()), *columns, executor=self.executor
+        ):
+            total.merge(counts)
+            floored += zeros
+        datasets.warn_of_zeros(floored)
+        result = total.compute()
         return result.n, result.classes
+
+
+def _counted(empty: Accumulator, chunks: Iterator[Chunk]) -> tuple[Accumulator, int]:
+    """Counts of one shard, and its probabilities of zero."""
+    counts, floored = empty.like(), 0
+    for chunk in chunks:
+        counts.update(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
+        floored += chunk.floored
+    return counts, floored

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +62,7 @@ def effect(
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Effect:
     """Measure predictions before and after calibration; logits are never held whole.
@@ -70,7 +73,7 @@ def effect(
         Fitted.
     data : path, Dataset, or mapping
         A prediction file, a folder, a glob, or arrays by their keys in a file.
-    split, sample_weight, estimand, bins, metrics, level, seed, progress
+    split, sample_weight, estimand, bins, metrics, level, seed, executor, progress
         As in :func:`calibrant.evaluate`.
 
     Examples
@@ -91,7 +94,7 @@ def effect(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    meter = measure([calibrator], examples, stream, progress)
+    meter = measure([calibrator], examples, stream, executor, progress)
     warn_of_zeros(meter.floored)
     return meter.effect()
 
@@ -100,11 +103,12 @@ def measure(
     calibrators: Sequence[Calibrator],
     split: Split,
     stream: Accumulator,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Meter:
     """Measure a split before and after; one calibrator for all rows, or one for each fold."""
     meter = Meter(list(map(method_in_use, calibrators)), stream.like(), stream.like())
-    meter.walk(split, progress)
+    meter.walk(split, executor, progress)
     return meter
 
 
@@ -120,12 +124,30 @@ class Meter:
     high: float = -math.inf
     floored: int = 0
 
-    def walk(self, split: Split, progress: Progress | None = None) -> None:
+    def walk(
+        self, split: Split, executor: Executor | None = None, progress: Progress | None = None
+    ) -> None:
         """Add all rows of a split."""
         columns = ["logits", "labels", "sample_weight"]
         columns += ["features"] if any(c.needs_features for c in self.calibrators) else []
         columns += ["fold"] if len(self.calibrators) > 1 else []
-        list(split.walk(self._add_all, *columns, progress=progress))
+        task = partial(_metered, self.like())
+        for shard in split.walk(task, *columns, executor=executor, progress=progress):
+            self.merge(shard)
+
+    def like(self) -> Meter:
+        """Return a meter of the same form that has seen nothing."""
+        before = None if self.before is None else self.before.like()
+        return Meter(self.calibrators, self.after.like(), before)
+
+    def merge(self, other: Meter) -> None:
+        """Add what another meter of the same form has seen."""
+        self.after.merge(other.after)
+        if self.before is not None and other.before is not None:
+            self.before.merge(other.before)
+        self.changed += other.changed
+        self.floored += other.floored
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
     def effect(self) -> Effect:
         """Return the figures of everything added up."""
@@ -133,11 +155,8 @@ class Meter:
         temperatures = (self.low, self.high) if self.low <= self.high else None
         return Effect(self.before.compute(), self.after.compute(), self.changed, temperatures)
 
-    def _add_all(self, chunks: Iterator[Chunk]) -> None:
-        for chunk in chunks:
-            self._add(chunk)
-
-    def _add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
+        """Add the rows of a chunk."""
         weight = chunk.get("sample_weight")
         if self.before is not None:
             self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
@@ -174,6 +193,16 @@ class Meter:
                 self.low = min(self.low, float(temperatures.min()))
                 self.high = max(self.high, float(temperatures.max()))
         return after
+
+
+def _metered(empty: Meter, chunks: Iterator[Chunk]) -> Meter:
+    """Sums of one shard."""
+    sums = empty.like()
+    for chunk in chunks:
+        sums.add(chunk)
+        del chunk  # before the next one is read
+    sums.calibrators = ()  # known to the caller: they need not travel back
+    return sums
 
 
 def _labelled(chunk: Chunk) -> BoolArray:

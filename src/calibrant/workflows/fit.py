@@ -148,7 +148,7 @@ def fit_and_measure(
         data, calibrator, split, sample_weight, groups, executor, progress
     )
     stream = Accumulator(estimand=estimand, pairs=True, metrics=metrics, level=None)
-    meter = measure([calibrator], examples, stream, progress)
+    meter = measure([calibrator], examples, stream, executor, progress)
     return Fit(calibrator, meter.effect(), examples.name)
 
 
@@ -253,6 +253,7 @@ def cross_fit(
     metrics: Sequence[str] | None = None,
     level: float | None = 0.9,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> CrossFit:
     """Fit on all examples, and measure the method on the same ones out of fold.
@@ -271,7 +272,7 @@ def cross_fit(
         Split to use; ``val``, else the plain arrays, else ``test``, by default.
     groups : str or array, optional
         A column; the rows of one group are in one fold, and classes are left to chance.
-    estimand, bins, metrics, level, seed, progress
+    estimand, bins, metrics, level, seed, executor, progress
         As in :func:`calibrant.evaluate`; the seed is also that of the folds.
 
     Examples
@@ -293,7 +294,7 @@ def cross_fit(
     fold = row_folds(examples, folds, seed)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
     from_table = fits_from_table(calibrator, examples)
-    records = examples.records(progress=progress) if from_table else None
+    records = examples.records(executor, progress) if from_table else None
     fit_without(calibrator, examples, fold, folds, records)  # leaves out nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit on everything has warned
@@ -302,7 +303,8 @@ def cross_fit(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    meter = measure(calibrators, examples.with_column("fold", fold), stream, progress)
+    folded = examples.with_column("fold", fold)
+    meter = measure(calibrators, folded, stream, executor, progress)
     return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
 
 

@@ -1,0 +1,83 @@
+"""Options for many shards: worker processes, a cluster, and shards that cannot be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from calibrant.cli import shared
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from calibrant.data.dataset import Dataset
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WORKERS = click.option(
+    "--workers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Processes that share the shards; 0: one for each core.",
+)
+_DASK = click.option(
+    "--dask", metavar="ADDRESS", help="Scheduler of a dask cluster that shares the shards."
+)
+SKIP_BAD = click.option(
+    "--skip-bad", is_flag=True, help="Leave out shards that cannot be read, and list them."
+)
+
+
+def engine_options(command: F) -> F:
+    """Add the options that choose where shards are worked on."""
+    return _WORKERS(_DASK(command))
+
+
+class Work(NamedTuple):
+    """An executor, None for this process, and a callback for progress."""
+
+    executor: Executor | None
+    progress: Callable[[int, int], None]
+
+
+@contextmanager
+def working(workers: int | None, dask: str | None, unit: str = "examples") -> Iterator[Work]:
+    """Yield what a workflow needs; an engine is summed up on stderr at the end."""
+    from calibrant._core.engines import open_engine
+
+    if workers is not None and dask is not None:
+        raise click.UsageError("--workers and --dask are two engines: name one of them")
+    start, most = time.perf_counter(), 0
+    with open_engine(workers, dask) as engine:
+        if engine.dashboard:
+            shared.say(f"dashboard: {engine.dashboard}")
+        with shared.progress_bar(unit) as show:
+
+            def progress(done: int, total: int) -> None:
+                nonlocal most
+                most = max(most, done)
+                show(done, total)
+
+            yield Work(engine.executor, progress)
+    if engine.executor is not None:
+        seconds = time.perf_counter() - start
+        rate = f"{most / seconds:,.0f} {unit} per second"
+        shared.say(f"{most:,} {unit} in {seconds:.1f} s on {engine.description}: {rate}")
+
+
+def opened(path: str, skip_bad: bool, estimand: str | None, work: Work) -> Dataset:
+    """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
+    from calibrant.data.dataset import open_dataset
+    from calibrant.workflows.shards import describe_skipped, open_good_shards
+
+    if not skip_bad:
+        return open_dataset(path)
+    chosen: Any = estimand or "auto"  # click's flag values
+    data = open_good_shards(path, estimand=chosen, executor=work.executor, progress=work.progress)
+    for line in describe_skipped(data):
+        shared.say(line)
+    return data

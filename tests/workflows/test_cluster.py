@@ -1,0 +1,256 @@
+"""Faults on a real dask scheduler with two worker processes: nothing lost or counted twice."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import calibrant
+from calibrant._core.engines import open_engine
+from calibrant.calibrators.scaling import TemperatureScaling
+from calibrant.data import open_dataset
+from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.compare import compare
+from calibrant.workflows.fit import fit
+from calibrant.workflows.shards import open_good_shards
+from tests.support.predictions import cut, predictions
+from tests.support.shard_tasks import killed_always, rows_after_a_kill, slow_rows
+
+distributed = pytest.importorskip("distributed")
+pytestmark = [
+    pytest.mark.slow,
+    # raised by the threads of dask when a connection or process ends, as the tests make them do
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+ARRAYS = predictions(rows=200, classes=3)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, scheduler_port=0
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def executor(cluster):
+    with open_engine(dask=cluster.scheduler_address) as engine:
+        assert engine.description == f"2 dask workers of {cluster.scheduler_address}"
+        yield engine.executor
+
+
+@pytest.fixture
+def shards(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i, shard in enumerate(cut(ARRAYS, 0, 20, 50, 90, 130, 170)):
+        np.savez(folder / f"{i}.npz", **shard)
+    return folder
+
+
+def wait_for_workers(executor):
+    """Workers that were killed are started anew."""
+    executor._client.wait_for_workers(2)
+
+
+def test_figures_equal_those_of_one_array(shards, executor):
+    options: dict[str, Any] = {"sample_weight": "importance", "level": None}
+    found = calibrant.evaluate(shards, executor=executor, **options)
+    expected = calibrant.evaluate(ARRAYS, **options)
+    assert found.n == expected.n
+    assert found.bins.count.tolist() == expected.bins.count.tolist()
+    for name in expected:
+        assert found[name].value == pytest.approx(expected[name].value, rel=1e-9)
+    fitted = fit(shards, "ts", executor=executor)
+    np.testing.assert_allclose(fitted.temperature_, fit(ARRAYS, "ts").temperature_, rtol=1e-6)
+    rows = compare(shards, ["none", "ts"], level=None, executor=executor).rows
+    others = compare(ARRAYS, ["none", "ts"], level=None).rows
+    for one, other in zip(rows, others, strict=True):
+        assert one.evaluation is not None
+        assert other.evaluation is not None
+        assert one.evaluation["nll"].value == pytest.approx(other.evaluation["nll"].value, rel=1e-6)
+
+
+def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
+    split = open_dataset(shards).split()
+    results = list(
+        split.walk(partial(rows_after_a_kill, tmp_path), "logits", "labels", executor=executor)
+    )
+    assert (tmp_path / "killed").exists()
+    sums = [int(shard["labels"].sum()) for shard in cut(ARRAYS, 20, 50, 90, 130, 170)]
+    assert results == [(n, total) for n, total in zip([20, 30, 40, 40, 40, 30], sums, strict=True)]
+    assert len(list(tmp_path.glob("ran-*"))) > len(sums)  # the shard of the kill ran twice
+    wait_for_workers(executor)
+
+
+def test_workers_are_killed_from_outside(shards, executor, cluster):
+    def kill():
+        time.sleep(0.7)
+        os.kill(next(iter(cluster.workers.values())).process.process.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    split = open_dataset(shards).split()
+    assert list(split.walk(slow_rows, "labels", executor=executor)) == [20, 30, 40, 40, 40, 30]
+    thread.join()
+    wait_for_workers(executor)
+
+
+def test_a_shard_that_kills_every_worker_is_named(shards, cluster):
+    with open_engine(dask=cluster.scheduler_address) as engine:
+        one = open_dataset(shards / "3.npz").split()
+        with pytest.raises(ChildProcessError, match=r"while they worked on .*3\.npz"):
+            list(one.walk(killed_always, "labels", executor=engine.executor))
+        wait_for_workers(engine.executor)
+
+
+def test_bad_shards(shards, executor):
+    content = (shards / "2.npz").read_bytes()
+    (shards / "7.npz").write_bytes(content[:-300])
+    np.savez(shards / "8.npz", **predictions(rows=5, classes=4))
+    flipped = bytearray(content)
+    flipped[200] ^= 255
+    (shards / "9.npz").write_bytes(flipped)
+    double = {**cut(ARRAYS, 20)[0], "logits": ARRAYS["logits"][:20].astype("float64")}
+    np.savez(shards / "10.npz", **double)
+    data = open_good_shards(shards, executor=executor)
+    assert sorted(Path(path).stem for path in data.skipped) == ["7", "8", "9"]
+    found = calibrant.evaluate(data, level=None, executor=executor)
+    rows = np.r_[:200, :20]
+    expected = calibrant.evaluate(ARRAYS["logits"][rows], ARRAYS["labels"][rows], level=None)
+    assert found.n == expected.n
+    assert found["nll"].value == pytest.approx(expected["nll"].value, rel=1e-9)
+    (shards / "8.npz").unlink()
+    (shards / "7.npz").unlink()
+    with pytest.raises(ValueError, match=r"9\.npz is damaged"):
+        calibrant.evaluate(shards, executor=executor)
+
+
+def halved():
+    calibrator = TemperatureScaling()
+    calibrator._store(temperature_=2.0)
+    calibrator._set_classes(3)
+    return calibrator
+
+
+def assert_calibrated(folder):
+    logits = ARRAYS["logits"] / 2
+    found = open_dataset(folder).split()
+    np.testing.assert_allclose(found.logits, logits - logits.max(-1, keepdims=True), rtol=1e-6)
+    np.testing.assert_array_equal(found.labels, ARRAYS["labels"])
+
+
+def test_calibrated_shards(tmp_path, shards, executor):
+    result = apply_shards(halved(), shards, tmp_path / "out", executor=executor)
+    assert result.describe() == "wrote 7 shards"
+    assert_calibrated(tmp_path / "out")
+    again = apply_shards(halved(), shards, tmp_path / "out")  # receipts of workers are known here
+    assert again.describe() == "wrote 0 shards, kept 7 of an earlier run"
+
+
+def test_a_full_disk_at_a_worker(tmp_path, shards, executor, cluster):
+    """Workers may write files of 1500 bytes, as on a disk that is almost full."""
+    client = executor._client
+    before = client.run(limit_files, 1500)
+    try:
+        with pytest.raises(OSError, match=r"npz was not written .*run the same again"):
+            apply_shards(halved(), shards, tmp_path / "out", executor=executor)
+    finally:
+        client.run(limit_files, next(iter(before.values())))
+    left = {p.name for p in (tmp_path / "out").iterdir() if p.suffix == ".npz"}
+    assert len(left) < 7
+    assert not [p for p in (tmp_path / "out").iterdir() if p.name.startswith(".") and p.is_file()]
+    result = apply_shards(halved(), shards, tmp_path / "out", executor=executor)
+    assert {Path(path).name for path in result.kept} == left
+    assert_calibrated(tmp_path / "out")
+
+
+def limit_files(size):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    return soft
+
+
+def test_on_the_command_line(shards, cluster, run):
+    code, out, err = run(
+        "evaluate", shards, "--dask", cluster.scheduler_address, "--level", "0", "--json"
+    )
+    assert code == 0
+    assert f'"n": {calibrant.evaluate(ARRAYS, level=None).n}' in out
+    assert re.search(
+        r"200 examples in [\d.]+ s on 2 dask workers of tcp://.*: [\d,]+ examples per second", err
+    )
+
+
+def test_no_scheduler(shards, run, monkeypatch):
+    monkeypatch.setattr("calibrant._core.engines.CONNECT", 0.5)
+    code, out, err = run("evaluate", shards, "--dask", "tcp://127.0.0.1:9")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no dask scheduler answers at tcp://127.0.0.1:9 (")
+
+
+def test_a_scheduler_that_goes_away(tmp_path, shards):
+    """The run ends with a sentence, and another one finishes its work."""
+    with scheduler_process(tmp_path) as (address, process):
+        out = tmp_path / "out"
+        with open_engine(dask=address) as engine:
+            split = open_dataset(shards).split()
+            results = split.walk(slow_rows, "labels", executor=engine.executor)
+            assert next(results) == 20
+            process.kill()
+            with pytest.raises(ConnectionError, match="the scheduler was lost"):
+                list(results)
+    result = apply_shards(halved(), shards, out)
+    assert result.describe() == "wrote 7 shards"
+    assert_calibrated(out)
+
+
+class scheduler_process:
+    """A scheduler with one worker, in processes of their own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __enter__(self):
+        self.file = self.folder / "scheduler.json"
+        place = ["--scheduler-file", str(self.file), "--no-dashboard"]
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.scheduler = subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", *place], **quiet
+        )
+        self.worker = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "distributed.cli.dask_worker",
+                "--nthreads",
+                "1",
+                "--no-nanny",
+                *place,
+            ],
+            **quiet,
+        )
+        until = time.monotonic() + 60
+        while not self.file.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        return json.loads(self.file.read_text())["address"], self.scheduler
+
+    def __exit__(self, *_):
+        for process in (self.scheduler, self.worker):
+            process.kill()
+            process.wait()

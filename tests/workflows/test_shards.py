@@ -1,0 +1,181 @@
+"""Any number, order and size of shards gives the figures of one array; bad shards are left out."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import calibrant
+from calibrant.data import Dataset
+from calibrant.data.columns import array_column
+from calibrant.workflows.compare import compare
+from calibrant.workflows.effect import effect
+from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
+from calibrant.workflows.shards import describe_skipped, open_good_shards
+from tests.support.predictions import cut, needs_pyarrow, predictions
+
+ARRAYS = predictions(rows=90, classes=3)
+COLUMNS: dict[str, Any] = {"sample_weight": "importance"}
+
+
+@pytest.fixture(scope="module", params=["here", "threads"])
+def executor(request):
+    if request.param == "here":
+        yield None
+        return
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def sharded(shards):
+    """A dataset in memory whose files are ``shards``."""
+    return Dataset(
+        "shards",
+        [
+            {key: array_column(key, values, f"shard{i}") for key, values in shard.items()}
+            for i, shard in enumerate(shards)
+        ],
+    )
+
+
+@st.composite
+def shardings(draw):
+    places = sorted(draw(st.lists(st.integers(0, 90), max_size=6)))
+    return sharded(draw(st.permutations(cut(ARRAYS, *places))))
+
+
+def assert_equal(found, expected):
+    assert found.n == expected.n
+    assert found.bins.count.tolist() == expected.bins.count.tolist()
+    for name in expected:
+        np.testing.assert_allclose(found[name].value, expected[name].value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def of_one_array():
+    options: dict[str, Any] = {"level": None, **COLUMNS}
+    calibrator = fit(ARRAYS, "ts", **COLUMNS)
+    return (
+        calibrant.evaluate(ARRAYS, by="region", **options),
+        calibrator,
+        effect(calibrator, ARRAYS, **options),
+    )
+
+
+@given(shardings())
+@settings(max_examples=12)
+def test_any_sharding(executor, of_one_array, data):
+    whole, calibrator, changed = of_one_array
+    options: dict[str, Any] = {"executor": executor, **COLUMNS}
+    found = calibrant.evaluate(data, by="region", level=None, **options)
+    assert_equal(found, whole)
+    assert found.by.keys() == whole.by.keys()
+    for name, part in whole.by.items():
+        assert_equal(found.by[name], part)
+    fitted = fit(data, "ts", **options)
+    np.testing.assert_allclose(fitted.temperature_, calibrator.temperature_, rtol=1e-6)
+    after = effect(calibrator, data, level=None, **options)
+    assert_equal(after.before, changed.before)
+    assert_equal(after.after, changed.after)
+    assert after.argmax_changed == changed.argmax_changed
+    assert after.temperatures == pytest.approx(changed.temperatures, rel=1e-6)
+
+
+def test_comparison_and_folds_in_shards(executor):
+    data = sharded(cut(ARRAYS, 0, 10, 30))
+    options: dict[str, Any] = {"level": None, "seed": 3, **COLUMNS}
+    found = compare(data, ["none", "ts"], executor=executor, **options)
+    expected = compare(ARRAYS, ["none", "ts"], **options)
+    assert (found.n_fit, found.n_test) == (expected.n_fit, expected.n_test)
+    for one, other in zip(found.rows, expected.rows, strict=True):
+        assert one.argmax_changed == other.argmax_changed
+        assert one.evaluation is not None
+        assert other.evaluation is not None
+        for name, estimate in other.evaluation.items():
+            assert one.evaluation[name].value == pytest.approx(
+                estimate.value, rel=1e-6, nan_ok=True
+            )
+    assert found.advice() == expected.advice()
+    folds = cross_fit(data, "ts", executor=executor, **options)
+    np.testing.assert_allclose(
+        folds.effect.after["nll"].value,
+        cross_fit(ARRAYS, "ts", **options).effect.after["nll"].value,
+    )
+    measured = fit_and_measure(data, "ts", executor=executor, **COLUMNS)
+    assert_equal(measured.effect.after, fit_and_measure(ARRAYS, "ts", **COLUMNS).effect.after)
+
+
+# Shards that cannot be used.
+
+
+def write_bad_shards(folder):
+    """Five good shards, and one of each kind that is bad."""
+    good = cut(ARRAYS, 10, 40, 40, 70)
+    for i, shard in enumerate(good):
+        np.savez(folder / f"a{i}.npz", **shard)
+    wide = predictions(rows=10, classes=4)
+    np.savez(folder / "classes.npz", **wide)
+    np.savez(folder / "float64.npz", **{**good[0], "logits": good[0]["logits"].astype("float64")})
+    for name, key, value in (("nan", "logits", np.nan), ("label", "labels", 7)):
+        values = good[1][key].copy()
+        values[5] = value
+        np.savez(folder / f"{name}.npz", **{**good[1], key: values})
+    content = (folder / "a1.npz").read_bytes()
+    (folder / "cut.npz").write_bytes(content[: len(content) // 2])
+    flipped = bytearray(content)
+    flipped[200] ^= 255  # within the logits: only the checksum tells
+    (folder / "flipped.npz").write_bytes(flipped)
+    (folder / "text.npz").write_text("no archive")
+    return {"classes", "nan", "label", "cut", "flipped", "text"}
+
+
+def test_bad_shards_are_listed_and_left_out(tmp_path, executor):
+    names = write_bad_shards(tmp_path)
+    data = open_good_shards(tmp_path, executor=executor)
+    assert set(data.skipped) == {str(tmp_path / f"{name}.npz") for name in names}
+    assert all(name in message for name, message in data.skipped.items())
+    rows = np.r_[:90, :10]
+    found = calibrant.evaluate(data, level=None, executor=executor)
+    expected = calibrant.evaluate(ARRAYS["logits"][rows], ARRAYS["labels"][rows], level=None)
+    assert_equal(found, expected)
+    lines = list(describe_skipped(data))
+    assert lines[0] == "skipped 6 bad shards of 12:"
+    assert "has logits of shape (10, 4), most shards have logits of shape (rows, 3)" in "".join(
+        lines
+    )
+
+
+def test_without_skipping_the_first_bad_shard_is_named(tmp_path):
+    write_bad_shards(tmp_path)
+    with pytest.raises(ValueError, match=r"cut\.npz is damaged or incomplete"):
+        calibrant.evaluate(tmp_path)
+
+
+def test_nothing_is_left(tmp_path):
+    (tmp_path / "a.npz").write_text("no archive")
+    with pytest.raises(ValueError, match=r"every shard of .* is bad; the first: .*a\.npz"):
+        open_good_shards(tmp_path)
+    np.savez(tmp_path / "a.npz", logits=np.full((2, 3), np.nan), labels=[0, 1])
+    with pytest.raises(ValueError, match=r"every shard of .* is bad; the first: .*NaN"):
+        open_good_shards(tmp_path)
+
+
+def test_all_shards_are_good(tmp_path):
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+    data = open_good_shards(tmp_path)
+    assert not data.skipped
+    assert list(describe_skipped(data)) == []
+
+
+@needs_pyarrow
+def test_on_the_command_line(tmp_path, run):
+    write_bad_shards(tmp_path)
+    code, out, err = run("evaluate", tmp_path, "--skip-bad", "--level", "0", "--json")
+    assert code == 0
+    assert '"n": 93' in out
+    assert err.startswith("skipped 6 bad shards of 12:\n")
+    code, out, err = run("evaluate", tmp_path, "--workers", "1", "--dask", "tcp://here")
+    assert code == 2
+    assert "--workers and --dask are two engines" in err

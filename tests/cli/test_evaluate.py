@@ -304,6 +304,8 @@ def test_help_has_examples_that_parse(run):
         arguments = example.replace("'", "").split()
         code, _, err = run(*arguments)
         assert code == 2
-        assert re.match(r"error: (shards|predictions\.(npz|csv)) does not exist|error: no file in", err)
+        assert re.match(
+            r"error: (shards|predictions\.(npz|csv)) does not exist|error: no file in", err
+        )
     assert "--max-ece" in out
     assert "2 could not run" in out

@@ -10,6 +10,7 @@ import pytest
 
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
+from calibrant.data.outputs import OutputFolder
 from calibrant.data.readers import WRITERS
 from calibrant.workflows import apply_shards as module
 from calibrant.workflows.apply import apply
@@ -144,7 +145,7 @@ def test_two_writers_of_one_shard_leave_one_whole_file(tmp_path, shards, halved)
     """A retry may run beside a task that was taken for lost."""
     out = tmp_path / "out"
     dataset = open_dataset(shards)
-    jobs = module._jobs(halved, dataset, out, {"": (3,)})
+    jobs = module._jobs(halved, dataset, OutputFolder(str(out)), {"": (3,)})
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda job: module._write(halved, job), jobs * 4))
     assert_complete(out)

@@ -147,10 +147,11 @@ def apply(
       calibrant apply calibrator shards --workers 8 -o calibrated
     """  # noqa: D301
     from calibrant.artifacts import load
+    from calibrant.data.storage import is_remote
     from calibrant.workflows import apply as workflow
     from calibrant.workflows.apply_shards import apply_shards
 
-    into_folder = not Path(out).suffix or Path(out).is_dir()
+    into_folder = is_remote(out) or not Path(out).suffix or Path(out).is_dir()
     if not into_folder and (workers is not None or dask is not None):
         raise click.UsageError(
             f"--workers and --dask write a file for each shard: {out} must be a folder, which has "

@@ -167,14 +167,16 @@ def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs
 
 def _expanded(files: tuple[str, ...]) -> list[str]:
     from calibrant.data.files import natural_order
+    from calibrant.data.storage import storage_of
 
     names: list[str] = []
     for name in files:
-        if glob.has_magic(name) and not os.path.exists(name):
-            matches = sorted(map(Path, glob.glob(name)), key=natural_order)
+        storage, place = storage_of(name)
+        if glob.has_magic(place) and not storage.exists(storage.path(place)):
+            matches = sorted(storage.matches(place), key=natural_order)
             if not matches:
                 raise FileNotFoundError(f"no file matches {name}")
-            names += map(str, matches)
+            names += map(storage.address, matches)
         else:
             names.append(name)
     if list(files) == sorted(files):  # as a shell expands a pattern

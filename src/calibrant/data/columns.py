@@ -15,9 +15,10 @@ import torch
 
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
-from calibrant.data.formats import Array, Fingerprint, Reader, changed
+from calibrant.data.formats import Array, Reader, changed
 from calibrant.data.keys import CLASS_NAMES, HEAD, full_key, owner, split_names
 from calibrant.data.readers import READERS
+from calibrant.data.storage import Fingerprint
 
 CHUNK = 1 << 22  # numbers read at a time: 32 MiB of float64, enough work for every core
 MOST_OPEN = 64  # files of a dataset that are kept open

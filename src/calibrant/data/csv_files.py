@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Batch, Header, Reader, changed, fingerprint_of
+from calibrant.data.formats import Array, Batch, Header, Reader
 from calibrant.data.tables import RULES, TableReader, layout_of, table_of
 
 DELIMITERS = (",", ";", "\t")
@@ -55,13 +55,9 @@ class CsvTable(Reader):
 
     def _opened(self) -> IO[str]:
         """Open the file once more: each array that is read side by side needs its own place."""
-        text = open(  # noqa: SIM115  # closed by the caller
-            self.path, encoding="utf-8-sig", errors="surrogateescape", newline=""
+        return io.TextIOWrapper(
+            self.reopened(), encoding="utf-8-sig", errors="surrogateescape", newline=""
         )
-        if fingerprint_of(os.fstat(text.fileno())) != self.fingerprint:
-            text.close()
-            raise changed(self.path)
-        return text
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the fields of every line that is not blank, with its number."""

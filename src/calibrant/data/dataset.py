@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -381,8 +382,9 @@ def open_dataset(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dat
         A ``.npz``, ``.safetensors``, ``.parquet``, ``.csv`` or ``.pt`` file; ``X_logits.npy``, with
         the files that share its prefix; a folder of ``.npy`` files, whose stems are keys, with the
         number of a shard in front; or a folder or glob of shards, in natural order. Plain arrays of
-        files named train, val or test are those splits. A ``.csv`` file is read once, to count
-        its rows.
+        files named train, val or test are those splits. A ``.csv`` file is read once, to count its
+        rows. An address such as ``s3://bucket/run/*.parquet`` is read through fsspec (``pip install
+        'calibrant[cloud]'``).
     skip_bad : bool
         Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
         :func:`calibrant.workflows.shards.open_good_shards` reads their rows as well.
@@ -403,7 +405,7 @@ def open_dataset(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dat
         except (ValueError, OSError) as problem:
             if not skip_bad:
                 raise
-            skipped[str(next(iter(shard.values())))] = str(problem)
+            skipped[next(iter(shard.values()))] = str(problem)
     if not shards:
         raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
     return Dataset(os.fspath(path), shards, skipped=skipped)
@@ -413,11 +415,11 @@ def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:
     """Return the arrays of a shard by key."""
     arrays: Columns = {}
     for key, file in shard.items():
-        columns = files.columns(str(file))
+        columns = files.columns(file)
         if not columns:
             raise ValueError(f"{file} holds no arrays; write it again, or remove it")
-        is_npy = file.suffix == ".npy"
-        arrays |= {key: columns[file.stem]} if is_npy else under_split(columns, key)
+        is_npy, stem = file.endswith(".npy"), PurePath(file).stem
+        arrays |= {key: columns[stem]} if is_npy else under_split(columns, key)
     return arrays
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,13 +17,15 @@ from calibrant._core.messages import comma_separated
 from calibrant.data.columns import native
 from calibrant.data.keys import NAMED_SPLITS, owner, split_names
 from calibrant.data.readers import OTHER_FORMATS, READERS, WRITERS
+from calibrant.data.storage import LocalFiles, storage_of
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")
 _NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")  # names that tell how many shards there are
 
 
-ShardFiles: TypeAlias = dict[str, Path]
+ShardFiles: TypeAlias = dict[str, str]
 """The ``.npy`` files of a shard by key, or one other file by the split of its plain arrays."""
+Found: TypeAlias = dict[str, PurePath]  # the same as paths in their storage
 
 
 def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike]) -> None:
@@ -79,20 +80,28 @@ def sample_path() -> Path:
 
 def find_shards(path: str) -> list[ShardFiles]:
     """Return the shards of a prediction file, folder or glob, in natural order."""
-    location, known = Path(path), comma_separated(READERS)
-    if location.is_file():
-        return _of_file(location)
-    is_folder = location.is_dir()
-    if not is_folder and not re.search(r"[*?[]", path):
+    storage, place = storage_of(path)
+    return [
+        {key: storage.address(file) for key, file in shard.items()}
+        for shard in _found(storage, path, place)
+    ]
+
+
+def _found(storage: LocalFiles, path: str, place: str) -> list[Found]:
+    location, known = storage.path(place), comma_separated(READERS)
+    if storage.is_file(location):
+        return _of_file(storage, location)
+    is_folder = storage.is_folder(location)
+    if not is_folder and not re.search(r"[*?[]", place):
         expected = "expected a prediction file, folder or glob"
         raise FileNotFoundError(f"{path} does not exist; {expected}")
-    files = _matches(os.path.join(glob.escape(path), "*") if is_folder else path)
+    files = _readable(storage.children(location) if is_folder else storage.matches(place))
     if is_folder:  # a table of results or the weights of a model beside predictions are no shards
         files = [file for file in files if file.suffix not in OTHER_FORMATS] or files
     if not files:
         problem = f"folder {path} holds no prediction file; expected {known}"
         raise FileNotFoundError(problem if is_folder else f"no file in {known} matches {path}")
-    _check_complete(files)
+    _check_complete(storage, files)
     suffixes = sorted({file.suffix for file in files})
     if len(suffixes) > 1:  # they may hold the same rows twice
         folder = files[0].parent
@@ -105,10 +114,12 @@ def find_shards(path: str) -> list[ShardFiles]:
         return [{f.stem if f.stem in NAMED_SPLITS else "": f} for f in files]
     columns = {match[2] if (match := _ARRAY_FILE.fullmatch(f.stem)) else None for f in files}
     one_column = len(columns) == 1 and None not in columns
-    return _with_partners(files) if one_column and not is_folder else _by_stem(files)
+    if one_column and not is_folder:
+        return _with_partners(storage, files)
+    return _by_stem(files)
 
 
-def _of_file(path: Path) -> list[ShardFiles]:
+def _of_file(storage: LocalFiles, path: PurePath) -> list[Found]:
     if path.suffix not in READERS:
         raise ValueError(
             f"{path} is not a prediction file: the suffix must be one of "
@@ -121,20 +132,20 @@ def _of_file(path: Path) -> list[ShardFiles]:
             f"{path} does not say what it holds; rename it to NAME_logits.npy, NAME_labels.npy, "
             "NAME_probs.npy or NAME_features.npy"
         )
-    return _with_partners([path])
+    return _with_partners(storage, [path])
 
 
-def _matches(pattern: str) -> list[Path]:
+def _readable(paths: Iterable[PurePath]) -> list[PurePath]:
     """Return files in natural order, and whatever else has the suffix of one."""
-    paths = (Path(name) for name in glob.glob(pattern, recursive=True))
     return sorted((p for p in paths if p.suffix.lower() in READERS), key=natural_order)
 
 
-def _check_complete(files: Sequence[Path]) -> None:
+def _check_complete(storage: LocalFiles, files: Sequence[PurePath]) -> None:
     """Raise if a shard cannot be read, or is missing among names such as 00001-of-00005."""
     for file in files:
-        if not file.is_file():
-            what = "a folder" if file.is_dir() else "a link to a file that does not exist"
+        if not storage.is_file(file):
+            what = "a link to a file that does not exist"
+            what = "a folder" if storage.is_folder(file) else what
             raise FileNotFoundError(f"{file} is {what}: replace it by the shard, or remove it")
         if file.suffix not in READERS:
             raise ValueError(f"{file} has its suffix in capitals: rename it to lower case")
@@ -142,24 +153,24 @@ def _check_complete(files: Sequence[Path]) -> None:
     series = {(folder, m[1], len(m[2]), m[3], m[4]) for folder, m in matches if m}
     for folder, front, digits, total, rest in series:
         name = partial("{}{:0{}}-of-{}{}".format, front)
-        first = not (folder / name(0, digits, total, rest)).exists()  # some count from one
+        first = not storage.exists(folder / name(0, digits, total, rest))  # some count from one
         for i in range(first, first + int(total)):
             shard = folder / name(i, digits, total, rest)
-            if not shard.exists():
+            if not storage.exists(shard):
                 remedy = "copy or write it, or rename the others"
                 raise FileNotFoundError(f"{shard} is missing among {int(total)} shards: {remedy}")
 
 
-def natural_order(path: Path) -> tuple[list[str | int], str]:
+def natural_order(path: PurePath) -> tuple[list[str | int], str]:
     """Sort key in which 2 comes before 10; the name itself decides between 1 and 01."""
     # A pattern with a group splits into text and digits in turn: like is compared with like.
     runs = re.split(r"(\d+)", str(path))
     return [int(run) if i % 2 else run for i, run in enumerate(runs)], str(path)
 
 
-def _by_stem(files: Sequence[Path]) -> list[ShardFiles]:
+def _by_stem(files: Sequence[PurePath]) -> list[Found]:
     """Take stems of ``.npy`` files for keys; a number in front is the number of a shard."""
-    shards: dict[tuple[Path, str], ShardFiles] = {}
+    shards: dict[tuple[PurePath, str], Found] = {}
     for file in files:
         numbered = re.match(r"\d+_", file.stem)
         number = numbered[0] if numbered else ""
@@ -167,13 +178,13 @@ def _by_stem(files: Sequence[Path]) -> list[ShardFiles]:
     return list(shards.values())
 
 
-def _with_partners(files: Sequence[Path]) -> list[ShardFiles]:
+def _with_partners(storage: LocalFiles, files: Sequence[PurePath]) -> list[Found]:
     """Make each file a shard, with the ``.npy`` files of its folder that have the same prefix."""
-    shards: dict[tuple[Path, str], ShardFiles] = {
+    shards: dict[tuple[PurePath, str], Found] = {
         (file.parent, file.stem.rpartition("_")[0]): {} for file in files
     }
     for folder in dict.fromkeys(file.parent for file in files):
-        partners = _matches(os.path.join(glob.escape(str(folder)), "*.npy"))
+        partners = _readable(p for p in storage.children(folder) if p.suffix == ".npy")
         # Prefixes that nobody asked for count too: val_noise_logits is no column of val.
         known = {prefix for place, prefix in shards if place == folder}
         known |= set(split_names(file.stem for file in partners))

@@ -20,10 +20,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from calibrant._core.messages import comma_separated
+from calibrant.data.storage import fingerprint, fingerprint_of, is_remote, open_stream
 
 Array: TypeAlias = NDArray[Any]
 Order: TypeAlias = Literal["C", "F"]
-Fingerprint: TypeAlias = tuple[int, ...]  # inode, size, time of last change
 
 
 class Header(NamedTuple):
@@ -66,9 +66,9 @@ class Reader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.stream = open(path, "rb")  # noqa: SIM115  # closed with the reader
+        self.stream = open_stream(path)
         weakref.finalize(self, self.stream.close)
-        self.fingerprint = fingerprint_of(os.fstat(self.stream.fileno()))
+        self.fingerprint = fingerprint(path, self.stream)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of an array at a time; the last chunk may be shorter."""
@@ -88,8 +88,16 @@ class Reader:
 
     def check_unchanged(self) -> None:
         """Raise if the content of the open file has changed."""
-        if fingerprint_of(os.fstat(self.stream.fileno())) != self.fingerprint:
+        if fingerprint(self.path, self.stream) != self.fingerprint:
             raise changed(self.path)
+
+    def reopened(self) -> IO[bytes]:
+        """Open the file once more, for a place of its own to read from."""
+        stream = open_stream(self.path)
+        if fingerprint(self.path, stream) != self.fingerprint:
+            stream.close()
+            raise changed(self.path)
+        return stream
 
 
 def changed(path: str) -> ValueError:
@@ -97,12 +105,6 @@ def changed(path: str) -> ValueError:
     return ValueError(
         f"{path} was replaced or rewritten while it was read; run again when it is complete"
     )
-
-
-def fingerprint_of(status: os.stat_result) -> Fingerprint:
-    """Return the fingerprint of a file."""
-    # not the device: machines that share a file system number it differently
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _rows(
@@ -170,19 +172,25 @@ class NpyReader(Reader):
         self.headers, self._start = {key: header}, self.stream.tell()
         self._lock = threading.Lock()
 
-    def mapped(self) -> Array:
-        """Return the file as a copy-on-write map."""
+    def mapped(self) -> Array | None:
+        """Return the file as a copy-on-write map; None for an object of a store."""
+        if is_remote(self.path):
+            return None
         (header,) = self.headers.values()
         order: Order = "F" if self._fortran else "C"
         return np.memmap(self.stream, header.dtype, "c", self._start, header.shape, order)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of an array at a time."""
+        header = self.headers[key]
         if self._fortran:
-            yield from _slices(self.mapped(), rows)
+            whole = self.mapped()
+            if whole is None:
+                self.stream.seek(self._start)
+                whole = _rows(self.stream, self.path, header, 0, header.rows, "F")
+            yield from _slices(whole, rows)
             return
         # Read, not mapped: access to a map of a file that has shrunk ends the process.
-        header = self.headers[key]
         size = math.prod(header.shape[1:]) * header.dtype.itemsize
         for start in range(0, header.rows, rows):
             with self._lock:
@@ -241,7 +249,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 # NumPy has no bfloat16: it is widened, which loses nothing.
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     **{"BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"},
     **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
     **{"BF16": "float32", "F16": "float16", "F32": "float32", "F64": "float64"},
@@ -258,10 +266,10 @@ class SafetensorsReader(Reader):
         for key in self._file.keys():  # noqa: SIM118
             view = self._file.get_slice(key)
             dtype = self._stored[key] = view.get_dtype()
-            if dtype not in _SAFETENSORS_DTYPES:
+            if dtype not in SAFETENSORS_DTYPES:
                 raise ValueError(f"{path}: {key} is {dtype}; save it again as float32")
             shape = tuple(view.get_shape())
-            self.headers[key] = Header(shape, np.dtype(_SAFETENSORS_DTYPES[dtype]))
+            self.headers[key] = Header(shape, np.dtype(SAFETENSORS_DTYPES[dtype]))
         self._torch_file = self._opened("pt") if "BF16" in self._stored.values() else self._file
 
     def _opened(self, framework: str) -> Any:
@@ -290,7 +298,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
     from safetensors.numpy import save_file
 
     for key, values in arrays.items():
-        if values.dtype.name not in _SAFETENSORS_DTYPES.values():
+        if values.dtype.name not in SAFETENSORS_DTYPES.values():
             kind = values.dtype.name
             raise ValueError(f".safetensors cannot hold {key}, which is {kind}; write .npz")
     save_file(dict(arrays), path)
@@ -299,13 +307,17 @@ def write_safetensors(path: Path, arrays: Mapping[str, Array]) -> None:
 # .parquet
 
 
-def _pyarrow() -> Any:
+def load_pyarrow() -> Any:
+    """Return pyarrow with its modules for files, or raise with the name of the extra."""
     try:
         import pyarrow.compute
+        import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
         remedy = "pip install 'calibrant[data]'"
-        raise ImportError(f"parquet files need pyarrow: {remedy}", name="pyarrow") from error
+        raise ImportError(
+            f"parquet and arrow files need pyarrow: {remedy}", name="pyarrow"
+        ) from error
     return pyarrow
 
 
@@ -313,22 +325,26 @@ class ParquetReader(Reader):
     """A ``.parquet`` file; a row is an example, and a list holds its logits."""
 
     def __init__(self, path: str) -> None:
-        pa = _pyarrow()
+        load_pyarrow()
         super().__init__(path)
         with self._reading():
-            # Two options keep it from holding a row group, which may be the whole file, in memory.
-            self._file = pa.parquet.ParquetFile(
-                pa.PythonFile(self.stream),
-                pre_buffer=False,
-                buffer_size=2**18,
-                page_checksum_verification=True,
-            )
+            self._file = self._open_table()
             self.headers = {
                 field.name: _parquet_header(self._file, field) for field in self._file.schema_arrow
             }
 
+    def _open_table(self) -> Any:
+        pa = load_pyarrow()
+        # Two options keep it from holding a row group, which may be the whole file, in memory.
+        return pa.parquet.ParquetFile(
+            pa.PythonFile(self.stream, mode="r"),
+            pre_buffer=False,
+            buffer_size=2**18,
+            page_checksum_verification=True,
+        )
+
     def _reading(self) -> Any:
-        return reading(self.path, _pyarrow().ArrowException, OSError)
+        return reading(self.path, load_pyarrow().ArrowException, OSError)
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield exactly ``rows`` rows at a time, across row groups."""
@@ -362,7 +378,7 @@ class ParquetReader(Reader):
     def _values(self, key: str, column: Any) -> Array:
         header, values = self.headers[key], column
         if len(header.shape) == 2:
-            lengths = _pyarrow().compute.list_value_length(column).fill_null(0).to_numpy()
+            lengths = load_pyarrow().compute.list_value_length(column).fill_null(0).to_numpy()
             if (lengths != header.shape[1]).any():
                 raise NoArrayError(
                     f"{self.path}: the rows of {key} must have one length, got lists of "
@@ -383,14 +399,20 @@ class ParquetReader(Reader):
 
 def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays, or columns of Arrow, as a ``.parquet`` file with lists for rows."""
-    pa, columns = _pyarrow(), {}
+    table = arrow_table(arrays, ".parquet")
+    load_pyarrow().parquet.write_table(table, path, write_page_checksum=True)
+
+
+def arrow_table(arrays: Mapping[str, Array], suffix: str) -> Any:
+    """Return arrays, or columns of Arrow, as a table with lists for rows."""
+    pa, columns = load_pyarrow(), {}
     for key, values in arrays.items():
         if not isinstance(values, np.ndarray):
             columns[key] = values
             continue
         if values.ndim not in (1, 2):
             raise ValueError(
-                f"a .parquet file cannot hold {key} of shape {values.shape}, only (rows,) and "
+                f"a {suffix} file cannot hold {key} of shape {values.shape}, only (rows,) and "
                 "(rows, classes); write .npz or .safetensors"
             )
         flat = _arrow_values(key, values.reshape(-1))
@@ -399,10 +421,10 @@ def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:
     rows = {key: len(values) for key, values in arrays.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(
-            "the columns of a .parquet file must have as many rows each, got "
+            f"the columns of a {suffix} file must have as many rows each, got "
             f"{comma_separated(f'{key} {n}' for key, n in rows.items())}; write a file per split"
         )
-    pa.parquet.write_table(pa.table(columns), path, write_page_checksum=True)
+    return pa.table(columns)
 
 
 def joined(columns: Sequence[Any]) -> Any:
@@ -410,12 +432,12 @@ def joined(columns: Sequence[Any]) -> Any:
     if not columns or any(c is None or c.type != columns[0].type for c in columns):
         return None
     chunks = [chunk for column in columns for chunk in column.chunks]
-    return _pyarrow().chunked_array(chunks, columns[0].type)
+    return load_pyarrow().chunked_array(chunks, columns[0].type)
 
 
 def _arrow_values(key: str, values: Array) -> Any:
     """Return values in the types of Arrow, which would cut the text of an array at a NUL."""
-    pa = _pyarrow()
+    pa = load_pyarrow()
     if values.dtype.kind in "US":
         return pa.array(values.tolist(), pa.string() if values.dtype.kind == "U" else pa.binary())
     try:
@@ -427,7 +449,7 @@ def _arrow_values(key: str, values: Array) -> Any:
 
 def _parquet_header(file: Any, field: Any) -> Header:
     """Return the header of a column; what is no number is read as text."""
-    pa, values = _pyarrow(), field.type
+    pa, values = load_pyarrow(), field.type
     shape: tuple[int, ...] = (file.metadata.num_rows,)
     if isinstance(values, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
         values, shape = values.value_type, (*shape, _list_size(file, field))
@@ -447,7 +469,7 @@ def _list_size(file: Any, field: Any) -> int:
     first = next(file.iter_batches(1, columns=[field.name]), None)
     if first is None or not first.num_rows:
         return int(getattr(field.type, "list_size", 0))
-    return int(_pyarrow().compute.list_value_length(first.column(0))[0].as_py() or 0)
+    return int(load_pyarrow().compute.list_value_length(first.column(0))[0].as_py() or 0)
 
 
 def rechunked(batches: Iterable[Array], rows: int) -> Iterator[Array]:

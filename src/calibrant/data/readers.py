@@ -8,17 +8,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from calibrant.data import formats
+from calibrant.data import arrow_files, formats
+from calibrant.data.arrow_files import ArrowReader
 from calibrant.data.csv_files import csv_reader, write_csv
 from calibrant.data.formats import Reader
 from calibrant.data.keys import CLASS_NAMES, full_key, split_names
+from calibrant.data.safetensors_stream import SafetensorsStream
+from calibrant.data.storage import is_remote
 from calibrant.data.tables import TableReader, layout_of, table_of
 from calibrant.data.torch_files import TorchReader
 
 
+def arrow_reader(path: str) -> Reader:
+    """Open a ``.arrow`` or ``.feather`` file, as a ``.parquet`` file."""
+    return _with_layout(ArrowReader(path))
+
+
 def parquet_reader(path: str) -> Reader:
     """Open a ``.parquet`` file, with a column per class if the rules of tables find any."""
-    reader = formats.ParquetReader(path)
+    return _with_layout(formats.ParquetReader(path))
+
+
+def _with_layout(reader: formats.ParquetReader) -> Reader:
+    path = reader.path
     headers = reader.headers
     single = [name for name, header in headers.items() if len(header.shape) == 1]
     lists = [name for name in headers if name not in single]
@@ -34,16 +46,29 @@ def parquet_reader(path: str) -> Reader:
     return TableReader(reader, replace(layout, others=[*layout.others, *lists]))
 
 
+def safetensors_reader(path: str) -> Reader:
+    """Open a ``.safetensors`` file: mapped or, from an object store, through its stream."""
+    return SafetensorsStream(path) if is_remote(path) else formats.SafetensorsReader(path)
+
+
 def write_parquet(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays as columns, or as a column per class if the classes have names."""
     named = CLASS_NAMES in arrays
     formats.write_parquet(path, table_of(arrays, ".parquet") if named else arrays)
 
 
+def write_arrow(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as columns, or as a column per class if the classes have names."""
+    named = CLASS_NAMES in arrays
+    arrow_files.write_arrow(path, table_of(arrays, ".arrow") if named else arrays)
+
+
 ARRAY_FORMATS: dict[str, Callable[[str], Reader]] = {
     ".npz": formats.NpzReader,
-    ".safetensors": formats.SafetensorsReader,
+    ".safetensors": safetensors_reader,
     ".parquet": parquet_reader,
+    ".arrow": arrow_reader,
+    ".feather": arrow_reader,
     ".npy": formats.NpyReader,
 }
 OTHER_FORMATS: dict[str, Callable[[str], Reader]] = {
@@ -58,4 +83,8 @@ WRITERS: dict[str, Callable[[Path, Mapping[str, Any]], None]] = {
     ".safetensors": formats.write_safetensors,
     ".parquet": write_parquet,
     ".csv": write_csv,
+    ".arrow": write_arrow,
+    ".feather": write_arrow,
 }
+ARROW_TYPES = (".parquet", ".arrow", ".feather")
+"""Formats that hold whatever Arrow does, such as dates and lists of different lengths."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Header, Reader, changed, damaged, fingerprint_of
+from calibrant.data.formats import Array, Header, Reader, changed, damaged
 from calibrant.data.keys import CLASS_NAMES, split_names
+from calibrant.data.storage import fingerprint_of, is_remote
 
 ZIP = b"PK\x03\x04"
 SAVE = "torch.save({'logits': ..., 'labels': ...}, path)"
@@ -22,6 +23,8 @@ class TorchReader(Reader):
     """A ``.pt`` or ``.pth`` file, mapped into memory; pickled objects other than tensors never."""
 
     def __init__(self, path: str) -> None:
+        if is_remote(path):
+            raise ValueError(f"{path} cannot be mapped into memory: copy it, or save .safetensors")
         super().__init__(path)
         content = self._loaded()
         if not isinstance(content, Mapping):

@@ -23,6 +23,7 @@ from calibrant.data.dataset import Data, Dataset, Split, as_dataset
 from calibrant.data.files import check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError, joined
 from calibrant.data.keys import SCORES, full_key
+from calibrant.data.readers import ARROW_TYPES
 from calibrant.data.shards import Chunk, located
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
@@ -149,12 +150,22 @@ def check_target(dataset: Dataset, target: Path) -> None:
     check_writable(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
+    check_outside_of(dataset, target)
+
+
+def check_outside_of(dataset: Dataset, target: Path) -> None:
+    """Raise if ``target`` is part of the input, or would be read with it."""
     inputs = {os.path.realpath(c.path) for arrays in dataset.files for c in arrays.values()}
     place, source = os.path.realpath(target), os.path.realpath(dataset.path)
     is_glob = not os.path.exists(dataset.path)
     inside = fnmatch.fnmatch(place, source) if is_glob else os.path.dirname(place) == source
     if place in inputs or inside:
-        raise ValueError(f"{target} is part of the input {dataset.path}: write to another place")
+        raise part_of_input(str(target), dataset)
+
+
+def part_of_input(target: str, dataset: Dataset) -> ValueError:
+    """Return the error for a file that may not be written."""
+    return ValueError(f"{target} is part of the input {dataset.path}: write to another place")
 
 
 def check_fits(calibrator: Calibrator, split: Split) -> None:
@@ -237,7 +248,7 @@ def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
     """Return columns one after another, or raise NoArrayError."""
     if any(column.dtype.hasobject for column in columns):
         raise NoArrayError("Python objects")
-    stored = [column.arrow() for column in columns] if suffix == ".parquet" else []
+    stored = [column.arrow() for column in columns] if suffix in ARROW_TYPES else []
     if (values := joined(stored)) is not None:
         return values
     if len({column.shape[1:] for column in columns}) != 1:

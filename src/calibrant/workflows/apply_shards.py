@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import warn
 from calibrant._core.chunks import Progress
 from calibrant._core.engines import mapped
@@ -23,15 +23,17 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
 from calibrant.data.dataset import Dataset, Split, as_dataset
-from calibrant.data.formats import Fingerprint
 from calibrant.data.keys import full_key
+from calibrant.data.outputs import OutputFolder, output_folder
 from calibrant.data.readers import WRITERS
+from calibrant.data.storage import Fingerprint, is_remote, storage_of
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import (
     calibrated_by,
     check_fits,
-    check_target,
+    check_outside_of,
+    part_of_input,
     scored_splits,
     write_splits,
 )
@@ -62,14 +64,24 @@ class _Job:
     """One shard to calibrate, and the file to write."""
 
     dataset: Dataset
-    target: Path
-    receipt: Path
+    out: OutputFolder
+    name: str
     made_from: str
 
     @property
     def path(self) -> str:
         """Path of the input, for messages."""
         return self.dataset.path
+
+    @property
+    def target(self) -> str:
+        """Path of the output."""
+        return self.out.address(self.name)
+
+    @property
+    def receipt(self) -> str:
+        """Name of the file that tells what the output was made from."""
+        return f"{RECEIPTS}/{self.name}.json"
 
     @property
     def rows(self) -> int:
@@ -79,8 +91,8 @@ class _Job:
     def earlier(self) -> str | None:
         """Return what the finished output was made from; None if there is none."""
         try:
-            known = json.loads(self.receipt.read_text(encoding="utf-8"))
-            whole = _output(self.target) == known["output"]
+            known = json.loads(self.out.read(self.receipt))
+            whole = self.out.stamp(self.name) == known["output"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return str(known.get("made_from")) if whole else None
@@ -109,8 +121,9 @@ def apply_shards(
     data : path or Dataset
         A folder or a glob of shards, or a file.
     out : path
-        A folder, created where its parent exists. It may not hold the input. Folders of the input
-        below the one that all shards share are made there as well.
+        A folder, created where its parent exists, or an address such as ``s3://bucket/calibrated``,
+        to which whole files are copied. It may not hold the input. Folders of the input below the
+        one that all shards share are made there as well.
     executor : concurrent.futures.Executor, optional
         Each shard becomes a task. A task that is run twice writes the same file again.
     progress : callable, optional
@@ -138,8 +151,8 @@ def apply_shards(
     for split in scored_splits(dataset):
         check_fits(module, split)
         shapes[split.name] = split.shape
-    jobs = _jobs(module, dataset, Path(out), shapes)
-    _warn_of_orphans(Path(out), jobs)
+    jobs = _jobs(module, dataset, output_folder(os.fspath(out)), shapes)
+    _warn_of_orphans(jobs)
     todo = {job.target: earlier for job in jobs if (earlier := job.earlier()) != job.made_from}
     waiting = [job for job in jobs if job.target in todo]
     total = sum(job.rows for job in jobs)
@@ -149,9 +162,9 @@ def apply_shards(
         done += job.rows
         if progress is not None:
             progress(done, total)
-    kept = [str(job.target) for job in jobs if job.target not in todo]
-    changed = [str(target) for target, earlier in todo.items() if earlier is not None]
-    return WrittenShards([str(target) for target in todo], kept, changed)
+    kept = [job.target for job in jobs if job.target not in todo]
+    changed = [target for target, earlier in todo.items() if earlier is not None]
+    return WrittenShards(list(todo), kept, changed)
 
 
 def _results(task: Any, jobs: list[_Job], executor: Executor | None) -> Iterator[None]:
@@ -159,23 +172,38 @@ def _results(task: Any, jobs: list[_Job], executor: Executor | None) -> Iterator
 
 
 def _jobs(
-    calibrator: Calibrator, dataset: Dataset, out: Path, shapes: Mapping[str, tuple[int, ...]]
+    calibrator: Calibrator,
+    dataset: Dataset,
+    out: OutputFolder,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> list[_Job]:
-    """Return a job for each file with scores, and make the folders that are written to."""
-    learned = calibrator_fingerprint(calibrator)
+    """Return a job for each file with scores, and create the folder."""
+    learned, jobs = calibrator_fingerprint(calibrator), []
     ones = [replace(dataset, path=_path(file), files=[file]) for file in dataset.files]
     scored = [one for one in ones if any(name in shapes for name in one.splits)]
-    parents = [os.path.dirname(os.path.abspath(one.path)) for one in scored]
-    home, jobs = os.path.commonpath(parents), []
-    for one in scored:
-        place = Path(os.path.relpath(os.path.abspath(one.path), home))
-        suffix = place.suffix if place.suffix in WRITERS else ".npz"
-        target, receipt = out / place.with_suffix(suffix), out / RECEIPTS / f"{place}.json"
-        out.mkdir(exist_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        check_target(dataset, target)
-        jobs.append(_Job(_with_shapes(one, shapes), target, receipt, _made_from(one, learned)))
+    places = [_place(one.path) for one in scored]
+    home = os.path.commonpath(map(os.path.dirname, places))
+    for one, place in zip(scored, places, strict=True):
+        stem, suffix = os.path.splitext(os.path.relpath(place, home))
+        name = Path(stem + (suffix if suffix in WRITERS else ".npz")).as_posix()
+        jobs.append(_Job(_with_shapes(one, shapes), out, name, _made_from(one, learned)))
+    check_outside(dataset, [job.target for job in jobs])
+    out.create()
     return jobs
+
+
+def _place(path: str) -> str:
+    """Return the place of a file in its storage, from the root on."""
+    return os.path.join(os.sep, storage_of(path)[1]) if is_remote(path) else os.path.abspath(path)
+
+
+def check_outside(dataset: Dataset, targets: Iterable[str]) -> None:
+    """Raise if a file to be written is part of the input."""
+    for target in targets:
+        if not is_remote(target):
+            check_outside_of(dataset, Path(target))
+        elif target in {c.path for arrays in dataset.files for c in arrays.values()}:
+            raise part_of_input(target, dataset)
 
 
 def _path(file: Columns) -> str:
@@ -198,50 +226,40 @@ def _with_shapes(one: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> Dataset
 def _made_from(one: Dataset, learned: str) -> str:
     """Return a digest of the fingerprints of the files of a shard and of the calibrator."""
     files: dict[str, Fingerprint | None] = {
-        os.path.abspath(c.path): c.fingerprint for c in one.files[0].values()
+        _place(c.path): c.fingerprint for c in one.files[0].values()
     }
     return hashlib.sha256(json.dumps([learned, sorted(files.items())]).encode()).hexdigest()
 
 
-def _warn_of_orphans(out: Path, jobs: list[_Job]) -> None:
+def _warn_of_orphans(jobs: list[_Job]) -> None:
     """Warn of shards of earlier runs whose input is gone: they would still be counted."""
-    ours = {job.receipt for job in jobs}
-    orphans = []
-    for receipt in sorted((out / RECEIPTS).rglob("*.json")):
-        try:
-            known = json.loads(receipt.read_text(encoding="utf-8"))
-            if receipt not in ours and not os.path.exists(known["input"]):
-                orphans += [known["target"]] if os.path.exists(known["target"]) else []
-        except (OSError, ValueError, KeyError, TypeError):
+    out, ours, orphans = jobs[0].out, {job.receipt for job in jobs}, []
+    for receipt in out.names(RECEIPTS):
+        name = receipt.removeprefix(f"{RECEIPTS}/").removesuffix(".json")
+        if receipt in ours or not out.exists(name):
             continue
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            storage, place = storage_of(json.loads(out.read(receipt))["input"])
+            if not storage.exists(storage.path(place)):
+                orphans.append(out.address(name))
     if orphans:
         names = comma_separated(orphans[:5]) + (" ..." if len(orphans) > 5 else "")
         warn(f"the input of {names} is gone: remove what is not wanted any more")
 
 
-def _output(target: Path) -> list[int]:
-    """Return size and time of the last change, which other machines see alike."""
-    status = target.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
 def _write(calibrator: Calibrator, job: _Job) -> None:
     """Write one shard, and then its receipt."""
+    splits: list[Split] = scored_splits(job.dataset)
     try:
-        splits: list[Split] = scored_splits(job.dataset)
-        write_splits(job.dataset, splits, job.target, calibrated_by(calibrator))
+        with job.out.file(job.name) as target:
+            write_splits(job.dataset, splits, target, calibrated_by(calibrator))
+        source = job.path if is_remote(job.path) else os.path.abspath(job.path)
+        output = job.out.stamp(job.name)
+        content = {"input": source, "made_from": job.made_from, "output": output}
+        job.out.write(job.receipt, json.dumps(content))
     except OSError as problem:
         raise OSError(
             problem.errno,
             f"{job.target} was not written ({problem.strerror or problem}); finished shards are "
             "kept: remove the cause, and run the same again",
         ) from problem
-    content = {
-        "input": os.path.abspath(job.path),
-        "target": os.path.abspath(job.target),
-        "made_from": job.made_from,
-        "output": _output(job.target),
-    }
-    job.receipt.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(job.receipt) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")

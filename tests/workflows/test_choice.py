@@ -9,6 +9,7 @@ from calibrant._core.checks import IGNORED
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data.dataset import as_dataset
+from calibrant.data.records import records_of
 from calibrant.workflows import choice as choosing
 from calibrant.workflows.choice import choose
 from calibrant.workflows.fit import fit_whole, fits_from_table
@@ -50,7 +51,7 @@ def chosen(methods, logits, labels, *, sample_weight=None, **options):
     made = {name: MADE[name]() for name in methods} if isinstance(methods, list) else methods
     fitted = {name: fit_whole(one, split) for name, one in made.items()}
     from_table = any(fits_from_table(one, split) for one in made.values())
-    return choose(fitted, split, split.records() if from_table else None, **options)
+    return choose(fitted, split, records_of(split) if from_table else None, **options)
 
 
 def biased(rng, rows=1500):
@@ -64,7 +65,7 @@ def test_losses_are_those_of_fits_on_the_other_folds(rng):
     logits, labels = drawn(rng, 400, 3, 2.0)
     labels[::7] = IGNORED
     split = as_dataset({"logits": logits, "labels": labels}).split("")
-    judge = choosing._Judge(split, split.records(), None, 0)
+    judge = choosing._Judge(split, records_of(split), None, 0)
     assert set(judge.fold[labels == IGNORED]) == {-1}
     for kind in (TemperatureScaling, CALIBRATORS["vector"]):
         found, expected = judge.held_out(kind()), np.full(400, np.nan)

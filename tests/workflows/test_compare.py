@@ -17,6 +17,7 @@ from calibrant._core.solve import check_time
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import dataset
+from calibrant.data.records import records_of
 from calibrant.metrics.intervals import Estimate
 from calibrant.workflows.choice import Choice
 from calibrant.workflows.compare import compare
@@ -184,14 +185,14 @@ def test_warnings_become_notes(both):
 
 
 def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
-    made, records = [], dataset.Split.records
+    made = []
 
-    def slow(self, *arguments, **named):
-        made.append(self)
+    def slow(split, executor):
+        made.append(split)
         time.sleep(0.3)
-        return records(self, *arguments, **named)
+        return records_of(split, executor)
 
-    monkeypatch.setattr(dataset.Split, "records", slow)
+    monkeypatch.setattr("calibrant.workflows.compare.records_of", slow)
     calibrators = {name: TemperatureScaling() for name in ("a", "b")}
     found = compare(
         both[0], calibrators | {"none": CALIBRATORS["none"](), "x": Shift()}, level=None

@@ -1,6 +1,8 @@
 """Any number, order and size of shards gives the figures of one array; bad shards are left out."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import calibrant
+from calibrant._core import engines
 from calibrant.data import Dataset
 from calibrant.data.columns import array_column
 from calibrant.workflows.compare import compare
@@ -179,3 +182,44 @@ def test_on_the_command_line(tmp_path, run):
     code, out, err = run("evaluate", tmp_path, "--workers", "1", "--dask", "tcp://here")
     assert code == 2
     assert "--workers and --dask are two engines" in err
+
+
+@pytest.mark.slow
+def test_worker_processes_on_the_command_line(tmp_path, run):
+    """Figures of all verbs from one other process are those from here."""
+    shards, out = tmp_path / "in", tmp_path / "out"
+    shards.mkdir()
+    for i, shard in enumerate(cut(ARRAYS, 0, 40)):
+        np.savez(shards / f"{i}.npz", **shard)
+    for verb in (
+        ["evaluate", shards, "--level", "0", "--json"],
+        ["fit", shards, "--method", "ts", "--json", "-o", tmp_path / "ts"],
+        ["monitor", shards, "--json"],
+    ):
+        results = [run(*verb, *workers) for workers in ([], ["--workers", "1"])]
+        assert [code for code, _, _ in results] == [0, 0]
+        assert results[0][1] == results[1][1]
+        assert re.search(r"90 examples in [\d.]+ s on 1 worker: [\d,]+ examples per", results[1][2])
+    code, _, err = run("apply", tmp_path / "ts", shards, "--workers", "1", "-o", out)
+    assert code == 0
+    assert f"wrote 3 shards in {out}; to measure it: calibrant evaluate {out}\n" in err
+    code, _, err = run("apply", tmp_path / "ts", shards, "--workers", "1", "-o", "one.npz")
+    assert code == 2
+    assert "one.npz must be a folder, which has no suffix" in err
+
+
+def test_the_dashboard_is_named(tmp_path, run, monkeypatch):
+    @contextmanager
+    def engine(workers, dask):
+        with ThreadPoolExecutor(1) as pool:
+            yield engines.Engine(pool, f"the cluster at {dask}", "http://10.0.0.1:8787/status")
+
+    monkeypatch.setattr(engines, "open_engine", engine)
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+    code, _, err = run("evaluate", tmp_path / "a.npz", "--dask", "here", "--level", "0")
+    assert code == 0
+    first, last = err.splitlines()
+    assert first == "dashboard: http://10.0.0.1:8787/status"
+    assert re.fullmatch(
+        r"90 examples in [\d.]+ s on the cluster at here: [\d,]+ examples per second", last
+    )

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import Examples
 from calibrant._core.solve import Solution
-from calibrant.calibrators import affine_fit as fit
+from calibrant.calibrators import affine_fit as fit, affine_passes
 from calibrant.calibrators.affine_fit import RIDGE, Penalties
 from calibrant.calibrators.base import Calibrator, Context
-from calibrant.calibrators.data_checks import missing_classes, warn_together
+from calibrant.calibrators.data_checks import absent_classes, missing_classes, warn_together
+from calibrant.calibrators.passes import Passes
 
 WIDEST = 200  # number of classes up to which a matrix is fitted
 GRID = 10.0 ** np.arange(2, -5.25, -0.5)
@@ -42,6 +44,21 @@ class Affine(Calibrator):
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
         weight, bias = self.weight_.to(logits.dtype), self.bias_.to(logits.dtype)
         return fit.applied(self._inputs(logits), weight, bias)
+
+    def _penalty(self) -> FloatArray:
+        """Penalty of each parameter, as in the last fit."""
+        raise NotImplementedError
+
+    def refine(self, passes: Passes) -> None:
+        """Learn from all examples, with the penalties of a fit on some of them."""
+        start = torch.cat([self.weight_.reshape(-1), self.bias_]).double().cpu().numpy()
+        result = affine_passes.refined(passes, self._inputs, self._penalty(), start)
+        notes = absent_classes(passes.sums(affine_passes.class_counts)[0], FADE)
+        self._keep(result, passes.classes, [*self._limits(passes.classes), *notes])
+
+    def _limits(self, classes: int) -> list[str]:
+        """Notes about what is not fitted for so many classes."""
+        return []
 
     def _keep(self, solution: Solution, classes: int, notes: list[str]) -> None:
         weight, bias = fit.unpacked(solution.x, classes)
@@ -78,10 +95,14 @@ class VectorScaling(Affine):
     name = "vector"
     aliases = ("vector_scaling",)
     summary = "a factor and an intercept for each class"
+    fits_passes = True
 
     def size(self, classes: int) -> int:
         """A factor and an intercept for each class."""
         return 2 * classes
+
+    def _penalty(self) -> FloatArray:
+        return np.full(self.size(len(self.bias_)), RIDGE)
 
     def _fit(self, examples: Examples, context: Context) -> None:
         data = fit.gather(examples, self._inputs)
@@ -99,6 +120,7 @@ class VectorScaling(Affine):
 class Regularised(Affine):
     """A matrix and an intercept, with penalties as options or by cross-validation."""
 
+    fits_passes = True
     off_diagonal_: Tensor
     intercept_: Tensor
     on_diagonal_: Tensor
@@ -131,7 +153,14 @@ class Regularised(Affine):
         self._used(candidates[best])
         result = fit.solve_all(data, vectors[best])
         notes = missing_classes(examples, FADE)
-        self._keep(result, examples.classes, [*too_wide(examples.classes), *notes])
+        self._keep(result, examples.classes, [*self._limits(examples.classes), *notes])
+
+    def _limits(self, classes: int) -> list[str]:
+        return too_wide(classes)
+
+    def _penalty(self) -> FloatArray:
+        used = (self.off_diagonal_, self.intercept_, self.on_diagonal_)
+        return fit.penalty_vector(len(self.bias_), Penalties(*map(float, used)))
 
     def _used(self, penalties: Penalties) -> None:
         off_diagonal, intercept, diagonal = penalties

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 
 from calibrant._core import chunks
 from calibrant._core.checks import IGNORED, FloatArray, IntArray, check_some
-from calibrant._core.chunks import Examples
+from calibrant._core.chunks import Chunk, Examples
 from calibrant._core.logpartition import tabulate
 from calibrant._core.solve import Objective, Solution, check_time, minimise
 from calibrant.calibrators.data_checks import masked_row
@@ -129,13 +129,7 @@ def gather(
     values, done = torch.empty(0), 0
     for chunk in chunks.labelled_chunks(examples, 0, examples.labels.size):
         check_time()
-        transformed = inputs(chunk.logits.double())
-        bad = ~torch.isfinite(transformed).all(-1)
-        if bad.any():
-            at = int(bad.nonzero()[0])
-            number, row = int(chunk.number[at]), chunk.logits[at]
-            masked = not (torch.isnan(row) | torch.isposinf(row)).any()
-            raise masked_row(number) if masked else chunks.explained(examples, number)
+        transformed = finite_inputs(inputs, examples, chunk)
         if done == 0:
             values = chunk.logits.new_empty(which.size, examples.classes)
         rows = place[done : done + len(chunk.labels)]
@@ -147,6 +141,18 @@ def gather(
     if sharpness is None:
         sharpness = math.exp(best_sharpness(tabulate(examples)).x[0])
     return FitData(values, labels.to(values.device), weights.to(values.device), cuts, sharpness)
+
+
+def finite_inputs(inputs: Callable[[Tensor], Tensor], examples: Examples, chunk: Chunk) -> Tensor:
+    """Return the inputs of a chunk in float64, or raise for the row that has none."""
+    transformed = inputs(chunk.logits.double())
+    bad = ~torch.isfinite(transformed).all(-1)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        number, row = int(chunk.number[at]), chunk.logits[at]
+        masked = not (torch.isnan(row) | torch.isposinf(row)).any()
+        raise masked_row(number) if masked else chunks.explained(examples, number)
+    return transformed
 
 
 def dealt(examples: Examples, groups: NDArray[Any] | None, seed: int) -> IntArray:
@@ -177,8 +183,23 @@ def solve(
     centre = tempered(data.classes, data.sharpness, penalty.size)
     start = centre if start is None else start
     curved = diagonal_curvature(data, penalty.size) if curvature is None else curvature
-    scale = 1 / np.sqrt(curved + 2 * penalty)
     loss = mean_nll(data, data.ranges(without=without))
+    limits: dict[str, Any] = {"steps": steps, "tolerance": tolerance}
+    return minimise_penalised(loss, centre, penalty, curved, start, **limits)
+
+
+def minimise_penalised(
+    loss: Objective,
+    centre: FloatArray,
+    penalty: FloatArray,
+    curvature: FloatArray,
+    start: FloatArray,
+    *,
+    steps: int = 500,
+    tolerance: float = 1e-6,
+) -> Solution:
+    """Minimise a loss plus the penalties of what is away from the centre."""
+    scale = 1 / np.sqrt(curvature + 2 * penalty)
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         x = start + scale * u
@@ -252,31 +273,52 @@ def mean_nll(data: FitData, ranges: Ranges) -> Objective:
     total = float(sum(data.weight[a:b].sum() for a, b in ranges))
 
     def loss(x: FloatArray) -> tuple[float, FloatArray]:
-        weight, bias = unpacked(x, data.classes, data.inputs.device)
-        value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
-        for inputs, labels, share in float64_chunks(data, ranges):
-            logs = applied(inputs, weight, bias).log_softmax(-1)
-            value -= share @ logs.gather(-1, labels)[:, 0]
-            error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
-            error *= share[:, None]
-            by_weight += summed(error, inputs, weight.ndim)
-            by_bias += error.sum(0)
-        gradient = torch.cat([by_weight.reshape(-1), by_bias]) / total
-        return float(value) / total, gradient.cpu().numpy()
+        rows = float64_chunks(data, ranges)
+        value, gradient = nll_sums(x, data.classes, rows, data.inputs.device)
+        return float(value) / total, (gradient / total).cpu().numpy()
 
     return loss
 
 
+def nll_sums(
+    x: FloatArray, classes: int, rows: Iterable[tuple[Tensor, Tensor, Tensor]], device: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Sum of the loss over rows, and its gradient, flat."""
+    weight, bias = unpacked(x, classes, device)
+    value, by_weight, by_bias = bias.new_zeros(()), weight.new_zeros(weight.shape), 0 * bias
+    for inputs, labels, share in rows:
+        logs = applied(inputs, weight, bias).log_softmax(-1)
+        value -= share @ logs.gather(-1, labels)[:, 0]
+        error = logs.exp_().scatter_add_(-1, labels, -torch.ones_like(share)[:, None])
+        error *= share[:, None]
+        by_weight += summed(error, inputs, weight.ndim)
+        by_bias += error.sum(0)
+    return value, torch.cat([by_weight.reshape(-1), by_bias])
+
+
 def diagonal_curvature(data: FitData, size: int) -> FloatArray:
     """Second derivative of the loss by each of ``size`` parameters, at temperature scaling."""
-    diagonal = size == 2 * data.classes
-    result = torch.zeros(size, dtype=torch.float64, device=data.inputs.device)
-    for inputs, _, share in float64_chunks(data, data.ranges()):
-        probs = (data.sharpness * inputs).softmax(-1)
+    rows = float64_chunks(data, data.ranges())
+    sums = curvature_sums(rows, data.sharpness, data.classes, size, data.inputs.device)
+    return np.asarray(sums.cpu().numpy() / float(data.weight.sum()))
+
+
+def curvature_sums(
+    rows: Iterable[tuple[Tensor, Tensor, Tensor]],
+    sharpness: float,
+    classes: int,
+    size: int,
+    device: Any = None,
+) -> Tensor:
+    """Sum over rows of the second derivatives by each parameter, at temperature scaling."""
+    diagonal = size == 2 * classes
+    result = torch.zeros(size, dtype=torch.float64, device=device)
+    for inputs, _, share in rows:
+        probs = (sharpness * inputs).softmax(-1)
         spread = probs * (1 - probs) * share[:, None]
         by_weight = summed(spread, inputs**2, 1 if diagonal else 2)
         result += torch.cat([by_weight.reshape(-1), spread.sum(0)])
-    return np.asarray(result.cpu().numpy() / float(data.weight.sum()))
+    return result
 
 
 def summed(left: Tensor, right: Tensor, dimensions: int) -> Tensor:

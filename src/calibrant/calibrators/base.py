@@ -28,6 +28,7 @@ from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks
+from calibrant.calibrators.passes import Passes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -96,6 +97,8 @@ class Calibrator(nn.Module):
         Columns are tags, with a label each; ``classes`` is their number.
     fits_records : bool
         A fit needs only :class:`calibrant._core.logpartition.Records`, not the logits.
+    fits_passes : bool
+        A fit on a sample can be refined by sums over all examples, which need not fit into memory.
     uses_logits : bool
         If ``fits_records``: a fit on the logits themselves can do more, if there is room for them.
     solution_ : Solution or None
@@ -121,6 +124,7 @@ class Calibrator(nn.Module):
     two_classes_only: bool = False
     multilabel: bool = False
     fits_records: bool = False
+    fits_passes: bool = False
     uses_logits: bool = False
     learned_shapes: str = ""
     classes_: Tensor
@@ -259,6 +263,10 @@ class Calibrator(nn.Module):
         self._fit(examples, context or Context())
         self._set_classes(1 if examples.logits.ndim == 1 else examples.columns)
         return self
+
+    def refine(self, passes: Passes) -> None:
+        """Learn from all examples, after a fit on some of them, if it ``fits_passes``."""
+        raise NotImplementedError
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""

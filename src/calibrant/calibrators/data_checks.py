@@ -64,12 +64,17 @@ def masked_row(at: int) -> ValueError:
 
 def missing_classes(examples: Examples, consequence: str) -> list[str]:
     """Note about classes without an example, if there are any, and what becomes of them."""
-    count = np.bincount(examples.labels[examples.labels != IGNORED], minlength=examples.classes)
+    labels = examples.labels[examples.labels != IGNORED]
+    return absent_classes(np.bincount(labels, minlength=examples.classes), consequence)
+
+
+def absent_classes(count: NDArray[Any], consequence: str) -> list[str]:
+    """Note about classes whose count ``(classes,)`` is 0, if there are any."""
     absent = np.flatnonzero(count == 0)
     if absent.size == 0:
         return []
     named = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
-    what = f"{absent.size:,} of {examples.classes:,} classes have no example ({named})"
+    what = f"{absent.size:,} of {len(count):,} classes have no example ({named})"
     return [f"{what}: {consequence}"]
 
 

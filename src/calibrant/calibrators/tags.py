@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from calibrant._core.solve import Solution, check_time
 from calibrant.calibrators import data_checks
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.confidence_maps import FARTHEST, STEEPEST, fit_platt
+from calibrant.calibrators.passes import Passes, Sums
 
 ALIKE = 0.1  # standard deviation of lines among tags, expected before any are seen
 SEEN = 2.0  # tags that this expectation counts for
@@ -44,6 +47,7 @@ class TagCalibrator(Calibrator):
 
     multilabel = True
     accepts_masked = False
+    fits_passes = True
     learned_shapes = "slope_ classes; intercept_ classes"
     slope_: Tensor
     intercept_: Tensor
@@ -61,7 +65,20 @@ class TagCalibrator(Calibrator):
         self.solution_ = self._fit_cells(cells)
         slope, intercept = self.solution_.x
         self._store(slope_=slope, intercept_=intercept)
-        _warn_of_rare_tags(self, cells)
+        labelled = cells.weight > 0
+        _warn_of_rare_tags(self, labelled.sum(0), (labelled * cells.outcome).sum(0))
+
+    def refine(self, passes: Passes) -> None:
+        """Learn from all examples, after a fit on some of them."""
+        labelled, hits, *masses = passes.sums(_cell_masses)
+        self.solution_ = self._refined(passes, _Masses(labelled, *masses))
+        slope, intercept = self.solution_.x
+        self._store(slope_=slope, intercept_=intercept)
+        _warn_of_rare_tags(self, labelled, hits)
+
+    def _refined(self, passes: Passes, masses: _Masses) -> Solution:
+        """Return slopes and intercepts ``(2, tags)``, from sums over all examples."""
+        raise NotImplementedError
 
     def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., tags)``, in float32 or wider."""
@@ -118,8 +135,10 @@ class TagIdentity(TagCalibrator):
     parameter_count = 0
 
     def _fit_cells(self, cells: Cells) -> Solution:
-        tags = cells.logits.shape[1]
-        return Solution(np.stack([np.ones(tags), np.zeros(tags)]), 0.0, 0, True)
+        return _unchanged(cells.logits.shape[1])
+
+    def _refined(self, passes: Passes, masses: _Masses) -> Solution:
+        return _unchanged(passes.classes)
 
 
 class PooledTags(TagCalibrator):
@@ -143,9 +162,14 @@ class PooledTags(TagCalibrator):
     parameter_count = 2
 
     def _fit_cells(self, cells: Cells) -> Solution:
-        together = Cells(*(values.reshape(-1, 1) for values in cells))
-        line = _fit_lines(together).solution
+        line = _fit_lines(_together(cells)).solution
         return line._replace(x=np.repeat(line.x, cells.logits.shape[1], axis=1))
+
+    def _refined(self, passes: Passes, masses: _Masses) -> Solution:
+        one = _Masses(*(values.sum(keepdims=True) for values in masses))
+        theta = _theta(self.slope_[:1], self.intercept_[:1], one.centre)
+        line = _refined_lines(passes, one, theta, together=True).solution
+        return line._replace(x=np.repeat(line.x, passes.classes, axis=1))
 
 
 class TagScaling(TagCalibrator):
@@ -204,7 +228,13 @@ class TagScaling(TagCalibrator):
         return 2
 
     def _fit_cells(self, cells: Cells) -> Solution:
-        lines = _fit_lines(cells)
+        return self._kept(_fit_lines(cells))
+
+    def _refined(self, passes: Passes, masses: _Masses) -> Solution:
+        theta = _theta(self.slope_, self.intercept_, masses.centre)
+        return self._kept(_refined_lines(passes, masses, theta, together=False))
+
+    def _kept(self, lines: Lines) -> Solution:
         log_slope, shift = lines.pool
         self._store(pool_=np.array([np.exp(log_slope), shift]), spread_=lines.spread)
         return lines.solution
@@ -221,17 +251,56 @@ class Cells(NamedTuple):
     weight: FloatArray  # the mean of labelled cells is 1
 
 
+class _Masses(NamedTuple):
+    """Sums over the labelled cells of each tag, ``(tags,)``."""
+
+    labelled: FloatArray
+    weight: FloatArray
+    logits: FloatArray  # of weight times logit
+
+    @property
+    def centre(self) -> FloatArray:
+        """Mean logit of each tag; without labels, that of the other tags."""
+        mean = self.logits / np.where(self.weight > 0, self.weight, 1)
+        return np.asarray(np.where(self.weight > 0, mean, mean[self.weight > 0].mean()))
+
+    @property
+    def scale(self) -> float:
+        """Factor that makes the mean weight 1."""
+        return float(self.labelled.sum() / self.weight.sum())
+
+
+def _cell_masses(examples: Examples) -> Sums:
+    """Return labelled cells, hits, weights and weighted logits of each tag."""
+    raw = _raw_cells(examples)
+    labelled = raw.weight > 0
+    hits = (labelled * raw.outcome).sum(0)
+    return [labelled.sum(0), hits, raw.weight.sum(0), (raw.weight * raw.logits).sum(0)]
+
+
+def _together(cells: Cells) -> Cells:
+    """Return all cells as those of one tag."""
+    return Cells(*(values.reshape(-1, 1) for values in cells))
+
+
 def _cells(examples: Examples) -> Cells:
+    cells = _raw_cells(examples)
+    checks.check_some(int((cells.weight > 0).sum()))
+    if examples.weight is None:
+        return cells
+    return cells._replace(weight=cells.weight * ((cells.weight > 0).sum() / cells.weight.sum()))
+
+
+def _raw_cells(examples: Examples) -> Cells:
+    """Return cells with the weights as they are."""
     tags = examples.columns
     labels = examples.labels.reshape(-1, tags)
     labelled = labels != IGNORED
-    checks.check_some(int(labelled.sum()))
     logits = checks.as_float64(examples.logits).reshape(-1, tags)
     _check_finite(np.isfinite(logits) | ~labelled, logits)
     weight = np.where(labelled, 1.0, 0.0)
     if examples.weight is not None:
         weight *= examples.weight.reshape(-1, tags)
-        weight *= labelled.sum() / weight.sum()
     return Cells(np.where(labelled, logits, 0), np.where(labelled, labels, 0.0), weight)
 
 
@@ -245,10 +314,8 @@ def _check_finite(finite: BoolArray, logits: checks.Logits) -> None:
         )
 
 
-def _warn_of_rare_tags(calibrator: TagCalibrator, cells: Cells) -> None:
-    labelled = cells.weight > 0
-    hits = (labelled * cells.outcome).sum(0)
-    alike = np.flatnonzero((hits == 0) | (hits == labelled.sum(0)))
+def _warn_of_rare_tags(calibrator: TagCalibrator, labelled: FloatArray, hits: FloatArray) -> None:
+    alike = np.flatnonzero((hits == 0) | (hits == labelled))
     if alike.size and calibrator.parameter_count is None:
         named = comma_separated([str(tag) for tag in alike[:5]] + ["..."] * (alike.size > 5))
         note = f"{alike.size:,} of {len(hits):,} tags have no label 0 or no label 1 ({named})"
@@ -272,14 +339,51 @@ class _Prior(NamedTuple):
 
 
 def _fit_lines(cells: Cells) -> Lines:
+    """Fit the lines of cells in memory."""
+    mass = cells.weight.sum(0)
+    centre = _Masses(mass, mass, (cells.weight * cells.logits).sum(0)).centre
+    return _newton(partial(_derivatives, cells, centre), centre, _start(cells, centre))
+
+
+def _refined_lines(passes: Passes, masses: _Masses, theta: FloatArray, *, together: bool) -> Lines:
+    """Fit the lines of all examples, from those of some."""
+    centre, scale = masses.centre, masses.scale
+
+    def derivatives(theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        task = partial(_summed_derivatives, centre, theta, together)
+        gradient, information = passes.sums(task)
+        return scale * gradient, scale * information
+
+    return _newton(derivatives, centre, theta)
+
+
+def _summed_derivatives(
+    centre: FloatArray, theta: FloatArray, together: bool, examples: Examples
+) -> Sums:
+    cells = _raw_cells(examples)
+    return _derivatives(_together(cells) if together else cells, centre, theta)
+
+
+def _theta(slope: Tensor, intercept: Tensor, centre: FloatArray) -> FloatArray:
+    """Return log-slopes and shifts ``(tags, 2)`` of lines."""
+    steep, offset = (value.double().cpu().numpy() for value in (slope, intercept))
+    return np.stack([np.log(steep), offset + steep * centre - centre], -1)
+
+
+def _unchanged(tags: int) -> Solution:
+    return Solution(np.stack([np.ones(tags), np.zeros(tags)]), 0.0, 0, True)
+
+
+Derivatives: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
+
+
+def _newton(derivatives: Derivatives, centre: FloatArray, theta: FloatArray) -> Lines:
     """Fit log-slopes and shifts by Newton steps; between them the prior is estimated."""
-    centre = _centres(cells)
-    theta = _start(cells, centre)
     prior = _Prior(theta.mean(0), ALIKE**2 * np.eye(2))
     passes, converged = 0, False
     while not converged and passes < PASSES:
         check_time()
-        gradient, information = _derivatives(cells, centre, theta)
+        gradient, information = derivatives(theta)
         # the likelihood about theta as a normal one, in the form that allows no information at all
         evidence = np.einsum("tij,tj->ti", information, theta) - gradient
         prior, mode = _empirical_bayes(information, evidence, prior)
@@ -290,13 +394,6 @@ def _fit_lines(cells: Cells) -> Lines:
     line = np.stack([slope, centre + theta[:, 1] - slope * centre])
     spread = np.sqrt(np.diag(prior.covariance))
     return Lines(Solution(line, np.nan, passes, converged), prior.mean, spread)
-
-
-def _centres(cells: Cells) -> FloatArray:
-    """Return the mean logit of each tag; without labels, that of the other tags."""
-    mass = cells.weight.sum(0)
-    mean = (cells.weight * cells.logits).sum(0) / np.where(mass > 0, mass, 1)
-    return np.asarray(np.where(mass > 0, mean, mean[mass > 0].mean()))
 
 
 def _start(cells: Cells, centre: FloatArray) -> FloatArray:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @shared.AS_LATEX
 @engine.engine_options
 @engine.SKIP_BAD
+@engine.CACHE
 def compare(
     pred: str,
     methods: str | None,
@@ -53,6 +54,7 @@ def compare(
     workers: int | None,
     dask: str | None,
     skip_bad: bool,
+    cache: str | None,
     **options: Any,
 ) -> int:
     """Fit all methods and measure them side by side.
@@ -73,7 +75,7 @@ def compare(
 
     with engine.working(workers, dask, "methods") as work:
         comparison = workflow.compare(
-            engine.opened(pred, skip_bad, estimand, work),
+            engine.opened(pred, skip_bad, estimand, work, cache),
             shared.names_in(methods),
             time_limit=time_limit or None,
             keep_argmax=False if choices else None,

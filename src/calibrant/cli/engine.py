@@ -32,6 +32,13 @@ SKIP_BAD = click.option(
 )
 
 
+CACHE = click.option(
+    "--cache",
+    metavar="DIR",
+    help="Keep the tables that fits are made from in this folder, for later runs.",
+)
+
+
 def engine_options(command: F) -> F:
     """Add the options that choose where shards are worked on."""
     return _WORKERS(_DASK(command))
@@ -69,15 +76,17 @@ def working(workers: int | None, dask: str | None, unit: str = "examples") -> It
         shared.say(f"{most:,} {unit} in {seconds:.1f} s on {engine.description}: {rate}")
 
 
-def opened(path: str, skip_bad: bool, estimand: str | None, work: Work) -> Dataset:
+def opened(
+    path: str, skip_bad: bool, estimand: str | None, work: Work, cache: str | None = None
+) -> Dataset:
     """Open a prediction file; with ``skip_bad`` without its bad shards, which are listed."""
     from calibrant.data.dataset import open_dataset
     from calibrant.workflows.shards import describe_skipped, open_good_shards
 
     if not skip_bad:
-        return open_dataset(path)
+        return open_dataset(path, cache=cache)
     chosen: Any = estimand or "auto"  # click's flag values
-    data = open_good_shards(path, estimand=chosen, executor=work.executor, progress=work.progress)
+    data = open_good_shards(path, cache=cache, estimand=chosen, **work._asdict())
     for line in describe_skipped(data):
         shared.say(line)
     return data

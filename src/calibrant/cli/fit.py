@@ -42,6 +42,7 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @shared.AS_JSON
 @engine.engine_options
 @engine.SKIP_BAD
+@engine.CACHE
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder to save in.")
 def fit(
     pred: str,
@@ -56,6 +57,7 @@ def fit(
     workers: int | None,
     dask: str | None,
     skip_bad: bool,
+    cache: str | None,
     out: str,
     **columns: str | None,
 ) -> None:
@@ -89,7 +91,7 @@ def fit(
     measured: Any = estimand or "auto"
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
     if method.lower() == "maccal":
-        at_scale = workers is not None or dask is not None or skip_bad
+        at_scale = workers is not None or dask is not None or skip_bad or cache
         if any(selected.values()) or estimand == "multilabel" or at_scale:
             raise click.UsageError(
                 "maccal learns from the train split and is measured on val: leave out "
@@ -105,7 +107,7 @@ def fit(
         name = calibrators_for(measured).name(method)
         workflow = cross_fit if folds else fit_and_measure
         with engine.working(workers, dask) as work:
-            data = engine.opened(pred, skip_bad, estimand, work)
+            data = engine.opened(pred, skip_bad, estimand, work, cache)
             fitted = workflow(data, name, **work._asdict(), **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)

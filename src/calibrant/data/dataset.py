@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, IntArray, Logits, Values, warn
-from calibrant._core.chunks import Progress, examples
-from calibrant._core.class_names import Frame, class_names_of, is_frame, numbered
+from calibrant._core.checks import IGNORED, IntArray, Values
+from calibrant._core.chunks import Progress
+from calibrant._core.class_names import Frame, is_frame
 from calibrant._core.engines import mapped
-from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant._core.messages import comma_separated, unknown_name
+from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
     CHUNK,
     Column,
@@ -34,8 +33,9 @@ from calibrant.data.columns import (
 )
 from calibrant.data.files import ShardFiles, find_shards
 from calibrant.data.formats import Array
-from calibrant.data.frames import frame_arrays
-from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key, split_names
+from calibrant.data.frames import frame_arrays, with_class_names
+from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key
+from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
 from calibrant.data.shards import (
     BadShard,
     Chunk,
@@ -44,6 +44,7 @@ from calibrant.data.shards import (
     located,
     run_or_refuse,
     run_shard,
+    sampled_labels,
     unreported,
 )
 
@@ -70,6 +71,7 @@ class Split:
     dataset: Dataset
     name: str
     shards: list[Shard]
+    sample: Sample | None = None  # of the rows whose labels count
 
     @property
     def path(self) -> str:
@@ -121,6 +123,8 @@ class Split:
         """Labels of all rows; if the weight is 0, the label is ignored."""
         with located(self.path):
             labels = checks.as_labels(self.read("labels"))
+            if self.sample is not None:
+                labels = sampled_labels(labels, self.sample.keeps(0, len(labels)))
             if self.weights is None:
                 return labels
             weight = checks.as_weight(self.weights, labels.shape).reshape(labels.shape)
@@ -162,7 +166,7 @@ class Split:
         """Return the same rows with a column added or replaced."""
         ends = np.cumsum([shard.rows for shard in self.shards])
         shards = [
-            Shard({**shard.columns, name: array_column(name, part, shard.path)})
+            replace(shard, columns={**shard.columns, name: array_column(name, part, shard.path)})
             for shard, part in zip(self.shards, np.split(values, ends[:-1]), strict=True)
         ]
         return replace(self, shards=shards)
@@ -192,7 +196,7 @@ class Split:
         widths = [self.shards[0].column(column).width for column in stored.values()]
         convert = self._from_probs if "logits" in stored and self.domain == "probs" else None
         rows = max(1, CHUNK // max(1, sum(widths))) if rows is None else rows
-        work: Any = partial(run_shard, task, stored, convert, rows)
+        work: Any = partial(run_shard, task, stored, convert, rows, self.sample)
         work = work if skipped is None else partial(run_or_refuse, work)
         total, done = self.rows, 0
 
@@ -221,18 +225,6 @@ class Split:
         for shard, result in zip(self.shards, mapped(executor, alone, self.shards), strict=True):
             report(shard.rows)
             yield result
-
-    def records(
-        self, executor: Executor | None = None, progress: Progress | None = None
-    ) -> Records:
-        """Return the log-partition table of all labelled rows; logits are never held whole."""
-        columns = ("logits", "labels", "sample_weight")
-        shards = self.walk(_tabulated, *columns, executor=executor, progress=progress)
-        tables, floored = zip(*shards, strict=True)
-        warn_of_zeros(sum(floored))
-        records = list(chain.from_iterable(tables))
-        checks.check_some(len(records))
-        return concatenate(records)
 
     def warn_if_probs(self) -> None:
         """Warn if the logits look like probabilities; tags may add up to anything."""
@@ -263,6 +255,7 @@ class Dataset:
     by: str | None = None
     groups: str | None = None
     multilabel: bool = False
+    cache: str | None = None  # folder for the log-partition tables of shards
     skipped: Mapping[str, str] = field(default_factory=dict)  # messages by the paths of bad shards
 
     @cached_property
@@ -306,7 +299,9 @@ class Dataset:
                 )
         for column in (*SCORES, "labels", "features"):
             _agreeing([shard for shard in shards if column in shard.columns], column)
-        return Split(self, chosen, shards)
+        starts = np.cumsum([0, *(shard.rows for shard in shards)])
+        numbered = [replace(s, first=int(n)) for s, n in zip(shards, starts, strict=False)]
+        return Split(self, chosen, numbered)
 
     def _check_files(self, split: str) -> None:
         """Raise for a file that has labels of a split without its scores, or nothing of use."""
@@ -373,7 +368,12 @@ class Dataset:
         return ValueError(self.path + problem)
 
 
-def open_dataset(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dataset:
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    skip_bad: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+) -> Dataset:
     """Open a prediction file; only headers are read.
 
     Parameters
@@ -388,6 +388,9 @@ def open_dataset(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dat
     skip_bad : bool
         Leave out files that cannot be opened; ``skipped`` of the dataset has their errors by path.
         :func:`calibrant.workflows.shards.open_good_shards` reads their rows as well.
+    cache : path, optional
+        Folder for the log-partition tables of the shards, some hundred bytes for each example. Fits
+        read them in place of the logits as long as the files are unchanged.
 
     Examples
     --------
@@ -408,7 +411,8 @@ def open_dataset(path: str | os.PathLike[str], *, skip_bad: bool = False) -> Dat
             skipped[next(iter(shard.values()))] = str(problem)
     if not shards:
         raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
-    return Dataset(os.fspath(path), shards, skipped=skipped)
+    kept = None if cache is None else os.fspath(cache)
+    return Dataset(os.fspath(path), shards, cache=kept, skipped=skipped)
 
 
 def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:
@@ -471,20 +475,8 @@ def as_dataset(
     else:
         dataset = data if isinstance(data, Dataset) else open_dataset(data)
         return replace(dataset, **names) if names else dataset
-    columns = {key: array_column(key, v, ARRAYS) for key, v in _with_class_names(values).items()}
+    columns = {key: array_column(key, v, ARRAYS) for key, v in with_class_names(values).items()}
     return Dataset(ARRAYS, [columns], **names)
-
-
-def _with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays with the names and numbers of the classes of those that are data frames."""
-    result = dict(arrays)
-    for split in split_names(arrays):
-        scores = [arrays.get(full_key(split, column)) for column in SCORES]
-        if (key := full_key(split, "labels")) in arrays:
-            result[key] = numbered(arrays[key], *scores)
-        for names in filter(None, map(class_names_of, scores)):
-            result.setdefault(CLASS_NAMES, names)
-    return result
 
 
 def is_data(data: object) -> TypeIs[Stored]:
@@ -502,27 +494,3 @@ def _agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
                 f"{column.shape}; shards of a split may differ in the number of rows only"
             )
     return columns
-
-
-def _tabulated(chunks: Iterator[Chunk]) -> tuple[list[Records], int]:
-    tables, floored = [], 0
-    for chunk in chunks:
-        checked = examples(chunk.logits, chunk.labels, chunk.get("sample_weight"))
-        floored += chunk.floored
-        if (checked.labels != IGNORED).any():
-            tables.append(tabulate(checked))
-    return tables, floored
-
-
-def warn_of_zeros(count: int) -> None:
-    """Warn of probabilities that had to be changed to have a logarithm."""
-    if count:
-        problem = f"{count} probabilities are exactly 0 and were floored"
-        warn(f"{problem}: the result depends on the floor; save logits to avoid it", stacklevel=5)
-
-
-def warn_if_probs(logits: Logits, name: str, remedy: str) -> None:
-    """Warn if the first rows of logits look like probabilities."""
-    if reason := checks.look_like_probs(logits):
-        problem = f"{name} look like probabilities: {reason}"
-        warn(f"{problem}; if they are, {remedy}", stacklevel=5)

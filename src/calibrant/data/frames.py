@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.class_names import as_array
+from calibrant._core.class_names import as_array, class_names_of, numbered
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header
+from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, split_names
 from calibrant.data.tables import RULES, TableArrays, layout_of
 
 FRAME = "the data frame"  # in place of a path
@@ -55,3 +56,15 @@ def frame_arrays(frame: Any, beside: Mapping[str, object]) -> dict[str, Array]:
         key: np.concatenate([np.empty(header.shape, header.dtype)[:0], *arrays.chunks(key, rows)])
         for key, header in arrays.headers.items()
     }
+
+
+def with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays with the names and numbers of the classes of those that are data frames."""
+    result = dict(arrays)
+    for split in split_names(arrays):
+        scores = [arrays.get(full_key(split, column)) for column in SCORES]
+        if (key := full_key(split, "labels")) in arrays:
+            result[key] = numbered(arrays[key], *scores)
+        for names in filter(None, map(class_names_of, scores)):
+            result.setdefault(CLASS_NAMES, names)
+    return result

@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import numpy as np
+
+from calibrant._core.checks import IGNORED, BoolArray
 from calibrant._core.messages import comma_separated, printable
+from calibrant._core.sampling import Sample
 from calibrant.data.columns import Column
 from calibrant.data.formats import Array
 from calibrant.data.keys import SCORES
@@ -47,6 +51,7 @@ class Shard:
     """One file's share of a split: headers only, so that it travels to other processes."""
 
     columns: Mapping[str, Column]  # by their names within the split, such as logits
+    first: int = 0  # number of its first row in the split
 
     @property
     def domain(self) -> str | None:
@@ -121,10 +126,14 @@ def run_shard(
     columns: Mapping[str, str],
     convert: Callable[[Array], tuple[Array, int]] | None,
     rows: int,
+    sample: Sample | None,
     shard: Shard,
     report: Report,
 ) -> T:
-    """Return ``task(chunks)`` of one shard; ``convert`` makes logits of what is stored."""
+    """Return ``task(chunks)`` of one shard; ``convert`` makes logits of what is stored.
+
+    Labels of rows that are not in a sample are ignored.
+    """
 
     def chunks(place: Place) -> Iterator[Chunk]:
         place.reading = True
@@ -134,6 +143,9 @@ def run_shard(
             named = dict(zip(columns, values, strict=True))
             if convert is not None:
                 named["logits"], floored = convert(named["logits"])
+            if sample is not None and "labels" in named:
+                kept = sample.keeps(shard.first + place.row, count)
+                named["labels"] = sampled_labels(named["labels"], kept)
             yield Chunk(named, floored)
             del values, named  # else they would stay in memory while the next chunk is read
             place.row += count
@@ -143,6 +155,12 @@ def run_shard(
 
     with located(shard.path, shard) as place:
         return task(chunks(place))
+
+
+def sampled_labels(labels: Array, kept: BoolArray) -> Array:
+    """Return labels ``(rows, ...)``, ignored in the rows that are not kept."""
+    each = kept.reshape(-1, *[1] * (labels.ndim - 1))
+    return np.where(each, labels, np.array(IGNORED, np.promote_types(labels.dtype, np.int16)))
 
 
 @dataclass(frozen=True)

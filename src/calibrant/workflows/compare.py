@@ -23,12 +23,15 @@ from calibrant.calibrators.registry import calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data import dataset as datasets
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
+from calibrant.data.records import records_of
+from calibrant.data.score_warnings import warn_of_zeros
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import Meter
 from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table, row_folds
+from calibrant.workflows.large import in_memory, is_large
 
 
 def compare(
@@ -52,7 +55,8 @@ def compare(
 
     A method that fails or runs out of time becomes a row that says so. The advice is about the
     examples of the fit, as in :func:`calibrant.workflows.choice.choose`: a method that had been
-    chosen by the figures of the test examples would look better there than it is.
+    chosen by the figures of the test examples would look better there than it is. Of more than 2^30
+    logits all methods are fitted on the same random sample.
 
     Parameters
     ----------
@@ -97,6 +101,9 @@ def compare(
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
+        if is_large(splits[0]):
+            splits = (in_memory(splits[0], seed, executor), splits[1])
+            names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         calibrators = _chosen(methods, splits, estimand, keep_argmax)
         bench = _Bench(*splits, stream, time_limit, executor)
         n_test, classes = bench.prepare(list(calibrators.values()))
@@ -203,7 +210,7 @@ class _Bench:
     def table(self) -> tuple[Records, float]:
         """The records that methods share, and the seconds that they took."""
         start = time.perf_counter()
-        return self.fit_on.records(self.executor), time.perf_counter() - start
+        return records_of(self.fit_on, self.executor), time.perf_counter() - start
 
     @property
     def records(self) -> Records | None:
@@ -273,7 +280,7 @@ class _Bench:
         ):
             total.merge(counts)
             floored += zeros
-        datasets.warn_of_zeros(floored)
+        warn_of_zeros(floored)
         result = total.compute()
         return result.n, result.classes
 

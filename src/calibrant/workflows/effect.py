@@ -22,8 +22,9 @@ from calibrant._core.checks import (
 )
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
-from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, warn_of_zeros
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
+from calibrant.data.score_warnings import warn_of_zeros
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation

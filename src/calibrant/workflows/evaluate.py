@@ -9,10 +9,12 @@ from functools import partial
 from calibrant._core.checks import Values, as_scores, check_order, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
-from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data, warn_if_probs
+from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data
+from calibrant.data.score_warnings import warn_if_probs
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.registry import METRICS
 
 
 @warnings_at_caller()
@@ -59,7 +61,8 @@ def evaluate(
     metrics : sequence of str, optional
         Names from ``METRICS``; all by default.
     level : float, optional
-        Coverage of the intervals; None or 0 leaves them out.
+        Coverage of the intervals; None or 0 leaves them out. Intervals, and metrics that sort, keep
+        9 to 35 bytes of each example; without them memory does not grow with the examples.
     seed : int
         Seed of the random draws behind intervals and test.
     executor : concurrent.futures.Executor, optional
@@ -88,8 +91,9 @@ def evaluate(
     >>> round(evaluate(sample_path(), level=None)["ece"].value, 4)
     0.0424
     """
+    pairs = bool(level) or _need_pairs(metrics)
     total = Accumulator(
-        bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
+        bins=bins, estimand=estimand, pairs=pairs, metrics=metrics, level=level, seed=seed
     )
     if not is_data(data) and not (is_frame(data) and labels is None):
         _check_arrays(split, by=by, sample_weight=sample_weight)
@@ -110,6 +114,12 @@ def evaluate(
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
         total.merge(sums)
     return total.compute()
+
+
+def _need_pairs(metrics: str | Sequence[str] | None) -> bool:
+    """Return False if sums suffice: then memory does not grow with the examples."""
+    names = [metrics] if isinstance(metrics, str) else metrics
+    return names is None or any(METRICS[METRICS.name(name)].needs_pairs for name in names)
 
 
 def _check_arrays(split: str | None, **columns: Values | str | None) -> None:

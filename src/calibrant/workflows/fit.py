@@ -22,9 +22,11 @@ from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
 from calibrant.data.keys import full_key
+from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
+from calibrant.workflows.large import ShardPasses, in_memory, is_large, warn_of_sample
 
 WHOLE = 1 << 27
 """Number of logits up to which a split is read whole for a method that the table would do for."""
@@ -47,6 +49,11 @@ def fit(
     Methods that give each row a temperature are fitted from the log-partition table, a few
     hundred bytes per row; the others read the split whole. ``auto`` reads it whole if it has at
     most 2^27 logits; beyond, it chooses among the methods that the table suffices for.
+
+    Of more than 2^22 rows the table is that of a random sample; a warning states what this costs.
+    Splits of more than 2^30 logits are not read whole: ``vector``, ``matrix``, ``dirichlet`` and
+    the methods for tags are fitted by sums over the shards, pass after pass, with penalties that
+    are chosen on a sample, and the others on a sample.
 
     Parameters
     ----------
@@ -171,10 +178,29 @@ def _fitted(
     examples = dataset.split(split, FIT_SPLITS)
     examples.warn_if_probs()
     if fits_from_table(calibrator, examples):
-        fit_table(calibrator, examples, examples.records(executor, progress))
+        some = bounded(examples)
+        records = records_of(some, executor, progress)
+        fit_table(calibrator, examples, records)
+        if some is not examples:
+            warn_of_sample(calibrator, len(records), examples)
+    elif is_large(examples):
+        _fit_large(calibrator, examples, executor)
     else:
         fit_whole(calibrator, examples)
     return calibrator, examples
+
+
+def _fit_large(calibrator: Calibrator, split: Split, executor: Executor | None) -> None:
+    """Fit on a sample and then, if sums suffice, on all examples."""
+    sample = in_memory(split, executor=executor)
+    if not calibrator.fits_passes:
+        fit_whole(calibrator, sample)
+        warn_of_sample(calibrator, sample.rows, split)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all examples may have what the sample lacks
+        fit_whole(calibrator, sample)
+    calibrator.refine(ShardPasses(split, executor))
 
 
 def _dataset(
@@ -260,7 +286,8 @@ def cross_fit(
 
     For predictions without a validation set. The examples are cut into folds in which every
     class has its share, and each fold is calibrated by a fit on the others. The figures describe
-    the method, fitted on ``(folds - 1) / folds`` of the examples.
+    the method, fitted on ``(folds - 1) / folds`` of the examples. Of more than 2^30 logits a random
+    sample is used.
 
     Parameters
     ----------
@@ -291,10 +318,13 @@ def cross_fit(
     dataset = _dataset(data, calibrator, sample_weight, groups)
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
+    name = examples.name
+    if is_large(examples):
+        examples = in_memory(examples, seed, executor)
     fold = row_folds(examples, folds, seed)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
     from_table = fits_from_table(calibrator, examples)
-    records = examples.records(executor, progress) if from_table else None
+    records = records_of(examples, executor, progress) if from_table else None
     fit_without(calibrator, examples, fold, folds, records)  # leaves out nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit on everything has warned
@@ -305,7 +335,7 @@ def cross_fit(
     )
     folded = examples.with_column("fold", fold)
     meter = measure(calibrators, folded, stream, executor, progress)
-    return CrossFit(calibrator, meter.effect(), examples.name, fold, calibrators)
+    return CrossFit(calibrator, meter.effect(), name, fold, calibrators)
 
 
 def fit_without(

@@ -23,6 +23,7 @@ LISTED = 20
 def open_good_shards(
     path: str | os.PathLike[str],
     *,
+    cache: str | os.PathLike[str] | None = None,
     estimand: EstimandChoice = "auto",
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -37,6 +38,8 @@ def open_good_shards(
     ----------
     path
         A folder or glob of shards, or a file.
+    cache
+        As in :func:`calibrant.open_dataset`.
     estimand, executor, progress
         As in :func:`calibrant.evaluate`.
 
@@ -53,7 +56,7 @@ def open_good_shards(
     >>> data.split().rows, [os.path.basename(path) for path in data.skipped]
     (2, ['1.npz'])
     """
-    dataset = _uniform(open_dataset(path, skip_bad=True))
+    dataset = _uniform(open_dataset(path, skip_bad=True, cache=cache))
     if estimand == "multilabel":
         dataset = replace(dataset, multilabel=True)
     skipped: dict[str, str] = {}

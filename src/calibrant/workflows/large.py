@@ -1,0 +1,102 @@
+"""Fits on splits that are too large to be held in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, FloatArray, warn
+from calibrant._core.chunks import EstimandChoice, examples
+from calibrant._core.sampling import Sample
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.passes import Task
+from calibrant.data.dataset import ROLES, Split, as_dataset
+from calibrant.data.formats import Array
+from calibrant.data.shards import Chunk
+
+LARGE = 1 << 30
+"""Number of logits up to which a split is read whole, four gigabytes of float32."""
+
+
+def is_large(split: Split) -> bool:
+    """Return True if the logits of a split are too many to be held in memory."""
+    return split.rows * math.prod(split.shape) > LARGE
+
+
+class ShardPasses:
+    """Passes over the shards of a split, for methods that need sums only."""
+
+    def __init__(self, split: Split, executor: Executor | None = None) -> None:
+        self.split, self.executor = split, executor
+        self.classes = split.classes
+
+    def sums(self, task: Task) -> list[FloatArray]:
+        """Return the sums of ``task(examples)`` over all chunks of all shards."""
+        estimand: EstimandChoice = "multilabel" if self.split.dataset.multilabel else "top_label"
+        columns = ("logits", "labels", "sample_weight")
+        work = partial(_summed, task, estimand)
+        total = None
+        for shard in self.split.walk(work, *columns, executor=self.executor):
+            total = _added(total, shard)
+        if total is None:
+            checks.check_some(0)
+        return [np.asarray(value) for value in total or ()]
+
+
+def _summed(task: Task, estimand: EstimandChoice, chunks: Iterator[Chunk]) -> list[Any] | None:
+    total = None
+    for chunk in chunks:
+        weight = chunk.get("sample_weight")
+        checked = examples(chunk.logits, chunk.labels, weight, estimand)
+        if (checked.labels != IGNORED).any():
+            total = _added(total, task(checked))
+    return total
+
+
+def _added(total: list[Any] | None, more: Sequence[Any] | None) -> list[Any] | None:
+    if total is None or more is None:
+        return total if more is None else list(more)
+    return [a + b for a, b in zip(total, more, strict=True)]
+
+
+def in_memory(split: Split, seed: int = 0, executor: Executor | None = None) -> Split:
+    """Return a random sample of the labelled rows of a split that fits into memory."""
+    share = min(1.0, LARGE / (split.rows * max(1, math.prod(split.shape))))
+    sampled = replace(split, sample=Sample(share, seed))
+    roles = [role for role in ROLES if getattr(split.dataset, role) is not None]
+    columns = ["logits", "labels", *(["features"] if split.has_features else []), *roles]
+    parts = list(sampled.walk(_labelled, *columns, executor=executor))
+    arrays: dict[str, Any] = {name: np.concatenate([p[name] for p in parts]) for name in columns}
+    if split.dataset.head is not None:
+        arrays |= dict(zip(("head_weight", "head_bias"), split.dataset.head, strict=True))
+    beside = {role: arrays.pop(role) for role in roles}
+    dataset = as_dataset(arrays, multilabel=split.dataset.multilabel, **beside)
+    return dataset.split()
+
+
+def _labelled(chunks: Iterator[Chunk]) -> dict[str, Array]:
+    """Return the rows of a shard that have a label."""
+    parts: dict[str, list[Array]] = {}
+    for chunk in chunks:
+        kept = (chunk.labels != IGNORED).reshape(len(chunk), -1).any(1)
+        for name, values in chunk.columns.items():
+            parts.setdefault(name, []).append(values[kept])
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def warn_of_sample(calibrator: Calibrator, used: int, split: Split) -> None:
+    """State how far a fit on some examples is from one on all."""
+    # the loss of a fit on n examples exceeds the lowest by p / 2n on average (Akaike 1974)
+    size = calibrator.effective_size(split.classes)
+    excess = size / 2 * (1 / used - 1 / split.rows)
+    warn(
+        f"{type(calibrator).__name__} is fitted on a random sample of {used:,} of {split.rows:,} "
+        f"examples, which costs about {excess:.1g} in NLL: that of all is too large for memory"
+    )

@@ -30,7 +30,7 @@ from rows import write_tables
 import calibrant as cal
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
-from calibrant.llm.answers.questions import GradedAnswers, read_answers
+from calibrant.llm.answers.graded import GradedAnswers, read_answers
 
 SPLITS = 20
 TARGETS = (0.2, 0.3)

@@ -6,11 +6,12 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
-from calibrant.llm import workflows
-from calibrant.llm.answers import asking
+from calibrant.llm.answers import asking, grading
+from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.workflows import QuestionSet, calibrated_choices, evaluate_questions
+from calibrant.llm.workflows import evaluate_questions
 from tests.support.calibrators import Shift
+from tests.support.language_models import quiz_model, quiz_tokenizer
 from tests.support.simulate import drawn, preferring
 
 
@@ -39,23 +40,30 @@ def asked(rng, monkeypatch):
     """Logits of a model that prefers the letter A, and the right choices."""
     logits, labels = drawn(rng, 600, 4)
     logits = log_softmax(preferring(logits), -1)
-    monkeypatch.setattr(workflows, "Auto", light)
+    monkeypatch.setattr(grading, "Auto", light)
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
     return logits, labels
 
 
-def questions(count):
+@pytest.fixture(scope="module")
+def network():
+    """A tiny model and its tokenizer."""
+    return quiz_model(), quiz_tokenizer()
+
+
+def questions(labels):
     texts = ("a", "b", "c", "d")
-    return QuestionSet([Question("?", ("a",), texts, 0)] * count, [])
+    every = [Question("?", (texts[label],), texts, int(label)) for label in labels]
+    return QuestionSet(every, [], "letters")
 
 
 def accuracy(evaluation):
     return evaluation["accuracy"].value
 
 
-def test_a_preference_for_a_letter_is_corrected(asked):
+def test_a_preference_for_a_letter_is_corrected(asked, network):
     logits, labels = asked
-    found = evaluate_questions(None, None, questions(600), level=None)
+    found = evaluate_questions(*network, questions(labels), level=None)
     assert list(found) == ["before", "calibrated"]
     assert accuracy(found["before"]) == pytest.approx((logits.argmax(-1) == labels).mean())
     best = (preferring(logits, -3.0).argmax(-1) == labels).mean()
@@ -65,26 +73,26 @@ def test_a_preference_for_a_letter_is_corrected(asked):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
 
 
-def test_predictions_can_be_kept(asked):
+def test_predictions_can_be_kept(asked, network):
     logits, labels = asked
     found = calibrated_choices(logits, labels, keep_predictions=True)
     np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
     np.testing.assert_allclose(np.exp(found).sum(-1), 1)
-    both = evaluate_questions(None, None, questions(600), keep_predictions=True, level=None)
+    both = evaluate_questions(*network, questions(labels), keep_predictions=True, level=None)
     assert accuracy(both["calibrated"]) == accuracy(both["before"])
     assert both["calibrated"]["nll"].value < both["before"]["nll"].value
 
 
 def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch):
     logits, labels = asked
-    monkeypatch.setattr(workflows, "Auto", lambda keep_argmax: Forgetful())
+    monkeypatch.setattr(grading, "Auto", lambda keep_argmax: Forgetful())
     assert calibrated_choices(logits, labels).shape == (600, 4)
     with pytest.raises(AssertionError, match="seen"):
         Forgetful().fit(logits, labels).transform(logits[:1])
 
 
-def test_few_questions_are_not_calibrated(asked, monkeypatch):
+def test_few_questions_are_not_calibrated(asked, network, monkeypatch):
     logits, labels = asked
     few = {"before": logits[:99]}, labels[:99]
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: few)
-    assert list(evaluate_questions(None, None, questions(99), level=None)) == ["before"]
+    assert list(evaluate_questions(*network, questions(labels[:99]), level=None)) == ["before"]

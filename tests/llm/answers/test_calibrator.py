@@ -47,7 +47,7 @@ def drawn_answers(rng, n, truth):
 
 def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
     sure, right = drawn_answers(rng, 3000, lambda s: expit(0.6 * s - 1.2))
-    fitted = AnswerCalibrator(None).fit(sure, right)
+    fitted = AnswerCalibrator(None, stage="sigmoid").fit(sure, right)
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(sure)[:, None], right)
     wanted = other.predict_proba(logit(sure)[:, None])[:, 1]
     np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
@@ -149,7 +149,7 @@ def test_zeros_and_ones_do_not_distort_the_map(stage, zeros, rng):
 
 def test_zero_and_one_are_replaced_by_halfway_values(rng):
     sure, right = said_answers(rng, 1000)
-    fitted = AnswerCalibrator(None).fit(sure, right)
+    fitted = AnswerCalibrator(None, stage="sigmoid").fit(sure, right)
     assert fitted.limits_ == pytest.approx((0.1, 0.975))
     moved = logit(np.clip(sure, 0.1, 0.975))
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(moved[:, None], right)

@@ -1,4 +1,4 @@
-"""Multiple choice is calibrated out of fold, and a preference for letters is corrected."""
+"""Multiple choice is calibrated out of fold, and maps belong to the source of their answers."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,23 @@ from scipy.special import log_softmax
 
 import calibrant as cal
 from calibrant._core.checks import IGNORED
+from calibrant.llm import workflows
 from calibrant.llm.answers import asking, grading
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
 from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.workflows import evaluate_questions
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.workflows import (
+    answer_question,
+    apply_answers,
+    confidence_of,
+    cross_validated_answers,
+    evaluate_questions,
+    fit_answers,
+)
 from tests.support.calibrators import Shift
 from tests.support.language_models import quiz_model, quiz_tokenizer
 from tests.support.simulate import drawn, preferring
@@ -96,3 +109,97 @@ def test_few_questions_are_not_calibrated(asked, network, monkeypatch):
     few = {"before": logits[:99]}, labels[:99]
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: few)
     assert list(evaluate_questions(*network, questions(labels[:99]), level=None)) == ["before"]
+
+
+def simulated(rng, n, source):
+    """Answers of an over-confident model."""
+    sure = rng.uniform(0.05, 0.95, n)
+    return GradedAnswers([""] * n, [""] * n, sure, rng.random(n) < sure**2, source)
+
+
+@pytest.mark.parametrize("source", [Source("geometric", "chat"), Source("judge"), Source()])
+def test_maps_of_files_are_those_of_python(rng, source):
+    graded = simulated(rng, 400, source)
+    fitted = fit_answers(graded, stage="sigmoid")
+    known = source.confidence == "geometric"
+    tokens = list(graded.confidence[:, None]) if known else graded.confidence
+    own = AnswerCalibrator("geometric" if known else None, stage="sigmoid")
+    own.fit(tokens, graded.correct)
+    np.testing.assert_array_equal(fitted.predict(tokens), own.predict(tokens))
+    assert fitted.aggregate == own.aggregate
+    assert fitted.source_ == source
+    rows = AnswerRows(["line 1"], [{"confidence": 0.5, "mine": 1, **({"source": source[0]})}])
+    (row,) = apply_answers(fitted, rows)
+    chance = own.predict([[0.5]] if known else [0.5])[0]
+    assert row == {**rows.rows[0], "calibrated": pytest.approx(chance)}
+
+
+def test_maps_are_applied_to_their_source_only(rng):
+    fitted = fit_answers(simulated(rng, 400, Source("geometric", "chat", "0123", "none")))
+
+    def applied(**row):
+        (result,) = apply_answers(fitted, AnswerRows(["line 1"], [row]))
+        return result["calibrated"]
+
+    stated = applied(confidence=0.3, source="geometric", model="0123")
+    assert applied(token_probs=[0.9, 0.1]) == pytest.approx(stated)  # by the aggregate of the map
+    for key, value in {"source": "p_true", "prompt": "short, 5 shots", "model": "4"}.items():
+        with pytest.raises(ValueError, match=f"not {value}: fit one on answers of the same"):
+            applied(**{"confidence": 0.3, "source": "geometric", key: value})
+    with pytest.warns(UserWarning, match="do not say where their confidence comes from"):
+        assert applied(confidence=0.3) == stated
+
+
+def test_a_threshold_is_applied(rng):
+    graded = simulated(rng, 400, Source("judge"))
+    fitted = fit_answers(graded)
+    fitted.control(graded.confidence, graded.correct, max_error=0.4)
+    rows = AnswerRows(["a", "b"], [{"confidence": c, "source": "judge"} for c in (0.1, 0.9)])
+    assert [row["abstains"] for row in apply_answers(fitted, rows)] == [True, False]
+
+
+def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
+    graded = simulated(rng, 300, Source("judge"))
+    seen = []
+    real = AnswerCalibrator.fit
+
+    def spy(self, answers, correct, **options):
+        seen.append(set(np.asarray(answers).tolist()))
+        return real(self, answers, correct, **options)
+
+    def checked(calibrator, confidence):
+        assert not seen[-1] & set(confidence.tolist())
+        return calibrator.predict(confidence)
+
+    monkeypatch.setattr(AnswerCalibrator, "fit", spy)
+    monkeypatch.setattr(workflows, "calibrated", checked)
+    found = cross_validated_answers(graded)
+    assert [len(one) for one in seen] == [240] * 5
+    assert found["after"]["nll"].value < found["before"]["nll"].value
+    few = GradedAnswers(*(column[:9] for column in graded[:4]), graded.source)
+    assert list(cross_validated_answers(few)) == ["before"]
+
+
+def test_the_confidence_follows_the_map(rng):
+    maps = {name: fit_answers(simulated(rng, 99, Source(name))) for name in ("p_true", "judge")}
+    assert confidence_of(None, None) == "geometric"
+    assert confidence_of(maps["p_true"], None) == "p_true"
+    with pytest.raises(ValueError, match="fitted on p_true confidences, got confidence=first"):
+        confidence_of(maps["p_true"], "first")
+    with pytest.raises(ValueError, match=r"confidences of judge, .*by calibrant llm answers apply"):
+        confidence_of(maps["judge"], None)
+
+
+def test_questions_are_answered_by_maps_of_their_source_only(network, rng):
+    model, _ = network
+    digest = fingerprint_of(model).digest
+    asked = Source("geometric", "plain", digest, "none")
+    answer_question(*network, "it", calibrator=fit_answers(simulated(rng, 99, asked)))
+    head = FittedHead.from_temperature(2.0, fingerprint_of(model))
+    with pytest.raises(ValueError, match=r"head none, not \w{16}: fit one .*--save-answers"):
+        answer_question(
+            *network, "it", fitted=head, calibrator=fit_answers(simulated(rng, 99, asked))
+        )
+    for other in (asked._replace(model="0"), asked._replace(prompt="chat")):
+        with pytest.raises(ValueError, match="the answer calibrator was fitted on"):
+            answer_question(*network, "it", calibrator=fit_answers(simulated(rng, 99, other)))

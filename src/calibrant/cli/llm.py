@@ -193,8 +193,6 @@ def evaluate(
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.answers.graded import check_suffix
-    from calibrant.llm.answers.grading import read_question_set
     from calibrant.llm.workflows import evaluate_table
 
     fitted = load(folder, FittedHead) if folder else None
@@ -206,13 +204,7 @@ def evaluate(
         results = [("tokens", evaluations)]
     else:
         # mistakes in these show before the slow load of the model
-        if saved:
-            check_suffix(saved)
-        asked = {path: read_question_set(path, chat=chat, **drawing) for path in paths}
-        for path, questions in asked.items():
-            if confidence and questions.form != "written":
-                message = f"--confidence is for written answers, and {path} has choices"
-                raise click.UsageError(message)
+        asked = _read_questions(paths, confidence, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype)
         options = {"fitted": fitted, "confidence": confidence, "chat": chat}
         options |= {"keep_predictions": keep_predictions}
@@ -227,6 +219,23 @@ def evaluate(
     ]
     with until_closed():
         shared.write_json(content if len(content) > 1 else content[0])
+
+
+def _read_questions(
+    paths: tuple[str, ...], confidence: str | None, saved: str | None, **drawing: Any
+) -> dict[str, QuestionSet]:
+    from calibrant.llm.answers.graded import check_suffix
+    from calibrant.llm.answers.grading import read_question_set
+
+    if saved:
+        check_suffix(saved)
+    if drawing["chat"] and _was_passed("shots"):
+        raise click.UsageError("--chat asks each question alone: leave --shots out")
+    asked = {path: read_question_set(path, **drawing) for path in paths}
+    for path, questions in asked.items():
+        if confidence and questions.form != "written":
+            raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
+    return asked
 
 
 def _measure(
@@ -392,13 +401,17 @@ def apply_map(mapped: str, file: str, out: str) -> None:
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
     """Refuse files, and options of questions, where tables are wanted."""
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = {"saved": "save-answers"}.get(name, name.replace("_", "-"))
-            raise click.UsageError(f"--{option} is for questions, which need --model")
+    for name in filter(_was_passed, names):
+        option = {"saved": "save-answers"}.get(name, name.replace("_", "-"))
+        raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
+
+
+def _was_passed(name: str) -> bool:
+    """Return True for an option that stands on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _print_evaluations(title: str, results: Evaluations) -> None:

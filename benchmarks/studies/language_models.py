@@ -233,7 +233,7 @@ def answer_figures(sure: Any, right: Any) -> dict[str, Any]:
 def mapped(sure: Any, right: Any) -> tuple[Any, Any]:
     """Half of the answers, with confidences from a map that was fitted on the other half."""
     first, second = np.array_split(np.random.default_rng(0).permutation(len(right)), 2)
-    learned = llm.AnswerCalibrator(aggregate=None).fit(sure[first], right[first])
+    learned = llm.AnswerCalibrator(aggregate=None, stage="sigmoid").fit(sure[first], right[first])
     return learned.predict(sure[second]), right[second]
 
 
@@ -265,7 +265,8 @@ def measured(
         drawn = subset(later, min(given.limit + 5, len(later)))
         shots, asked = drawn[:5], drawn[5:]
         prompts = [llm.short_prompt(one, shots) for one in asked]
-        told = ask_each(model, tokenizer, prompts, heads, max_new_tokens=16, batch=given.batch)
+        options = {"max_new_tokens": 16, "one_line": True, "batch": given.batch}
+        told = ask_each(model, tokenizer, prompts, heads, **options)
         for head, answers in told.items():
             pairs = zip(answers, asked, strict=True)
             right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])

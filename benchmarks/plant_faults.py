@@ -2731,10 +2731,10 @@ FAULTS = (
         ("llm/answers/test_topk",),
     ),
     Fault(
-        "likelihood-of-the-prompt-counts",
+        "likelihood-of-a-choice-per-token",
         "llm",
-        "targets = torch.from_numpy(text.targets)",
-        "targets = torch.arange(1, len(text.ids))",
+        "rows.gather(-1, chosen[:, None]).double().sum()",
+        "rows.gather(-1, chosen[:, None]).double().mean()",
         ("llm/answers/test_likelihoods",),
     ),
     Fault(

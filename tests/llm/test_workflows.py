@@ -59,9 +59,13 @@ def asked(rng, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def network():
-    """A tiny model and its tokenizer."""
-    return quiz_model(), quiz_tokenizer()
+def model():
+    return quiz_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
 
 
 def questions(labels):
@@ -74,9 +78,9 @@ def accuracy(evaluation):
     return evaluation["accuracy"].value
 
 
-def test_a_preference_for_a_letter_is_corrected(asked, network):
+def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
     logits, labels = asked
-    found = evaluate_questions(*network, questions(labels), level=None)
+    found = evaluate_questions(model, tokenizer, questions(labels), level=None)
     assert list(found) == ["before", "calibrated"]
     assert accuracy(found["before"]) == pytest.approx((logits.argmax(-1) == labels).mean())
     best = (preferring(logits, -3.0).argmax(-1) == labels).mean()
@@ -86,12 +90,14 @@ def test_a_preference_for_a_letter_is_corrected(asked, network):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
 
 
-def test_predictions_can_be_kept(asked, network):
+def test_predictions_can_be_kept(asked, model, tokenizer):
     logits, labels = asked
     found = calibrated_choices(logits, labels, keep_predictions=True)
     np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
     np.testing.assert_allclose(np.exp(found).sum(-1), 1)
-    both = evaluate_questions(*network, questions(labels), keep_predictions=True, level=None)
+    both = evaluate_questions(
+        model, tokenizer, questions(labels), keep_predictions=True, level=None
+    )
     assert accuracy(both["calibrated"]) == accuracy(both["before"])
     assert both["calibrated"]["nll"].value < both["before"]["nll"].value
 
@@ -104,11 +110,13 @@ def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch)
         Forgetful().fit(logits, labels).transform(logits[:1])
 
 
-def test_few_questions_are_not_calibrated(asked, network, monkeypatch):
+def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
     logits, labels = asked
     few = {"before": logits[:99]}, labels[:99]
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: few)
-    assert list(evaluate_questions(*network, questions(labels[:99]), level=None)) == ["before"]
+    assert list(evaluate_questions(model, tokenizer, questions(labels[:99]), level=None)) == [
+        "before"
+    ]
 
 
 def simulated(rng, n, source):
@@ -176,7 +184,7 @@ def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
     found = cross_validated_answers(graded)
     assert [len(one) for one in seen] == [240] * 5
     assert found["after"]["nll"].value < found["before"]["nll"].value
-    few = GradedAnswers(*(column[:9] for column in graded[:4]), graded.source)
+    few = simulated(rng, 9, Source("judge"))
     assert list(cross_validated_answers(few)) == ["before"]
 
 
@@ -190,16 +198,17 @@ def test_the_confidence_follows_the_map(rng):
         confidence_of(maps["judge"], None)
 
 
-def test_questions_are_answered_by_maps_of_their_source_only(network, rng):
-    model, _ = network
+def test_questions_are_answered_by_maps_of_their_source_only(model, tokenizer, rng):
     digest = fingerprint_of(model).digest
     asked = Source("geometric", "plain", digest, "none")
-    answer_question(*network, "it", calibrator=fit_answers(simulated(rng, 99, asked)))
+    answer_question(model, tokenizer, "it", calibrator=fit_answers(simulated(rng, 99, asked)))
     head = FittedHead.from_temperature(2.0, fingerprint_of(model))
     with pytest.raises(ValueError, match=r"head none, not \w{16}: fit one .*--save-answers"):
         answer_question(
-            *network, "it", fitted=head, calibrator=fit_answers(simulated(rng, 99, asked))
+            model, tokenizer, "it", fitted=head, calibrator=fit_answers(simulated(rng, 99, asked))
         )
     for other in (asked._replace(model="0"), asked._replace(prompt="chat")):
         with pytest.raises(ValueError, match="the answer calibrator was fitted on"):
-            answer_question(*network, "it", calibrator=fit_answers(simulated(rng, 99, other)))
+            answer_question(
+                model, tokenizer, "it", calibrator=fit_answers(simulated(rng, 99, other))
+            )

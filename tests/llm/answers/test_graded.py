@@ -88,7 +88,7 @@ def test_tables_of_other_origin(tmp_path, grades, wanted):
     assert found.confidence.tolist() == [0.75, 0.75]
     assert found.correct.tolist() == wanted
     assert found.source == Source()
-    assert found.token_probs is None
+    assert found.token_probs == []
     assert found.answers == ["me, you"] * 2
 
 

@@ -19,25 +19,29 @@ SHOTS = [Question("it", ("four",))]
 
 
 @pytest.fixture(scope="module")
-def network():
-    return quiz_model(), quiz_tokenizer()
+def model():
+    return quiz_model()
 
 
-def test_written_answers_keep_where_they_come_from(network):
-    model = network[0]
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
+
+
+def test_written_answers_keep_where_they_come_from(model, tokenizer):
     fitted = FittedHead.from_temperature(2.0, fingerprint_of(model))
     asked = QuestionSet(OPEN, SHOTS)
-    found = grade_questions(*network, asked, fitted=fitted, confidence="minimum")
+    found = grade_questions(model, tokenizer, asked, fitted=fitted, confidence="minimum")
     prompts = [short_prompt(question, SHOTS) for question in OPEN]
     digest = fingerprint_of(model).digest
     assert list(found) == ["before", "after"]
     for (name, graded), head in zip(found.items(), (None, fitted), strict=True):
-        answers = ask(*network, prompts, fitted=head, one_line=True)
+        answers = ask(model, tokenizer, prompts, fitted=head, one_line=True)
         assert graded.questions == [question.text for question in OPEN]
         assert graded.answers == [answer.text for answer in answers]
         probs = [answer.probs for answer in answers]
-        for one, other in zip(graded.token_probs, probs, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for one, wanted in zip(graded.token_probs, probs, strict=True):
+            np.testing.assert_array_equal(one, wanted)
         np.testing.assert_array_equal(graded.confidence, answer_confidence(probs, "minimum"))
         mark = "none" if name == "before" else head_digest(fitted)
         assert graded.source == Source("minimum", "short, 1 shots", digest, mark)
@@ -45,43 +49,43 @@ def test_written_answers_keep_where_they_come_from(network):
     assert head_digest(other) != head_digest(fitted)
 
 
-def test_own_grades(network):
+def test_own_grades(model, tokenizer):
     seen = []
 
     def grade(answer, question):
         seen.append((answer, question))
         return question.text.endswith("two")
 
-    graded = grade_questions(*network, QuestionSet(OPEN, []), grade=grade)["before"]
+    graded = grade_questions(model, tokenizer, QuestionSet(OPEN, []), grade=grade)["before"]
     assert graded.correct.tolist() == [False, False, True, False]
     assert seen == list(zip(graded.answers, OPEN, strict=True))
     choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
     with pytest.raises(ValueError, match="grade is for written answers, and these are texts"):
-        grade_questions(*network, choices, grade=grade)
+        grade_questions(model, tokenizer, choices, grade=grade)
 
 
-def test_chats_are_asked_as_one_asks(network):
-    model, tokenizer = network[0], quiz_tokenizer()
-    tokenizer.chat_template = "{{ '<s> red ' + messages[0]['content'] + ' blue' }}"
-    graded = grade_questions(model, tokenizer, QuestionSet(OPEN, []), chat=True)["before"]
+def test_chats_are_asked_as_one_asks(model, tokenizer):
+    talking = quiz_tokenizer()
+    talking.chat_template = "{{ '<s> red ' + messages[0]['content'] + ' blue' }}"
+    graded = grade_questions(model, talking, QuestionSet(OPEN, []), chat=True)["before"]
     prompts = [f"<s> red {question.text} blue" for question in OPEN]
-    answers = ask(model, tokenizer, prompts, max_new_tokens=64)
+    answers = ask(model, talking, prompts, max_new_tokens=64)
     assert graded.answers == [answer.text for answer in answers]
     assert graded.correct.tolist() == ["four" in text.split() for text in graded.answers]
     assert 0 < graded.correct.sum() < len(OPEN)
     assert graded.source.prompt == "chat"
-    plain = grade_questions(*network, QuestionSet(OPEN[:1], []), chat=True)["before"]
+    plain = grade_questions(model, tokenizer, QuestionSet(OPEN[:1], []), chat=True)["before"]
     assert plain.source.prompt == "plain"  # that tokenizer has no template
 
 
-def test_likeliest_text_is_the_answer(network):
+def test_likeliest_text_is_the_answer(model, tokenizer):
     questions = [
         Question("is it", ("blue no",), ("blue no", "two", "red"), 0),
         Question("what is it", ("two",), ("two", "A"), 0),
         Question("it", ("A",), ("A", "two"), 0),
     ]
-    graded = grade_questions(*network, QuestionSet(questions, SHOTS, "texts"))["before"]
-    rows = ask_texts_each(*network, questions, {"": None}, shots=SHOTS)[""]
+    graded = grade_questions(model, tokenizer, QuestionSet(questions, SHOTS, "texts"))["before"]
+    rows = ask_texts_each(model, tokenizer, questions, {"": None}, shots=SHOTS)[""]
     best = [int(row.argmax()) for row in rows]
     assert 0 < sum(best) < 6
     assert graded.correct.tolist() == [at == 0 for at in best]
@@ -89,26 +93,26 @@ def test_likeliest_text_is_the_answer(network):
     assert graded.answers == [question.choices[at] for question, at in pairs]
     np.testing.assert_allclose(graded.confidence, [np.exp(row.max()) for row in rows])
     assert graded.source[:2] == ("texts", "1 shots")
-    assert graded.token_probs is None
+    assert not graded.token_probs
 
 
 @pytest.mark.parametrize("form", ["written", "letters", "texts"])
-def test_no_question_is_asked_if_one_is_too_long(network, form, monkeypatch):
+def test_no_question_is_asked_if_one_is_too_long(model, tokenizer, form, monkeypatch):
     for name in ("ask_each", "ask_choices_each"):
         monkeypatch.setattr(asking, name, None)
     monkeypatch.setattr(grading, "ask_texts_each", None)
-    long = " ".join(["two"] * network[0].config.max_position_embeddings)
+    long = " ".join(["two"] * model.config.max_position_embeddings)
     questions = [Question(text, ("yes",), ("yes", "no"), 0) for text in ("is it", long)]
     with pytest.raises(ValueError, match="positions of the model"):
-        grade_questions(*network, QuestionSet(questions, [], form))
+        grade_questions(model, tokenizer, QuestionSet(questions, [], form))
 
 
-def test_the_second_prompt_counts_too(network):
-    words = network[0].config.max_position_embeddings - 64 - 3
+def test_the_second_prompt_counts_too(model, tokenizer):
+    words = model.config.max_position_embeddings - 64 - 3
     asked = QuestionSet([Question(" ".join(["two"] * words), ())], [])
-    grading.check_lengths(*network, asked, chat=True)
+    grading.check_lengths(model, tokenizer, asked, chat=True)
     with pytest.raises(ValueError, match="and 65 may follow"):
-        grading.check_lengths(*network, asked, chat=True, confidence="p_true")
+        grading.check_lengths(model, tokenizer, asked, chat=True, confidence="p_true")
 
 
 def test_letters_are_not_a_chat(tmp_path):

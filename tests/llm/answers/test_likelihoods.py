@@ -18,8 +18,13 @@ SHOTS = [Question("it", ("four",))]
 
 
 @pytest.fixture(scope="module")
-def network():
-    return quiz_model(), quiz_tokenizer()
+def model():
+    return quiz_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
 
 
 def total(model, tokenizer, prompt, choice, temperature):
@@ -33,25 +38,25 @@ def total(model, tokenizer, prompt, choice, temperature):
     return added
 
 
-def test_likelihoods_are_those_of_a_loop(network):
-    model = network[0]
+def test_likelihoods_are_those_of_a_loop(model, tokenizer):
     heads = {"before": None, "after": FittedHead.from_temperature(2.5, fingerprint_of(model))}
     done = []
     found = ask_texts_each(
-        *network, QUESTIONS, heads, shots=SHOTS, batch=2, progress=lambda *t: done.append(t)
+        model, tokenizer, QUESTIONS, heads, shots=SHOTS, batch=2, progress=lambda *t: done.append(t)
     )
     assert done == [(2, 10), (4, 10), (5, 10), (7, 10), (9, 10), (10, 10)]
     for name, temperature in {"before": 1.0, "after": 2.5}.items():
         for question, logits in zip(QUESTIONS, found[name], strict=True):
             prompt = short_prompt(question, SHOTS)
-            logs = np.array([total(*network, prompt, c, temperature) for c in question.choices])
+            logs = np.array(
+                [total(model, tokenizer, prompt, c, temperature) for c in question.choices]
+            )
             np.testing.assert_allclose(logits, logs - np.logaddexp.reduce(logs), atol=1e-5)
 
 
-def test_long_choices_are_refused_at_first(network, monkeypatch):
-    model = network[0]
+def test_long_choices_are_refused_at_first(model, tokenizer, monkeypatch):
     monkeypatch.setattr(type(model), "forward", None)  # nothing runs
     positions = model.config.max_position_embeddings
     long = Question("it", ("no",), ("no", " ".join(["red"] * positions)), 0)
     with pytest.raises(ValueError, match=rf"choice 'red .*more than the {positions} positions"):
-        ask_texts_each(*network, [*QUESTIONS, long], {"": None})
+        ask_texts_each(model, tokenizer, [*QUESTIONS, long], {"": None})

@@ -42,8 +42,8 @@ class GradedAnswers(NamedTuple):
         True for right answers.
     source : Source
         Of the confidences.
-    token_probs : list of (tokens,), or None
-        Probabilities of the tokens of each answer, if there are any.
+    token_probs : list of (tokens,)
+        Probabilities of the tokens of each answer; empty if they are unknown.
     """
 
     questions: list[str]
@@ -51,7 +51,7 @@ class GradedAnswers(NamedTuple):
     confidence: FloatArray
     correct: BoolArray
     source: Source
-    token_probs: list[FloatArray] | None = None
+    token_probs: Sequence[FloatArray] = ()
 
     def rows(self) -> list[Row]:
         """Return a row for each answer, as :func:`write_rows` takes them."""
@@ -59,7 +59,7 @@ class GradedAnswers(NamedTuple):
         rows = []
         for i, (question, answer) in enumerate(zip(self.questions, self.answers, strict=True)):
             row: Row = {"question": question, "answer": answer}
-            if self.token_probs is not None:
+            if self.token_probs:
                 row["token_probs"] = self.token_probs[i].tolist()
             row |= {"confidence": float(self.confidence[i]), **about}
             rows.append({**row, "correct": bool(self.correct[i])})
@@ -84,7 +84,7 @@ class AnswerRows(NamedTuple):
 
     def confidences(
         self, aggregate: Aggregator | None = None
-    ) -> tuple[FloatArray, Source, list[FloatArray] | None]:
+    ) -> tuple[FloatArray, Source, list[FloatArray]]:
         """Return the confidences, their source, and the token probabilities if all rows have them.
 
         ``aggregate`` computes the confidences from token probabilities; by default this is done, by
@@ -96,7 +96,7 @@ class AnswerRows(NamedTuple):
             pairs = zip(self.places, self.rows, strict=True)
             stated = np.array([_confidence(row, place) for place, row in pairs])
             return stated, source, tokens
-        if tokens is None:
+        if not tokens:
             raise ValueError(
                 f"{self._without('token_probs')} has no token_probs: they are needed for every "
                 "answer, or else its confidence"
@@ -104,9 +104,9 @@ class AnswerRows(NamedTuple):
         rule = aggregate or "geometric"
         return answer_confidence(tokens, rule), source._replace(confidence=rule), tokens
 
-    def _token_probs(self) -> list[FloatArray] | None:
+    def _token_probs(self) -> list[FloatArray]:
         if not all("token_probs" in row for row in self.rows):
-            return None
+            return []
         return [_token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
 
     def _common_source(self) -> Source:

@@ -284,8 +284,7 @@ def to_choose(given: argparse.Namespace) -> dict[str, list[Question]]:
     found = {name: [one for one in held if one.subject == name] for name in SETS}
     file = given.data / "truthfulqa.csv"
     if file.exists():
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            found["truthfulqa"] = [truthful(row) for row in csv.DictReader(lines)]
+        found["truthfulqa"] = llm.read_truthfulqa(file)
     distinct = {name: [one for one in map(fair, some) if one] for name, some in found.items()}
     return {name: some[: given.limit] for name, some in distinct.items() if some}
 
@@ -296,12 +295,6 @@ def fair(one: Question) -> Question | None:
     for text in one.choices:
         kept.setdefault(normalised(text), text)
     return replace(one, choices=tuple(kept.values())) if len(kept) > 1 else None
-
-
-def truthful(row: dict[str, str]) -> Question:
-    wrong = (text.strip() for text in row["Incorrect Answers"].split(";") if text.strip())
-    best = row["Best Answer"].strip()
-    return Question(row["Question"], (best,), (best, *wrong), 0)
 
 
 def chosen_texts(

@@ -194,7 +194,9 @@ def test_the_confidence_follows_the_map(rng):
     assert confidence_of(maps["p_true"], None) == "p_true"
     with pytest.raises(ValueError, match="fitted on p_true confidences, got confidence=first"):
         confidence_of(maps["p_true"], "first")
-    with pytest.raises(ValueError, match=r"confidences of judge, .*by calibrant llm answers apply"):
+    with pytest.raises(
+        ValueError, match=r"for confidences of judge, .*by calibrant llm answers apply"
+    ):
         confidence_of(maps["judge"], None)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, warn
+from calibrant._core.messages import printable
 from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
@@ -118,13 +119,13 @@ def confidence_of(calibrator: AnswerCalibrator | None, confidence: str | None) -
         raise ValueError("the answer calibrator was fitted on other confidences: pass confidence")
     if known and confidence not in (None, known):
         raise ValueError(
-            f"the answer calibrator was fitted on {known} confidences, got "
+            f"the answer calibrator was fitted on {printable(known)} confidences, got "
             f"confidence={confidence}: leave it out"
         )
     rule: Any = known or confidence or "geometric"
     if rule not in CONFIDENCES:
         raise ValueError(
-            f"the answer calibrator was fitted on confidences of {rule}, which are not computed "
+            f"the answer calibrator is for confidences of {printable(rule)}, not computed "
             "here: apply it to a file of answers, by calibrant llm answers apply"
         )
     return rule  # type: ignore[no-any-return]
@@ -186,7 +187,7 @@ def apply_answers(calibrator: AnswerCalibrator, answers: AnswerRows) -> list[Row
     if known and not source.confidence:
         warn(
             f"the answers do not say where their confidence comes from, and the answer calibrator "
-            f"is for {known}: state it as source"
+            f"is for {printable(known)}: state it as source"
         )
     chances = calibrated(calibrator, confidence)
     rows = [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.messages import printable
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.tokens.reading import parse_lines, read_text
@@ -117,7 +118,7 @@ class AnswerRows(NamedTuple):
                 said = sources[0].differences(source) or [f"{sources[0]}, not {source}"]
                 raise ValueError(
                     f"the source of the confidence differs between {self.places[0]} and {place} "
-                    f"({'; '.join(said)}): use a file for each source"
+                    f"({printable('; '.join(said))}): use a file for each source"
                 )
         return sources[0]
 

@@ -41,6 +41,9 @@ MORE = {
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
+        *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
+        *("answers.grading.grade_questions", "answers.grading.read_question_set"),
+        *("answers.sources.Source", "workflows.fit_answers", "workflows.apply_answers"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
     ),

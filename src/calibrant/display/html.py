@@ -97,6 +97,16 @@ def notebook(*content: str) -> str:
     return f'<div class="cal"><style>{style_sheet()}</style>{"".join(content)}</div>'
 
 
+def page(title: str, *content: str) -> str:
+    """Return a whole page that needs no other file, light or dark as the system is."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(title)}</title></head><body><main>{notebook(*content)}</main></body></html>"
+    )
+
+
 DARK_PAGES = (
     "[data-jp-theme-light=false]",  # JupyterLab
     "body.vscode-dark",

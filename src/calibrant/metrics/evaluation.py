@@ -174,14 +174,14 @@ class Evaluation(Mapping[str, Estimate]):
                 heading(name, self.describe()),
                 verdict(self.verdict(), kind),
                 verdict(self.hint(), "warn"),
-                side_by_side(metrics, *self.charts()),
+                side_by_side(joined([metrics, *map(Html, self.charts())]), self.chart()),
                 long_table(head, rows) if rows else "",
             ]
         )
 
     def charts(self) -> list[str]:
-        """Diagrams of the HTML, as SVG."""
-        return [self.chart()]
+        """Charts below the table, besides the reliability diagram, as SVG; none by default."""
+        return []
 
     def _repr_html_(self) -> str:
         return notebook(self.fragment())

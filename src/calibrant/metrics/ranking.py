@@ -92,6 +92,12 @@ class RiskCoverage(NamedTuple):
         risk = f"risk {100 * self.risk[-1]:.2f} % at full coverage" if self.risk.size else ""
         return one_line(self, f"{len(self.risk)} thresholds", risk)
 
+    def thinned(self, points: int = 200) -> RiskCoverage:
+        """Return the curve at so many thresholds or fewer, evenly spread and with both ends."""
+        last = len(self.risk) - 1
+        places = np.unique(np.linspace(0, last, min(points, last + 1)).round().astype(np.int64))
+        return RiskCoverage(*(values[places] for values in self))
+
     def chart(self) -> str:
         """Curve as SVG, with that of no order and that of the best one."""
         whole = float(self.risk[-1]) if self.risk.size else math.nan

@@ -2772,6 +2772,70 @@ FAULTS = (
         "np.maximum(kept - whole, 0) / kept * 100",
         ("test_plots",),
     ),
+    # Charts and boxes of notebooks and reports.
+    Fault(
+        "markup-in-chart-text",
+        "display",
+        'return element("text", escaped(content), x=x, y=y, **attributes)',
+        'return element("text", str(content), x=x, y=y, **attributes)',
+        ("display/test_svg",),
+    ),
+    Fault(
+        "markup-in-table-cell",
+        "display",
+        "c if isinstance(c, Html) else escaped(c) for c in content",
+        "str(c) for c in content",
+        ("display/test_html", "display/test_results"),
+    ),
+    Fault(
+        "undefined-bins-drawn",
+        "display",
+        "if finite(*values[:2])",
+        "if True",
+        ("display/test_svg",),
+    ),
+    Fault(
+        "gap-from-zero",
+        "display",
+        "sorted((self.accuracy, self.confidence))",
+        "sorted((0.0, self.confidence))",
+        ("display/test_svg",),
+    ),
+    Fault(
+        "linear-drift",
+        "display",
+        "(0, max(len(names) - 1, 1)), span, log=log)",
+        "(0, max(len(names) - 1, 1)), span)",
+        ("display/test_svg",),
+    ),
+    Fault(
+        "sure-tokens-shaded",
+        "display",
+        "round(STRONGEST * (1 - prob))",
+        "round(STRONGEST * prob)",
+        ("display/test_tokens",),
+    ),
+    Fault(
+        "style-reaches-the-page",
+        "display",
+        ".cal.cal table{border-collapse",
+        "table{border-collapse",
+        ("display/test_html",),
+    ),
+    Fault(
+        "before-shown-as-after",
+        "display",
+        "return [headings, *((*before, *after[1:]) for before, after in pairs)]",
+        "return [headings, *((*before, *before[1:]) for before, after in pairs)]",
+        ("display/test_results", "workflows/test_effect"),
+    ),
+    Fault(
+        "temperature-missing-from-line",
+        "display",
+        'alone or float(values["temperature_"]) != 1',
+        "False",
+        ("display/test_results",),
+    ),
 )
 
 

@@ -1,6 +1,7 @@
 """Boxes of notebooks in a browser: themes, width, hover and accessibility."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,11 @@ def shown(tmp_path_factory):
     labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
     file = {"logits": 2 * honest, "labels": labels}
     ts = cal.TemperatureScaling().fit(2 * honest, labels)
-    results = [cal.evaluate(file, metrics=["ece", "nll"]), ts, cal.effect(ts, file, level=None)]
+    results: list[Any] = [
+        cal.evaluate(file, metrics=["ece", "nll"]),
+        ts,
+        cal.effect(ts, file, level=None),
+    ]
     html = "".join(one.fragment() for one in results)
     text = shaded_text(["The", " answer", "."], [0.9, 0.3, 0.99])
     path = tmp_path_factory.mktemp("pages") / "results.html"

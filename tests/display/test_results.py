@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def results(data):
     row = Row(HOSTILE, evaluation, 0.1, 0, None, [HOSTILE], ts)
     failed = Row("failed", None, 0.1, None, HOSTILE)
     chosen = Choice(HOSTILE, f"Use {HOSTILE}", [HOSTILE])
-    about = (400, 400, 4, HOSTILE, "test", None, "top_label", chosen)
+    about: Any = (400, 400, 4, HOSTILE, "test", None, "top_label", chosen)
     monitor = cal.Monitor(ts, window=100)
     monitor.update(3 * logits, labels)
     confidence, right = np.linspace(0.05, 0.95, 400), np.arange(400) % 7 < np.arange(400) / 50
@@ -134,12 +135,15 @@ def test_a_comparison_marks_the_chosen_row(results):
 def test_effects_show_before_and_after(data):
     file = {"logits": data.logits, "labels": data.labels}
     ts = cal.TemperatureScaling().fit(data.logits, data.labels)
-    effect = cal.effect(ts, file, metrics=["ece", "nll"], level=None)
+    effect = cal.effect(ts, file, metrics=["ece", "nll"])
     (table,) = check_inert(effect._repr_html_()).tables
+    ends = [f"[{e['nll'].low:.4f}, {e['nll'].high:.4f}]" for e in effect[:2]]
     before, after = effect.before["nll"].value, effect.after["nll"].value
-    assert table[2] == ["NLL", f"{before:.4f}", f"{after:.4f}"]
+    assert table[2] == ["NLL", f"{before:.4f}", ends[0], f"{after:.4f}", ends[1]]
     assert f"NLL {before:.4f} → {after:.4f}" in repr(effect)
-    assert str(effect).splitlines()[1].split() == ["metric", "before", "after"]
+    plain = cal.effect(ts, file, metrics=["ece", "nll"], level=None)
+    assert str(plain).splitlines()[1].split() == ["metric", "before", "after"]
+    assert str(plain).splitlines()[3].split() == ["NLL", f"{before:.4f}", f"{after:.4f}"]
     frame = effect.to_frame().set_index("metric")
     assert frame.loc["nll", "before"] == before
     assert frame.loc["nll", "after"] == after

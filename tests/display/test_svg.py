@@ -1,4 +1,5 @@
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.support.markup import SVG, charts, check_inert, texts, titles
 
 NAN = float("nan")
 HOSTILE = '</title></svg><script>alert("x")</script>'
-RELIABILITY = {
+RELIABILITY: dict[str, Any] = {
     "edges": [0, 0.5, 0.75, 1],
     "confidence": [0.4, NAN, 0.9],
     "accuracy": [0.5, NAN, 0.7],
@@ -41,7 +42,9 @@ CHARTS = {
         [HOSTILE, "b"], [NAN, 2], [NAN, NAN], [1, NAN], label=HOSTILE, reference=1.0
     ),
     "bar": bar_chart([HOSTILE, "b"], [NAN, -1], label=HOSTILE),
-    "drift": drift_chart([HOSTILE, "b"], [NAN, 0.0], label=HOSTILE, limit=5, alarm=HOSTILE, log=1),
+    "drift": drift_chart(
+        [HOSTILE, "b"], [NAN, 0.0], label=HOSTILE, limit=5, alarm=HOSTILE, log=True
+    ),
     "one window": drift_chart(["a"], [1.0], label="e-value"),
     "nothing": line_chart([], x_label="x", y_label="y"),
     "no bins": reliability_chart([0, 1], [NAN], [NAN], [NAN], [NAN], [0]),
@@ -80,8 +83,7 @@ def test_nothing_lies_outside_the_view(name):
 
 
 def test_bins_are_drawn_where_their_numbers_are():
-    values = {**RELIABILITY, "accuracy": [0.5, NAN, 0.7]}
-    (chart,) = charts(reliability_chart(**values))
+    (chart,) = charts(reliability_chart(**RELIABILITY))
     first, last = [t for t in titles(chart) if "mean" in t]
     assert first == (
         "confidence 0 % to 50 %: mean 40 %, accuracy 50 % (30 % to 70 %); 20 % of the examples"
@@ -128,7 +130,9 @@ def test_forest_rows_have_their_numbers_and_the_chosen_one_a_background():
 
 
 def test_the_alarm_is_drawn_at_its_window():
-    chart = drift_chart(["a", "b", "c"], [1, 10, 100], label="e-value", limit=20, alarm="c", log=1)
+    chart = drift_chart(
+        ["a", "b", "c"], [1, 10, 100], label="e-value", limit=20, alarm="c", log=True
+    )
     (root,) = charts(chart)
     assert texts(root)[-1] == "alarm"
     dots = [float(e.attrib["cx"]) for e in root.iter(f"{SVG}circle")]

@@ -35,6 +35,7 @@ def test_answers_show_risk_and_coverage():
     right = rng.random(3000) < confidence
     evaluation = evaluate_answers(confidence, right, level=None)
     curve, whole = evaluation.risk_coverage, risk_coverage(confidence=confidence, outcome=right)
+    assert curve is not None
     assert len(curve.risk) == 200
     for place in (0, 57, -1):  # each point is one of the whole curve
         at = np.flatnonzero(whole.threshold == curve.threshold[place])

@@ -2836,6 +2836,93 @@ FAULTS = (
         "False",
         ("display/test_results",),
     ),
+    # Trackers and trainers.
+    Fault(
+        "ends-of-intervals-swapped",
+        "integrations",
+        'f"{name}_low": low, f"{name}_high": high}',
+        'f"{name}_low": high, f"{name}_high": low}',
+        ("integrations/test_logged",),
+    ),
+    Fault(
+        "repeated-examples-counted",
+        "integrations",
+        "* sampler.num_replicas + sampler.rank >= len(",
+        "* sampler.num_replicas + sampler.rank > len(",
+        ("integrations/test_stream",),
+    ),
+    Fault(
+        "flat-tokens-taken-for-examples",
+        "integrations",
+        "if len(targets) != min(",
+        "if len(targets) < min(",
+        ("integrations/test_stream",),
+    ),
+    Fault(
+        "sanity-check-logged",
+        "integrations",
+        """        if not trainer.sanity_checking:
+            self._finish(""",
+        """        if True:
+            self._finish(""",
+        ("integrations/test_lightning",),
+    ),
+    Fault(
+        "weights-of-lightning-dropped",
+        "integrations",
+        'known = ("logits", "probs", "labels", "sample_weight", "by")',
+        'known = ("logits", "probs", "labels", "by")',
+        ("integrations/test_lightning",),
+    ),
+    Fault(
+        "next-token-not-shifted",
+        "integrations",
+        "logits, labels = logits[:, :-1], labels[:, 1:]",
+        "logits, labels = logits[:, 1:], labels[:, 1:]",
+        ("integrations/test_huggingface",),
+    ),
+    Fault(
+        "batches-of-the-last-evaluation-kept",
+        "integrations",
+        "stream, self._stream = self._stream, self._stream.like()",
+        "stream = self._stream",
+        ("integrations/test_huggingface",),
+    ),
+    Fault(
+        "bins-of-empty-rows",
+        "integrations",
+        "for row in rows if row[2]]",
+        "for row in rows]",
+        ("integrations/test_logged", "integrations/test_wandb"),
+    ),
+    Fault(
+        "step-of-mlflow-dropped",
+        "integrations",
+        "mlflow.log_metrics(scalars(evaluation, prefix), step=step)",
+        "mlflow.log_metrics(scalars(evaluation, prefix))",
+        ("integrations/test_mlflow",),
+    ),
+    Fault(
+        "predicted-classes-as-probabilities",
+        "integrations",
+        'if probs.dtype.kind != "f":',
+        'if probs.dtype.kind not in "fi":',
+        ("integrations/test_mlflow",),
+    ),
+    Fault(
+        "wrong-answers-of-confidence-0-are-right",
+        "integrations",
+        "outcome = ~np.signbit(values)",
+        "outcome = values >= 0",
+        ("integrations/test_mlflow",),
+    ),
+    Fault(
+        "residuals-not-rounded",
+        "integrations",
+        "return np.round(np.where(outcome, 1 - values, -values), DIGITS), outcome",
+        "return np.where(outcome, 1 - values, -values), outcome",
+        ("integrations/test_mlflow",),
+    ),
 )
 
 

@@ -44,6 +44,7 @@ from tests.support.language_models import (
     transformers,
     true_by_hand,
 )
+from tests.support.markup import parsed
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +96,16 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
     assert found["before"]["metrics"]["nll"]["value"] > found["after"]["metrics"]["nll"]["value"]
 
+    page = saved / "answer.html"
     code, out, err = run(
-        "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"
+        *("llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"),
+        *("--html", page),
     )
     assert code == 0, err
     lines = out.splitlines()
     assert lines[-1].startswith("confidence ")
+    assert f"wrote {page}" in err
+    assert PROMPTS[0] in parsed(page.read_text("utf-8")).text
     code, abstained, _ = run(
         "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--min-confidence", "1.0"
     )

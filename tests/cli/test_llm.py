@@ -32,7 +32,7 @@ from calibrant.llm.answers.questions import (
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.huggingface import load_model
+from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import open_table
 from tests.support.command_line import in_shell

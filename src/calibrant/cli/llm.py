@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
+TRUST = click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+)
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 CONFIDENCE = click.option(
@@ -47,6 +50,7 @@ def llm() -> None:
 @click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
 @DTYPE
+@TRUST
 def collect(
     model: str,
     documents: str,
@@ -54,6 +58,7 @@ def collect(
     limit: int | None,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **options: Any,
 ) -> None:
     """Run a model over documents once, and store what heads are fitted from.
@@ -70,7 +75,9 @@ def collect(
     from calibrant.llm import collect as run, load_model, read_documents
 
     texts = read_documents(documents)[:limit]
-    network, tokenizer = load_model(model, device=device, dtype=dtype)
+    network, tokenizer = load_model(
+        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     with progress_bar("tokens") as progress:
         table = run(network, texts, out, tokenizer=tokenizer, progress=progress, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
@@ -149,6 +156,7 @@ def fit(
 @AS_JSON
 @DEVICE
 @DTYPE
+@TRUST
 def evaluate(
     paths: tuple[str, ...],
     folder: str | None,
@@ -159,6 +167,7 @@ def evaluate(
     form: str | None,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **drawing: Any,
 ) -> None:
     """Measure the calibration of a language model, before and after a head.
@@ -188,7 +197,7 @@ def evaluate(
         asked = {path: read_question_set(path, **drawing) for path in paths}
         for path in (path for path, questions in asked.items() if confidence and questions.choices):
             raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
-        network = load_model(model, device=device, dtype=dtype)
+        network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         options |= {"confidence": confidence, "keep_predictions": keep_predictions}
         results = _measure(network, asked, **options)
     if form != "json":
@@ -226,6 +235,7 @@ def _measure(
 @click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
 @DEVICE
 @DTYPE
+@TRUST
 def ask(
     model: str,
     question: str,
@@ -234,6 +244,7 @@ def ask(
     plain: bool,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **options: Any,
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
@@ -258,7 +269,7 @@ def ask(
     calibrator = load(mapped, AnswerCalibrator) if mapped else None
     check_confidence(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
-    network = load_model(model, device=device, dtype=dtype)
+    network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
     reply = answer_question(*network, question, **options)
     _print_reply(reply, options["max_new_tokens"])

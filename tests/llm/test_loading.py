@@ -64,7 +64,7 @@ def test_trust_is_passed_on(folder, monkeypatch, trusted):
 
     def recorded(path, *, trust_remote_code, **options):
         asked.append(trust_remote_code)
-        report = {"missing_keys": [], "mismatched_keys": []}
+        report: dict[str, list[str]] = {"missing_keys": [], "mismatched_keys": []}
         return (tiny_model(), report) if options else word_tokenizer(WORDS)
 
     for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):

@@ -46,42 +46,30 @@ def llm() -> None:
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
 @click.option("--length", default=1024, help="Largest length of a document.")
 @click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
+@click.option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
 @click.option("--batch", default=8192, help="Tokens of a batch.")
 @click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
 @DTYPE
 @TRUST
-def collect(
-    model: str,
-    documents: str,
-    out: str,
-    limit: int | None,
-    device: str | None,
-    dtype: str,
-    trust_remote_code: bool,
-    **options: Any,
-) -> None:
+def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """Run a model over documents once, and store what heads are fitted from.
 
     MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
-    or .txt: chats, instructions with outputs, prompts with answers, or texts. Only the assistant's
-    turns count, or the answer, or all of a text. An interrupted run continues after its last
-    complete shard of 65,536 tokens.
+    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only
+    the assistant's turns count, or the answer, or all of a text. An interrupted run continues
+    after its last complete shard, mostly a sixteenth of all tokens.
 
     \b
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm import collect as run, load_model, read_documents
+    from calibrant.llm.workflows import collect_file
 
-    texts = read_documents(documents)[:limit]
-    network, tokenizer = load_model(
-        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-    )
     with progress_bar("tokens") as progress:
-        table = run(network, texts, out, tokenizer=tokenizer, progress=progress, **options)
+        table, total = collect_file(model, documents, out, progress=progress, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
-    count = f"{used:,}" if used == len(texts) else f"{used:,} of {len(texts):,}"
+    count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 

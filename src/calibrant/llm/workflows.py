@@ -1,4 +1,4 @@
-"""The steps behind ``calibrant llm evaluate`` and ``calibrant llm ask``."""
+"""The steps behind ``calibrant llm collect``, ``evaluate`` and ``ask``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.auto import Auto
+from calibrant.llm import loading
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.tokens.collect import collect
+from calibrant.llm.tokens.documents import DocumentEncoder
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
+from calibrant.llm.tokens.reading import DocumentFile
 from calibrant.llm.tokens.tables import TokenTable
 from calibrant.workflows.fit import cross_fit
 
@@ -28,6 +32,35 @@ Confidence: TypeAlias = Aggregator | Literal["p_true"]
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 """Evaluations ``before``, with a head ``after``, and of multiple choice ``calibrated``."""
 FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be
+
+
+def collect_file(
+    model: str | os.PathLike[str],
+    documents: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    length: int = 1024,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    device: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> tuple[TokenTable, int]:
+    """Load a model and run it over a file of documents, of which no texts are kept in memory.
+
+    ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
+    of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
+    """
+    # mistakes in these show before the slow load of the model
+    loading.check_options(device=device, dtype=dtype)
+    file = DocumentFile(documents)
+    tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
+    texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)
+    network = loading.load_weights(
+        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    return collect(network, texts, folder, length=length, **options), len(texts)
 
 
 def evaluate_table(

@@ -427,7 +427,7 @@ def test_more_processes_than_documents(model, documents, tmp_path, monkeypatch):
         ([{"input_ids": [5, 6, 7], "labels": [5, -100, -100]}], ValueError, "no token of the 1"),
         ([{"input_ids": [5]}], ValueError, "no token"),
         ([{"input_ids": []}], ValueError, "no token"),
-        ([{"input_ids": [0.5, 1.0]}], TypeError, "input_ids of document 0 must be integers"),
+        ([{"input_ids": [0.5, 1.0]}], TypeError, r"input_ids of documents\[0\] must be integers"),
         ([{"input_ids": [1, 2], "labels": [1]}], ValueError, r"must both be \(t,\)"),
         ([{"labels": [1]}], ValueError, "must have input_ids"),
         ([{"input_ids": [1, 300]}], ValueError, "the tokenizer of this model"),
@@ -445,7 +445,7 @@ def test_documents_of_other_kinds(model, tmp_path):
     tokenizer = word_tokenizer(["<pad>", "<s>", "</s>", "<unk>"])
     others: list[Any] = [3, [], ["a", "b", "c"], [{"role": "user"}]]
     for document in others:
-        with pytest.raises(TypeError, match="document 0 must be a string"):
+        with pytest.raises(TypeError, match=r"documents\[0\] must be a string"):
             collect(model, [document], tmp_path / "table", tokenizer=tokenizer)
     with pytest.raises(ValueError, match="no token"):
         collect(model, [""], tmp_path / "table", tokenizer=tokenizer)
@@ -460,7 +460,7 @@ def test_one_text_is_no_list_of_documents(model, tmp_path):
 @pytest.mark.parametrize("label", [300, -7])
 def test_labels_outside_the_vocabulary_are_refused(model, tmp_path, label):
     wrong = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 3], "labels": [-100, 2, label]}]
-    with pytest.raises(ValueError, match=rf"labels of document 1 must be .* got {label}"):
+    with pytest.raises(ValueError, match=rf"labels of documents\[1\] must be .* got {label}"):
         collect(model, wrong, tmp_path / "table")
     assert not (tmp_path / "table").exists()
 

@@ -74,6 +74,7 @@ def collect(
         ``{"role": ..., "content": ...}``, in which the assistant's turns count; a pair of strings
         ``(prompt, answer)``; or ``{"input_ids": ..., "labels": ...}``, each ``(t,)``, with -100 for
         tokens that do not count and labels at the position of their token, as in Hugging Face.
+        :func:`~calibrant.llm.read_documents` reads them from a file.
     folder : path
         A new or empty folder, or one of an earlier run with the same settings. Under
         ``torchrun`` or ``accelerate launch`` each process takes a share of the documents and
@@ -177,13 +178,13 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             outside = values[(values < 0) | (values >= rows)]
             if len(outside):
                 raise ValueError(
-                    f"{what} of document {number} must be in [0, {rows}) for {name}, or labels of "
-                    f"-100, got {outside[0]}: pass the tokenizer of this model"
+                    f"{what} of documents[{number}] must be in [0, {rows}) for {name}, or labels "
+                    f"of -100, got {outside[0]}: pass the tokenizer of this model"
                 )
         if positions and len(text.ids) > positions:
             raise ValueError(
-                f"length must be at most {positions}, the positions of {name}, got document "
-                f"{number} of {len(text.ids)} tokens"
+                f"length must be at most {positions}, the positions of {name}, got "
+                f"documents[{number}] of {len(text.ids)} tokens"
             )
 
 

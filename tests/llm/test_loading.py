@@ -78,6 +78,10 @@ def gguf_file(path, kind="gpt2", **metadata):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(kind)
+    writer.add_token_list(["a", "bc", "\u2581"])
+    writer.add_token_scores([0.5, 1.0, 2.0])
+    writer.add_array("nested", [[1, 2], [3]])
+    writer.add_float64("other", 0.5)
     for name, value in metadata.items():
         getattr(writer, name)(value)
     writer.write_header_to_file()

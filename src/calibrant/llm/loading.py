@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -12,6 +13,9 @@ from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated
 from calibrant._core.torch_models import own_device
 
+GGUF_TEXT, GGUF_ARRAY = 8, 9
+GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
 CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
 
 
@@ -175,15 +179,39 @@ def _renders_start(tokenizer: Any) -> bool:
 
 def _wants_start(file: Path) -> bool:
     """Return what a file says about the token; sentencepiece models that say nothing have it."""
-    from gguf import GGUFReader
+    settings = dict(_gguf_settings(file))
+    if "tokenizer.ggml.add_bos_token" in settings:
+        return settings["tokenizer.ggml.add_bos_token"] != b"\0"
+    return settings.get("tokenizer.ggml.model") == b"llama"
 
-    fields = GGUFReader(file).fields
 
-    def value(name: str) -> Any:
-        field = fields.get(f"tokenizer.ggml.{name}")
-        return None if field is None else field.parts[field.data[0]]
+def _gguf_settings(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the single values at the beginning of a GGUF file, as their bytes.
 
-    flag, kind = value("add_bos_token"), value("model")
-    if flag is not None:
-        return bool(flag[0])
-    return kind is not None and bytes(kind) == b"llama"
+    The package gguf would decode every token of the vocabulary too, which takes seconds.
+    """
+    with file.open("rb") as stream:
+        stream.seek(16)  # after the magic, the version and the number of tensors
+        for _ in range(_number(stream, 8)):
+            name, kind = stream.read(_number(stream, 8)).decode(), _number(stream, 4)
+            if kind == GGUF_ARRAY:
+                _skip(stream, _number(stream, 4), _number(stream, 8))
+            else:
+                size = _number(stream, 8) if kind == GGUF_TEXT else GGUF_SIZES[kind]
+                yield name, stream.read(size)
+
+
+def _skip(stream: BinaryIO, kind: int, count: int) -> None:
+    """Skip the values of an array."""
+    if kind in GGUF_SIZES:
+        stream.seek(count * GGUF_SIZES[kind], os.SEEK_CUR)
+        return
+    for _ in range(count):
+        if kind == GGUF_TEXT:
+            stream.seek(_number(stream, 8), os.SEEK_CUR)
+        else:
+            _skip(stream, _number(stream, 4), _number(stream, 8))
+
+
+def _number(stream: BinaryIO, size: int) -> int:
+    return int.from_bytes(stream.read(size), "little")

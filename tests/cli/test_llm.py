@@ -15,7 +15,7 @@ import torch
 import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, fit
-from calibrant.llm import workflows
+from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import (
     ask,
     ask_choices,
@@ -291,13 +291,13 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
 @pytest.mark.parametrize("options", [(), ("--keep-predictions",)])
 def test_the_model_may_be_held_to_its_answers(run, saved, lettered, monkeypatch, options):
     asked = {}
-    run_it = workflows.evaluate_questions
+    run_it = grading.grade_questions
 
     def spy(*arguments, **named):
         asked.update(named)
         return run_it(*arguments, **named)
 
-    monkeypatch.setattr(workflows, "evaluate_questions", spy)
+    monkeypatch.setattr(grading, "grade_questions", spy)
     code, _, err = run("llm", "evaluate", lettered, "--model", saved / "model", *options)
     assert code == 0, err
     assert asked["keep_predictions"] == bool(options)

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores, warn
 from calibrant.decide.probabilities import check_share
+from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
 
@@ -48,6 +50,16 @@ class Threshold(NamedTuple):
     """What is guaranteed about the error; NaN if it was saved by a release that did not keep it."""
     level: float = math.nan
     """Certainty of the guarantee."""
+
+    def plot(self, logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> Figure:
+        """Draw the share of the answers and their error at every threshold, with this one marked.
+
+        Of examples in the form that :func:`threshold` takes: those of the fit, or others to check
+        it. Needs matplotlib.
+        """
+        from calibrant.plots import threshold_plot
+
+        return threshold_plot(risk_coverage(logits, labels, **data), limit=self)
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""

@@ -13,11 +13,14 @@ from calibrant._core.messages import printable
 from calibrant._core.tables import frame, latex_table
 from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
-from calibrant.metrics.reductions import ESTIMANDS, probability_of
+from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
 from calibrant.metrics.registry import METRICS
+from calibrant.metrics.reliability import Reliability, reliability_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,25 @@ class Evaluation(Mapping[str, Estimate]):
     def heading(self) -> str:
         """Heading of the names of the metrics."""
         return f"calibration of {self.probability}" if self.probability else ""
+
+    def reliability(self) -> Reliability:
+        """Return the numbers of a reliability diagram; the ECE with its interval if it is there."""
+        probability = event_probability(self.estimand)
+        ece = self.metrics.get("ece")
+        return reliability_of(self.bins, level=self.level, probability=probability, ece=ece)
+
+    def plot(self, ax: Axes | None = None, *, most: int = 8, **options: Any) -> Axes | Figure:
+        """Draw a reliability diagram; with subgroups, and without ``ax``, one for each.
+
+        At most ``most`` subgroups are drawn, beside all examples and worst first. Options are
+        those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        """
+        from calibrant.plots import reliability_diagram, reliability_diagrams
+
+        if not self.by or ax is not None:
+            return reliability_diagram(self, ax, **options)
+        parts = {"all": self, **dict(list(self.by.items())[:most])}
+        return reliability_diagrams({f"{k} (n = {e.n:,})": e for k, e in parts.items()})
 
     def verdict(self) -> str:
         """The test of calibration in words; empty without one."""

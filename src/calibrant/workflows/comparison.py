@@ -18,6 +18,8 @@ from calibrant.workflows.choice import Choice
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +184,40 @@ class Comparison:
             others = {key: row[key] for key in ("fit_seconds", "argmax_changed", "error")}
             rows.append({"method": row["method"], **figures, **others})
         return frame(rows)
+
+    def plot(
+        self, ax: Axes | None = None, *, metrics: Sequence[str] = ("ece", "nll")
+    ) -> Axes | Figure:
+        """Draw forest plots of metrics side by side, methods from good to bad by the first one.
+
+        Filled points are those that :meth:`best` returns, and the method that is advised is in
+        bold type. With ``ax`` only the first metric is drawn. Needs matplotlib.
+        """
+        from calibrant.plots import forest_plot, forest_plots
+
+        names = [METRICS[name].name for name in metrics]
+        if not names:
+            raise ValueError("metrics must name at least one, as in metrics=['ece']")
+        order = sorted(self.measured, key=lambda method: self._badness(method, names[0]))
+        columns = {METRICS[name].title: self._forest(name, order) for name in names}
+        if ax is None and len(columns) > 1:
+            return forest_plots(columns)
+        title, options = next(iter(columns.items()))
+        return forest_plot(**options, ax=ax, title=title)
+
+    def _badness(self, method: str, metric: str) -> tuple[bool, float]:
+        value = self.measured[method][metric].value
+        return math.isnan(value), -value if METRICS[metric].higher_is_better else value
+
+    def _forest(self, metric: str, order: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of a forest plot."""
+        return {
+            "rows": {method: self.measured[method][metric] for method in order},
+            "percent": METRICS[metric].percent,
+            "best": self.best(metric),
+            "chosen": self.choice(),
+            "level": self.level,
+        }
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with the package booktabs; what :meth:`best` has is bold."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,10 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 def method_in_use(calibrator: Calibrator) -> Calibrator:
     """Return the method that ``auto`` chose, or the calibrator itself."""
@@ -46,6 +50,17 @@ class Effect(NamedTuple):
     after: Evaluation
     argmax_changed: int
     temperatures: tuple[float, float] | None
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes | Figure:
+        """Draw reliability diagrams before and after, side by side; with ``ax`` that after.
+
+        Options are those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        """
+        from calibrant.plots import before_and_after, reliability_diagram
+
+        if ax is None:
+            return before_and_after(self.before, self.after)
+        return reliability_diagram(self.after, ax, **options)
 
 
 @warnings_at_caller()

@@ -19,10 +19,12 @@ from calibrant.plots.reliability import (
     before_and_after as before_and_after,
     class_diagrams as class_diagrams,
     confidence_histogram as confidence_histogram,
+    confidence_histograms as confidence_histograms,
     margin_diagrams as margin_diagrams,
     reliability_diagram as reliability_diagram,
     reliability_diagrams as reliability_diagrams,
     smooth_diagram as smooth_diagram,
+    smooth_diagrams as smooth_diagrams,
 )
 from calibrant.plots.selective import (
     risk_coverage_plot as risk_coverage_plot,

@@ -7,6 +7,7 @@ the paper that is in use, so that the same call looks right in an article and in
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -263,6 +264,15 @@ def figure_of(drawn: Axes | Figure) -> Figure:
     """Return the figure of what a drawing function returned."""
     figure: Any = getattr(drawn, "figure", drawn)
     return getattr(figure, "figure", figure)  # type: ignore[no-any-return]
+
+
+def set_title(figure: Figure, title: str) -> None:
+    """Write a title of any origin above a figure, in as many lines as it needs."""
+    text = current().size.text
+    width = max(10, int(figure.get_figwidth() / (0.7 * text / 72)))
+    lines = textwrap.wrap(text_of(title, 4 * width), width)
+    style: Any = {"weight": "bold", "size": 1.1 * text, "ha": "left"}
+    figure.suptitle("\n".join(lines), x=0.02, color=current().colours.ink, **style)
 
 
 def text_of(name: object, longest: int = LONGEST) -> str:

@@ -90,7 +90,7 @@ def reliability_diagrams(data: Mapping[str, BinnedCurve | HasReliability]) -> Fi
     for ax, title, curve in zip(axes, data, curves, strict=True):
         drawn = _bars(_square(ax, curve.probability), curve, "")
         handles = handles or drawn
-        _counts(ax, curve.edges, curve.share, most)
+        _counts(ax, curve.edges, curve.share, most, named=ax is axes[0])
         ax.set_title(text_of(title, 26))
         _corner(ax, error_text(curve))
     _outer_only(axes)
@@ -127,7 +127,8 @@ def class_diagrams(
         Number of classes that are drawn.
     """
     shown = curves[:most]
-    titles = [f"class {c.number}" if names is None else str(names[c.number]) for c in shown]
+    kind = "tag" if shown and shown[0].reliability.probability == "P(tag)" else "class"
+    titles = [f"{kind} {c.number}" if names is None else str(names[c.number]) for c in shown]
     alike = len(set(titles)) < len(titles)
     titles = [f"{t} ({c.number})" if alike else t for t, c in zip(titles, shown, strict=True)]
     return reliability_diagrams({t: c.reliability for t, c in zip(titles, shown, strict=True)})
@@ -138,31 +139,26 @@ def smooth_diagram(curve: SmoothCurve, ax: Axes | None = None, *, label: str = "
     """Accuracy as a smooth function of confidence with its band, below the density.
 
     The line is as wide as the examples are dense there. The band holds the accuracy at each single
-    confidence with the probability that the legend names.
+    confidence with the probability that the legend names. ``curve`` is from
+    :func:`calibrant.metrics.smooth_reliability`.
     """
-    from matplotlib.collections import LineCollection
-
-    axes, look = _square(new_axes(ax, height=HEIGHT), curve.probability), current()
-    # where less than a thousandth of the peak density lies, the curve is extrapolation
-    seen = curve.density > 1e-3 * curve.density.max()
-    x, y, colour = curve.confidence, curve.accuracy, look.colours.right
-    interval = "band" if math.isnan(curve.level) else f"{100 * curve.level:g} % band, at each point"
-    band = axes.fill_between(
-        x, curve.low, curve.high, where=seen.tolist(), color=colour, alpha=0.25, lw=0
-    )
-    points, shown = np.stack([x, y], -1), seen[:-1] & seen[1:]
-    lines = list(np.stack([points[:-1], points[1:]], 1)[shown])
-    wide = 0.5 + 1.8 * np.sqrt(curve.density / curve.density.max())[:-1][shown]
-    widths = (look.thick * wide).tolist()
-    axes.add_collection(LineCollection(lines, linewidths=widths, colors=colour, capstyle="round"))
-    event = text_of(label) if label else axis_names(curve.probability)[1]
-    (line,) = axes.plot([], [], color=colour, lw=1.5 * look.thick, label=event)
-    band.set_label(interval)
-    bottom, top = STRIP
-    density = bottom + (top - bottom) * curve.density / curve.density.max()
-    axes.fill_between(x, bottom, density, color=look.colours.muted, alpha=0.5, lw=0)
-    legend(axes, (0.02, 0.99), handles=[line, band])
+    axes = _square(new_axes(ax, height=HEIGHT), curve.probability)
+    handles = _smooth(axes, curve, text_of(label) if label else "")
+    above = float((curve.accuracy - curve.confidence) @ curve.density) > 0
+    legend(axes, "lower right" if above else (0.02, 0.99), handles=handles)  # clear of the curve
     return axes
+
+
+@in_look
+def smooth_diagrams(curves: Mapping[str, SmoothCurve]) -> Figure:
+    """Smooth diagrams side by side, by their titles."""
+    axes = panels(len(curves), height=STRIP[1])
+    handles: list[Any] = []
+    for ax, (title, curve) in zip(axes, curves.items(), strict=True):
+        handles = _smooth(_square(ax, curve.probability), curve, "")
+        ax.set_title(text_of(title, 26))
+    _outer_only(axes)
+    return _with_legend(axes, handles)
 
 
 @in_look
@@ -170,27 +166,29 @@ def confidence_histogram(shares: Shares, ax: Axes | None = None) -> Axes:
     """Distribution of confidence among right and among wrong answers, on a logarithmic scale.
 
     Lines mark the mean confidence and the accuracy: the distance is how far off the model is.
+    ``shares`` are from :func:`calibrant.metrics.confidence_histogram`.
     """
-    axes, look = new_axes(ax), current()
-    for values, colour, name in (
-        (shares.right, look.colours.right, "right"),
-        (shares.wrong, look.colours.wrong, "wrong"),
-    ):
-        axes.stairs(100 * values, shares.edges, fill=True, color=colour, alpha=0.15)
-        axes.stairs(100 * values, shares.edges, color=colour, lw=look.thick, label=name)
-    least = min(x[x > 0].min() for x in (shares.right, shares.wrong) if x.any())
-    for value, style, name in (
-        (shares.accuracy, "-", "accuracy"),
-        (shares.confidence, "--", "mean confidence"),
-    ):
-        if not math.isnan(value):
-            mark = f"{name} {100 * value:.1f} %"
-            axes.axvline(value, color=look.colours.ink, lw=look.thin * 1.3, ls=style, label=mark)
-    axes.set(xlim=(0, 1), xlabel="confidence", ylabel="share of the examples", yscale="log")
-    axes.set_ylim(50 * least, 300)
-    _percent_ticks(axes)
+    axes = new_axes(ax)
+    _histogram(axes, shares)
+    axes.set_ylim(50 * _least(shares), 300)
     legend(axes, "upper left")
     return axes
+
+
+@in_look
+def confidence_histograms(shares: Mapping[str, Shares]) -> Figure:
+    """Histograms of confidence side by side, by their titles, on one scale."""
+    axes = panels(len(shares), height=0.9)
+    handles: list[Any] = []
+    least = min(map(_least, shares.values()))
+    for ax, (title, each) in zip(axes, shares.items(), strict=True):
+        handles = _histogram(ax, each)
+        ax.set_ylim(50 * least, 300)
+        ax.set_title(text_of(title, 26))
+    for handle, name in zip(handles[2:], ("accuracy", "mean confidence"), strict=False):
+        handle.set_label(name)
+    _outer_only(axes)
+    return _with_legend(axes, handles)
 
 
 def axis_names(probability: str) -> tuple[str, str]:
@@ -277,13 +275,77 @@ def _bars(axes: Axes, curve: BinnedCurve, label: str) -> list[Any]:
     return [solid, hatched, whiskers]
 
 
-def _counts(axes: Axes, edges: FloatArray, share: FloatArray, most: float | None = None) -> None:
+def _smooth(axes: Axes, curve: SmoothCurve, label: str) -> list[Any]:
+    """Draw a smooth curve; returns what a legend shows of it."""
+    from matplotlib.collections import LineCollection
+
+    look, (bottom, top) = current(), STRIP
+    # where less than a thousandth of the peak density lies, the curve is extrapolation
+    density = curve.density / curve.density.max()
+    seen = density > 1e-3
+    x, y, colour = curve.confidence, curve.accuracy, look.colours.right
+    band = axes.fill_between(
+        x, curve.low, curve.high, where=seen.tolist(), color=colour, alpha=0.25, lw=0
+    )
+    points, shown = np.stack([x, y], -1), seen[:-1] & seen[1:]
+    lines = list(np.stack([points[:-1], points[1:]], 1)[shown])
+    widths = look.thick * (0.5 + 1.8 * np.sqrt(density)[:-1][shown])
+    axes.add_collection(
+        LineCollection(lines, linewidths=widths.tolist(), colors=colour, capstyle="round")
+    )
+    event = label or axis_names(curve.probability)[1]
+    (line,) = axes.plot([], [], color=colour, lw=1.5 * look.thick, label=event)
+    interval = "band" if math.isnan(curve.level) else f"{100 * curve.level:g} % band, at each point"
+    band.set_label(interval)
+    heights = bottom + (top - bottom) * density
+    axes.fill_between(x, bottom, heights, color=look.colours.muted, alpha=0.5, lw=0)
+    return [line, band]
+
+
+def _histogram(axes: Axes, shares: Shares) -> list[Any]:
+    """Draw shares of right and wrong answers; returns what a legend shows of them."""
+    look, handles = current(), []
+    for values, colour, name in (
+        (shares.right, look.colours.right, "right"),
+        (shares.wrong, look.colours.wrong, "wrong"),
+    ):
+        axes.stairs(100 * values, shares.edges, fill=True, color=colour, alpha=0.15)
+        line = axes.stairs(100 * values, shares.edges, color=colour, lw=look.thick, label=name)
+        handles.append(line)
+    marks: list[Any] = []
+    for value, style, name in (
+        (shares.accuracy, "-", "accuracy"),
+        (shares.confidence, "--", "mean confidence"),
+    ):
+        if not math.isnan(value):
+            mark: dict[str, Any] = {"color": look.colours.ink, "lw": look.thin * 1.3, "ls": style}
+            marks.append(axes.axvline(value, label=f"{name} {100 * value:.1f} %", **mark))
+    axes.set(xlim=(0, 1), xlabel="confidence", ylabel="share of the examples", yscale="log")
+    _percent_ticks(axes)
+    return [*handles, *marks]
+
+
+def _least(shares: Shares) -> float:
+    """Return the smallest share that is above zero."""
+    return float(min(x[x > 0].min() for x in (shares.right, shares.wrong) if x.any()))
+
+
+def _counts(
+    axes: Axes,
+    edges: FloatArray,
+    share: FloatArray,
+    most: float | None = None,
+    *,
+    named: bool = True,
+) -> None:
     """Draw the share of the examples per bin above the diagram; the largest is ``most``."""
     look, (bottom, top) = current(), STRIP
     peak = float(np.nanmax(share)) if most is None else most
     heights = (top - bottom) * share / peak
     bars: dict[str, Any] = {"align": "edge", "color": look.colours.muted, "alpha": 0.6}
     axes.bar(edges[:-1], heights, np.diff(edges), bottom, **bars)
+    if not named:
+        return
     axes.annotate(
         f"{100 * peak:.0f} %",
         (0, top),
@@ -313,7 +375,6 @@ def _outer_only(axes: Sequence[Axes]) -> None:
         if i % columns:
             ax.set_ylabel("")
             ax.tick_params(labelleft=False)
-            ax.texts[0].remove()  # the largest share
         if i + columns < len(axes):
             ax.set_xlabel("")
             ax.tick_params(labelbottom=False)
@@ -323,8 +384,12 @@ def _with_legend(axes: Sequence[Axes], handles: Sequence[Any]) -> Figure:
     """Draw one legend below all diagrams."""
     figure: Any = axes[0].figure
     names = [handle.get_label() for handle in handles]
+    # a name has about half an em per character, and its handle and the gap take four
+    ems = sum(4 + 0.55 * len(name) for name in names)
+    fits = ems * current().size.text / 72 < figure.get_figwidth()
+    columns = len(names) if fits else 2
     drawn = figure.legend(
-        handles, names, loc="outside lower center", ncols=len(names), handlelength=1.6
+        handles, names, loc="outside lower center", ncols=columns, handlelength=1.6
     )
     drawn.get_frame().set_alpha(0)
     return figure  # type: ignore[no-any-return]

@@ -86,7 +86,7 @@ def threshold_plot(curve: RiskCurve, *, limit: Limit | None = None) -> Figure:
     curve : RiskCoverage
         From :func:`calibrant.metrics.risk_coverage`.
     limit : Threshold, optional
-        From :func:`calibrant.threshold`; it is marked in both panels.
+        From :func:`calibrant.threshold`; both panels mark what it does with these examples.
     """
     upper, lower = panels(2, height=0.42, columns=1)
     look, some = current(), _thinned(len(curve.threshold))
@@ -102,15 +102,15 @@ def threshold_plot(curve: RiskCurve, *, limit: Limit | None = None) -> Figure:
     for ax in (upper, lower):
         _odds_axis(ax, x)
     upper.tick_params(labelbottom=False)
-    title = "" if limit is None else _mark(upper, lower, limit)
+    title = "" if limit is None else _mark(upper, lower, curve, limit)
     legend(lower, "upper right")
     if title:
         upper.set_title(title)
     return figure_of(upper)
 
 
-def _mark(upper: Axes, lower: Axes, limit: Limit) -> str:
-    """Mark a threshold, and return what it does in words."""
+def _mark(upper: Axes, lower: Axes, curve: RiskCurve, limit: Limit) -> str:
+    """Mark what a threshold does with the examples of the curve, and return it in words."""
     look = current()
     most = f"{100 * limit.max_error:g} %"
     line: dict[str, Any] = {"color": look.colours.muted, "lw": 1.3 * look.thin}
@@ -119,8 +119,11 @@ def _mark(upper: Axes, lower: Axes, limit: Limit) -> str:
         return f"no threshold keeps the error at {most}"
     at = float(_odds(np.array([limit.threshold]))[0])
     point: dict[str, Any] = {"color": look.colours.ink, "ms": 2 * look.thick, "clip_on": False}
-    said = f"answer {100 * limit.coverage:.1f} %", f"error {100 * limit.error:.2f} %"
-    for ax, value, words in zip((upper, lower), (limit.coverage, limit.error), said, strict=True):
+    accepted = int((curve.threshold >= limit.threshold).sum())
+    values = (float(x[accepted - 1]) if accepted else 0.0 for x in (curve.coverage, curve.risk))
+    answered, wrong = values
+    said = f"answer {100 * answered:.1f} %", f"error {100 * wrong:.2f} %"
+    for ax, value, words in zip((upper, lower), (answered, wrong), said, strict=True):
         ax.axvline(at, ls="--", **line)
         ax.plot([at], [100 * value], "o", **point)
         offset = (0.6 * look.size.text, 0.5 * look.size.text)
@@ -184,10 +187,15 @@ def _odds_axis(axes: Axes, x: FloatArray) -> None:
     low, high = float(x.min()), float(x.max())
     room = 0.03 * max(high - low, 1.0)
     axes.set_xlim(low - room, high + room)
-    ticks: list[float] = []
-    for place in map(float, logit(TICKS)):  # those that have room for their text
-        apart = not ticks or place - ticks[-1] > 0.14 * (high - low + 2 * room)
-        if apart and low - room <= place <= high + room:
-            ticks.append(place)
-    ticks = ticks or [(low + high) / 2]
-    axes.set_xticks(ticks, [f"{100 * float(expit(place)):.6g} %" for place in ticks])
+    size = current().size
+    em = (high - low + 2 * room) * size.text / 72 / (size.panel - 6 * size.text / 72)
+    ticks: dict[float, str] = {}
+    free = low - room  # from here on there is no text yet
+    for share in TICKS:
+        place, name = float(logit(share)), f"{100 * share:.6g} %"
+        half = 0.32 * em * len(name)
+        if free <= place - half and place <= high + room:
+            ticks[place], free = name, place + half
+    middle = (low + high) / 2
+    ticks = ticks or {middle: f"{100 * float(expit(middle)):.4g} %"}
+    axes.set_xticks(list(ticks), list(ticks.values()))

@@ -72,6 +72,13 @@ def test_a_figure_is_saved_the_same_each_time(tmp_path, curve, suffix):
     assert sorted(tmp_path.iterdir()) == files  # nothing else is left
 
 
+def test_characters_without_a_glyph_are_one_warning(tmp_path, curve):
+    figure = plots.reliability_diagrams({"\ue000\ue001": curve, "\ue002": curve})
+    with pytest.warns(UserWarning, match="no font here has 3 of the characters") as caught:
+        plots.save_figure(figure, tmp_path / "a.png")
+    assert len(caught) == 1
+
+
 def test_an_unknown_suffix_is_refused(tmp_path, curve):
     with pytest.raises(ValueError, match=r"written as \.pdf, \.png, \.svg, got .*a\.gif"):
         plots.save_figure(curve.plot(), tmp_path / "a.gif")
@@ -82,8 +89,13 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, curve, monkeypatch):
     out = tmp_path / "a.svg"
     out.write_text("old")
     axes = curve.plot()
-    monkeypatch.setattr(axes.figure, "savefig", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+
+    def fail(path, **_):
+        path.write_text("half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(axes.figure, "savefig", fail)
+    with pytest.raises(OSError, match="full"):
         plots.save_figure(axes, out)
     assert out.read_text() == "old"
 

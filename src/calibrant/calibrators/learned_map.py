@@ -71,8 +71,8 @@ def learned_map(
     Examples
     --------
     >>> from calibrant.calibrators import TemperatureScaling
-    >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]])
-    >>> fitted = TemperatureScaling().fit(logits.repeat(40, 0), [0, 1, 1, 0, 0] * 40)
+    >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]] * 40)
+    >>> fitted = TemperatureScaling().fit(logits, [0, 1, 1, 0, 0] * 40)
     >>> curve = learned_map(fitted)
     >>> curve.probability, bool(curve.after[-1] < curve.before[-1])
     ('P(y = 1)', True)

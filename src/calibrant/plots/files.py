@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.atomic_files import replacing
+from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated
 from calibrant.plots.look import figure_of
 
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+GLYPH = re.compile(r"Glyph (\d+) .*missing from font")
 SUFFIXES = (".pdf", ".png", ".svg")
 DPI = 300
 
@@ -55,5 +61,21 @@ def save_figure(drawn: Axes | Figure, out: str | os.PathLike[str]) -> None:
     suffix = check_suffix(out)
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     settings: Any = {"pdf.fonttype": 42, "svg.hashsalt": "calibrant"}
-    with replacing(Path(out)) as temporary, matplotlib.rc_context(settings):
+    with replacing(Path(out)) as temporary, matplotlib.rc_context(settings), _one_warning():
         figure_of(drawn).savefig(temporary, format=suffix[1:], dpi=DPI, metadata=dates.get(suffix))
+
+
+@contextmanager
+def _one_warning() -> Iterator[None]:
+    """Warn once of all characters that no font has, where matplotlib warns of each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    missing = {m[1] for w in caught if (m := GLYPH.search(str(w.message)))}
+    for other in (w for w in caught if not GLYPH.search(str(w.message))):
+        warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    if missing:
+        warn(
+            f"no font here has {len(missing)} of the characters, which are drawn as boxes: install "
+            "one for the script of these names, such as Noto Sans CJK"
+        )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
@@ -29,6 +29,11 @@ R = TypeVar("R")
 
 SizeName = Literal["column", "page", "talk"]
 """Column of a paper, width of a page, or slide."""
+FALLBACKS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei", "Malgun Gothic"),
+    *("Arial Unicode MS", "WenQuanYi Zen Hei", "Noto Sans Arabic", "Noto Sans Devanagari"),
+)
+"""Fonts for names in other scripts, in the order in which they are tried."""
 LONGEST = 32
 """Characters of a name that are drawn."""
 
@@ -144,13 +149,22 @@ def _settings(chosen: Look) -> dict[str, Any]:
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.labelweight": "normal",
-        "font.family": "sans-serif",
+        "font.family": ["sans-serif", *_fallbacks()],
         "grid.color": chosen.colours.grid,
         "legend.edgecolor": "none",
         "legend.fancybox": False,
         "legend.framealpha": 0.9,
         "text.usetex": False,  # names and per cent signs would be commands
     }
+
+
+@cache
+def _fallbacks() -> list[str]:
+    """Return installed fonts for the characters that the usual one does not have."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return [name for name in FALLBACKS if name in installed]
 
 
 def _palette(paper: Any = None) -> Palette:

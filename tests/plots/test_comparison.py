@@ -17,7 +17,7 @@ ROWS = {"ts": Estimate(0.01, 0.005, 0.02), "none": Estimate(0.05), "bad": Estima
 def test_rows_are_points_with_their_intervals():
     axes: Any = plots.forest_plot(ROWS, title="ECE", best=["ts"], chosen="ts", level=0.9)
     interval, first, second, reference = axes.get_lines()
-    np.testing.assert_allclose(interval.get_xydata(), [[0.5, 0], [2, 0]])
+    np.testing.assert_allclose(interval.get_xydata(), [[0.5, 0.0], [2.0, 0.0]])
     np.testing.assert_allclose(first.get_xydata(), [[1, 0]])
     np.testing.assert_allclose(second.get_xydata(), [[5, 1]])
     np.testing.assert_allclose(reference.get_xdata(), 5)

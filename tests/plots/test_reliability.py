@@ -63,6 +63,11 @@ def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+def title_of(axes):
+    """Title of the legend."""
+    return axes.get_legend().get_title().get_text()
+
+
 def boxes(container):
     """Left, bottom, width and height of each bar."""
     return np.array([[b.get_x(), b.get_y(), b.get_width(), b.get_height()] for b in container])
@@ -210,14 +215,15 @@ def test_the_error_stands_in_the_diagram_with_its_interval():
     logits, labels = logits_and_labels()
     evaluation = cal.evaluate(logits, labels, metrics=["ece"])
     value, low, high = (100 * x for x in evaluation["ece"])
-    title = plots.reliability_diagram(evaluation).get_legend().get_title().get_text()
-    assert title == f"ECE {value:.2f} % [{low:.2f}, {high:.2f}]"
+    assert (
+        title_of(plots.reliability_diagram(evaluation))
+        == f"ECE {value:.2f} % [{low:.2f}, {high:.2f}]"
+    )
     curve = cal.metrics.reliability(logits, labels)
-    assert curve.plot().get_legend().get_title().get_text() == f"ECE {value:.2f} %"
+    assert title_of(curve.plot()) == f"ECE {value:.2f} %"
     adaptive = cal.metrics.reliability(logits, labels, equal_mass=True)
     error = 100 * cal.ada_ece(logits, labels)
-    shown = plots.reliability_diagram(adaptive).get_legend().get_title().get_text()
-    assert shown == f"adaptive ECE {error:.2f} %"
+    assert title_of(plots.reliability_diagram(adaptive)) == f"adaptive ECE {error:.2f} %"
 
 
 def test_without_a_level_there_are_no_whiskers():

@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant.plots.data import (
+    Band,
     BinnedCurve,
     ClassCurve,
     HasReliability,
@@ -59,7 +60,8 @@ def reliability_diagram(
     axes = _square(new_axes(ax, height=HEIGHT), curve.probability)
     handles = _bars(axes, curve, text_of(label) if label else "")
     _counts(axes, curve.edges, curve.share)
-    legend(axes, (0.02, 0.99), title=error_text(curve), handles=handles)
+    place = "lower right" if _is_above(curve, curve.share) else (0.02, 0.99)
+    legend(axes, place, title=error_text(curve), handles=handles)
     return axes
 
 
@@ -92,7 +94,7 @@ def reliability_diagrams(data: Mapping[str, BinnedCurve | HasReliability]) -> Fi
         handles = handles or drawn
         _counts(ax, curve.edges, curve.share, most, named=ax is axes[0])
         ax.set_title(text_of(title, 26))
-        _corner(ax, error_text(curve))
+        _corner(ax, error_text(curve), low=_is_above(curve, curve.share))
     _outer_only(axes)
     return _with_legend(axes, handles)
 
@@ -144,8 +146,8 @@ def smooth_diagram(curve: SmoothCurve, ax: Axes | None = None, *, label: str = "
     """
     axes = _square(new_axes(ax, height=HEIGHT), curve.probability)
     handles = _smooth(axes, curve, text_of(label) if label else "")
-    above = float((curve.accuracy - curve.confidence) @ curve.density) > 0
-    legend(axes, "lower right" if above else (0.02, 0.99), handles=handles)  # clear of the curve
+    place = "lower right" if _is_above(curve, curve.density) else (0.02, 0.99)
+    legend(axes, place, handles=handles)
     return axes
 
 
@@ -359,13 +361,19 @@ def _counts(
     )
 
 
-def _corner(axes: Axes, text: str) -> None:
-    """Write text into the upper left corner, above what is drawn there."""
+def _is_above(curve: Band, weight: FloatArray) -> bool:
+    """Return True if most of a curve is in the upper left, where text would stand otherwise."""
+    return float(np.nansum((curve.accuracy - curve.confidence) * weight)) > 0
+
+
+def _corner(axes: Axes, text: str, *, low: bool) -> None:
+    """Write text into the upper left corner, or the lower right, above what is drawn there."""
     paper = axes.figure.get_facecolor()
     box = {"facecolor": paper, "alpha": 0.8, "lw": 0, "pad": 1.5}
     value, bracket, interval = text.partition(" [")
     lines = f"{value}\n{bracket.strip()}{interval}" if bracket else value
-    axes.text(0.04, 0.97, lines, va="top", weight="bold", bbox=box)
+    x, y, side, edge = (0.97, 0.04, "right", "bottom") if low else (0.04, 0.97, "left", "top")
+    axes.text(x, y, lines, ha=side, va=edge, weight="bold", bbox=box)
 
 
 def _outer_only(axes: Sequence[Axes]) -> None:

@@ -58,8 +58,7 @@ def risk_coverage_plot(
         axes.plot(kept, best, ls="--", label="best order", **thin)
     axes.set(xlim=(0, 100), xlabel="answered (%)", ylabel="wrong among these (%)")
     # the band of the few most confident ones may be as wide as everything
-    top = 1.6 * max(100 * float(each.risk[-1]) for each in curves.values())
-    axes.set_ylim(0, max(top, 1e-3) if top > 0 else 1)
+    axes.set_ylim(0, max(160 * _level_of_errors(each) for each in curves.values()))
     legend(axes, "upper left")
     return axes
 
@@ -70,7 +69,8 @@ def _risk_line(
     look, (colour, dashes) = current(), style
     some = _thinned(len(curve.coverage))
     x = 100 * curve.coverage[some]
-    axes.plot(x, 100 * curve.risk[some], color=colour, ls=dashes, lw=look.thick, label=label)
+    line: dict[str, Any] = {"color": colour, "ls": dashes, "lw": look.thick, "label": label}
+    axes.plot(x, 100 * curve.risk[some], marker=_marker(x), **line)
     if banded:
         interval = f"{100 * curve.level:g} % interval, at each point"
         low, high = 100 * curve.low[some], 100 * curve.high[some]
@@ -91,14 +91,15 @@ def threshold_plot(curve: RiskCurve, *, limit: Limit | None = None) -> Figure:
     upper, lower = panels(2, height=0.42, columns=1)
     look, some = current(), _thinned(len(curve.threshold))
     x, (colour, other) = _odds(curve.threshold[some]), (look.colours.right, look.colours.wrong)
-    upper.plot(x, 100 * curve.coverage[some], color=colour, lw=look.thick)
+    line: dict[str, Any] = {"lw": look.thick, "marker": _marker(x)}
+    upper.plot(x, 100 * curve.coverage[some], color=colour, **line)
     upper.set(ylabel="answered (%)", ylim=(0, 103))
     interval = f"{100 * curve.level:g} % interval, at each point"
     low, high = 100 * curve.low[some], 100 * curve.high[some]
-    lower.plot(x, 100 * curve.risk[some], color=other, lw=look.thick, label="wrong among these")
+    lower.plot(x, 100 * curve.risk[some], color=other, label="wrong among these", **line)
     lower.fill_between(x, low, high, color=other, alpha=0.2, lw=0, label=interval)
-    top = 1.5 * 100 * float(curve.risk.max())
-    lower.set(ylabel="wrong (%)", xlabel="least confidence of an answer", ylim=(0, top or 1))
+    lower.set(ylabel="wrong (%)", xlabel="least confidence of an answer")
+    lower.set_ylim(0, 160 * _level_of_errors(curve))
     for ax in (upper, lower):
         _odds_axis(ax, x)
     upper.tick_params(labelbottom=False)
@@ -171,6 +172,17 @@ def _few_sizes(sizes: SetSizes) -> tuple[Any, FloatArray, FloatArray]:
         for values in (sizes.share, sizes.covered)
     )
     return every, share.astype(np.float64), covered.astype(np.float64)
+
+
+def _level_of_errors(curve: RiskCurve) -> float:
+    """Return the largest error of curves, but for that of the few most confident answers."""
+    many = curve.coverage >= min(0.05, float(curve.coverage[-1]))
+    return max(float(curve.risk[many].max()), float(curve.high[-1]) / 1.2)
+
+
+def _marker(points: Any) -> str:
+    """Return the marker of a curve: one point is no line."""
+    return "o" if len(points) == 1 else ""
 
 
 def _thinned(count: int) -> Any:

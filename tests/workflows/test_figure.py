@@ -39,7 +39,7 @@ def ts(arrays):
 @pytest.mark.parametrize("form", ["classes", "one logit", "probs", "tags"])
 def test_every_kind_is_drawn_of_every_form_or_refused(arrays, ts, kind, form):
     data: dict[str, Any] = {key: arrays[key] for key in ("logits", "labels")}
-    options: dict[str, Any] = {"kind": kind}
+    options: dict[str, Any] = {"kind": kind, "level": None}
     calibrator: Any = ts
     if form == "one logit":
         data = {"logits": data["logits"][:, 0], "labels": (data["labels"] == 0).astype(int)}

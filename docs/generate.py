@@ -29,14 +29,15 @@ SUBMODULES = {
 MORE = {
     "calibrators": (
         *("margin_curves.margin_change", "margin_curves.margin_temperature"),
-        "smart.margin_bounds",
+        *("learned_map.learned_map", "learned_map.LearnedMap", "smart.margin_bounds"),
     ),
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
+        *("figure.figure", "figure.draw_file"),
     ),
-    "decide": ("rules.Tally",),
+    "decide": ("conformal_sets.SetSizes", "rules.Tally"),
     "monitor": ("report.Alarm", "report.Drift"),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),

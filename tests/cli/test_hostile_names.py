@@ -68,6 +68,12 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--json"],
         [f"{FILE}.npz", "--rule", f"{FILE}3", "-o", f"{FILE}.{NAME}"],
     ],
+    "plot": [
+        [f"{FILE}.npz", "--by", "region", "--level", "0", "--title", NAME, "-o", f"{FILE}.svg"],
+        [f"{FILE}.npz", "split.npz", "--kind", "risk", "-o", "x.png"],
+        [f"{FILE}.npz", "--kind", NAME, "-o", "x.png"],
+        [f"{FILE}.npz", "-o", f"{FILE}.{NAME}"],
+    ],
     "bench arena": [[FILE, "--methods", "none,ts", "--workers", "1", "-o", f"{FILE}.csv"]],
     "bench arena-view": [[f"{FILE}.csv", "--view", "means"], [FILE]],
     "bench rows": [[FILE]],

@@ -29,6 +29,7 @@ from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks
 from calibrant.calibrators.described import Described
+from calibrant.calibrators.learned_map import Drawable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -64,7 +65,7 @@ class Context(NamedTuple):
         return new
 
 
-class Calibrator(Described):
+class Calibrator(Described, Drawable):
     """A map from logits to calibrated logits, learned from held-out predictions.
 
     ``fit`` learns it, calling the module applies it. A subclass writes ``_fit``, ``_transform``

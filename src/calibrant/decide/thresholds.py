@@ -17,10 +17,12 @@ from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
 from calibrant.display.html import Html, joined, notebook
 from calibrant.display.results import facts, heading, one_line, verdict
+from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
 
@@ -89,6 +91,16 @@ class Threshold(NamedTuple):
     def to_frame(self) -> pd.DataFrame:
         """Return a frame of one row with all numbers. Needs pandas."""
         return frame([self._asdict()])
+
+    def plot(self, logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> Figure:
+        """Draw the share of the answers and their error at every threshold, with this one marked.
+
+        Of examples in the form that :func:`threshold` takes: those of the fit, or others to check
+        it. Needs matplotlib.
+        """
+        from calibrant.plots import threshold_plot
+
+        return threshold_plot(risk_coverage(logits, labels, **data), limit=self)
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""

@@ -274,3 +274,14 @@ def first_names(names: Sequence[str] | Mapping[str, ArrayLike]) -> str:
     """Return the first names for a label."""
     first = [shortened(name, 30) for name in [*names][:10]]
     return ", ".join(first) + f" and {len(names) - 10} more" * (len(names) > 10)
+
+
+def axis_names(probability: str) -> tuple[str, str]:
+    """Return the names of the claimed probability and of what it is compared with.
+
+    >>> axis_names("P(y = 1)"), axis_names("")
+    (('P(y = 1)', 'frequency of y = 1'), ('confidence', 'accuracy'))
+    """
+    if not probability:
+        return "confidence", "accuracy"
+    return probability, f"frequency of {probability.removeprefix('P(').removesuffix(')')}"

@@ -14,14 +14,16 @@ from calibrant._core.messages import printable
 from calibrant._core.tables import frame, latex_table
 from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
 from calibrant.display.results import Kind, heading, long_table, one_line, verdict
-from calibrant.metrics.curves import Reliability, reliability_of
 from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
-from calibrant.metrics.reductions import ESTIMANDS, probability_of
+from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
 from calibrant.metrics.registry import METRICS
+from calibrant.metrics.reliability import Reliability, reliability_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,25 @@ class Evaluation(Mapping[str, Estimate]):
     def heading(self) -> str:
         """Heading of the names of the metrics."""
         return f"calibration of {self.probability}" if self.probability else ""
+
+    def reliability(self) -> Reliability:
+        """Return the numbers of a reliability diagram; the ECE with its interval if it is there."""
+        probability = event_probability(self.estimand)
+        ece = self.metrics.get("ece")
+        return reliability_of(self.bins, level=self.level, probability=probability, ece=ece)
+
+    def plot(self, ax: Axes | None = None, *, most: int = 8, **options: Any) -> Axes | Figure:
+        """Draw a reliability diagram; with subgroups, and without ``ax``, one for each.
+
+        At most ``most`` subgroups are drawn, beside all examples and worst first. Options are
+        those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        """
+        from calibrant.plots import reliability_diagram, reliability_diagrams
+
+        if not self.by or ax is not None:
+            return reliability_diagram(self, ax, **options)
+        parts = {"all": self, **dict(list(self.by.items())[:most])}
+        return reliability_diagrams({f"{k} (n = {e.n:,})": e for k, e in parts.items()})
 
     def verdict(self) -> str:
         """The test of calibration in words; empty without one."""
@@ -149,10 +170,6 @@ class Evaluation(Mapping[str, Estimate]):
         figures = [rows[name] for name in usual or list(self)[:3]]
         first = " ".join(figures[0]).rstrip() if figures else ""
         return ", ".join(filter(None, [first, *(f"{t} {value}" for t, value, _ in figures[1:])]))
-
-    def reliability(self) -> Reliability:
-        """Accuracy per bin with intervals, for diagrams."""
-        return reliability_of(self.bins, level=self.level or 0.9, positive=bool(self.probability))
 
     def chart(self, title: str = "") -> str:
         """Reliability diagram as SVG, with the title and the ECE above."""

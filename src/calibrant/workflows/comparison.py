@@ -22,6 +22,8 @@ from calibrant.workflows.choice import Choice
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +184,7 @@ class Comparison:
         chosen = [k for k, row in enumerate(self.rows) if row.method == self.choice()]
         rows = [[_bold(cell) for cell in row] for row in cells]
         said = ["Bold: within the noise of the best.", *self.remarks()]
-        charts = [self._forest(name) for name in ("ece", "nll")]
+        charts = [self._forest_chart(name) for name in ("ece", "nll")]
         return joined(
             [
                 heading("Comparison", self.describe()),
@@ -193,11 +195,10 @@ class Comparison:
             ]
         )
 
-    def _forest(self, metric: str) -> str:
+    def _forest_chart(self, metric: str) -> str:
         """Intervals of the lowest values, with that of no calibration as a line."""
         known = {method: e[metric] for method, e in self.measured.items() if metric in e}
-        best = sorted(known, key=lambda m: (math.isnan(known[m].value), known[m].value))
-        names = best[:LONGEST]
+        names = sorted(known, key=lambda method: self._badness(method, metric))[:LONGEST]
         if not names:
             return ""
         before = known["none"].value if "none" in known else math.nan
@@ -242,6 +243,40 @@ class Comparison:
             others = {key: row[key] for key in ("fit_seconds", "argmax_changed", "error")}
             rows.append({"method": row["method"], **figures, **others})
         return frame(rows)
+
+    def plot(
+        self, ax: Axes | None = None, *, metrics: Sequence[str] = ("ece", "nll")
+    ) -> Axes | Figure:
+        """Draw forest plots of metrics side by side, methods from good to bad by the first one.
+
+        Filled points are those that :meth:`best` returns, and the method that is advised is in
+        bold type. With ``ax`` only the first metric is drawn. Needs matplotlib.
+        """
+        from calibrant.plots import forest_plot, forest_plots
+
+        names = [METRICS[name].name for name in metrics]
+        if not names:
+            raise ValueError("metrics must name at least one, as in metrics=['ece']")
+        order = sorted(self.measured, key=lambda method: self._badness(method, names[0]))
+        columns = {METRICS[name].title: self._forest_options(name, order) for name in names}
+        if ax is None and len(columns) > 1:
+            return forest_plots(columns)
+        title, options = next(iter(columns.items()))
+        return forest_plot(**options, ax=ax, title=title)
+
+    def _badness(self, method: str, metric: str) -> tuple[bool, float]:
+        value = self.measured[method][metric].value
+        return math.isnan(value), -value if METRICS[metric].higher_is_better else value
+
+    def _forest_options(self, metric: str, order: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of a forest plot."""
+        return {
+            "rows": {method: self.measured[method][metric] for method in order},
+            "percent": METRICS[metric].percent,
+            "best": self.best(metric),
+            "chosen": self.choice(),
+            "level": self.level,
+        }
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with the package booktabs; what :meth:`best` has is bold."""

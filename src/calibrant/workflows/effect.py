@@ -35,6 +35,8 @@ from calibrant.retrain.maccal import MaCCal
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def method_in_use(calibrator: Calibrator) -> Calibrator:
@@ -139,6 +141,17 @@ class Effect(NamedTuple):
             }
             for metric in self.before
         )
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes | Figure:
+        """Draw reliability diagrams before and after, side by side; with ``ax`` that after.
+
+        Options are those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        """
+        from calibrant.plots import before_and_after, reliability_diagram
+
+        if ax is None:
+            return before_and_after(self.before, self.after)
+        return reliability_diagram(self.after, ax, **options)
 
 
 @warnings_at_caller()

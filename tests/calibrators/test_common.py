@@ -14,7 +14,6 @@ from scipy.special import log_softmax, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
 from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS

@@ -196,7 +196,9 @@ def test_auto_reads_a_small_split_whole_and_chooses_as_from_arrays(tmp_path, rng
     arrays = skewed(rng)
     expected = calibrant.Auto().fit(arrays["logits"], arrays["labels"])
     for write in (as_npz, as_npz_folder, as_safetensors_glob):
-        found: Any = fit(write(tmp_path, arrays), "auto")
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        found: Any = fit(write(folder, arrays), "auto")
         names = [candidate.name for candidate in found.candidates_]
         assert "top_and_rest" in names
         assert_same_fit(found, expected)

@@ -1134,6 +1134,20 @@ FAULTS = (
         ("metrics/test_intervals",),
     ),
     Fault(
+        "upper-ends-too-low",
+        "metrics",
+        "rarely = max(lucky * alpha / 2,",
+        "rarely = max(lucky * alpha * 2,",
+        ("metrics/test_intervals",),
+    ),
+    Fault(
+        "lower-ends-too-high",
+        "metrics",
+        "lambda share: share >= tail)",
+        "lambda share: share >= 4 * tail)",
+        ("metrics/test_intervals",),
+    ),
+    Fault(
         "class-wise-error-at-its-upper-end",
         "metrics",
         "max(cells.error(high), value + reach)",

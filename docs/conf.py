@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx_design",
 ]
 # Words such as "tokens" in the type of a parameter are taken for references to attributes.
 suppress_warnings = ["ref.python"]
@@ -33,7 +34,7 @@ suppress_warnings = ["ref.python"]
 
 exclude_patterns = ["_build", "_generated", "_templates"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_update_mathjax = False
 myst_heading_anchors = 3
 
@@ -48,7 +49,7 @@ html_theme = "furo"
 html_title = f"calibrant {release}"
 html_show_sourcelink = False
 html_static_path = ["_static"]
-html_css_files = ["formulas.css"]
+html_css_files = ["formulas.css", "pages.css"]
 
 # Formulas become MathML, which browsers draw themselves. The usual sphinx.ext.mathjax would make
 # every reader fetch a script from the network, and imgmath needs LaTeX at build time.

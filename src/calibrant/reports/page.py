@@ -9,10 +9,10 @@ from calibrant.display.svg import Line, forest_chart, line_chart
 from calibrant.metrics.curves import reliability_of
 from calibrant.reports import content
 from calibrant.reports.content import Table
-from calibrant.reports.model import SEVERITIES, Subject
+from calibrant.reports.model import Subject
 from calibrant.reports.results import Results
-from calibrant.reports.sections import WORDS, Sections
-from calibrant.reports.shell import chart, document, scrollable, section
+from calibrant.reports.sections import Sections, counted
+from calibrant.reports.shell import chart, document, scrollable, section, unbroken
 
 LINKS = {
     "verdict": "Verdict",
@@ -74,17 +74,17 @@ def _overview(results: Results) -> Html:
             "div",
             tag("h2", "How many can be trusted?", class_="question"),
             tag("p", answer, class_="answer"),
-            tag("p", _extremes(subjects), class_="lead"),
+            tag("p", unbroken(_extremes(subjects)), class_="lead"),
         ),
         _forest(subjects),
         class_=f"hero {results.verdict.severity}",
         id="overview",
     )
     table = content.overview_table(subjects, [verdict.answer for verdict in verdicts])
-    parts: list[Html] = [scrollable(table, "All sets of predictions", kind="sortable")]
-    if len(subjects) <= len(PAINTS):
-        parts.insert(0, chart(_curves(subjects), "Accuracy by confidence"))
-    return Html(hero + tag("div", *parts, class_="columns" if len(parts) > 1 else ""))
+    shown = scrollable(table, "All sets of predictions", kind="sortable")
+    few = len(subjects) <= len(PAINTS)
+    curves = [chart(_curves(subjects), "Accuracy by confidence")] if few else []
+    return joined([hero, shown, tag("div", *curves, class_="columns")])
 
 
 def _extremes(subjects: Sequence[Subject]) -> str:
@@ -147,8 +147,7 @@ def _provenance(results: Results) -> Html:
 def notebook_form(results: Results) -> str:
     """Return the verdict and the findings for a notebook."""
     verdict = results.verdict
-    counted = {s: sum(f.severity == s for f in results.findings) for s in SEVERITIES[::-1]}
-    said = ", ".join(f"{n} {WORDS[s]}" for s, n in counted.items() if n)
+    shown = f"ECE {verdict.figure} {verdict.interval}".strip()
     items = [
         tag("li", tag("b", f"{f.code} {f.title}: "), f.evidence, Html("<br>"), f.fix)
         for f in results.findings
@@ -156,7 +155,7 @@ def notebook_form(results: Results) -> str:
     return notebook(
         tag("p", results.title, class_="cal-title"),
         tag("p", str(verdict), class_=f"cal-badge cal-{verdict.severity}"),
-        tag("p", f"ECE {verdict.figure} {verdict.interval}; findings: {said}", class_="cal-note"),
+        tag("p", f"{shown}; findings: {counted(results.findings)}", class_="cal-note"),
         tag("details", tag("summary", "Findings"), tag("ul", *items)),
         tag("p", 'report.save("report.html") writes the whole page', class_="cal-note"),
     )

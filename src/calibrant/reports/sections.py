@@ -12,7 +12,7 @@ from calibrant.metrics.curves import reliability_of
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.reports import content
 from calibrant.reports.findings import CHECKS, Finding, percent
-from calibrant.reports.model import Remedy, Severity, Subject
+from calibrant.reports.model import SEVERITIES, Remedy, Severity, Subject
 from calibrant.reports.results import Results
 from calibrant.reports.shell import chart, scrollable, section, snippet, unbroken
 from calibrant.reports.unchecked import Unchecked
@@ -105,15 +105,16 @@ class Sections:
         remedy = self.subject.remedy
         if remedy is not None and remedy.after is not None and not remedy.changes_nothing:
             after = dict(zip(remedy.after, remedy.after.table(), strict=True))["ece"]
-            tiles.insert(0, _tile("Calibrated: ECE", *after[1:]))
+            tiles.insert(0, _tile("ECE after calibration", *after[1:]))
         return tag("dl", *tiles, class_="tiles")
 
     def findings(self) -> Html:
         """Return the findings."""
         found = self.results.findings_by_subject[self.subject.name]
         items = [tag("li", self._finding(finding)) for finding in found]
-        listed = tag("ul", *items, class_="findings") if items else tag("p", "Nothing was found.")
-        return section(self.name("findings"), self.heading("Findings"), listed)
+        listed = tag("ul", *items, class_="findings")
+        words = tag("p", f"{counted(found)}. Open one for its meaning and remedy.", class_="muted")
+        return section(self.name("findings"), self.heading("Findings"), words, listed)
 
     def _finding(self, finding: Finding) -> Html:
         heading = tag(
@@ -142,9 +143,10 @@ class Sections:
             assert remedy.chosen is not None
             caption = f"Calibrated by {remedy.chosen.method}, on examples it was not fitted on"
             charts.append(chart(reliability(remedy.after), caption))
+        claim = evaluation.probability or "confidence"
         words = (
-            "Bars show how often the model is right when it claims the confidence below. On the "
-            "dashed line both agree; orange is the difference."
+            f"Bars show what happened where the {claim} below was claimed. On the dashed line both "
+            "agree; orange is the difference."
         )
         table = content.explained_metrics(self.subject)
         return section(
@@ -329,6 +331,15 @@ class Sections:
             self.heading("What was not checked"),
             tag("ul", *items, class_="open"),
         )
+
+
+def counted(found: Sequence[Finding]) -> str:
+    """Return how many findings of each severity there are, in words."""
+    counts = {s: sum(finding.severity == s for finding in found) for s in SEVERITIES[::-1]}
+    plural: dict[Severity, str] = {"warn": "warnings", "info": "notes"}
+    named = {s: WORDS[s] if n == 1 else plural.get(s, WORDS[s]) for s, n in counts.items()}
+    texts = [f"{n} {named[s]}" for s, n in counts.items() if n]
+    return ", ".join(texts) or "Nothing was found"
 
 
 def reliability(evaluation: Evaluation) -> str:

@@ -2772,6 +2772,55 @@ FAULTS = (
         "np.maximum(kept - whole, 0) / kept * 100",
         ("test_plots",),
     ),
+    Fault(
+        "report-gap-upside-down",
+        "reports",
+        "return self.confidence - self.accuracy",
+        "return self.accuracy - self.confidence",
+        ("reports/test_findings", "reports/test_model"),
+    ),
+    Fault(
+        "report-tests-not-adjusted",
+        "reports",
+        "running = max(running, min(1.0, (len(p_values) - rank) * p_values[i]))",
+        "running = p_values[i]",
+        ("reports/test_model", "reports/test_findings"),
+    ),
+    Fault(
+        "report-one-tail",
+        "reports",
+        "return min(1.0, 2 * min(at_least, at_most))",
+        "return min(at_least, at_most)",
+        ("reports/test_model",),
+    ),
+    Fault(
+        "report-thresholds-uncalibrated",
+        "reports",
+        "return self.remedy.coverage if self.remedy and self.remedy.coverage else self.coverage",
+        "return self.coverage",
+        ("reports/test_measure",),
+    ),
+    Fault(
+        "report-markdown-unescaped",
+        "reports",
+        "for raw, safe in _ENTITIES.items():",
+        "for raw, safe in ():",
+        ("reports/test_forms",),
+    ),
+    Fault(
+        "report-average-hides-ranges",
+        "reports",
+        'return "warn" if low >= SMALL or worst_range(subject) else "good"',
+        'return "warn" if low >= SMALL else "good"',
+        ("reports/test_findings",),
+    ),
+    Fault(
+        "report-script-blocked",
+        "reports",
+        "script-src 'sha256-{digest}'",
+        "script-src 'none'",
+        ("reports/test_in_browser",),
+    ),
 )
 
 

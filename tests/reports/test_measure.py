@@ -116,7 +116,7 @@ def test_files_are_hashed(tmp_path):
 def test_remedies_are_measured_after_calibration(over_confident):
     (subject,) = over_confident.subjects
     remedy = subject.remedy
-    assert remedy.chosen.method == "auto"
+    assert remedy.chosen.method == "ts"
     assert remedy.after["ece"].value < 0.05 < 0.1 < remedy.before["ece"].value
     assert remedy.before["ece"].value == pytest.approx(subject.evaluation["ece"].value, abs=1e-9)
     # after calibration a threshold is about the probability of being right

@@ -174,6 +174,13 @@ def test_tags_weights_and_two_classes_make_pages():
     assert "With a guarantee" not in page
 
 
+def test_a_calibrated_model_is_left_as_it_is():
+    page = cal.report(drawn(600), methods=["none", "ts"], level=None).to_html()
+    assert "Leave it as it is" in page
+    assert "calibrant fit" not in page
+    assert "ECE after calibration" not in page
+
+
 def test_files_are_written_whole_by_their_suffix(tmp_path, calibrated):
     for suffix, start in ((".html", "<!doctype"), (".md", "# "), (".json", "{")):
         calibrated.save(tmp_path / f"report{suffix}")

@@ -11,11 +11,13 @@ import numpy as np
 from scipy.stats import beta
 
 from calibrant._core.binning import Bins
+from calibrant.calibrators.scaling import Identity
 from calibrant.decide.thresholds import Threshold
 from calibrant.metrics.curves import reliability_of
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
 from calibrant.workflows.comparison import Comparison, Row
+from calibrant.workflows.effect import method_in_use
 
 Severity = Literal["good", "info", "warn", "bad"]
 SEVERITIES: tuple[Severity, ...] = ("good", "info", "warn", "bad")
@@ -108,7 +110,9 @@ class Remedy:
     @property
     def changes_nothing(self) -> bool:
         """True if the advice is to leave the model as it is, or there is none."""
-        return self.chosen is None or self.comparison.advice().startswith("Leave")
+        if self.chosen is None or self.chosen.calibrator is None:
+            return True
+        return method_in_use(self.chosen.calibrator).name == Identity.name
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class Sections:
             kind="tall sortable",
         )
         note = [tag("p", said, class_="muted small")] if len(ordered) > most else []
-        return self._block(title, *note, search, shown)
+        return self._block(title, *note, *([search] if len(ordered) > 2 else []), shown)
 
     def _groups(self) -> Html:
         groups = dict(list(self.subject.evaluation.by.items())[:MOST_GROUPS])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         metrics as metrics,
         monitor as monitor,
         plots as plots,
+        reports as reports,
         retrain as retrain,
         workflows as workflows,
     )

@@ -33,6 +33,7 @@ VERBS = {
     "llm": ["llm"],
     "monitor": ["monitor"],
     "plot": ["plot"],
+    "report": ["report"],
 }
 
 

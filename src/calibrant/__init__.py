@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         monitor as monitor,
         plots as plots,
         retrain as retrain,
+        ui as ui,
         workflows as workflows,
     )
     from calibrant._api import *  # noqa: F403

@@ -32,6 +32,7 @@ VERBS = {
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],
     "monitor": ["monitor"],
+    "ui": ["ui"],
 }
 
 

@@ -17,7 +17,7 @@ demo: .venv/.installed
 	$(BIN)/calibrant demo
 
 # Whole files go to one of two processes, so that what a file shares is made once.
-test: check
+test: check .venv/.installed-browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Random and hostile inputs in all processes: make fuzz MINUTES=60
@@ -68,6 +68,14 @@ bench: .venv/.installed-dev
 .venv/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ .venv/.installed
+
+# Accessibility checks for tests of pages, which are skipped where there is no npm or no browser.
+.venv/.installed-browser: | $(BIN)/python
+	@mkdir -p .venv/browser
+	@if command -v npm >/dev/null; then \
+		npm install --silent --no-audit --no-fund --prefix .venv/browser axe-core@4.14.0; \
+	else echo "no npm: tests of pages are skipped"; fi
+	@touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         data as data,
         decide as decide,
         deploy as deploy,
+        display as display,
         llm as llm,
         losses as losses,
         metrics as metrics,

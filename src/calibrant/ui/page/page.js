@@ -9,11 +9,11 @@ const POLL = 300; // milliseconds between two questions about a job
 
 const STAGES = { file: 0, busy: 0, choose: 1, run: 2, done: 3 };
 const DOWNLOADS = {
-  "report.html": ["Report", "HTML, one file"],
+  "report.html": ["Report", "HTML"],
   "report.md": ["Report", "Markdown"],
   "report.json": ["Report", "JSON"],
-  "calibrator.safetensors": ["Calibrator", "for calibrant"],
-  "calibrator.onnx": ["Calibrator", "ONNX, runs anywhere"],
+  "calibrator.safetensors": ["Calibrator", "safetensors"],
+  "calibrator.onnx": ["Calibrator", "ONNX"],
 };
 
 const state = { file: null, found: null, job: null, request: null, turn: 0 };
@@ -51,6 +51,7 @@ function show(view, message = "") {
   for (const section of document.querySelectorAll("main > section")) {
     section.hidden = section.id !== `view-${view}`;
   }
+  document.body.dataset.view = view;
   const stage = STAGES[view];
   if (stage !== undefined) {
     document.querySelectorAll(".stages li").forEach((item, i) => {
@@ -69,10 +70,11 @@ function name(text) {
   for (const place of document.querySelectorAll(".file-name")) place.textContent = text;
 }
 
-function fail(text, title = "That did not work") {
+function fail(text, { title = "That did not work", help = false } = {}) {
   $("error-title").textContent = title;
   $("error-text").textContent = text;
   $("retry").hidden = !state.found;
+  $("error-help").hidden = !help;
   show("error");
 }
 
@@ -192,7 +194,7 @@ function take(files) {
     fail(
       `${file.name} has ${bytes(file.size)}, and this page takes up to ${bytes(limit)}. Start it with a ` +
         "larger --max-upload, or use calibrant report and calibrant fit.",
-      "The file is too large",
+      { title: "The file is too large" },
     );
     return;
   }
@@ -212,7 +214,7 @@ async function looked(upload) {
   });
   if (!told) return;
   if (told.state !== "done") {
-    fail(told.error, "This file cannot be read");
+    fail(told.error, { title: "This file cannot be read", help: true });
     return;
   }
   state.found = told.result;
@@ -225,6 +227,7 @@ function choose(upload) {
   const found = state.found;
   const what = found.multilabel ? `${count(found.classes)} tags` : `${count(found.classes)} classes`;
   $("facts").textContent = `${what}, ${bytes(upload.size)}`;
+  $("features").hidden = found.splits.every((split) => split.features === null);
   $("splits").replaceChildren(...found.splits.map(splitRow));
   const names = found.class_names;
   $("names").hidden = !names.length;
@@ -243,11 +246,12 @@ const title = (split) => split.name || "all examples";
 function splitRow(split) {
   const row = element("tr");
   const features = split.features === null ? "none" : `${count(split.features)} per example`;
+  const hidden = $("features").hidden;
   row.append(
     element("td", title(split)),
     element("td", count(split.examples), { className: "number" }),
     element("td", split.domain === "probs" ? "probabilities" : "logits"),
-    element("td", features),
+    element("td", features, { hidden }),
   );
   return row;
 }
@@ -303,7 +307,9 @@ function checkSplits() {
 // ------------------------------------------------------------------ the work
 
 async function run() {
-  const { job } = await post("/api/jobs", choices());
+  const chosen = choices();
+  const { job } = await post("/api/jobs", chosen);
+  $("plan").textContent = `, ${chosen.method}${chosen.fit_split ? `, fitted on ${chosen.fit_split}` : ""}`;
   await watch(job);
 }
 

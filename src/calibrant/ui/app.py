@@ -123,8 +123,8 @@ class Service:
 
     def _look(self, key: str) -> Response:
         upload = self._upload(key)
-        task = Look(upload.path, EXPANSION * self.max_upload)
-        job = self._add(Job(task, upload.name))
+        task = Look(upload.path, upload.name, EXPANSION * self.max_upload)
+        job = self._add(Job(task))
         size = upload.path.stat().st_size
         answer = {"file": key, "name": upload.name, "size": size, "job": job.id}
         return JSONResponse(answer, status_code=202)
@@ -138,8 +138,8 @@ class Service:
         except ValueError as problem:
             raise HTTPException(400, str(problem)) from problem
         key = new_id()
-        task = Run(upload.path, self.jobs.folder(key), choices)
-        job = self._add(Job(task, upload.name, STEPS, id=key))
+        task = Run(upload.path, upload.name, self.jobs.folder(key), choices)
+        job = self._add(Job(task, STEPS, id=key))
         return JSONResponse({"job": job.id}, status_code=202)
 
     async def job(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calibrant.ui.worker import Task, Worker
+from calibrant.ui.worker import LAST, Task, Worker
 
 WAITING = 4
 """Jobs that may wait for the one that runs."""
@@ -34,7 +34,6 @@ class Job:
     """A task, how far it is, and what came of it."""
 
     task: Task
-    name: str  # of the file, as the user knows it
     titles: Sequence[str] = ()
     state: str = "waiting"  # then "running", and "done", "failed" or "stopped" in the end
     step: int = -1
@@ -137,10 +136,10 @@ class Jobs:
         while (job := self._next()) is not None:
             for kind, content in self._worker.updates(job.task):
                 with self._change:
-                    if job.is_over or self._closed:  # stopped, perhaps before the worker had it
-                        self._worker.kill()
-                    else:
+                    if not (job.is_over or self._closed):
                         _note(job, kind, content)
+                    elif kind not in LAST:  # it was stopped before the worker had it
+                        self._worker.kill()
             with self._change:
                 self._running = None
 
@@ -164,4 +163,4 @@ def _note(job: Job, kind: str, content: Any) -> None:
     elif kind == "done":
         job.end("done", result=content)
     else:
-        job.end("failed", error=content.replace(job.task.path.name, job.name))
+        job.end("failed", error=content)

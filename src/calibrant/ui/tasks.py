@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,10 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split, open_dataset
 from calibrant.deploy.export import export_onnx
+from calibrant.reports.build import PREFER, report
+from calibrant.reports.model import Subject
+from calibrant.reports.remedies import usual_methods
+from calibrant.reports.report import FORMS
 from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 
@@ -143,18 +147,20 @@ class Steps:
         self.send("progress", done, total)
 
 
-def run(path: str, out: Path, choices: Choices, steps: Steps) -> dict[str, Any]:
-    """Fit, report and export; the files are written to the folder ``out``."""
+def run(path: str, name: str, out: Path, choices: Choices, steps: Steps) -> dict[str, Any]:
+    """Fit, report and export into the folder ``out``; ``name`` stands for the path in results."""
+    dataset = replace(open_dataset(path), path=name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps.start(0)
-        fitted = _fit(path, choices, steps.progress)
-        save(fitted.artifact, out / "calibrator.safetensors")
+        fitted = _fit(dataset, choices, steps.progress)
+        save(fitted.calibrator, out / "calibrator.safetensors")
         steps.start(1)
-        _report(path, out, choices, steps.progress)
+        _report(dataset, out, choices, steps.progress)
         steps.start(2)
-        problem = _export(fitted, path, out / "calibrator.onnx")
-    notes = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+        problem = _export(fitted, dataset, out / "calibrator.onnx")
+    messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    notes = [message.replace(path, name) for message in messages]
     return {
         "lines": [printable(line) for line in fitted.describe()],
         "notes": [printable(note) for note in dict.fromkeys(notes)],
@@ -162,10 +168,10 @@ def run(path: str, out: Path, choices: Choices, steps: Steps) -> dict[str, Any]:
     }
 
 
-def _fit(path: str, choices: Choices, progress: Progress) -> Fit:
+def _fit(dataset: Dataset, choices: Choices, progress: Progress) -> Fit:
     is_auto = choices.method == "auto" and choices.estimand != "multilabel"
     return fit_and_measure(
-        path,
+        dataset,
         choices.method,
         split=choices.fit_split,
         options={"keep_argmax": choices.keep_argmax} if is_auto else None,
@@ -175,21 +181,33 @@ def _fit(path: str, choices: Choices, progress: Progress) -> Fit:
     )
 
 
-def _report(path: str, out: Path, choices: Choices, progress: Progress) -> None:
-    """Write the report as HTML, Markdown and JSON."""
-    from calibrant.reports import report
+def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -> None:
+    """Write the report, in which the chosen method is among those that are compared."""
+    classes = dataset.split(choices.test_split, PREFER).classes
+    usual = usual_methods(choices.estimand, classes)
+    made = report(
+        dataset,
+        split=choices.test_split,
+        fit_split=choices.fit_split,
+        methods=list(dict.fromkeys([*usual, choices.method])),
+        estimand=choices.estimand,
+        progress=progress,
+    )
+    made = replace(made, subjects=[_renamed(each, dataset.path) for each in made.subjects])
+    for form in FORMS:
+        made.save(out / f"report{form}")
 
-    made = report(path, progress=progress)
-    (out / "report.html").write_text(made.to_html(), "utf-8")
-    (out / "report.md").write_text(made.to_markdown(), "utf-8")
-    (out / "report.json").write_text(json.dumps(made.to_dict(), indent=2), "utf-8")
+
+def _renamed(subject: Subject, name: str) -> Subject:
+    """Name the file of a set of predictions as the user does."""
+    return replace(subject, files=[replace(file, path=name) for file in subject.files])
 
 
-def _export(fitted: Fit, path: str, target: Path) -> str | None:
+def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:
     """Write an ONNX file, or return the reason why there is none."""
-    tokens = len(open_dataset(path).split(fitted.split).shape) == 2
+    tokens = len(dataset.split(fitted.split).shape) == 2
     try:
-        export_onnx(fitted.artifact, target, tokens=tokens)
+        export_onnx(fitted.calibrator, target, tokens=tokens)
     except Exception as problem:  # of many kinds, from the depths of torch; the report counts more
         return printable(str(problem))
     return None

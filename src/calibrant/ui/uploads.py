@@ -20,7 +20,6 @@ REASONS = {
     ".npy": f"a .npy file holds one array, and labels belong to the logits; {SAVE}",
 }
 """Why files of some kinds are refused."""
-STEM = "predictions"
 KEPT = 6
 """Files that are kept, more than there are jobs; those unused for longest make room for others."""
 LONGEST = 120
@@ -42,7 +41,7 @@ class Upload:
     @property
     def path(self) -> Path:
         """The file: neither folder nor name come from the client."""
-        return self.folder / f"{STEM}{self.suffix}"
+        return self.folder / f"{self.folder.name}{self.suffix}"
 
 
 def shown_name(name: str) -> str:

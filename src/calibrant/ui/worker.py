@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from calibrant._core.messages import printable
 from calibrant.ui.choices import Choices
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
@@ -28,6 +29,8 @@ DIED = (
 PAUSE = 0.1
 """Seconds between two messages on progress."""
 Update: TypeAlias = tuple[str, Any]
+LAST = ("done", "failed")
+"""Kinds of the last update of a task."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Look:
     """Look at a file whose arrays take at most ``memory`` bytes."""
 
     path: Path
+    name: str  # of the file, as the user knows it
     memory: int
 
     def __call__(self, send: Callable[..., object]) -> dict[str, Any]:
@@ -49,6 +53,7 @@ class Run:
     """Fit, report and export into a folder."""
 
     path: Path
+    name: str  # of the file, as the user knows it
     out: Path
     choices: Choices
 
@@ -56,7 +61,7 @@ class Run:
         """Return what there is to say beside the files."""
         from calibrant.ui.tasks import Steps, run
 
-        return run(self.path.name, self.out, self.choices, Steps(send))
+        return run(self.path.name, self.name, self.out, self.choices, Steps(send))
 
 
 Task: TypeAlias = Look | Run
@@ -75,10 +80,11 @@ def work(connection: Connection) -> None:
 def _outcome(task: Task, connection: Connection) -> Update:
     """Do a task and return its result or the reason of its failure."""
     try:
-        os.chdir(task.path.parent)  # so that messages and reports name the file without its folder
+        os.chdir(task.path.parent)  # so that messages have the name alone, which is replaced
         return "done", task(_throttled(connection))
     except EXPECTED as problem:
-        return "failed", str(problem) or type(problem).__name__
+        text = str(problem).replace(task.path.name, task.name)
+        return "failed", printable(text or type(problem).__name__)
     except Exception as problem:
         traceback.print_exc()
         return "failed", BUG.format(type(problem).__name__)
@@ -123,7 +129,7 @@ class Worker:
             while True:
                 update: Update = connection.recv()
                 yield update
-                if update[0] in ("done", "failed"):
+                if update[0] in LAST:
                     return
         except (EOFError, OSError):
             self.kill()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         metrics as metrics,
         monitor as monitor,
         plots as plots,
+        reports as reports,
         retrain as retrain,
         ui as ui,
         workflows as workflows,

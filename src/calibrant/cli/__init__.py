@@ -33,6 +33,7 @@ VERBS = {
     "llm": ["llm"],
     "monitor": ["monitor"],
     "ui": ["ui"],
+    "report": ["report"],
 }
 
 

@@ -21,7 +21,8 @@ from calibrant.data.dataset import Data, Dataset, as_dataset, is_data
 from calibrant.reports.measure import measure
 from calibrant.reports.model import Subject
 from calibrant.reports.remedies import try_methods, usual_methods
-from calibrant.reports.report import Provenance, Report
+from calibrant.reports.report import Report
+from calibrant.reports.results import Provenance
 
 PREFER = ("test", "", "val")
 """Splits to measure, if none is named."""
@@ -82,16 +83,21 @@ def report(
     >>> result.verdict.answer, result.findings[0].code
     ('No', 'CAL001')
     """
-    options = {"fit_split": fit_split, "estimand": estimand, "bins": bins, "level": level}
-    options |= {"seed": seed, "methods": [methods] if isinstance(methods, str) else methods}
-    roles = {"by": by, "sample_weight": sample_weight, "multilabel": estimand == "multilabel"}
-    named = {name: as_dataset(each, **roles) for name, each in _named(data).items()}
+    options: dict[str, Any] = {"fit_split": fit_split, "estimand": estimand, "bins": bins}
+    options |= {"level": level, "seed": seed}
+    options["methods"] = [methods] if isinstance(methods, str) else methods
+    tags = estimand == "multilabel"
+    named = {
+        name: as_dataset(each, by=by, sample_weight=sample_weight, multilabel=tags)
+        for name, each in _named(data).items()
+    }
     sets = _sets(named, split)
     steps = _Steps(progress, len(sets))
-    subjects = [_subject(name, *each, options, steps) for name, each in sets.items()]
+    one, *others = [_subject(name, *each, options, steps) for name, each in sets.items()]
+    first = one.name, one.evaluation["ece"]
     return Report(
         title or f"Calibration of {_title(sets)}",
-        subjects,
+        [one, *(replace(other, first=first) for other in others)],
         _provenance(sets, {**options, "by": by, "sample_weight": sample_weight}),
     )
 
@@ -202,9 +208,7 @@ def _subject(
     return replace(subject, remedy=remedy)
 
 
-def _provenance(
-    sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]
-) -> Provenance:
+def _provenance(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> Provenance:
     from calibrant import __version__
 
     shown = {key: value if _is_simple(value) else "an array" for key, value in options.items()}

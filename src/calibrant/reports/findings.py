@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.reports.model import SEVERITIES, ClassPart, Part, Severity, Subject, holm
+from calibrant.reports.model import SEVERITIES, ClassFigures, Part, Severity, Subject, holm
 
 SIGNIFICANT = 0.05
 """Level of the tests; where several are made, p-values are adjusted for their number (Holm)."""
@@ -32,6 +32,8 @@ class Finding:
         A sentence with the numbers.
     fix : str
         What to do about it; empty where nothing is wrong.
+    subject : str
+        Name of the set of predictions.
     """
 
     code: str
@@ -39,6 +41,7 @@ class Finding:
     severity: Severity
     evidence: str
     fix: str = ""
+    subject: str = ""
 
     @property
     def link(self) -> str:
@@ -75,7 +78,8 @@ class Check(NamedTuple):
         if result is None:
             return None
         fix = self.fix if result.fix is None else result.fix
-        return Finding(self.code, result.title or self.title, result.severity, result.evidence, fix)
+        title = result.title or self.title
+        return Finding(self.code, title, result.severity, result.evidence, fix, subject.name)
 
 
 def findings_of(subject: Subject) -> list[Finding]:
@@ -105,8 +109,8 @@ def _severity(gap: float) -> Severity:
 
 def _claims(part: Part) -> str:
     return (
-        f"confidence {percent(part.confidence)}, right {percent(part.accuracy)} "
-        f"[{100 * part.low:.1f}, {100 * part.high:.1f}]"
+        f"{percent(part.confidence)} claimed on average, {percent(part.accuracy)} "
+        f"[{100 * part.low:.1f}, {100 * part.high:.1f}] right"
     )
 
 
@@ -130,8 +134,7 @@ def over_confident(subject: Subject) -> Result | None:
     ratio = f", {times:.1f} times as many as the confidences imply" if times < 1000 else ""
     return Result(
         severity,
-        f"{_claims(part)} on average over {part.n:,} answers: {percent(1 - part.accuracy)} are "
-        f"wrong{ratio}.",
+        f"{_claims(part)} of {part.n:,} answers: {percent(1 - part.accuracy)} are wrong{ratio}.",
     )
 
 
@@ -142,7 +145,7 @@ def under_confident(subject: Subject) -> Result | None:
         return None
     least = -part.gap_ends[1]
     severity: Severity = "warn" if least >= SMALL else "info"
-    return Result(severity, f"{_claims(part)} on average over {part.n:,} answers.")
+    return Result(severity, f"{_claims(part)} of {part.n:,} answers.")
 
 
 def over_confident_when_sure(subject: Subject) -> Result | None:
@@ -153,7 +156,7 @@ def over_confident_when_sure(subject: Subject) -> Result | None:
         return None
     return Result(
         severity,
-        f"{percent(part.share)} of the answers have a {part.name}; there {_claims(part)}.",
+        f"{percent(part.share)} of the answers have a {part.name}: {_claims(part)}.",
     )
 
 
@@ -162,7 +165,8 @@ def off_in_ranges(subject: Subject) -> Result | None:
     off = _beyond_noise(subject.ranges)
     if not off:
         return None
-    named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in _worst(off))
+    off.sort(key=lambda part: -part.share * abs(part.gap))
+    named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in off)
     share = sum(part.share for part in off)
     size = sum(part.share * abs(part.gap) for part in off)
     severity: Severity = "warn" if size >= SMALL else "info"
@@ -176,7 +180,7 @@ def off_in_ranges(subject: Subject) -> Result | None:
 
 def classes_off(subject: Subject) -> Result | None:
     """CAL005."""
-    measured = [part for part in subject.classes if part.n]
+    measured = [figures.part for figures in subject.classes if figures.part.n]
     off = _beyond_noise(measured)
     if len(measured) < 3 or not off:
         return None
@@ -239,22 +243,22 @@ def poor_ranking(subject: Subject) -> Result | None:
 
 def class_bias(subject: Subject) -> Result | None:
     """CAL009."""
-    known = [part for part in subject.classes if not math.isnan(part.claimed)]
-    adjusted = holm([part.bias_p_value for part in known])
+    known = [each for each in subject.classes if not math.isnan(each.claimed)]
+    adjusted = holm([each.bias_p_value for each in known])
     off = [p for p, adj in zip(known, adjusted, strict=True) if adj < SIGNIFICANT and _biased(p)]
     if not off:
         return None
-    off.sort(key=lambda part: -abs(part.claimed - part.labelled))
+    off.sort(key=lambda each: -abs(each.claimed - each.labelled))
     named = _listed(
-        f"{p.name} (claimed {percent(p.claimed)}, occurs {percent(p.labelled)})" for p in off
+        f"{p.part.name} (claimed {percent(p.claimed)}, occurs {percent(p.labelled)})" for p in off
     )
     severity: Severity = "warn" if abs(off[0].claimed - off[0].labelled) >= 2 * SMALL else "info"
     word = "tags" if subject.word == "tag" else "classes"
     return Result(severity, f"{len(off)} of {len(known)} {word}: {named}.")
 
 
-def _biased(part: ClassPart) -> bool:
-    return not 0.8 <= part.claimed / max(part.labelled, 1e-12) <= 1.25
+def _biased(figures: ClassFigures) -> bool:
+    return not 0.8 <= figures.claimed / max(figures.labelled, 1e-12) <= 1.25
 
 
 def suspicious_data(subject: Subject) -> Result | None:
@@ -309,8 +313,8 @@ def fixable(subject: Subject) -> Result | None:
     return Result(
         "good" if after.value <= before.value / 2 else "info",
         f"{remedy.chosen.method} takes the ECE from {percent(before.value, 2)} to "
-        f"{percent(after.value, 2)} on {remedy.comparison.n_test:,} examples that it was not fitted "
-        f"on. {price}; the fit took {remedy.chosen.fit_seconds:.1f} s.",
+        f"{percent(after.value, 2)} on {remedy.comparison.n_test:,} examples that it was not "
+        f"fitted on. {price}; the fit took {remedy.chosen.fit_seconds:.1f} s.",
     )
 
 
@@ -325,6 +329,21 @@ def calibrated(subject: Subject) -> Result | None:
         f"ECE {percent(value)} [{100 * low:.1f}, {100 * high:.1f}]: within the noise of "
         f"{evaluation.n:,} examples (p = {evaluation.test.p_value:.2g}).",
         fix="",
+    )
+
+
+def worse_than_first(subject: Subject) -> Result | None:
+    """CAL016."""
+    if subject.first is None:
+        return None
+    name, before = subject.first
+    value, low, high = subject.evaluation["ece"]
+    if math.isnan(low) or low <= before.high:
+        return None
+    return Result(
+        "warn" if low - before.high >= SMALL else "info",
+        f"ECE {percent(value)} [{100 * low:.1f}, {100 * high:.1f}], against "
+        f"{percent(before.value)} [{100 * before.low:.1f}, {100 * before.high:.1f}] of {name}.",
     )
 
 
@@ -386,7 +405,7 @@ CHECKS: dict[str, Check] = {
             "Off in some ranges of confidence",
             "In these ranges confidence and accuracy differ by more than noise, whatever the "
             "average over all examples is: too high here and too low there cancel out in it.",
-            "Calibrate with a method that bends, such as auto or smart; one temperature may not do.",
+            "Calibrate with a method that bends, such as auto or smart; a temperature may not do.",
             off_in_ranges,
         ),
         Check(
@@ -478,6 +497,15 @@ CHECKS: dict[str, Check] = {
             "a large error.",
             "Watch that it stays so: calibrant monitor.",
             calibrated,
+        ),
+        Check(
+            "CAL016",
+            "Worse than the first set of predictions",
+            "The calibration error is larger than that of the first file or split of this report, "
+            "beyond noise: another model, day or condition. Calibration on the one does not hold "
+            "for the other.",
+            "Calibrate on examples like these, and watch the model in use: calibrant monitor.",
+            worse_than_first,
         ),
     )
 }

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,13 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import WeightedPairs, labelled_examples, margins
 from calibrant.reports.model import (
-    ClassPart,
+    ClassFigures,
     Coverage,
     Part,
     SourceFile,
     Subject,
     binomial_test,
+    empty_part,
     parts_of,
 )
 
@@ -139,13 +141,13 @@ def _sure(answers: WeightedPairs, level: float | None) -> Part:
     sums = answers.filled(np.array([0.0, SURE, 1.0]))
     name = f"confidence above {SURE:g}"
     if not sums.count[1]:
-        return Part(name, 0, 0.0, *[math.nan] * 4, 1.0)
+        return empty_part(name)
     return parts_of(sums, ["", name], level)[-1]
 
 
 def _ranges(evaluation: Evaluation, level: float | None) -> list[Part]:
     edges = [f"{100 * edge:.4g}" for edge in evaluation.bins.edges]
-    names = [f"{low} to {high} %" for low, high in zip(edges, edges[1:], strict=False)]
+    names = [f"{low} to {high} %" for low, high in pairwise(edges)]
     return parts_of(evaluation.bins, names, level)
 
 
@@ -159,7 +161,7 @@ def _margins(
     ends = [float(margin.min()), *map(float, cuts), float(margin.max())]
     index = np.searchsorted(cuts, margin, side="left")
     sums = fill_at(index, *answers[:2], np.arange(cuts.size + 2.0), answers.weight)
-    names = [f"{low:.3g} to {high:.3g}" for low, high in zip(ends, ends[1:], strict=False)]
+    names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(ends)]
     return parts_of(sums, names, level)
 
 
@@ -169,9 +171,10 @@ def _classes(
     answers: WeightedPairs,
     predicted: IntArray,
     level: float | None,
-) -> list[ClassPart]:
+) -> list[ClassFigures]:
     size = total.classes
-    names = split.dataset.class_names or [str(k) for k in range(size)]
+    word = "tag" if total.estimand == "multilabel" else "class"
+    names = split.dataset.class_names or [f"{word} {k}" for k in range(size)]
     edges = np.arange(size + 1.0)
     if total.estimand == "multilabel":
         sums = _tag_sums(total, edges)
@@ -183,10 +186,9 @@ def _classes(
     worth = total.moments.effective
     if total.estimand == "multilabel":
         worth /= size
-    nothing = (0, 0.0, *[math.nan] * 4, 1.0)
     return [
-        ClassPart(
-            *vars(parts.get(k, Part(names[k], *nothing))).values(),
+        ClassFigures(
+            parts.get(k) or empty_part(names[k]),
             labelled=frequency[k],
             claimed=claimed[k],
             bias_p_value=_bias_test(frequency[k], claimed[k], worth),

@@ -14,6 +14,7 @@ from calibrant._core.binning import Bins
 from calibrant.decide.thresholds import Threshold
 from calibrant.metrics.curves import reliability_of
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Estimate
 from calibrant.workflows.comparison import Comparison, Row
 
 Severity = Literal["good", "info", "warn", "bad"]
@@ -51,9 +52,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class ClassPart(Part):
-    """A class: the examples that are predicted to be in it, or all examples of a tag."""
+class ClassFigures:
+    """A class, or a tag."""
 
+    part: Part
+    """The examples that are predicted to be in the class, or all examples of the tag."""
     labelled: float
     """Share of the examples that have this label."""
     claimed: float
@@ -126,7 +129,7 @@ class Subject:
     """Share of the answers with a confidence of exactly 1."""
     ranges: list[Part]
     """By range of confidence, of the estimand of the evaluation."""
-    classes: list[ClassPart]
+    classes: list[ClassFigures]
     margins: list[Part]
     """By difference of the two largest logits; empty for two classes and tags."""
     coverage: list[Coverage]
@@ -139,6 +142,8 @@ class Subject:
     remedy: Remedy | None = None
     remedy_error: str = ""
     """Why no method was tried."""
+    first: tuple[str, Estimate] | None = None
+    """Name and ECE of the first set of predictions of the same report; None for that itself."""
 
     @property
     def word(self) -> str:
@@ -158,19 +163,19 @@ class Subject:
 
 def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
     """Return the parts of an evaluation from sums; empty ones are left out."""
-    curve = reliability_of(bins, level=level or 0.9)
-    effective = bins.effective
-    return [
-        Part(
-            names[i],
-            int(bins.count[i]),
-            float(curve.share[i]),
-            *(float(min(max(x[i], 0.0), 1.0)) for x in curve[1:5]),
-            binomial_test(float(curve.accuracy[i] * effective[i]), float(effective[i]), c),
-        )
-        for i, c in enumerate(map(float, curve.confidence))
-        if bins.count[i] > 0
-    ]
+    curve, worth = reliability_of(bins, level=level or 0.9), bins.effective
+    parts = []
+    for i in np.flatnonzero(bins.count).tolist():
+        confidence, accuracy, low, high = (min(max(float(x[i]), 0.0), 1.0) for x in curve[1:5])
+        p_value = binomial_test(accuracy * float(worth[i]), float(worth[i]), confidence)
+        sums = int(bins.count[i]), float(curve.share[i])
+        parts.append(Part(names[i], *sums, confidence, accuracy, low, high, p_value))
+    return parts
+
+
+def empty_part(name: str) -> Part:
+    """Return a part without examples."""
+    return Part(name, 0, 0.0, math.nan, math.nan, math.nan, math.nan, 1.0)
 
 
 def binomial_test(right: float, n: float, probability: float) -> float:

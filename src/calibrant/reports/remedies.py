@@ -84,4 +84,3 @@ def _guaranteed(answers: WeightedPairs) -> list[Threshold]:
         for most in MAX_ERRORS
         if most < error
     ]
-

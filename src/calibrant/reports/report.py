@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import comma_separated
-from calibrant.reports.findings import Finding, findings_of
-from calibrant.reports.model import SEVERITIES, Coverage, Part, Remedy, Subject
-from calibrant.reports.unchecked import Unchecked, unchecked_of
-from calibrant.reports.verdict import Verdict, verdict_of
-
-FORMAT = 1
-"""Version of the JSON form."""
+from calibrant.reports.markdown import markdown_of
+from calibrant.reports.model import SEVERITIES
+from calibrant.reports.page import notebook_form, page_of
+from calibrant.reports.results import Results
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """What made a report: versions, time, options, and the command that repeats it."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Results):
+    """A verdict on the confidences of one or several sets of predictions, findings and remedies.
 
-    calibrant: str
-    python: str
-    numpy: str
-    torch: str
-    created: str
-    command: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """What is known about the confidences of one or several sets of predictions.
-
-    Attributes
-    ----------
-    title : str
-    subjects : list of Subject
-        Figures of each set of predictions.
-    provenance : Provenance
-
-    Made by :func:`calibrant.report`.
+    Made by :func:`calibrant.report`; printing it gives Markdown.
     """
-
-    title: str
-    subjects: list[Subject]
-    provenance: Provenance = field(repr=False)
-
-    @cached_property
-    def findings_by_subject(self) -> dict[str, list[Finding]]:
-        """Findings of each set of predictions, the most serious first."""
-        return {subject.name: findings_of(subject) for subject in self.subjects}
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Findings of all sets of predictions, the most serious first."""
-        every = [finding for found in self.findings_by_subject.values() for finding in found]
-        return sorted(every, key=lambda finding: -SEVERITIES.index(finding.severity))
-
-    @cached_property
-    def verdicts(self) -> dict[str, Verdict]:
-        """The answer for each set of predictions."""
-        return {s.name: verdict_of(s, self.findings_by_subject[s.name]) for s in self.subjects}
-
-    @property
-    def verdict(self) -> Verdict:
-        """The answer; the worst one of several."""
-        return max(self.verdicts.values(), key=lambda each: SEVERITIES.index(each.severity))
-
-    def unchecked(self, subject: Subject) -> list[Unchecked]:
-        """Return what was not checked about a set of predictions."""
-        return unchecked_of(subject, len(self.subjects) - 1)
 
     def __repr__(self) -> str:
         counted = [f"{sum(f.severity == s for f in self.findings)} {s}" for s in SEVERITIES[::-1]]
@@ -86,45 +29,14 @@ class Report:
         return self.to_markdown()
 
     def _repr_html_(self) -> str:
-        from calibrant.reports.page import notebook_form
-
         return notebook_form(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: errors as fractions, undefined values as None."""
-        return {
-            "format": FORMAT,
-            "title": self.title,
-            "verdict": vars(self.verdict),
-            "subjects": [self._subject_dict(subject) for subject in self.subjects],
-            "provenance": asdict(self.provenance),
-        }
-
-    def _subject_dict(self, subject: Subject) -> dict[str, Any]:
-        found = self.findings_by_subject[subject.name]
-        result = {
-            "name": subject.name,
-            "verdict": vars(self.verdicts[subject.name]),
-            "findings": [finding.to_dict() for finding in found],
-            "unchecked": [item._asdict() for item in self.unchecked(subject)],
-        }
-        plain = {f.name: getattr(subject, f.name) for f in fields(subject)}
-        return _plain({**plain, **result})
-
-    def to_json(self) -> str:
-        """Return the JSON form as text."""
-        return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False)
 
     def to_markdown(self) -> str:
         """Return the report for pull requests and the summaries of continuous integration."""
-        from calibrant.reports.markdown import markdown_of
-
         return markdown_of(self)
 
     def to_html(self) -> str:
         """Return the page: one file that fetches nothing."""
-        from calibrant.reports.page import page_of
-
         return page_of(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -144,29 +56,3 @@ def form_of(path: Path) -> str:
     if suffix not in FORMS:
         raise ValueError(f"a report is written as {comma_separated(FORMS)}, got {path.name}")
     return suffix
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON: evaluations as ``evaluate --json`` has them, no NaN."""
-    if isinstance(value, Remedy):
-        return {
-            "comparison": _plain(value.comparison.to_dict()),
-            "chosen": value.chosen.method if value.chosen else None,
-            "coverage": _plain(value.coverage),
-            "thresholds": [each.state() for each in value.thresholds],
-        }
-    if hasattr(value, "to_dict"):
-        return _plain(value.to_dict())
-    if isinstance(value, Part):
-        return _plain({**vars(value), "gap": value.gap})
-    if isinstance(value, Coverage) or hasattr(value, "__dataclass_fields__"):
-        return _plain(vars(value))
-    if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, str):  # halves of characters, as in file names that are not UTF-8
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    return value

@@ -15,6 +15,9 @@ class Unchecked(NamedTuple):
     what: str
     how: str
 
+    def __str__(self) -> str:
+        return f"{self.what} ({self.how})" if self.how else self.what
+
 
 def unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
     """Return what was not checked about a subject; ``others`` are in the same report."""
@@ -52,4 +55,4 @@ def _beyond_it(subject: Subject, others: int) -> Iterator[Unchecked]:
         )
     yield Unchecked("Drift after today", "calibrant monitor, with labelled examples as they come")
     if subject.evaluation.classes > 2 and subject.word == "class":
-        yield Unchecked("Inputs unlike all of these (out-of-distribution)", "calibrant.metrics.ood_auroc")
+        yield Unchecked("Inputs unlike all of these", "calibrant.metrics.ood_auroc")

@@ -1,11 +1,19 @@
-"""The answer to the first question: can the confidences be trusted?"""
+"""The answer to the first question, whether the confidences can be trusted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibrant.reports.findings import LARGE, SIGNIFICANT, SMALL, Finding, cannot_tell, percent
+from calibrant.reports.findings import (
+    LARGE,
+    SIGNIFICANT,
+    SMALL,
+    Finding,
+    cannot_tell,
+    percent,
+    points,
+)
 from calibrant.reports.model import Severity, Subject
 
 
@@ -84,8 +92,10 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value)} on average."
     wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
-    if part.gap > 0 and 1.2 <= wrong < 1000:
+    if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:
         return f"It makes {wrong:.1f} times as many mistakes as its confidences imply."
-    if part.gap < 0 and wrong <= 1 / 1.2:
-        return "It is right more often than it says."
+    if part.gap_ends[0] > 0:
+        return f"Its confidences are {points(part.gap)} too high."
+    if part.gap_ends[1] < 0:
+        return f"It is right more often than it says, by {points(-part.gap)}."
     return f"The stated {subject.probability} is too high in some places and too low in others."

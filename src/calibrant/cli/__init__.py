@@ -32,8 +32,8 @@ VERBS = {
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],
     "monitor": ["monitor"],
-    "ui": ["ui"],
     "report": ["report"],
+    "ui": ["ui"],
 }
 
 

@@ -2772,6 +2772,77 @@ FAULTS = (
         "np.maximum(kept - whole, 0) / kept * 100",
         ("test_plots",),
     ),
+    # The page.
+    Fault(
+        "page-for-any-host",
+        "ui",
+        "if not self.is_own(host):",
+        "if False:",
+        ("ui/test_guard",),
+    ),
+    Fault(
+        "page-for-names-of-others",
+        "ui",
+        "return not is_loopback(self.host) and _is_address(name)",
+        "return not is_loopback(self.host)",
+        ("ui/test_guard",),
+    ),
+    Fault(
+        "page-for-neighbouring-ports",
+        "ui",
+        'site in (None, "same-origin")',
+        'site != "cross-site"',
+        ("ui/test_guard",),
+    ),
+    Fault(
+        "page-without-token",
+        "ui",
+        'if not self._is_token(headers.get(TOKEN_HEADER, "")):',
+        "if False:",
+        ("ui/test_guard",),
+    ),
+    Fault(
+        "report-without-sandbox",
+        "ui",
+        'headers={"content-security-policy": REPORT_POLICY}',
+        "headers={}",
+        ("ui/test_app",),
+    ),
+    Fault(
+        "upload-without-end",
+        "ui",
+        "if size > self.limit:",
+        "if False:",
+        ("ui/test_uploads",),
+    ),
+    Fault(
+        "upload-leaves-its-rest",
+        "ui",
+        "            shutil.rmtree(upload.folder)\n            raise",
+        "            raise",
+        ("ui/test_uploads",),
+    ),
+    Fault(
+        "job-that-was-stopped-goes-on",
+        "ui",
+        "elif kind not in LAST:",
+        "elif False:",
+        ("ui/test_jobs",),
+    ),
+    Fault(
+        "arrays-of-any-size",
+        "ui",
+        "if size > memory:",
+        "if False:",
+        ("ui/test_tasks",),
+    ),
+    Fault(
+        "page-drops-the-split",
+        "ui",
+        "split=choices.fit_split,",
+        "",
+        ("ui/test_tasks",),
+    ),
 )
 
 

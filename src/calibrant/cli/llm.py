@@ -224,6 +224,7 @@ def _measure(
 @click.option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=64, help="Longest answer.")
 @click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
+@click.option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
 @DEVICE
 @DTYPE
 def ask(
@@ -232,6 +233,7 @@ def ask(
     folder: str | None,
     mapped: str | None,
     plain: bool,
+    html: str | None,
     device: str | None,
     dtype: str,
     **options: Any,
@@ -262,6 +264,10 @@ def ask(
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
     reply = answer_question(*network, question, **options)
     _print_reply(reply, options["max_new_tokens"])
+    if html:
+        written = shared.how_written(html)
+        reply.shaded(question).write(html)
+        say(written)
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:

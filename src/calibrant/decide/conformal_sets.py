@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,8 +14,14 @@ from torch import Tensor
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Logits, check_choice, warn
 from calibrant._core.class_names import numbered
+from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
+from calibrant.display.html import Html, joined, notebook
+from calibrant.display.results import facts, heading, one_line, verdict
 from calibrant.metrics.reductions import Input
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Score = Literal["lac", "aps", "raps"]
 """Nonconformity of an example and a class.
@@ -59,6 +65,30 @@ class ConformalSets:
     n: int
     classes: int
     seed: int
+
+    def __repr__(self) -> str:
+        limit = f"score {self.score}, limit {self.limit:.4g}"
+        counted = f"{self.n:,} examples of {self.classes} classes"
+        return one_line(self, f"coverage {100 * self.coverage:g} %", limit, counted)
+
+    def promise(self) -> str:
+        """Return what is guaranteed, in words."""
+        share = f"{100 * self.coverage:g} %"
+        return f"The set of a new example holds its true class in at least {share} of cases."
+
+    def fragment(self) -> Html:
+        """Return the attributes as HTML, without style."""
+        limit = f"{self.limit:.4g}" if math.isfinite(self.limit) else "none: sets hold all classes"
+        values = {"score": self.score, "limit of the score": limit, "seed": self.seed}
+        about = heading("Conformal sets", f"{self.n:,} examples of {self.classes} classes")
+        return joined([about, verdict(self.promise()), facts(values)])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of one row with all attributes. Needs pandas."""
+        return frame([asdict(self)])
 
     def state(self) -> dict[str, Any]:
         """Return the attributes for JSON: None stands for a limit of infinity."""

@@ -29,10 +29,10 @@ PAINTS = ("right", "wrong", "good", "muted", "warn", "bad", "ink") * 10
 def plain(value: float) -> str:
     """Return a number with three significant digits.
 
-    >>> plain(0.12345), plain(1500)
-    ('0.123', '1500')
+    >>> plain(0.12345), plain(1500), plain(2e9)
+    ('0.123', '1500', '2e+09')
     """
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def percent(value: float) -> str:

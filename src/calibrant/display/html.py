@@ -63,7 +63,8 @@ def html_table(
     """
     kinds = ["" if k in words else "cal-n" for k in range(len(headings))]
     top = [
-        tag("th", heading, scope="col", class_=kind)
+        # a heading without words would be read out as one
+        tag("th", heading, scope="col", class_=kind) if heading else tag("td")
         for heading, kind in zip(headings, kinds, strict=True)
     ]
     body = [
@@ -71,7 +72,8 @@ def html_table(
         for k, row in enumerate(rows)
     ]
     said = [tag("caption", caption)] if caption else []
-    return tag("table", *said, tag("thead", tag("tr", *top)), tag("tbody", *body))
+    head = [tag("thead", tag("tr", *top))] if any(headings) else []
+    return tag("table", *said, *head, tag("tbody", *body))
 
 
 def _cells(row: Sequence[object], kinds: Sequence[str]) -> list[Html]:
@@ -93,6 +95,16 @@ def notebook(*content: str) -> str:
     Nothing outside the box changes, and there is no script.
     """
     return f'<div class="cal"><style>{style_sheet()}</style>{"".join(content)}</div>'
+
+
+def page(title: str, *content: str) -> str:
+    """Return a whole page that needs no other file, light or dark as the system is."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(title)}</title></head><body><main>{notebook(*content)}</main></body></html>"
+    )
 
 
 DARK_PAGES = (
@@ -131,8 +143,8 @@ font:14px/1.45 system-ui,sans-serif;text-align:left;overflow-x:auto}
 .cal.cal p{margin:4px 0;color:inherit;max-width:75ch}
 .cal.cal .cal-title{font-size:16px;font-weight:600;margin:0 0 2px}
 .cal.cal .cal-note{color:var(--cal-muted);font-size:13px}
-.cal.cal .cal-badge{border-left:4px solid var(--cal-muted);padding:4px 10px;margin:8px 0;
-background:var(--cal-panel);border-radius:0 4px 4px 0}
+.cal.cal .cal-verdict{max-width:none;border-left:4px solid var(--cal-muted);padding:4px 10px;
+margin:8px 0;background:var(--cal-panel);border-radius:0 4px 4px 0}
 .cal.cal .cal-good{border-color:var(--cal-good)}
 .cal.cal .cal-warn{border-color:var(--cal-warn)}
 .cal.cal .cal-bad{border-color:var(--cal-bad)}
@@ -143,16 +155,16 @@ background:var(--cal-panel);border-radius:0 4px 4px 0}
 background:none;table-layout:auto;width:auto}
 .cal.cal caption{text-align:left;color:var(--cal-muted);padding:2px 0;caption-side:top}
 .cal.cal tr,.cal.cal tbody tr:nth-child(n){background:none;color:inherit}
-.cal.cal th,.cal.cal td{text-align:left;padding:3px 10px 3px 0;border:0;
+.cal.cal th,.cal.cal td{text-align:left;padding:3px 14px 3px 0;border:0;
 border-bottom:1px solid var(--cal-grid);font-weight:400;color:inherit;vertical-align:baseline;
-white-space:nowrap;background:none;max-width:none}
-.cal.cal td.cal-n,.cal.cal th.cal-n{text-align:right;font-variant-numeric:tabular-nums}
+background:none;max-width:none;white-space:normal}
+.cal.cal td.cal-n,.cal.cal th.cal-n{text-align:right;white-space:nowrap;
+font-variant-numeric:tabular-nums}
 .cal.cal thead th{color:var(--cal-muted);font-size:12px;vertical-align:bottom}
 .cal.cal tbody tr:hover{background:var(--cal-panel)}
 .cal.cal tbody tr.cal-chosen,.cal.cal tbody tr.cal-chosen:hover{
-background:color-mix(in srgb,var(--cal-right) 14%,transparent);font-weight:600}
-.cal.cal tr.cal-chosen th,.cal.cal tr.cal-chosen td{font-weight:600}
-.cal.cal .cal-best{font-weight:600}
+background:color-mix(in srgb,var(--cal-right) 14%,transparent)}
+.cal.cal tr.cal-chosen th,.cal.cal b{font-weight:600}
 .cal.cal code{background:var(--cal-panel);color:inherit;padding:1px 4px;border-radius:3px;
 font-size:12.5px}
 .cal.cal details{margin:6px 0}

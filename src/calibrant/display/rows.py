@@ -56,7 +56,7 @@ def forest_chart(
     rows = list(zip(names, *columns, strict=True))
     known = [v for _, *row in rows for v in row if finite(v)]
     known += [] if reference is None else [reference]
-    x = Scale(*padded_range([*known, 0.0] if min(known, default=0) >= 0 else known), 116, 300)
+    x = Scale(*_shown_range(known), 116, 300)
     bottom = 24 + ROW * len(rows)
     parts = [
         text(label, 116, 14, fill=colour("muted")),
@@ -71,6 +71,13 @@ def forest_chart(
         dashed = {"stroke": colour("ink"), "stroke_dasharray": "4 3"}
         parts.append(element("path", title(f"{label} {form(reference)}"), d=line, **dashed))
     return picture(parts, 420, bottom + 24, f"{label} with intervals: {first_names(names)}")
+
+
+def _shown_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of values, from 0 on where that is near, and with room on both sides."""
+    low, high = padded_range(values)
+    room = 0.06 * (high - low)
+    return (0.0 if 0 <= low <= high / 2 else low - room), high + room
 
 
 def _forest_row(

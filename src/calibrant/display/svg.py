@@ -166,7 +166,7 @@ def _strip(bins: Sequence[Bin], axes: Axes) -> str:
     peak = max((b.share for b in bins), default=0)
     if not peak > 0:
         return ""
-    top, bottom = 24, 56
+    top, bottom = 34, 60
     scale = Scale(0, peak, bottom, top)
     bars = [
         element(
@@ -180,7 +180,7 @@ def _strip(bins: Sequence[Bin], axes: Axes) -> str:
         for b in bins
     ]
     label = f"share of the examples, at most {percent(peak)}"
-    words = text(label, axes.x.start, 34, fill=colour("muted"))
+    words = text(label, axes.x.start, 29, fill=colour("muted"))
     return words + group(bars, fill=colour("muted"), fill_opacity="0.55")
 
 

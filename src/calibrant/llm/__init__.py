@@ -14,6 +14,7 @@ from calibrant.llm.answers.questions import (
     read_truthfulqa,
     short_prompt,
 )
+from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
@@ -46,6 +47,7 @@ __all__ = [
     "read_mmlu",
     "read_questions",
     "read_truthfulqa",
+    "shaded_text",
     "short_prompt",
     "token_predictions",
     "top_confidence",

@@ -13,11 +13,14 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.chunks import Progress
 from calibrant.calibrators.auto import Auto
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.questions import Question
+from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
 from calibrant.llm.tokens.tables import TokenTable
@@ -143,6 +146,21 @@ class Reply(NamedTuple):
     def abstains(self) -> bool:
         """True if the confidence is below the required one."""
         return self.confidence < self.required
+
+    def __repr__(self) -> str:
+        said = "abstains" if self.abstains else repr(self.answer.text)
+        figures = f"confidence {100 * self.confidence:.1f} %, required {100 * self.required:g} %"
+        return one_line(self, said, figures)
+
+    def shaded(self, title: str = "Answer") -> ShadedText:
+        """Return the answer with shaded tokens, and the confidence that decided."""
+        if not self.abstains:
+            return self.answer.shaded(title, self.confidence)
+        figures = f"confidence {100 * self.confidence:.1f} %, required {100 * self.required:g} %"
+        return shaded_text([], [], title=title, note=f"no answer: {figures}")
+
+    def _repr_html_(self) -> str:
+        return notebook(self.shaded().fragment())
 
 
 def answer_question(

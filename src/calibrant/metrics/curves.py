@@ -12,6 +12,10 @@ from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant._core.tables import columns_frame
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
+from calibrant.display.svg import Line, histogram_chart, line_chart, reliability_chart
 from calibrant.metrics.reductions import (
     ESTIMANDS,
     Data,
@@ -25,6 +29,7 @@ from calibrant.metrics.reductions import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Unpack
 
 
@@ -46,6 +51,24 @@ class Reliability(NamedTuple):
     def probability(self) -> str:
         """Name of the confidence where it is that of one class, P(y = 1), else empty."""
         return ""
+
+    def __repr__(self) -> str:
+        used = int((self.share > 0).sum())
+        return one_line(self, f"{len(self.share)} bins, {used} with examples")
+
+    def chart(self, note: str = "") -> str:
+        """Reliability diagram as SVG."""
+        claim, event = axis_names(self.probability)
+        return reliability_chart(*self, claim=claim, event=event, note=note)
+
+    def _repr_html_(self) -> str:
+        return notebook(self.chart())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each bin: its ends and the values. Needs pandas."""
+        ends = {"low_edge": self.edges[:-1], "high_edge": self.edges[1:]}
+        values = {name: getattr(self, name) for name in self._fields[1:]}
+        return columns_frame({**ends, **values})
 
 
 class PositiveReliability(Reliability):
@@ -71,6 +94,22 @@ class SmoothReliability(NamedTuple):
         """Name of the confidence where it is that of one class, P(y = 1), else empty."""
         return ""
 
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.confidence)} points")
+
+    def _repr_html_(self) -> str:
+        claim, event = axis_names(self.probability)
+        # where less than a thousandth of the peak density lies, the curve is extrapolation
+        seen = np.where(self.density > 1e-3 * self.density.max(), 1.0, np.nan)
+        low, high = seen * self.low, seen * self.high
+        curve = Line(event, self.confidence, seen * self.accuracy, low, high)
+        ideal = Line("ideal", [0, 1], [0, 1], colour="ink", dashed=True)
+        return notebook(line_chart([curve, ideal], x_label=claim, y_label=event, y_range=(0, 1)))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each point of the curve. Needs pandas."""
+        return columns_frame(self._asdict())
+
 
 class PositiveSmoothReliability(SmoothReliability):
     """Smooth reliability of P(y = 1)."""
@@ -88,6 +127,16 @@ class MarginReliability(NamedTuple):
     high: float
     reliability: Reliability
 
+    def __repr__(self) -> str:
+        return one_line(self, f"margin {self.low:.4g} to {self.high:.4g}", repr(self.reliability))
+
+    def _repr_html_(self) -> str:
+        return notebook(self.reliability.chart(f"margin {self.low:.4g} to {self.high:.4g}"))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame of the reliability. Needs pandas."""
+        return self.reliability.to_frame()
+
 
 class Histogram(NamedTuple):
     """Share of all examples per bin of confidence that are right, and that are wrong."""
@@ -95,6 +144,27 @@ class Histogram(NamedTuple):
     edges: FloatArray
     right: FloatArray
     wrong: FloatArray
+
+    def __repr__(self) -> str:
+        shares = f"{100 * self.right.sum():.1f} % right, {100 * self.wrong.sum():.1f} % wrong"
+        return one_line(self, f"{len(self.right)} bins", shares)
+
+    def _repr_html_(self) -> str:
+        return notebook(histogram_chart(self.edges, {"right": self.right, "wrong": self.wrong}))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each bin: its ends and the shares. Needs pandas."""
+        ends = {"low_edge": self.edges[:-1], "high_edge": self.edges[1:]}
+        return columns_frame({**ends, "right": self.right, "wrong": self.wrong})
+
+
+def axis_names(probability: str) -> tuple[str, str]:
+    """Names of the claimed probability and of what it is compared with.
+
+    >>> axis_names("")
+    ('confidence', 'accuracy')
+    """
+    return (probability, "frequency of y = 1") if probability else ("confidence", "accuracy")
 
 
 @keywords(EventData)

@@ -35,6 +35,7 @@ from scipy.stats import gamma, norm, t
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.display.results import one_line
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, gap_curve, running
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
@@ -60,6 +61,11 @@ class Estimate(NamedTuple):
     value: float
     low: float = math.nan
     high: float = math.nan
+
+    def __repr__(self) -> str:
+        ends = {"low": self.low, "high": self.high}
+        shown = [f"{k}={v:.4g}" for k, v in ends.items() if not math.isnan(v)]
+        return one_line(self, f"{self.value:.4g}", *shown)
 
 
 class Draws(NamedTuple):

@@ -9,11 +9,16 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_values, silenced
 from calibrant._core.chunks import EstimandChoice
+from calibrant._core.tables import columns_frame
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
+from calibrant.display.svg import Line, line_chart
 from calibrant.metrics.intervals import Estimate, logit_interval
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Unpack
 
 
@@ -82,6 +87,36 @@ class RiskCoverage(NamedTuple):
     threshold: FloatArray
     coverage: FloatArray
     risk: FloatArray
+
+    def __repr__(self) -> str:
+        risk = f"risk {100 * self.risk[-1]:.2f} % at full coverage" if self.risk.size else ""
+        return one_line(self, f"{len(self.risk)} thresholds", risk)
+
+    def thinned(self, points: int = 200) -> RiskCoverage:
+        """Return the curve at so many thresholds or fewer, evenly spread and with both ends."""
+        last = len(self.risk) - 1
+        places = np.unique(np.linspace(0, last, min(points, last + 1)).round().astype(np.int64))
+        return RiskCoverage(*(values[places] for values in self))
+
+    def chart(self) -> str:
+        """Curve as SVG, with that of no order and that of the best one."""
+        whole = float(self.risk[-1]) if self.risk.size else math.nan
+        # with all wrong answers last, errors begin when only they are left
+        kept = np.linspace(0.01, 1, 100)
+        best = np.maximum(kept - (1 - whole), 0) / kept
+        lines = [
+            Line("by confidence", self.coverage, self.risk),
+            Line("best order", kept, best, colour="good", dashed=True),
+            Line("no order", [0, 1], [whole, whole], colour="muted", dashed=True),
+        ]
+        return line_chart(lines, x_label="coverage", y_label="risk")
+
+    def _repr_html_(self) -> str:
+        return notebook(self.chart())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each threshold. Needs pandas."""
+        return columns_frame(self._asdict())
 
 
 @keywords(Data)

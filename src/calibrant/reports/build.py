@@ -26,6 +26,8 @@ from calibrant.reports.results import Provenance
 
 PREFER = ("test", "", "val")
 """Splits to measure, if none is named."""
+USUAL_STEMS = ("logits", "outputs", "predictions", "preds", "test", "val")
+"""Names of files that do not tell models apart."""
 
 Several: TypeAlias = "Sequence[str | os.PathLike[str]] | Mapping[str, Data]"
 
@@ -135,7 +137,9 @@ def _distinct(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _stem(path: str) -> str:
-    return Path(path).stem or path
+    """Return the name of a file without its suffix, with its folder if the name says little."""
+    stem, folder = Path(path).stem, Path(path).absolute().parent.name
+    return f"{folder}/{stem}" if stem in USUAL_STEMS and folder else stem or path
 
 
 def _sets(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from calibrant.data.dataset import ARRAYS
+from calibrant.metrics.registry import METRICS
 from calibrant.reports.findings import percent
 from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Subject
 
@@ -40,6 +42,18 @@ def metrics_table(subject: Subject) -> Table:
     evaluation = subject.evaluation
     headings = (evaluation.heading or "metric", "value", evaluation.interval_heading or "interval")
     return Table(headings, evaluation.table())
+
+
+def explained_metrics(subject: Subject) -> Table:
+    """The same with a sentence about each."""
+    table = metrics_table(subject)
+    meanings = [_without_math(METRICS[name].summary) for name in subject.evaluation]
+    rows = [(*row, meaning) for row, meaning in zip(table.rows, meanings, strict=True)]
+    return Table((*table.headings, "meaning"), rows, words=(0, 3))
+
+
+def _without_math(sentence: str) -> str:
+    return re.sub(r",? :math:`[^`]*`", "", sentence).rstrip(".")
 
 
 def parts_table(parts: Sequence[Part], heading: str, level: float | None) -> Table:
@@ -104,6 +118,14 @@ def methods_table(remedy: Remedy) -> Table:
     return Table(headings, rows, highlighted=marked)
 
 
+def reason(remedy: Remedy) -> str:
+    """Why the chosen method was chosen."""
+    advice = remedy.comparison.advice()
+    _, bracket, inside = advice.partition(" (")
+    why = inside.removesuffix(").") if bracket else advice
+    return f"{why[:1].upper()}{why[1:]}".rstrip(".") + "."
+
+
 def price(remedy: Remedy) -> list[tuple[str, str]]:
     """What the chosen method costs, as names and values."""
     chosen, before, after = remedy.chosen, remedy.before, remedy.after
@@ -128,7 +150,7 @@ def decisions_table(points: Sequence[Coverage]) -> Table:
         (percent(point.coverage), f"{point.threshold:.4f}", percent(point.error, 2))
         for point in shown
     ]
-    return Table(("answered", "confidence at least", "wrong among these"), rows, words=())
+    return Table(("answered", "confidence at least", "wrong among these"), rows)
 
 
 def guarantees_table(remedy: Remedy) -> Table:
@@ -142,7 +164,7 @@ def guarantees_table(remedy: Remedy) -> Table:
             shares = percent(each.coverage), percent(each.error, 2)
             rows.append((limit, f"{each.threshold:.4f}", *shares))
     headings = ("errors at most", "confidence at least", "answered", "observed errors")
-    return Table(headings, rows, words=())
+    return Table(headings, rows)
 
 
 def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:

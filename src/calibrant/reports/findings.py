@@ -169,13 +169,19 @@ def off_in_ranges(subject: Subject) -> Result | None:
     named = _listed(f"{p.name} ({_direction(p)} by {points(abs(p.gap))})" for p in off)
     share = sum(part.share for part in off)
     size = sum(part.share * abs(part.gap) for part in off)
-    severity: Severity = "warn" if size >= SMALL else "info"
+    severity: Severity = "warn" if size >= SMALL or worst_range(subject) else "info"
     what = f"{subject.probability} ranges" if subject.evaluation.probability else "ranges"
     return Result(
         severity,
         f"{len(off)} of {len(subject.ranges)} {what}, with {percent(share)} of the examples, are "
         f"off beyond noise: {named}.",
     )
+
+
+def worst_range(subject: Subject) -> Part | None:
+    """Return the range of confidence that is furthest off, if one is clearly so."""
+    off = [part for part in _beyond_noise(subject.ranges) if _least(part) >= LARGE]
+    return max(off, key=_least, default=None)
 
 
 def classes_off(subject: Subject) -> Result | None:

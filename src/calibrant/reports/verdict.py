@@ -13,6 +13,7 @@ from calibrant.reports.findings import (
     cannot_tell,
     percent,
     points,
+    worst_range,
 )
 from calibrant.reports.model import Severity, Subject
 
@@ -66,7 +67,7 @@ def _severity(subject: Subject, codes: dict[str, Finding]) -> Severity:
     over = codes.get("CAL001")
     if low >= LARGE or (over is not None and over.severity == "bad"):
         return "bad"
-    return "warn" if low >= SMALL else "good"
+    return "warn" if low >= SMALL or worst_range(subject) else "good"
 
 
 def _claims(subject: Subject) -> str:
@@ -90,10 +91,17 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
             f"{percent(ece.low)} or {percent(ece.high)}."
         )
     if severity == "good":
-        return f"A stated {subject.probability} is off by {percent(ece.value)} on average."
+        return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
     wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
     if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:
         return f"It makes {wrong:.1f} times as many mistakes as its confidences imply."
+    worst = worst_range(subject)
+    if ece.low < SMALL and worst is not None:
+        return (
+            f"On average that is close, but not everywhere: where {subject.probability} is "
+            f"{worst.name}, {percent(worst.confidence)} is claimed and {percent(worst.accuracy)} "
+            "happens."
+        )
     if part.gap_ends[0] > 0:
         return f"Its confidences are {points(part.gap)} too high."
     if part.gap_ends[1] < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,15 +12,21 @@ from torch import Tensor, nn
 from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
 from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
+from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import generation as generations
 from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.tokens.documents import prompt_ids
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character in decoded text."""
@@ -61,6 +67,28 @@ class Answer(NamedTuple):
     probs: FloatArray
     confidence: float
     truncated: bool
+
+    def __repr__(self) -> str:
+        end = "truncated" if self.truncated else ""
+        about = f"confidence {100 * self.confidence:.1f} %", f"{len(self.probs)} tokens"
+        return one_line(self, repr(self.text), *about, end)
+
+    def shaded(self, title: str = "Answer", confidence: float | None = None) -> ShadedText:
+        """Return the answer with its tokens shaded by their probability.
+
+        ``confidence`` stands in the note above, in place of the answer's own.
+        """
+        value = self.confidence if confidence is None else confidence
+        end = "; truncated" if self.truncated else ""
+        note = f"confidence {100 * value:.1f} %{end}"
+        return shaded_text(self.token_texts, self.probs, title=title, note=note)
+
+    def _repr_html_(self) -> str:
+        return notebook(self.shaded().fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each token. Needs pandas."""
+        return self.shaded().to_frame()
 
 
 def chat_prompt(tokenizer: Any, question: str) -> str:

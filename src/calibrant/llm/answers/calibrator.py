@@ -11,13 +11,18 @@ from scipy.special import expit
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant._core.tables import frame
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.display.html import notebook
+from calibrant.display.results import heading, one_line
+from calibrant.display.svg import Line, line_chart
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Self
 
 SAME = 1e-6
@@ -208,6 +213,37 @@ class AnswerCalibrator:
         if not ((values >= 0) & (values <= 1)).all():
             raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
         return np.asarray(values < self.threshold_.threshold)
+
+    def __repr__(self) -> str:
+        if self.learned_ is None:
+            return one_line(self, f"aggregate={self.aggregate!r}, stage={self.stage!r}, not fitted")
+        few = {name: values for name, values in self.learned_.items() if values.size <= 3}
+        learned = [f"{n}=[{', '.join(f'{v:.4g}' for v in values)}]" for n, values in few.items()]
+        limit = "" if self.threshold_ is None else f"threshold={self.threshold_.threshold:.4g}"
+        return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
+
+    def _repr_html_(self) -> str:
+        if self.learned_ is None:
+            return notebook(heading("Answer calibrator", "not fitted"))
+        confidence = np.linspace(0.005, 0.995, 199)
+        chance = self._probs(confidences.log_odds(np.log(confidence)))
+        lines = [
+            Line("chance", confidence, chance),
+            Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
+        ]
+        chart = line_chart(
+            lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1)
+        )
+        limit = "" if self.threshold_ is None else self.threshold_.fragment()
+        return notebook(heading("Answer calibrator", self.describe()), chart, limit)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of the learned values: ``name``, ``index``, ``value``. Needs pandas."""
+        return frame(
+            {"name": name, "index": index, "value": value}
+            for name, values in self._fitted().items()
+            for index, value in enumerate(values.tolist())
+        )
 
     def describe(self) -> str:
         """Describe the map in a sentence."""

@@ -15,7 +15,8 @@ class SlowWorker:
     """Passes on what the test tells it to; a kill ends the task that it has."""
 
     def __init__(self):
-        self.told, self.started = queue.Queue(), queue.Queue()
+        self.told: queue.Queue = queue.Queue()
+        self.started: queue.Queue = queue.Queue()
         self.kills = 0
 
     def start(self):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -53,8 +54,9 @@ def test_a_host_that_others_can_reach_is_warned_of(run, served):
 
 def test_the_browser_opens_the_printed_address(monkeypatch):
     uvicorn = pytest.importorskip("uvicorn")
-    opened, told = [], []
-    monkeypatch.setattr(server.webbrowser, "open", opened.append)
+    opened: list[str] = []
+    told: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
     server.serve(port=0, announce=told.append)
     server.serve(port=0, announce=told.append, open_browser=False)
@@ -74,6 +76,7 @@ def test_the_command_serves_until_it_is_stopped_and_removes_its_files(how, tmp_p
     }
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
     try:
+        assert process.stderr is not None
         address = process.stderr.readline().split()[-1]
         assert address.startswith("http://127.0.0.1:")
         with urlopen(address, timeout=30) as answer:

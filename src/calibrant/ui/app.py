@@ -21,7 +21,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from calibrant import __version__
-from calibrant.display.palette import DARK, LIGHT
+from calibrant.display.palette import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
 from calibrant.ui.jobs import Busy, Job, Jobs, new_id
@@ -201,14 +201,8 @@ async def asset(request: Request) -> Response:
         raise HTTPException(404, "there is no such file")
     content = (PAGE / name).read_text("utf-8")
     if name == "page.css":
-        content = f"{colours()}\n{content}"
+        content = f"{themes()}\n{content}"
     return Response(content, media_type=ASSETS[name])
-
-
-def colours() -> str:
-    """Return the rules of CSS that declare the colours, for light and for dark screens."""
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {DARK.css_variables()} }} }}"
-    return f":root {{ {LIGHT.css_variables()} }}\n{dark}"
 
 
 async def _json(request: Request) -> dict[str, Any]:

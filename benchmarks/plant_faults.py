@@ -2842,6 +2842,7 @@ FAULTS = (
         "split=choices.fit_split,",
         "",
         ("ui/test_tasks",),
+        within="_fit",
     ),
 )
 

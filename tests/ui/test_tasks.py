@@ -118,19 +118,19 @@ def test_arrays_that_expand_beyond_the_memory_are_refused(file):
 def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "export_onnx", lambda *_, **__: 0.0)  # see test_app.py
     path, sent = file(**arrays), []
-    chosen = Choices("ets", "val", "test")
+    chosen = Choices("ets", fit_split="test", test_split="val")
     told = run(path, "my <b>file.npz", tmp_path, chosen, Steps(lambda *update: sent.append(update)))
     assert [update for update in sent if update[0] == "step"] == [("step", i) for i in range(3)]
-    assert ("progress", 300, 300) in sent
+    assert ("progress", 200, 200) in sent
     assert told["no_onnx"] is None
-    fitted = cal.fit(path, "ets", split="val")
+    fitted = cal.fit(path, "ets", split="test")
     loaded = cal.load(tmp_path / "calibrator.safetensors")
     np.testing.assert_array_equal(
         loaded.predict_proba(arrays["test_logits"]), fitted.predict_proba(arrays["test_logits"])
     )
     made = json.loads((tmp_path / "report.json").read_text())
     (subject,) = made["subjects"]
-    expected = cal.evaluate(path, split="test").to_dict()["metrics"]
+    expected = cal.evaluate(path, split="val").to_dict()["metrics"]
     assert subject["evaluation"]["metrics"]["ece"] == expected["ece"]
     methods = [row["method"] for row in subject["remedy"]["comparison"]["rows"]]
     assert "ets" in methods

@@ -39,8 +39,9 @@ function icon(path) {
 }
 
 function bytes(size) {
-  if (size < 1e3) return `${size} bytes`;
-  return size < 1e6 ? `${(size / 1e3).toFixed(0)} kB` : `${(size / 1e6).toFixed(size < 1e7 ? 1 : 0)} MB`;
+  if (size < 1e3) return `${size}\u00a0bytes`;
+  if (size < 1e6) return `${(size / 1e3).toFixed(0)}\u00a0kB`;
+  return `${(size / 1e6).toFixed(size < 1e7 ? 1 : 0)}\u00a0MB`;
 }
 
 const count = (number) => number.toLocaleString("en-US");

@@ -97,12 +97,13 @@ def _described(split: Split) -> dict[str, Any]:
 def _methods(
     dataset: Dataset, splits: list[Split], estimand: EstimandChoice
 ) -> Iterator[dict[str, Any]]:
-    """Yield the methods that the arrays and the number of classes suffice for, ``auto`` first."""
+    """Yield the methods that the arrays and the number of classes suffice for, the usual first."""
     known = calibrators_for(estimand)
+    usual = known.name("auto")
     features = all(split.has_features for split in splits)
-    for name in sorted(known, key=lambda name: name != "auto"):
+    for name in sorted(known, key=lambda name: name != usual):
         kind = known[name]
-        if kind.two_classes_only and splits[0].classes != 2:
+        if name == "none" or (kind.two_classes_only and splits[0].classes != 2):
             continue
         if kind.needs_features <= features and kind.needs_head <= dataset.has_head:
             yield {"name": name, "title": _title(kind), "summary": plain_text(kind.summary)}

@@ -234,6 +234,7 @@ function choose(upload) {
   $("names").hidden = !names.length;
   $("names").textContent = `${found.multilabel ? "Tags" : "Classes"}: ${names.join(", ")}${found.classes > names.length ? " …" : ""}`;
   $("method").replaceChildren(...found.methods.map(methodOption));
+  $("class-1").textContent = names.length === 2 ? `Class 1, ${names[1]}` : "Class 1";
   $("estimand-field").hidden = found.multilabel || found.classes !== 2;
   $("split-fields").hidden = found.splits.length < 2;
   fillSplits($("fit-split"), found.fit_split);
@@ -258,8 +259,9 @@ function splitRow(split) {
 }
 
 function methodOption(method) {
-  const text = method.name === "auto" ? "auto (recommended)" : `${method.name}: ${method.title}`;
-  return element("option", text, { value: method.name });
+  const usual = method === state.found.methods[0] ? " (recommended)" : "";
+  const title = method.name === method.title.toLowerCase() ? "" : `: ${method.title}`;
+  return element("option", `${method.name}${title}${usual}`, { value: method.name });
 }
 
 function fillSplits(select, preferred) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -63,10 +62,10 @@ def report(
       calibrant report predictions.npz -o - >> "$GITHUB_STEP_SUMMARY"
     """  # noqa: D301
     from calibrant.reports import report as workflow
-    from calibrant.reports.report import form_of
+    from calibrant.reports.files import form_of
 
     if out != "-":
-        form_of(Path(out))  # before the work
+        form_of(out)  # before the work
     with shared.progress_bar("steps") as progress:
         result = workflow(
             preds[0] if len(preds) == 1 else preds,

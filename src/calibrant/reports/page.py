@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibrant.display.html import Html, joined, notebook, tag
+from calibrant.display.results import heading, remarks, verdict
 from calibrant.display.svg import Line, forest_chart, line_chart
 from calibrant.metrics.curves import reliability_of
 from calibrant.reports import content
@@ -66,7 +67,7 @@ def _comparison(results: Results) -> str:
 
 def _overview(results: Results) -> Html:
     subjects, verdicts = results.subjects, results.verdicts.values()
-    trusted = sum(verdict.severity == "good" for verdict in verdicts)
+    trusted = sum(each.severity == "good" for each in verdicts)
     answer = f"{trusted} of {len(subjects)}"
     hero = tag(
         "section",
@@ -80,7 +81,7 @@ def _overview(results: Results) -> Html:
         class_=f"hero {results.verdict.severity}",
         id="overview",
     )
-    table = content.overview_table(subjects, [verdict.answer for verdict in verdicts])
+    table = content.overview_table(subjects, [each.answer for each in verdicts])
     shown = scrollable(table, "All sets of predictions", kind="sortable")
     few = len(subjects) <= len(PAINTS)
     curves = [chart(_curves(subjects), "Accuracy by confidence")] if few else []
@@ -112,16 +113,16 @@ def _curves(subjects: Sequence[Subject]) -> str:
 
 def _box(results: Results, subject: Subject, name: str) -> Html:
     sections = Sections(results, subject, prefix=f"{name}-", level=3)
-    verdict = sections.verdict
+    answer = sections.verdict
     summary = tag(
         "summary",
         tag("h2", subject.name),
         " ",
-        tag("span", verdict.answer, class_="badge"),
+        tag("span", answer.answer, class_="badge"),
         tag("p", _about(subject), class_="small"),
     )
     inside = tag("div", sections.hero(), sections.tiles(), *sections.all())
-    return tag("details", summary, inside, class_=f"subject {verdict.severity}", id=name)
+    return tag("details", summary, inside, class_=f"subject {answer.severity}", id=name)
 
 
 def _provenance(results: Results) -> Html:
@@ -146,16 +147,15 @@ def _provenance(results: Results) -> Html:
 
 def notebook_form(results: Results) -> str:
     """Return the verdict and the findings for a notebook."""
-    verdict = results.verdict
-    shown = f"ECE {verdict.figure} {verdict.interval}".strip()
+    answer = results.verdict
+    kind = "" if answer.severity == "info" else answer.severity
     items = [
         tag("li", tag("b", f"{f.code} {f.title}: "), f.evidence, Html("<br>"), f.fix)
         for f in results.findings
     ]
     return notebook(
-        tag("p", results.title, class_="cal-title"),
-        tag("p", str(verdict), class_=f"cal-badge cal-{verdict.severity}"),
-        tag("p", f"{shown}; findings: {counted(results.findings)}", class_="cal-note"),
-        tag("details", tag("summary", "Findings"), tag("ul", *items)),
-        tag("p", 'report.save("report.html") writes the whole page', class_="cal-note"),
+        heading(results.title, f"ECE {answer.figure} {answer.interval}".strip()),
+        verdict(str(answer), kind),
+        tag("details", tag("summary", f"Findings: {counted(results.findings)}"), tag("ul", *items)),
+        remarks(['report.save("report.html") writes the whole page']),
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from calibrant._core.atomic_files import replacing
-from calibrant._core.messages import comma_separated
+from calibrant.display.results import one_line
+from calibrant.reports.files import write_form
 from calibrant.reports.markdown import markdown_of
-from calibrant.reports.model import SEVERITIES
 from calibrant.reports.page import notebook_form, page_of
 from calibrant.reports.results import Results
+from calibrant.reports.sections import counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,8 +21,7 @@ class Report(Results):
     """
 
     def __repr__(self) -> str:
-        counted = [f"{sum(f.severity == s for f in self.findings)} {s}" for s in SEVERITIES[::-1]]
-        return f"Report({self.title!r}: {self.verdict.answer}; {', '.join(counted)})"
+        return one_line(self, self.title, self.verdict.answer, counted(self.findings))
 
     def __str__(self) -> str:
         return self.to_markdown()
@@ -41,18 +39,5 @@ class Report(Results):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as ``.html``, ``.md`` or ``.json``, by the suffix of the path."""
-        target = Path(path)
-        text = FORMS[form_of(target)](self)
-        with replacing(target) as temporary:
-            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
-
-
-FORMS = {".html": Report.to_html, ".md": Report.to_markdown, ".json": Report.to_json}
-
-
-def form_of(path: Path) -> str:
-    """Return the suffix of a report; an error for others."""
-    suffix = {".htm": ".html", ".markdown": ".md"}.get(path.suffix.lower(), path.suffix.lower())
-    if suffix not in FORMS:
-        raise ValueError(f"a report is written as {comma_separated(FORMS)}, got {path.name}")
-    return suffix
+        forms = {".html": self.to_html, ".md": self.to_markdown, ".json": self.to_json}
+        write_form(path, forms)

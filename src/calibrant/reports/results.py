@@ -90,36 +90,36 @@ class Results:
             "findings": [finding.to_dict() for finding in found],
             "unchecked": [item._asdict() for item in self.unchecked(subject)],
         }
-        plain = {f.name: getattr(subject, f.name) for f in fields(subject)}
-        return {name: _plain(value) for name, value in {**plain, **result}.items()}
+        figures = {f.name: getattr(subject, f.name) for f in fields(subject)}
+        return {name: plain(value) for name, value in {**figures, **result}.items()}
 
     def to_json(self) -> str:
         """Return the JSON form as text."""
-        return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False)
+        return json.dumps(plain(self.to_dict()), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value for JSON: evaluations as ``evaluate --json`` has them, no NaN."""
     if isinstance(value, Remedy):
         return {
-            "comparison": _plain(value.comparison.to_dict()),
+            "comparison": plain(value.comparison.to_dict()),
             "chosen": value.chosen.method if value.chosen else None,
-            "coverage": _plain(value.coverage),
+            "coverage": plain(value.coverage),
             "thresholds": [each.state() for each in value.thresholds],
         }
     if hasattr(value, "to_dict"):
-        return _plain(value.to_dict())
+        return plain(value.to_dict())
     if isinstance(value, Part):
-        return _plain({**vars(value), "gap": value.gap})
+        return plain({**vars(value), "gap": value.gap})
     if isinstance(value, ClassFigures):
         figures = dict(vars(value))
-        return {**_plain(figures.pop("part")), **_plain(figures)}
+        return {**plain(figures.pop("part")), **plain(figures)}
     if is_dataclass(value):
-        return _plain(vars(value))
+        return plain(vars(value))
     if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+        return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, str):  # halves of characters, as in file names that are not UTF-8

@@ -100,11 +100,13 @@ def scrollable(table: Table, caption: str, *, name: str = "", kind: str = "") ->
 
 
 def _gap(text: str) -> Html | str:
+    """Return a gap in points with a bar behind it, orange where the model is over-confident."""
     if text == "-":
         return text
-    share = min(abs(float(text)) / 100 / WIDEST, 1)
-    kind = "over" if float(text) > 0 else "under"
-    return tag("span", text, class_=f"gap {kind}", style=f"--g:{100 * share:.0f}%")
+    gap = float(text.removesuffix(" %")) / 100
+    width = 100 * min(abs(gap) / WIDEST, 1)
+    kind = "over" if gap > 0 else "under"
+    return tag("span", text, class_=f"gap {kind}", style=f"--g:{width:.0f}%")
 
 
 def unbroken(text: str) -> str:

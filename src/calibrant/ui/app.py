@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -21,6 +20,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from calibrant import __version__
+from calibrant.display.html import escaped
 from calibrant.display.palette import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
@@ -98,7 +98,7 @@ class Service:
             "version": __version__,
         }
         template = Template((PAGE / "index.html").read_text("utf-8"))
-        content = template.substitute({name: escape(value) for name, value in values.items()})
+        content = template.substitute({name: escaped(value) for name, value in values.items()})
         return HTMLResponse(content, headers={"set-cookie": self.guard.set_cookie()})
 
     async def upload(self, request: Request) -> Response:

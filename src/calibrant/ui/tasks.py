@@ -21,7 +21,6 @@ from calibrant.deploy.export import export_onnx
 from calibrant.reports.build import PREFER, report
 from calibrant.reports.model import Subject
 from calibrant.reports.remedies import usual_methods
-from calibrant.reports.report import FORMS
 from calibrant.ui.choices import Choices
 from calibrant.workflows.fit import Fit, fit_and_measure
 
@@ -195,8 +194,8 @@ def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -
         progress=progress,
     )
     made = replace(made, subjects=[_renamed(each, dataset.path) for each in made.subjects])
-    for form in FORMS:
-        made.save(out / f"report{form}")
+    for form in ("html", "md", "json"):
+        made.save(out / f"report.{form}")
 
 
 def _renamed(subject: Subject, name: str) -> Subject:

@@ -143,6 +143,22 @@ def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
         assert str(tmp_path) not in text
 
 
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"logits": np.zeros((9, 1)), "labels": np.zeros(9, int)}, "at least two classes"),
+        ({"logits": np.full((9, 3), np.nan), "labels": np.zeros(9, int)}, "row 0 has NaN"),
+        ({"logits": np.zeros((9, 3)), "labels": np.full(9, 7)}, "got 7 at row 0"),
+        ({"logits": np.zeros((0, 3)), "labels": np.zeros(0, int)}, "arrays are empty"),
+    ],
+)
+def test_values_that_cannot_be_used_are_explained(file, tmp_path, arrays, reason):
+    path = file(**arrays)
+    assert look(path, ENOUGH)["splits"]
+    with pytest.raises(ValueError, match=rf"mine\.npz: .*{reason}"):
+        run(path, "mine.npz", tmp_path, Choices("ts"), Steps(lambda *_: None))
+
+
 def test_the_choice_to_keep_predictions_is_passed_to_auto_alone(monkeypatch, file, arrays):
     dataset, asked = cal.open_dataset(file(**arrays)), []
     monkeypatch.setattr(tasks, "fit_and_measure", lambda *_, options, **__: asked.append(options))

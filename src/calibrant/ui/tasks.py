@@ -189,7 +189,7 @@ def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -
         dataset,
         split=choices.test_split,
         fit_split=choices.fit_split,
-        methods=list(dict.fromkeys([*usual, choices.method])),
+        methods=None if choices.method in usual else [*usual, choices.method],
         estimand=choices.estimand,
         progress=progress,
     )

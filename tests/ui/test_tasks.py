@@ -122,7 +122,7 @@ def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
     told = run(path, "my <b>file.npz", tmp_path, chosen, Steps(lambda *update: sent.append(update)))
     assert [update for update in sent if update[0] == "step"] == [("step", i) for i in range(3)]
     assert ("progress", 200, 200) in sent
-    assert told["no_onnx"] is None
+    assert (told["no_onnx"], told["needs_features"]) == (None, False)
     fitted = cal.fit(path, "ets", split="test")
     loaded = cal.load(tmp_path / "calibrator.safetensors")
     np.testing.assert_array_equal(
@@ -149,13 +149,13 @@ def test_results_are_those_of_the_library(file, arrays, tmp_path, monkeypatch):
         ({"logits": np.zeros((9, 1)), "labels": np.zeros(9, int)}, "at least two classes"),
         ({"logits": np.full((9, 3), np.nan), "labels": np.zeros(9, int)}, "row 0 has NaN"),
         ({"logits": np.zeros((9, 3)), "labels": np.full(9, 7)}, "got 7 at row 0"),
-        ({"logits": np.zeros((0, 3)), "labels": np.zeros(0, int)}, "arrays are empty"),
+        ({"logits": np.zeros((0, 3)), "labels": np.zeros(0, int)}, "empty"),
     ],
 )
 def test_values_that_cannot_be_used_are_explained(file, tmp_path, arrays, reason):
     path = file(**arrays)
     assert look(path, ENOUGH)["splits"]
-    with pytest.raises(ValueError, match=rf"mine\.npz: .*{reason}"):
+    with pytest.raises(ValueError, match=reason):
         run(path, "mine.npz", tmp_path, Choices("ts"), Steps(lambda *_: None))
 
 

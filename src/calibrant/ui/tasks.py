@@ -164,6 +164,7 @@ def run(path: str, name: str, out: Path, choices: Choices, steps: Steps) -> dict
     return {
         "lines": [printable(line) for line in fitted.describe()],
         "notes": [printable(note) for note in dict.fromkeys(notes)],
+        "needs_features": bool(fitted.calibrator.needs_features),
         "no_onnx": problem,
     }
 

@@ -372,6 +372,7 @@ function done(told) {
   $("notes").replaceChildren(
     ...told.result.notes.map((note) => element("p", note, { className: "warning" })),
   );
+  $("inputs").textContent = told.result.needs_features ? "logits, features" : "logits";
   $("again").hidden = !state.found;
   show("done", "The report is ready");
 }

@@ -17,10 +17,19 @@ from tests.ui.conftest import npz
 
 
 @pytest.fixture(scope="module")
-def finished(client, content):
+def tags():
+    """Three over-confident tags, for which few methods are compared."""
+    rng = np.random.default_rng(4)
+    honest = rng.normal(size=(200, 3))
+    return {"logits": 3 * honest, "labels": (honest + rng.logistic(size=honest.shape) > 0) * 1}
+
+
+@pytest.fixture(scope="module")
+def finished(client, tags):
     """A job that is done."""
-    upload, _ = client.looked("predictions.npz", content)
-    answer = client.post("/api/jobs", {"file": upload["file"], "method": "ts"})
+    upload, _ = client.looked("predictions.npz", npz(**tags))
+    chosen = {"method": "pooled", "estimand": "multilabel"}
+    answer = client.post("/api/jobs", {"file": upload["file"], **chosen})
     assert answer.status == 202
     return client.finished(answer.json()["job"])
 
@@ -191,7 +200,7 @@ def test_the_sample_is_at_hand(client):
 # jobs
 
 
-def test_a_job_gives_what_it_promises(client, arrays, finished, tmp_path):
+def test_a_job_gives_what_it_promises(client, tags, finished, tmp_path):
     assert finished["state"] == "done"
     assert list(finished["files"]) == list(RESULTS)
     for name, size in finished["files"].items():
@@ -200,8 +209,10 @@ def test_a_job_gives_what_it_promises(client, arrays, finished, tmp_path):
         assert answer.headers["content-disposition"] == f'attachment; filename="{name}"'
         (tmp_path / name).write_bytes(answer.body)
     loaded = cal.load(tmp_path / "calibrator.safetensors")
-    fitted = cal.TemperatureScaling().fit(arrays["val_logits"], arrays["val_labels"])
-    assert float(loaded.temperature_) == pytest.approx(float(fitted.temperature_), rel=1e-4)
+    fitted = cal.fit(tags, "pooled", estimand="multilabel")
+    given = loaded.predict_proba(tags["logits"])
+    np.testing.assert_allclose(given, fitted.predict_proba(tags["logits"]), rtol=1e-6)
+    assert np.abs(given - 0.5).mean() < np.abs(1 / (1 + np.exp(-tags["logits"])) - 0.5).mean()
     assert json.loads((tmp_path / "report.json").read_text())["subjects"]
 
 

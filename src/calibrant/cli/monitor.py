@@ -90,7 +90,7 @@ def monitor(
     from calibrant._core.atomic_files import locked
     from calibrant.artifacts import load, save
     from calibrant.monitor import Monitor
-    from calibrant.reports.files import form_of
+    from calibrant.reports.files import check_target
     from calibrant.reports.monitoring import save_monitor_report
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
@@ -99,7 +99,7 @@ def monitor(
     if state is not None and not files and not os.path.exists(state):
         raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
     if page is not None:
-        form_of(page)  # before the work
+        check_target(page)
     calibrator = load(folder) if folder else None
     pairs = _pairs(reference, reference_split, calibrator) if reference else None
     # From reading the state to writing it, so that no window of another run is lost.

@@ -62,10 +62,10 @@ def report(
       calibrant report predictions.npz -o - >> "$GITHUB_STEP_SUMMARY"
     """  # noqa: D301
     from calibrant.reports import report as workflow
-    from calibrant.reports.files import form_of
+    from calibrant.reports.files import check_target
 
     if out != "-":
-        form_of(out)  # before the work
+        check_target(out)
     with shared.progress_bar("steps") as progress:
         result = workflow(
             preds[0] if len(preds) == 1 else preds,

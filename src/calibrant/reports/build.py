@@ -17,6 +17,7 @@ import torch
 from calibrant._core.checks import Values
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
+from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import Data, Dataset, as_dataset, is_data
 from calibrant.reports.measure import measure
 from calibrant.reports.model import Subject
@@ -87,7 +88,7 @@ def report(
     """
     options: dict[str, Any] = {"fit_split": fit_split, "estimand": estimand, "bins": bins}
     options |= {"level": level, "seed": seed}
-    options["methods"] = [methods] if isinstance(methods, str) else methods
+    options["methods"] = _names(methods, estimand)
     tags = estimand == "multilabel"
     named = {
         name: as_dataset(each, by=by, sample_weight=sample_weight, multilabel=tags)
@@ -102,6 +103,15 @@ def report(
         [one, *(replace(other, first=first) for other in others)],
         _provenance(sets, {**options, "by": by, "sample_weight": sample_weight}),
     )
+
+
+def _names(methods: str | Sequence[str] | None, estimand: EstimandChoice) -> list[str] | None:
+    """Return the names of methods as they are listed; an error for unknown ones."""
+    if methods is None:
+        return None
+    return [
+        *map(calibrators_for(estimand).name, [methods] if isinstance(methods, str) else methods)
+    ]
 
 
 def _named(data: Any) -> dict[str, Any]:
@@ -153,7 +163,8 @@ def _sets(
     for name, dataset in named.items():
         for each in wanted:
             chosen = dataset.split(each, PREFER).name
-            both = f"{name}, {chosen}" if len(named) > 1 else chosen
+            words = chosen or "plain arrays"
+            both = f"{name}, {words}" if len(named) > 1 else words
             result[name if len(wanted) == 1 else both] = (dataset, chosen)
     return result
 

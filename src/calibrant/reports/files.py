@@ -28,6 +28,13 @@ def form_of(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise if a report cannot be written there, before it is made."""
+    form_of(path)
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"folder {Path(path).parent} does not exist; create it first")
+
+
 def write_form(path: str | os.PathLike[str], forms: Mapping[str, Callable[[], str]]) -> None:
     """Write the form of the suffix; the file is replaced as a whole, or stays as it was."""
     text = forms[form_of(path)]()

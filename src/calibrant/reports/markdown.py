@@ -15,6 +15,15 @@ from calibrant.reports.results import Results
 MARKS = {"bad": "🔴", "warn": "🟠", "info": "🔵", "good": "🟢"}
 WORDS = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
 MOST_CLASSES = 10
+_ENTITIES = {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "@": "&#64;",
+    "://": "&#58;//",
+    "www.": "www&#46;",
+}
+"""Markup, and what GitHub makes links of."""
 _SPECIAL = re.compile(r"([\\`*_\[\]{}|~#$!])")
 
 
@@ -24,10 +33,10 @@ def escaped(text: object) -> str:
     >>> print(escaped("<b>*cat* | dog"))
     &lt;b&gt;\*cat\* \| dog
     """
-    plain = " ".join(printable(str(text)).split())
-    for raw, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("@", "&#64;")):
+    plain = _SPECIAL.sub(r"\\\1", " ".join(printable(str(text)).split()))
+    for raw, safe in _ENTITIES.items():
         plain = plain.replace(raw, safe)
-    return _SPECIAL.sub(r"\\\1", plain)
+    return plain
 
 
 def markdown_of(report: Results) -> str:

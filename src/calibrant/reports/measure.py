@@ -59,11 +59,16 @@ class _Walk:
         examples, _ = labelled_examples(**columns, estimand=self.total.estimand)
         kept = examples.labels != IGNORED
         self.ignored += int((~kept).sum())
-        if examples.event is None:  # with two classes and tags, pairs tell the predicted class
-            stated = examples.logits if examples.probs is None else examples.probs
-            shape = (-1, examples.classes)
-            self.predicted.append(np.asarray(stated).reshape(shape)[kept].argmax(-1))
-            self.margin.append(margins(np.asarray(examples.logits).reshape(shape)[kept]))
+        if examples.event is not None:  # pairs of two classes and of tags tell the predicted one
+            return
+        stated = examples.logits if examples.probs is None else examples.probs
+        if examples.one_logit:
+            limit = 0.0 if examples.probs is None else 0.5
+            self.predicted.append((np.asarray(stated)[kept] > limit).astype(np.int64))
+            return
+        shape = (-1, examples.classes)
+        self.predicted.append(np.asarray(stated).reshape(shape)[kept].argmax(-1))
+        self.margin.append(margins(np.asarray(examples.logits).reshape(shape)[kept]))
 
 
 def measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from calibrant.display.elements import percent
@@ -18,7 +19,9 @@ from calibrant.reports.model import Severity
 from calibrant.reports.results import plain
 from calibrant.reports.shell import chart, document, scrollable, section, snippet, unbroken
 
-QUESTION = "Is the model still calibrated?"
+QUESTION = "Has the model drifted?"
+MOST = 1e6
+"""Evidence beyond which its size says nothing more."""
 LINKS = {"verdict": "Verdict", "time": "Over time", "windows": "Windows", "now": "What now"}
 REFIT = Snippet(
     "Fit a calibrator on recent labelled examples, and begin anew",
@@ -53,6 +56,7 @@ def _json(report: MonitorReport) -> str:
 
 def monitor_page(report: MonitorReport) -> str:
     """Return the state of a monitor as a page: one file that fetches nothing."""
+    report = short_names(report)
     return document(
         "Calibration over time",
         f"{report.n:,} labelled examples in {len(report.windows):,} windows",
@@ -69,11 +73,34 @@ def _severity(report: MonitorReport) -> Severity:
 
 
 def _answer(report: MonitorReport) -> str:
-    return "No drift found" if report.alarm is None else "No: it has drifted"
+    return "Not so far" if report.alarm is None else "Yes"
 
 
 def _advised(report: MonitorReport) -> Snippet:
     return GO_ON if report.alarm is None else REFIT
+
+
+def _evidence(e_value: float) -> str:
+    return f"{e_value:.3g}" if e_value <= MOST else f"over {MOST:,.0f}"
+
+
+def short_names(report: MonitorReport) -> MonitorReport:
+    """Return the same report with windows named without the folder that all of them are in."""
+    folders = {str(row["window"]).rpartition("/")[0] for row in report.windows}
+    if len(folders) != 1:
+        return report
+
+    def short(name: str) -> str:
+        return name.removeprefix(f"{next(iter(folders))}/")
+
+    windows = [{**row, "window": short(row["window"])} for row in report.windows]
+    alarm, drift = report.alarm, report.drift
+    return replace(
+        report,
+        windows=windows,
+        alarm=alarm and alarm._replace(window=short(alarm.window)),
+        drift=drift and drift._replace(since=short(drift.since)),
+    )
 
 
 def _hero(report: MonitorReport) -> Html:
@@ -85,7 +112,7 @@ def _hero(report: MonitorReport) -> Html:
     )
     figure = tag(
         "div",
-        tag("p", f"{report.e_value:.3g}", class_="number"),
+        tag("p", _evidence(report.e_value), class_="number"),
         tag("p", f"e-value; an alarm is raised at {report.limit:g}", class_="muted small"),
         tag("p", unbroken(report.describe() + "."), class_="small"),
         class_="figure",
@@ -123,6 +150,7 @@ def _windows(report: MonitorReport) -> Html:
 
 def monitor_markdown(report: MonitorReport) -> str:
     """Return the state of a monitor for pull requests and the summaries of jobs."""
+    report = short_names(report)
     headings, *rows = report.table()
     advised = _advised(report)
     lines = [

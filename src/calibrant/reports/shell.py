@@ -94,7 +94,7 @@ def scrollable(table: Table, caption: str, *, name: str = "", kind: str = "") ->
         class_=f"scroll {kind}".strip(),
         id=name,
         tabindex="0",
-        role="region",
+        role="group",
         aria_label=caption,
     )
 
@@ -129,5 +129,5 @@ def snippet(each: Snippet) -> Html:
         hidden="hidden",
         aria_label=f"Copy: {each.title}",
     )
-    code = tag("pre", tag("code", each.code), tabindex="0", role="region", aria_label=each.title)
+    code = tag("pre", tag("code", each.code), tabindex="0", role="group", aria_label=each.title)
     return tag("figure", tag("figcaption", each.title, button), code, class_="snippet")

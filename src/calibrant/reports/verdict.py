@@ -92,9 +92,6 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
-    wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
-    if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:
-        return f"It makes {wrong:.1f} times as many mistakes as its confidences imply."
     worst = worst_range(subject)
     if ece.low < SMALL and worst is not None:
         return (
@@ -102,6 +99,9 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
             f"{worst.name}, {percent(worst.confidence)} is claimed and {percent(worst.accuracy)} "
             "happens."
         )
+    wrong = (1 - part.accuracy) / max(1 - part.confidence, 1e-12)
+    if part.gap_ends[0] > 0 and 1.2 <= wrong < 1000:
+        return f"It makes {wrong:.1f} times as many mistakes as its confidences imply."
     if part.gap_ends[0] > 0:
         return f"Its confidences are {points(part.gap)} too high."
     if part.gap_ends[1] < 0:

@@ -2820,6 +2820,7 @@ FAULTS = (
         "script-src 'sha256-{digest}'",
         "script-src 'none'",
         ("reports/test_in_browser",),
+    ),
     # The page.
     Fault(
         "page-for-any-host",

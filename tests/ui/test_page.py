@@ -80,6 +80,13 @@ def test_a_file_becomes_a_report_and_a_calibrator(page, content, arrays, tmp_pat
     wait_until(lambda: "mine" in page.run("return document.title"))
     assert page.run("return origin") == "null"  # it can reach nothing here
     page.driver.switch_to.default_content()
+    page.find("#open").click()
+    tabs = page.driver.window_handles
+    page.driver.switch_to.window(tabs[1])
+    wait_until(lambda: "mine" in page.driver.title)
+    assert page.run("return origin") == "null"
+    page.driver.close()
+    page.driver.switch_to.window(tabs[0])
     page.find("[download='calibrator.safetensors']").click()
     file = downloads / "calibrator.safetensors"
     wait_until(file.exists)
@@ -89,6 +96,7 @@ def test_a_file_becomes_a_report_and_a_calibrator(page, content, arrays, tmp_pat
     page.driver.refresh()  # the job is in the address, and the token is not
     wait_for(page, "done")
     assert "token" not in page.driver.current_url
+    assert page.find("#view-done .file-name").text == "mine.npz"
     page.find("#view-done [data-action=restart]").click()
     wait_for(page, "file")
 
@@ -99,6 +107,8 @@ def test_the_sample_can_be_tried_and_stopped(page):
     assert page.find("#view-choose .file-name").text == cal.sample_path().name
     assert page.find("#keep-field").is_displayed()
     assert not page.find("#estimand-field").is_displayed()
+    page.find("#keep").click()
+    assert "change some predictions" in page.find("#keep-note").text
     page.find("#choices .primary").click()
     wait_for(page, "run")
     page.find("#stop").click()

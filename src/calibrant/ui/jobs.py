@@ -61,6 +61,7 @@ class Job:
         seconds = None if self.began is None else (self.ended or time.monotonic()) - self.began
         return {
             "id": self.id,
+            "name": self.task.name,
             "state": self.state,
             "steps": list(self.titles),
             "step": self.step,

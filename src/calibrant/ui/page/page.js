@@ -57,8 +57,8 @@ function show(view, message = "") {
   if (stage !== undefined) {
     document.querySelectorAll(".stages li").forEach((item, i) => {
       item.className = i < stage ? "over" : "";
-      item.toggleAttribute("aria-current", i === stage);
       if (i === stage) item.setAttribute("aria-current", "step");
+      else item.removeAttribute("aria-current");
     });
   }
   $("status").textContent = message;
@@ -275,6 +275,9 @@ function chosen() {
   const found = state.found;
   const method = found.methods.find((one) => one.name === $("method").value);
   $("method-note").textContent = `${method.summary[0].toUpperCase()}${method.summary.slice(1)}.`;
+  $("keep-note").textContent = $("keep").checked
+    ? "Confidence changes and accuracy stays."
+    : "Methods that change some predictions are tried for the calibrator, too; the report compares those that keep them.";
   $("keep-field").hidden = method.name !== "auto" || found.multilabel || found.classes < 3;
   const same = $("fit-split").value === $("test-split").value;
   $("split-note").textContent = same && $("fit-split").value !== "?"
@@ -329,6 +332,7 @@ async function watch(job) {
 }
 
 function running(told) {
+  name(told.name); // which is not known after a reload
   const list = $("steps");
   if (list.children.length !== told.steps.length) {
     list.replaceChildren(...told.steps.map((text) => element("li", text)));

@@ -21,7 +21,11 @@ TITLES = {
     "_core": "Helpers",
 }
 """Sections of the API page by package, in order; other packages follow under their own name."""
-SUBMODULES = {"llm": "Language models", "plots": "Diagrams"}
+SUBMODULES = {
+    "llm": "Language models",
+    "plots": "Diagrams",
+    "integrations": "Trackers and trainers",
+}
 """Packages and modules without names on top."""
 MORE = {
     "calibrators": (
@@ -39,8 +43,17 @@ MORE = {
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
+        *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
+        *("answers.grading.grade_questions", "answers.grading.read_question_set"),
+        *("answers.sources.Source", "workflows.fit_answers", "workflows.apply_answers"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
+    ),
+    "integrations": (
+        *("lightning.CalibrationCallback", "huggingface.CalibrationMetrics"),
+        *("huggingface.CalibrationCallback", "tensorboard.log_calibration"),
+        *("tensorboard.interval_charts", "wandb.log_calibration", "mlflow.log_calibration"),
+        *("mlflow.calibration_metric", "mlflow.calibration_scorer", "logged.scalars"),
     ),
 }
 """Names inside the modules of a package that the API page has as well, since guides use them."""

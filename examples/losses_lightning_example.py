@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import calibrant as cal
+from calibrant.integrations.lightning import CalibrationCallback
 
 
 def loaders():
@@ -45,6 +46,11 @@ class Classifier(L.LightningModule):
         self.log("smoothing", self.loss.last[1].mean(), on_epoch=True, on_step=False)
         return value
 
+    def test_step(self, batch, batch_idx):
+        """Give what the callback measures."""
+        images, labels = batch
+        return {"logits": self(images), "labels": labels}
+
     def configure_optimizers(self):
         """Give the optimizer: ``parameters`` has those of the network and of the gate."""
         return torch.optim.Adam(self.parameters(), lr=0.01)
@@ -55,7 +61,9 @@ def main():
     L.seed_everything(0, verbose=False)
     train_loader, test_loader = loaders()
     classifier = Classifier()
+    callback = CalibrationCallback()
     trainer = L.Trainer(
+        callbacks=[callback],
         max_epochs=20,
         accelerator="cpu",
         logger=False,
@@ -64,10 +72,10 @@ def main():
         enable_progress_bar=False,
     )
     trainer.fit(classifier, train_loader)
-    logits, labels = cal.collect(classifier, test_loader)
-    result = cal.evaluate(logits, labels, metrics=["accuracy", "ece"])
-    print(f"accuracy {result['accuracy'].value:.3f}  ECE {result['ece'].value:.3f}")
     smoothing = float(trainer.callback_metrics["smoothing"])
+    trainer.test(classifier, test_loader, verbose=False)
+    result = callback.evaluations["test_calibration"]
+    print(f"accuracy {result['accuracy'].value:.3f}  ECE {result['ece'].value:.3f}")
     print(f"smoothing {smoothing:.3f}; without the gate {classifier.loss.alpha}")
     return result, classifier
 

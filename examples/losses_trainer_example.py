@@ -11,6 +11,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import calibrant as cal
+from calibrant.integrations.huggingface import CalibrationMetrics
 
 TOPICS, WORDS, LENGTH = 4, 100, 12
 
@@ -63,6 +64,7 @@ def main(folder):
         max_position_embeddings=LENGTH,
         num_labels=TOPICS,
     )
+    metrics = CalibrationMetrics()
     trainer = LossTrainer(
         model=BertForSequenceClassification(config),
         args=TrainingArguments(
@@ -78,14 +80,16 @@ def main(folder):
             dataloader_pin_memory=False,
         ),
         train_dataset=texts(800, seed=0),
+        eval_dataset=texts(1000, seed=2),
+        compute_metrics=metrics,
         loss=cal.LOSSES["fedlas_mbls"](classes=TOPICS),
         last_layer="classifier",
     )
     trainer.train()
-    test = trainer.predict(texts(1000, seed=2))
-    result = cal.evaluate(test.predictions, test.label_ids, metrics=["accuracy", "ece"])
-    print(f"accuracy {result['accuracy'].value:.3f}  ECE {result['ece'].value:.3f}")
-    return result, trainer.calibration_loss
+    logged = trainer.evaluate()
+    print(f"accuracy {logged['eval_calibration/accuracy']:.3f}", end="  ")
+    print(f"ECE {logged['eval_calibration/ece']:.3f}")
+    return metrics.evaluation, trainer.calibration_loss
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         decide as decide,
         deploy as deploy,
         display as display,
+        integrations as integrations,
         llm as llm,
         losses as losses,
         metrics as metrics,

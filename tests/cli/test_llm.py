@@ -14,7 +14,7 @@ import torch
 import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, fit
-from calibrant.llm import workflows
+from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import (
     ask,
     ask_choices,
@@ -44,6 +44,7 @@ from tests.support.language_models import (
     transformers,
     true_by_hand,
 )
+from tests.support.markup import parsed
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +96,16 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
     assert found["before"]["metrics"]["nll"]["value"] > found["after"]["metrics"]["nll"]["value"]
 
+    page = saved / "answer.html"
     code, out, err = run(
-        "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"
+        *("llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"),
+        *("--html", page),
     )
     assert code == 0, err
     lines = out.splitlines()
     assert lines[-1].startswith("confidence ")
+    assert f"wrote {page}" in err
+    assert PROMPTS[0] in parsed(page.read_text("utf-8")).text
     code, abstained, _ = run(
         "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--min-confidence", "1.0"
     )
@@ -290,13 +295,13 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
 @pytest.mark.parametrize("options", [(), ("--keep-predictions",)])
 def test_the_model_may_be_held_to_its_answers(run, saved, lettered, monkeypatch, options):
     asked = {}
-    run_it = workflows.evaluate_questions
+    run_it = grading.grade_questions
 
     def spy(*arguments, **named):
         asked.update(named)
         return run_it(*arguments, **named)
 
-    monkeypatch.setattr(workflows, "evaluate_questions", spy)
+    monkeypatch.setattr(grading, "grade_questions", spy)
     code, _, err = run("llm", "evaluate", lettered, "--model", saved / "model", *options)
     assert code == 0, err
     assert asked["keep_predictions"] == bool(options)

@@ -35,6 +35,7 @@ from calibrant.data.formats import Array
 from calibrant.data.frames import frame_arrays
 from calibrant.data.keys import CLASS_NAMES, SCORES, VAL_NAMES, full_key, split_names
 from calibrant.data.shards import Chunk, Shard, in_worker, located, run_shard
+from calibrant.display.results import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -59,6 +60,9 @@ class Split:
     dataset: Dataset
     name: str
     shards: list[Shard]
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.name!r} of {self.path}", f"{self.rows:,} rows", *self.keys)
 
     @property
     def path(self) -> str:
@@ -237,6 +241,10 @@ class Dataset:
     by: str | None = None
     groups: str | None = None
     multilabel: bool = False
+
+    def __repr__(self) -> str:
+        splits = ", ".join(map(repr, self.splits)) or "none"
+        return one_line(self, f"{self.path}", f"splits: {splits}")
 
     @cached_property
     def _by_split(self) -> list[dict[str, Columns]]:

@@ -99,11 +99,12 @@ def notebook(*content: str) -> str:
 
 def page(title: str, *content: str) -> str:
     """Return a whole page that needs no other file, light or dark as the system is."""
+    box = notebook(tag("h1", title, class_="cal-title"), *content)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escaped(title)}</title></head><body><main>{notebook(*content)}</main></body></html>"
+        f"<title>{escaped(title)}</title></head><body><main>{box}</main></body></html>"
     )
 
 

@@ -30,9 +30,9 @@ def one_line(result: object, *words: str) -> str:
 
 
 def heading(title: str, *notes: str) -> Html:
-    """Return the title of a result with notes below."""
-    lines = [tag("p", note, class_="cal-note") for note in notes if note]
-    return joined([tag("p", title, class_="cal-title"), *lines])
+    """Return the title of a result, if there is one, with notes below."""
+    above = [tag("p", title, class_="cal-title")] if title else []
+    return joined([*above, remarks(notes)])
 
 
 def verdict(text: str, kind: Kind = "") -> Html:

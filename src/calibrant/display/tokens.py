@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from calibrant.display.html import Html, escaped, html_table, joined, tag
 from calibrant.display.results import remarks
 
-STRONGEST = 65
+STRONGEST = 55
 """Share of orange behind a token of probability 0, in percent; text stays readable on it."""
 DOUBTFUL = 0.5
 """Probability below which tokens are underlined as well."""
@@ -32,7 +32,7 @@ def shaded_tokens(tokens: Sequence[str], probs: Sequence[float]) -> Html:
     Examples
     --------
     >>> shaded_tokens(["Lima"], [0.9])[-67:]
-    '<span class="cal-t" style="--c:6%" title="90.0 %">Lima</span></div>'
+    '<span class="cal-t" style="--c:5%" title="90.0 %">Lima</span></div>'
     """
     spans = [_span(text, float(p)) for text, p in zip(tokens, probs, strict=True)]
     return Html(f'<div class="cal-text"><style>{RULES}</style>{"".join(spans)}</div>')

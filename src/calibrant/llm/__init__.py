@@ -6,9 +6,9 @@ The names here are those of everyday use; the others are in ``tokens``, ``heads`
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
+from calibrant.llm.answers.graded import read_answers
 from calibrant.llm.answers.questions import (
     exact_match,
-    read_answers,
     read_mmlu,
     read_questions,
     read_truthfulqa,

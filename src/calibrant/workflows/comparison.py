@@ -194,10 +194,9 @@ class Comparison:
         )
 
     def _forest(self, metric: str) -> str:
-        """Intervals of the best methods, with that of no calibration as a line."""
+        """Intervals of the lowest values, with that of no calibration as a line."""
         known = {method: e[metric] for method, e in self.measured.items() if metric in e}
-        sign = -1 if METRICS[metric].higher_is_better else 1
-        best = sorted(known, key=lambda m: (math.isnan(known[m].value), sign * known[m].value))
+        best = sorted(known, key=lambda m: (math.isnan(known[m].value), known[m].value))
         names = best[:LONGEST]
         if not names:
             return ""

@@ -42,7 +42,7 @@ class ShadedText(NamedTuple):
     def fragment(self) -> Html:
         """Return the text with its key and its numbers as HTML, without the colours."""
         probs = self.probs.tolist()
-        above = heading(self.title, self.note) if self.title or self.note else ""
+        above = heading(self.title, self.note)
         if not probs:
             return joined([above])
         text = shaded_tokens(self.tokens, probs)
@@ -58,7 +58,7 @@ class ShadedText(NamedTuple):
     def write(self, file: str | os.PathLike[str]) -> None:
         """Write a page of HTML that needs nothing else."""
         with replacing(Path(file)) as temporary:
-            content = page(self.title or "Shaded text", self.fragment())
+            content = page(self.title or "Shaded text", self._replace(title="").fragment())
             temporary.write_text(content, encoding="utf-8")
 
 

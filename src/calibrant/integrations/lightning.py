@@ -1,0 +1,172 @@
+"""Calibration in Lightning: a callback that logs it after each validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from calibrant._core.messages import comma_separated
+from calibrant.integrations.logged import PREFIX, scalars
+from calibrant.integrations.stream import ignore_repeated, total
+from calibrant.metrics.accumulator import Accumulator
+from calibrant.metrics.evaluation import Evaluation
+
+
+def _callback_classes() -> list[type]:
+    """``Callback`` of both names under which Lightning is installed, since trainers check it.
+
+    ``lightning`` and ``pytorch_lightning`` are copies of each other, with classes of their own.
+    """
+    classes, problem = [], None
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            classes.append(import_module(name).Callback)
+        except ImportError as error:
+            problem = error
+    if not classes:
+        message = f"this callback needs Lightning ({problem}): pip install 'calibrant[lightning]'"
+        raise ImportError(message)
+    return classes
+
+
+class CalibrationCallback(*_callback_classes()):  # type: ignore[misc]  # known at run time
+    """Log the calibration of each validation and test run, and keep it in ``evaluations``.
+
+    Batches are added to an accumulator as they come, so that logits are not kept. With several
+    processes, metrics are those of all examples, and examples that a ``DistributedSampler``
+    repeated count once. Sanity checks before a fit are left out.
+
+    Names begin with ``val_calibration/`` and ``test_calibration/``, so that a checkpoint may
+    ``monitor="val_calibration/ece"``. If there are several data loaders, Lightning's
+    ``/dataloader_idx_1`` and so on is appended.
+
+    Parameters
+    ----------
+    columns : callable, optional
+        ``columns(outputs, batch)`` returns a dictionary with the arguments of
+        :meth:`Accumulator.update`: ``logits`` or ``probs``, ``labels``, and perhaps
+        ``sample_weight`` or ``by``. By default ``validation_step`` and ``test_step`` return one.
+    accumulator : Accumulator, optional
+        Its form is used: ``Accumulator(pairs=True)`` logs all metrics, at 9 bytes per example.
+    prefix : str
+        Name after ``val_`` and ``test_``.
+    log : callable, optional
+        Called in the first process with ``(evaluation, step)`` after each run, to log more than
+        scalars, such as a figure.
+
+    Attributes
+    ----------
+    evaluations : dict
+        The last :class:`Evaluation` of each name, such as ``val_calibration``.
+
+    Examples
+    --------
+    ::
+
+        class Classifier(LightningModule):
+            def validation_step(self, batch, batch_idx):
+                images, labels = batch
+                return {"logits": self(images), "labels": labels}
+
+
+        trainer = Trainer(callbacks=[CalibrationCallback()])
+    """
+
+    def __init__(
+        self,
+        columns: Callable[[Any, Any], Mapping[str, Any]] | None = None,
+        *,
+        accumulator: Accumulator | None = None,
+        prefix: str = PREFIX,
+        log: Callable[[Evaluation, int], object] | None = None,
+    ) -> None:
+        self.columns = columns or _named
+        self.accumulator = accumulator or Accumulator()
+        self.prefix = prefix
+        self._log = log  # Lightning gives its callbacks a log of their own
+        self.evaluations: dict[str, Evaluation] = {}
+        self._streams: list[Accumulator] = []
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget the batches of earlier runs."""
+        self._streams = [self.accumulator.like() for _ in trainer.num_val_batches]
+
+    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget the batches of earlier runs."""
+        self._streams = [self.accumulator.like() for _ in trainer.num_test_batches]
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add a batch."""
+        if not trainer.sanity_checking:
+            loader = _loaders(trainer.val_dataloaders)[dataloader_idx]
+            self._add(outputs, batch, loader, batch_idx, dataloader_idx)
+
+    def on_test_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add a batch."""
+        loader = _loaders(trainer.test_dataloaders)[dataloader_idx]
+        self._add(outputs, batch, loader, batch_idx, dataloader_idx)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the metrics."""
+        if not trainer.sanity_checking:
+            self._finish(trainer, pl_module, f"val_{self.prefix}")
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the metrics."""
+        self._finish(trainer, pl_module, f"test_{self.prefix}")
+
+    def _add(
+        self, outputs: Any, batch: Any, loader: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        columns = dict(self.columns(outputs, batch))
+        columns["labels"] = ignore_repeated(columns["labels"], loader, batch_idx)
+        self._streams[dataloader_idx].update(**columns)
+
+    def _finish(self, trainer: Any, pl_module: Any, name: str) -> None:
+        several = len(self._streams) > 1
+        for i, stream in enumerate(self._streams):
+            evaluation, ending = total(stream), f"/dataloader_idx_{i}" if several else ""
+            self.evaluations[name + ending] = evaluation
+            values = {key + ending: value for key, value in scalars(evaluation, name).items()}
+            # every process has the same values; their mean satisfies Lightning's check
+            pl_module.log_dict(values, sync_dist=True, add_dataloader_idx=False)
+            if self._log is not None and trainer.is_global_zero:
+                self._log(evaluation, trainer.global_step)
+        self._streams = []
+
+
+def _named(outputs: Any, batch: Any) -> Mapping[str, Any]:
+    if isinstance(outputs, Mapping) and "labels" in outputs:
+        known = ("logits", "probs", "labels", "sample_weight", "by")
+        return {name: outputs[name] for name in known if name in outputs}
+    got = type(outputs).__name__
+    if isinstance(outputs, Mapping):
+        got = f"the keys {comma_separated(map(str, outputs))}"
+    raise TypeError(
+        "validation_step and test_step must return a dictionary with logits and labels, got "
+        f"{got}: return one, or pass CalibrationCallback(lambda outputs, batch: ...)"
+    )
+
+
+def _loaders(loaders: Any) -> list[Any]:
+    """Data loaders in the order of their numbers."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]

@@ -1,0 +1,88 @@
+"""What trackers are sent: an evaluation as scalars, as a table of bins, as a figure."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from calibrant import plots
+from calibrant.metrics.curves import reliability_of
+from calibrant.metrics.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PREFIX = "calibration"
+"""First part of the names of all that is logged."""
+BIN_COLUMNS = ("from", "to", "examples", "confidence", "accuracy", "accuracy_low", "accuracy_high")
+
+
+class Report(Protocol):
+    """A report that can be written to a file."""
+
+    def save(self, path: Any, /) -> Any:
+        """Write the report as HTML."""
+
+
+def scalars(evaluation: Evaluation, prefix: str = PREFIX) -> dict[str, float]:
+    """Metrics with the ends of their intervals, the number of examples, and the p-value.
+
+    Undefined values are left out, and so are the metrics of subgroups. Without a prefix the names
+    begin with those of the metrics.
+
+    Examples
+    --------
+    >>> from calibrant.workflows.evaluate import evaluate
+    >>> result = evaluate([[2.0, 0.0], [1.0, 0.0]], [0, 1], metrics=["ece", "mce"])
+    >>> values = scalars(result)
+    >>> [*values]
+    ['calibration/n', 'calibration/ece', 'calibration/ece_low', 'calibration/ece_high', \
+'calibration/p_value']
+    >>> values["calibration/ece"] == result["ece"].value
+    True
+    """
+    values: dict[str, float] = {"n": evaluation.n}
+    for name, (value, low, high) in evaluation.metrics.items():
+        values |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    if evaluation.test is not None:
+        values["p_value"] = evaluation.test.p_value
+    start = f"{prefix}/" if prefix else ""
+    return {start + name: float(x) for name, x in values.items() if math.isfinite(x)}
+
+
+def bin_rows(evaluation: Evaluation) -> list[list[float]]:
+    """Rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
+    bins = evaluation.bins
+    curve = reliability_of(bins, level=evaluation.level or 0.9)
+    columns = (curve.edges[:-1], curve.edges[1:], bins.count, *curve[1:5])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [list(row) for row in rows if row[2]]
+
+
+@contextmanager
+def reliability_figure(evaluation: Evaluation) -> Iterator[Figure | None]:
+    """Draw the reliability diagram, and close it afterwards; None without matplotlib."""
+    if find_spec("matplotlib") is None:
+        yield None
+        return
+    import matplotlib.pyplot as plt
+
+    figure: Any = plots.reliability_diagram(evaluation).figure
+    try:
+        yield figure
+    finally:
+        plt.close(figure)
+
+
+@contextmanager
+def report_file(report: Report) -> Iterator[Path]:
+    """Write a report to a temporary folder, from which a tracker copies it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.html"
+        report.save(file)
+        yield file

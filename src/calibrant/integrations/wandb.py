@@ -1,0 +1,64 @@
+"""Calibration in Weights & Biases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calibrant.integrations.logged import (
+    BIN_COLUMNS,
+    PREFIX,
+    Report,
+    bin_rows,
+    reliability_figure,
+    report_file,
+    scalars,
+)
+from calibrant.metrics.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    import wandb
+
+
+def log_calibration(
+    run: wandb.Run,
+    evaluation: Evaluation,
+    step: int | None = None,
+    *,
+    prefix: str = PREFIX,
+    report: Report | None = None,
+) -> None:
+    """Log metrics with their intervals, the bins as a table, and the reliability diagram.
+
+    All of it is one call of ``run.log``, so that it belongs to one step.
+
+    Parameters
+    ----------
+    run : wandb.Run
+        From ``wandb.init``.
+    evaluation : Evaluation
+        From :func:`calibrant.evaluate`, for instance.
+    step : int, optional
+        Training step; that of the run by default.
+    prefix : str
+        First part of the names, and title of their section in the workspace.
+    report : optional
+        An object with ``save(path)``, which is logged as a page of HTML.
+
+    Examples
+    --------
+    ::
+
+        with wandb.init(project="digits") as run:
+            log_calibration(run, cal.evaluate(logits, labels), step=100)
+    """
+    import wandb
+
+    logged: dict[str, Any] = {**scalars(evaluation, prefix)}
+    logged[f"{prefix}/bins"] = wandb.Table(columns=[*BIN_COLUMNS], data=bin_rows(evaluation))
+    if report is not None:
+        with report_file(report) as file:
+            logged[f"{prefix}/report"] = wandb.Html(file.read_text("utf-8"))
+    with reliability_figure(evaluation) as figure:
+        if figure is not None:
+            logged[f"{prefix}/reliability"] = wandb.Image(figure)
+        run.log(logged, step=step)

@@ -13,6 +13,7 @@ import pytest
 
 import calibrant
 from calibrant import cli, deploy
+from calibrant.cli.shared import progress_bar
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import ROWS, in_shell
 
@@ -138,7 +139,7 @@ def evaluated(monkeypatch, seconds):
     monkeypatch.setattr(workflow, "evaluate", slow)
 
 
-@pytest.mark.parametrize(("seconds", "terminal"), [(10, True), (10, False), (0.5, True)])
+@pytest.mark.parametrize(("seconds", "terminal"), [(10, True), (8, False), (0.5, True)])
 def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, seconds, terminal):
     evaluated(monkeypatch, seconds)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
@@ -148,6 +149,19 @@ def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, s
     assert "ECE" in out
     assert ("200/400" in err) == (seconds > 1 and terminal)
     assert bool(err) == (seconds > 1 and terminal)
+
+
+def test_a_pipe_gets_a_line_of_progress_every_ten_seconds(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with progress_bar("tokens") as progress:
+        for done in range(0, 2600, 100):  # a second each
+            progress(done, 2500)
+            now[0] += 1
+    assert capsys.readouterr().err.splitlines() == [
+        "1,000 of 2,500 tokens",
+        "2,000 of 2,500 tokens",
+    ]
 
 
 def test_an_exported_file_that_is_replaced_is_told(run, tmp_path, monkeypatch, arrays):

@@ -14,6 +14,8 @@ from calibrant.decide.priors import PriorCorrection
 from calibrant.display.results import long_table, one_line
 from calibrant.llm import AnswerCalibrator, FittedHead, evaluate_answers, shaded_text
 from calibrant.llm.answers.asking import Answer
+from calibrant.llm.answers.graded import GradedAnswers
+from calibrant.llm.answers.sources import Source
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.workflows import Reply
 from calibrant.metrics.curves import confidence_histogram, reliability, smooth_reliability
@@ -69,6 +71,7 @@ def results(data):
         *(confidence_histogram(logits, labels), risk_coverage(logits, labels)),
         *(answer, Reply(answer, 0.5, 0.2), Reply(answer, 0.5, 0.9)),
         *(shaded_text(["x", HOSTILE], [0.1, np.nan]), evaluate_answers(confidence, right)),
+        GradedAnswers([HOSTILE] * 400, [HOSTILE] * 400, confidence, right, Source(HOSTILE)),
         *(AnswerCalibrator(None), AnswerCalibrator(None).fit(confidence, right)),
         FittedHead.from_temperature(1.5, fingerprint, HOSTILE),
     ]

@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import calibrant as cal
 from calibrant.data import save_predictions
 from tests.reports.conftest import drawn
 
-QUICK = {"methods": [], "level": None}
+QUICK: dict[str, Any] = {"methods": [], "level": None}
 
 
 @pytest.fixture
@@ -96,7 +97,13 @@ def test_methods_that_cannot_be_tried_do_not_cost_the_report():
 
 
 def test_the_command_makes_the_report_again(files, run):
-    odd = {"bins": 10, "seed": 2, "level": 0.8, "methods": ["none", "ts"], "split": "cold"}
+    odd: dict[str, Any] = {
+        "bins": 10,
+        "seed": 2,
+        "level": 0.8,
+        "methods": ["none", "ts"],
+        "split": "cold",
+    }
     first = cal.report("monday.npz", **odd)
     words = shlex.split(first.provenance.command)
     assert words[:3] == ["calibrant", "report", "monday.npz"]

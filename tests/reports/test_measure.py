@@ -7,6 +7,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.reports import report
+from calibrant.reports.remedies import MAX_ERRORS
 from tests.reports.conftest import drawn
 
 
@@ -116,13 +117,13 @@ def test_files_are_hashed(tmp_path):
 def test_remedies_are_measured_after_calibration(over_confident):
     (subject,) = over_confident.subjects
     remedy = subject.remedy
-    assert remedy.chosen.method == "auto"
+    assert remedy.chosen.method == "ts"
     assert remedy.after["ece"].value < 0.05 < 0.1 < remedy.before["ece"].value
     assert remedy.before["ece"].value == pytest.approx(subject.evaluation["ece"].value, abs=1e-9)
     # after calibration a threshold is about the probability of being right
     some = [point for point in subject.decisions if 0.3 < point.coverage < 0.5]
     assert all(point.threshold < 1 - point.error + 0.05 for point in some)
     assert subject.decisions == remedy.coverage != subject.coverage
-    kept = [each for each in remedy.thresholds if each.coverage > 0]
-    assert kept
-    assert all(each.error <= each.max_error for each in kept)
+    wanted = [each.max_error for each in remedy.thresholds]
+    assert wanted == [most for most in MAX_ERRORS if most < 1 - subject.answers.accuracy]
+    assert all(each.n == 1500 for each in remedy.thresholds)

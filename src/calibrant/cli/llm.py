@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
+TRUST = click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+)
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")
@@ -46,38 +49,30 @@ def llm() -> None:
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
 @click.option("--length", default=1024, help="Largest length of a document.")
 @click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
+@click.option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
 @click.option("--batch", default=8192, help="Tokens of a batch.")
 @click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
 @DTYPE
-def collect(
-    model: str,
-    documents: str,
-    out: str,
-    limit: int | None,
-    device: str | None,
-    dtype: str,
-    **options: Any,
-) -> None:
+@TRUST
+def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """Run a model over documents once, and store what heads are fitted from.
 
     MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
-    or .txt: chats, instructions with outputs, prompts with answers, or texts. Only the assistant's
-    turns count, or the answer, or all of a text. An interrupted run continues after its last
-    complete shard of 65,536 tokens.
+    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only
+    the assistant's turns count, or the answer, or all of a text. An interrupted run continues
+    after its last complete shard, mostly a sixteenth of all tokens.
 
     \b
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm import collect as run, load_model, read_documents
+    from calibrant.llm.workflows import collect_file
 
-    texts = read_documents(documents)[:limit]
-    network, tokenizer = load_model(model, device=device, dtype=dtype)
     with progress_bar("tokens") as progress:
-        table = run(network, texts, out, tokenizer=tokenizer, progress=progress, **options)
+        table, total = collect_file(model, documents, out, progress=progress, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
-    count = f"{used:,}" if used == len(texts) else f"{used:,} of {len(texts):,}"
+    count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
@@ -160,6 +155,7 @@ def fit(
 @AS_JSON
 @DEVICE
 @DTYPE
+@TRUST
 def evaluate(
     paths: tuple[str, ...],
     folder: str | None,
@@ -172,6 +168,7 @@ def evaluate(
     form: str | None,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **drawing: Any,
 ) -> None:
     """Measure the calibration of a language model, before and after a head.
@@ -205,7 +202,7 @@ def evaluate(
     else:
         # mistakes in these show before the slow load of the model
         asked = _read_questions(paths, confidence, saved, chat=chat, **drawing)
-        network = load_model(model, device=device, dtype=dtype)
+        network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         options = {"fitted": fitted, "confidence": confidence, "chat": chat}
         options |= {"keep_predictions": keep_predictions}
         results = _measure(network, asked, level or None, saved, **options)
@@ -285,6 +282,7 @@ def _last(graded: Mapping[str, GradedAnswers]) -> GradedAnswers:
 @click.option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
 @DEVICE
 @DTYPE
+@TRUST
 def ask(
     model: str,
     question: str,
@@ -294,6 +292,7 @@ def ask(
     html: str | None,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **options: Any,
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
@@ -320,7 +319,7 @@ def ask(
     calibrator = load(mapped, AnswerCalibrator) if mapped else None
     confidence_of(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
-    network = load_model(model, device=device, dtype=dtype)
+    network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
     reply = answer_question(*network, question, **options)
     _print_reply(reply, options["max_new_tokens"])

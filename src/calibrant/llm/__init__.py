@@ -20,7 +20,7 @@ from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.huggingface import load_model
+from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
 from calibrant.llm.tokens.reading import read_documents

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from calibrant.data.dataset import ARRAYS
 from calibrant.metrics.registry import METRICS
-from calibrant.reports.findings import percent
+from calibrant.reports.checks import percent
 from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Subject
 
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
@@ -191,39 +191,50 @@ def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table
 
 def snippets(subject: Subject) -> list[Snippet]:
     """Commands and code for what to do next."""
-    path = "predictions.npz" if subject.path == ARRAYS else subject.path
-    file, tags = shlex.quote(path), " --multilabel" * (subject.word == "tag")
+    if subject.remedy is not None and subject.remedy.changes_nothing:
+        return _to_keep(subject)
+    return [*_to_calibrate(subject), *_to_keep(subject)]
+
+
+def _path(subject: Subject) -> str:
+    return "predictions.npz" if subject.path == ARRAYS else subject.path
+
+
+def _to_calibrate(subject: Subject) -> list[Snippet]:
+    path, file = _path(subject), shlex.quote(_path(subject))
     method = subject.remedy.chosen.method if subject.remedy and subject.remedy.chosen else "auto"
-    option = "" if subject.word == "class" else ', estimand="multilabel"'
-    nothing = subject.remedy is not None and subject.remedy.changes_nothing
-    fit = [
-        Snippet(
-            "Fit a calibrator, and apply it",
-            "bash",
-            f"calibrant fit {file} --method {method}{tags} -o calibrator\n"
-            f"calibrant apply calibrator {file} -o calibrated.npz\n"
-            "calibrant export calibrator -o calibrator.onnx",
-        ),
-        Snippet(
-            "The same in Python",
-            "python",
-            "import calibrant as cal\n\n"
-            f'calibrator = cal.fit({path!r}, "{method}"{option})\n'
-            'cal.save(calibrator, "calibrator")\n'
-            "probs = calibrator.predict_proba(logits)",
-        ),
+    flag, option = "", ""
+    if subject.word == "tag":
+        flag, option = " --multilabel", ', estimand="multilabel"'
+    commands = (
+        f"calibrant fit {file} --method {method}{flag} -o calibrator",
+        f"calibrant apply calibrator {file} -o calibrated.npz",
+        "calibrant export calibrator -o calibrator.onnx",
+    )
+    code = (
+        "import calibrant as cal\n",
+        f'calibrator = cal.fit({path!r}, "{method}"{option})',
+        'cal.save(calibrator, "calibrator")',
+        "probs = calibrator.predict_proba(logits)",
+    )
+    return [
+        Snippet("Fit a calibrator, and apply it", "bash", "\n".join(commands)),
+        Snippet("The same in Python", "python", "\n".join(code)),
     ]
-    limit = max(0.02, math.ceil(100 * subject.evaluation["ece"].value) / 100)
-    keep = [
-        Snippet(
-            "Watch it in use: a window of labelled examples at a time",
-            "bash",
-            "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail",
-        ),
-        Snippet(
-            "Stop a release that is worse",
-            "bash",
-            f"calibrant evaluate {file}{tags} --max-ece {limit if nothing else 0.02:g}",
-        ),
+
+
+def _to_keep(subject: Subject) -> list[Snippet]:
+    flag = " --multilabel" if subject.word == "tag" else ""
+    gate = f"calibrant evaluate {shlex.quote(_path(subject))}{flag} --max-ece {_limit(subject):g}"
+    watch = "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail"
+    return [
+        Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
+        Snippet("Stop a release that is worse", "bash", gate),
     ]
-    return keep if nothing else [*fit, *keep]
+
+
+def _limit(subject: Subject) -> float:
+    """Return a limit of the ECE that the model keeps, calibrated if that is the advice."""
+    after = subject.remedy.after if subject.remedy else None
+    ece = (after or subject.evaluation)["ece"].value
+    return max(0.02, math.ceil(100 * ece) / 100)

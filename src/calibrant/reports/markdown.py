@@ -113,8 +113,7 @@ def _details(title: str, lines: Sequence[str]) -> list[str]:
 
 def _where(subject: Subject) -> list[str]:
     level = subject.evaluation.level
-    name = subject.evaluation.probability or "confidence"
-    lines = table(content.parts_table(subject.ranges, name, level))
+    lines = table(content.parts_table(subject.ranges, subject.probability, level))
     if subject.margins:
         lines += table(content.parts_table(subject.margins, "margin of the top two logits", level))
     worst = content.worst_first(subject.classes)[:MOST_CLASSES]

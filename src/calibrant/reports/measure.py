@@ -151,7 +151,7 @@ def _sure(answers: WeightedPairs, level: float | None) -> Part:
 
 
 def _ranges(evaluation: Evaluation, level: float | None) -> list[Part]:
-    edges = [f"{100 * edge:.4g}" for edge in evaluation.bins.edges]
+    edges = [f"{100 * edge:.1f}".removesuffix(".0") for edge in evaluation.bins.edges]
     names = [f"{low} to {high} %" for low, high in pairwise(edges)]
     return parts_of(evaluation.bins, names, level)
 

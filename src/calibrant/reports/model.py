@@ -153,6 +153,8 @@ class Subject:
     @property
     def probability(self) -> str:
         """Name of what is measured, for sentences."""
+        if self.word == "tag":
+            return "probability of a tag"
         return self.evaluation.probability or "confidence"
 
     @property

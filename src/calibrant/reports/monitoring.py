@@ -85,13 +85,13 @@ def _evidence(e_value: float) -> str:
 
 
 def short_names(report: MonitorReport) -> MonitorReport:
-    """Return the same report with windows named without the folder that all of them are in."""
-    folders = {str(row["window"]).rpartition("/")[0] for row in report.windows}
-    if len(folders) != 1:
+    """Return the same report with windows named without the folder and file that all share."""
+    start = _common_start([str(row["window"]) for row in report.windows])
+    if not start:
         return report
 
     def short(name: str) -> str:
-        return name.removeprefix(f"{next(iter(folders))}/")
+        return name.removeprefix(start)
 
     windows = [{**row, "window": short(row["window"])} for row in report.windows]
     alarm, drift = report.alarm, report.drift
@@ -101,6 +101,16 @@ def short_names(report: MonitorReport) -> MonitorReport:
         alarm=alarm and alarm._replace(window=short(alarm.window)),
         drift=drift and drift._replace(since=short(drift.since)),
     )
+
+
+def _common_start(names: Sequence[str]) -> str:
+    """Return the folder that all names begin with, and the file if they are splits of one."""
+    start = ""
+    for end in ("/", ", "):
+        starts = {name.rpartition(end)[0] for name in names}
+        if len(starts) == 1 and all(starts):
+            start = f"{starts.pop()}{end}"
+    return start
 
 
 def _hero(report: MonitorReport) -> Html:

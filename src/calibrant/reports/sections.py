@@ -11,7 +11,8 @@ from calibrant.display.svg import Line, forest_chart, line_chart, reliability_ch
 from calibrant.metrics.curves import reliability_of
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.reports import content
-from calibrant.reports.findings import CHECKS, Finding, percent
+from calibrant.reports.checks import percent
+from calibrant.reports.findings import CHECKS, Finding
 from calibrant.reports.model import SEVERITIES, Remedy, Severity, Subject
 from calibrant.reports.results import Results
 from calibrant.reports.shell import chart, scrollable, section, snippet, unbroken
@@ -143,7 +144,7 @@ class Sections:
             assert remedy.chosen is not None
             caption = f"Calibrated by {remedy.chosen.method}, on examples it was not fitted on"
             charts.append(chart(reliability(remedy.after), caption))
-        claim = evaluation.probability or "confidence"
+        claim = self.subject.probability
         words = (
             f"Bars show what happened where the {claim} below was claimed. On the dashed line both "
             "agree; orange is the difference."
@@ -165,7 +166,7 @@ class Sections:
     def where(self) -> Html:
         """Return ranges of confidence, classes, margins and subgroups."""
         subject, level = self.subject, self.subject.evaluation.level
-        name = subject.evaluation.probability or "confidence"
+        name = subject.probability
         ranges = content.parts_table(subject.ranges, name, level)
         caption = "Gap: claimed less happened, in points"
         blocks = [self._block(f"By {name}", scrollable(ranges, caption))]

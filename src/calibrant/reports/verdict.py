@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibrant.reports.findings import (
+from calibrant.reports.checks import (
     LARGE,
     SIGNIFICANT,
     SMALL,
-    Finding,
     cannot_tell,
     percent,
     points,
     worst_range,
 )
+from calibrant.reports.findings import Finding
 from calibrant.reports.model import Severity, Subject
 
 

@@ -8,16 +8,21 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.messages import printable
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant._core.tables import frame
+from calibrant.display.results import one_line
+from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.tokens.reading import parse_lines, read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROUNDED = 1e-6
 """Last digit of the token probabilities in published files of answers."""
@@ -53,6 +58,17 @@ class GradedAnswers(NamedTuple):
     correct: BoolArray
     source: Source
     token_probs: Sequence[FloatArray] = ()
+
+    def __repr__(self) -> str:
+        right = f"{int(self.correct.sum()):,} right"
+        return one_line(self, f"{len(self.correct):,} answers", right, self.source.confidence)
+
+    def _repr_html_(self) -> str:
+        return evaluate_answers(self.confidence, self.correct)._repr_html_()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each answer. Needs pandas."""
+        return frame(self.rows())
 
     def rows(self) -> list[Row]:
         """Return a row for each answer, as :func:`write_rows` takes them."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         plots as plots,
         reports as reports,
         retrain as retrain,
+        ui as ui,
         workflows as workflows,
     )
     from calibrant._api import *  # noqa: F403

@@ -34,6 +34,7 @@ VERBS = {
     "monitor": ["monitor"],
     "plot": ["plot"],
     "report": ["report"],
+    "ui": ["ui"],
 }
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from calibrant.display.html import Html, html_table, joined, tag
-from calibrant.display.palette import DARK, LIGHT
+from calibrant.display.palette import themes
 from calibrant.reports.content import Snippet, Table
 
 POLICY = (
@@ -37,7 +37,7 @@ def document(title: str, subtitle: str, links: Sequence[tuple[str, str]], *main:
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"{tag('title', title)}<style>{_colours()}{_asset('page.css')}</style>"
+        f"{tag('title', title)}<style>{themes()}{_asset('page.css')}</style>"
     )
     body = (
         tag("a", "Skip to the content", class_="skip", href="#main"),
@@ -49,17 +49,6 @@ def document(title: str, subtitle: str, links: Sequence[tuple[str, str]], *main:
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n'
         f"<body>{joined(body)}<script>{script}</script></body></html>\n"
-    )
-
-
-def _colours() -> str:
-    """The palette as variables: by the system, unless the reader chose."""
-    light, dark = LIGHT.css_variables(), DARK.css_variables()
-    return (
-        f':root, :root[data-theme="light"] {{ {light} }}\n'
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f':root[data-theme="light"] {{ {light} }}\n:root[data-theme="dark"] {{ {dark} }}\n'
-        f"@media print {{ :root, :root[data-theme] {{ {light} }} }}\n"
     )
 
 

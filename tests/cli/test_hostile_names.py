@@ -103,6 +103,7 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}.gguf", NAME],
         [FILE, NAME, "--head", FILE],
     ],
+    "ui": [["--host", NAME, "--no-browser"], [NAME]],
     "demo": [[NAME]],
 }
 

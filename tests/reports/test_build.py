@@ -139,3 +139,18 @@ def test_what_was_not_checked_is_listed(over_confident, calibrated):
     said = " ".join(item.what for item in over_confident.unchecked(subject))
     assert "Subgroups" not in said
     assert "Drift" in said
+
+
+def test_predictions_may_change_where_that_is_asked_for():
+    rng = np.random.default_rng(0)
+    honest = rng.normal(size=(1200, 4))
+    labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
+    biased = {"logits": honest + np.array([3.0, 0, 0, 0]), "labels": labels}
+    options: dict[str, Any] = {"methods": ["none", "auto"], "level": None}
+    kept, free = (cal.report(biased, keep_argmax=keep, **options) for keep in (None, False))
+    changed = [each.subjects[0].remedy.comparison["auto"].argmax_changed for each in (kept, free)]
+    assert changed[0] == 0 < changed[1]
+    shown = [each.to_markdown() for each in (kept, free)]
+    assert ["--method auto --choices" in text for text in shown] == [False, True]
+    assert ['options={"keep_argmax": False}' in text for text in shown] == [False, True]
+    assert free.provenance.command.endswith("--choices -o report.html")

@@ -35,7 +35,9 @@ from calibrant.cli import shared
     metavar="NAMES",
     help="Methods to try, with commas between; an empty text tries none.  [default: a few]",
 )
+@shared.CHOICES
 @shared.MULTILABEL
+@shared.BINARY
 @shared.TOP_LABEL
 @shared.BINS
 @shared.LEVEL
@@ -46,6 +48,7 @@ def report(
     out: str,
     splits: tuple[str, ...],
     methods: str | None,
+    choices: bool,
     estimand: str | None,
     **options: Any,
 ) -> None:
@@ -71,6 +74,7 @@ def report(
             preds[0] if len(preds) == 1 else preds,
             split=splits if len(splits) > 1 else next(iter(splits), None),
             methods=None if methods is None else shared.names_in(methods) or (),
+            keep_argmax=False if choices else None,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             progress=progress,
             **options,

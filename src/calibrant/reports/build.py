@@ -41,6 +41,7 @@ def report(
     by: Values | str | None = None,
     sample_weight: Values | str | None = None,
     methods: str | Sequence[str] | None = None,
+    keep_argmax: bool | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
     level: float | None = 0.9,
@@ -65,6 +66,9 @@ def report(
     methods : sequence of str, optional
         Names from ``CALIBRATORS`` to try as a remedy: a few quick ones by default, none if it is
         empty.
+    keep_argmax : bool, optional
+        Advise methods that keep the predicted class, as in :func:`calibrant.compare`. False suits
+        multiple choice.
     estimand, bins, level, seed
         As in :func:`calibrant.evaluate`.
     title : str, optional
@@ -87,7 +91,7 @@ def report(
     ('No', 'CAL001')
     """
     options: dict[str, Any] = {"fit_split": fit_split, "estimand": estimand, "bins": bins}
-    options |= {"level": level, "seed": seed}
+    options |= {"level": level, "seed": seed, "keep_argmax": keep_argmax}
     options["methods"] = _names(methods, estimand)
     tags = estimand == "multilabel"
     named = {
@@ -209,12 +213,12 @@ def _subject(
     if not methods:
         return replace(subject, remedy_error="none were named")
     try:
-        fit_split = options["fit_split"]
         remedy = try_methods(
             dataset,
             methods=methods,
             split=split,
-            fit_split=fit_split,
+            fit_split=options["fit_split"],
+            keep_argmax=options["keep_argmax"],
             progress=steps.of_methods(),
             **figures,
         )
@@ -257,4 +261,5 @@ def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]
             words += [f"--{name.replace('_', '-')}", text]
     flags = {"multilabel": "--multilabel", "top_label": "--top-label", "binary": "--binary"}
     words += [flags[options["estimand"]]] if options["estimand"] in flags else []
+    words += ["--choices"] if options["keep_argmax"] is False else []
     return shlex.join([*words, "-o", "report.html"])

@@ -206,6 +206,8 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     flag, option = "", ""
     if subject.word == "tag":
         flag, option = " --multilabel", ', estimand="multilabel"'
+    elif subject.remedy and subject.remedy.may_change_predictions:
+        flag, option = " --choices", ', options={"keep_argmax": False}'
     commands = (
         f"calibrant fit {file} --method {method}{flag} -o calibrator",
         f"calibrant apply calibrator {file} -o calibrated.npz",

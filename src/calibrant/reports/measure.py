@@ -133,7 +133,8 @@ def coverage_of(answers: WeightedPairs, points: int = 100) -> list[Coverage]:
     curve = risk_coverage(confidence=claimed, outcome=right, sample_weight=weight)
     wanted = np.arange(1, points + 1) / points
     index = np.unique(np.searchsorted(curve.coverage, wanted - 1e-12).clip(max=len(curve.risk) - 1))
-    return [Coverage(*(float(x[i]) for x in curve)) for i in index]
+    columns = (curve.threshold, curve.coverage, curve.risk)
+    return [Coverage(*(float(x[i]) for x in columns)) for i in index]
 
 
 def _share(answers: WeightedPairs, where: BoolArray) -> float:

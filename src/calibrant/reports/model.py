@@ -11,11 +11,12 @@ import numpy as np
 from scipy.stats import beta
 
 from calibrant._core.binning import Bins
+from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.scaling import Identity
 from calibrant.decide.thresholds import Threshold
-from calibrant.metrics.curves import reliability_of
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.reliability import reliability_of
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import method_in_use
 
@@ -106,6 +107,12 @@ class Remedy:
     def after(self) -> Evaluation | None:
         """Figures with the chosen method."""
         return self.chosen.evaluation if self.chosen is not None else None
+
+    @property
+    def may_change_predictions(self) -> bool:
+        """True if ``auto`` was chosen and told that predictions may change."""
+        calibrator = self.chosen.calibrator if self.chosen is not None else None
+        return isinstance(calibrator, Auto) and calibrator.keep_argmax is False
 
     @property
     def changes_nothing(self) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from calibrant.display.html import Html, joined, notebook, tag
 from calibrant.display.results import heading, remarks, verdict
 from calibrant.display.svg import Line, forest_chart, line_chart
-from calibrant.metrics.curves import reliability_of
 from calibrant.reports import content
 from calibrant.reports.content import Table
 from calibrant.reports.model import Subject
@@ -105,7 +104,7 @@ def _forest(subjects: Sequence[Subject]) -> Html:
 def _curves(subjects: Sequence[Subject]) -> str:
     lines = [Line("ideal", [0, 1], [0, 1], colour="ink", dashed=True)]
     for subject, paint in zip(subjects, PAINTS, strict=False):
-        curve = reliability_of(subject.evaluation.bins)
+        curve = subject.evaluation.reliability()
         lines.append(Line(subject.name, curve.confidence, curve.accuracy, colour=paint))
     claim = subjects[0].evaluation.probability or "confidence"
     return line_chart(lines, x_label=claim, y_label="share right", y_range=(0, 1))

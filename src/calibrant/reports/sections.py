@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from calibrant.display.html import Html, joined, tag
-from calibrant.display.svg import Line, forest_chart, line_chart, reliability_chart
-from calibrant.metrics.curves import reliability_of
-from calibrant.metrics.evaluation import Evaluation
+from calibrant.display.svg import Line, forest_chart, line_chart
 from calibrant.reports import content
 from calibrant.reports.checks import percent
 from calibrant.reports.findings import CHECKS, Finding
@@ -139,11 +137,11 @@ class Sections:
     def how_far(self) -> Html:
         """Return reliability diagrams, before and after, and all metrics."""
         remedy, evaluation = self.subject.remedy, self.subject.evaluation
-        charts = [chart(reliability(evaluation), "As it is")]
+        charts = [chart(evaluation.chart(), "As it is")]
         if remedy is not None and remedy.after is not None and not remedy.changes_nothing:
             assert remedy.chosen is not None
             caption = f"Calibrated by {remedy.chosen.method}, on examples it was not fitted on"
-            charts.append(chart(reliability(remedy.after), caption))
+            charts.append(chart(remedy.after.chart(), caption))
         claim = self.subject.probability
         words = (
             f"Bars show what happened where the {claim} below was claimed. On the dashed line both "
@@ -341,18 +339,6 @@ def counted(found: Sequence[Finding]) -> str:
     named = {s: WORDS[s] if n == 1 else plural.get(s, WORDS[s]) for s, n in counts.items()}
     texts = [f"{n} {named[s]}" for s, n in counts.items() if n]
     return ", ".join(texts) or "Nothing was found"
-
-
-def reliability(evaluation: Evaluation) -> str:
-    """Return the reliability diagram of an evaluation."""
-    curve = reliability_of(evaluation.bins, level=evaluation.level or 0.9)
-    _, value, interval = evaluation.table()[list(evaluation).index("ece")]
-    claim = evaluation.probability or "confidence"
-    event = "frequency of y = 1" if evaluation.probability else "accuracy"
-    if evaluation.estimand == "multilabel":
-        claim, event = "probability of a tag", "frequency"
-    note = f"ECE {value} {interval}".strip()
-    return reliability_chart(*curve, claim=claim, event=event, note=note)
 
 
 def _methods_chart(remedy: Remedy) -> Html:

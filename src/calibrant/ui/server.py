@@ -64,6 +64,13 @@ def listening(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens on a port, by default on 8321 or else on any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        socket.getaddrinfo(host, None, family)
+    except (OSError, UnicodeError) as problem:
+        raise ValueError(
+            f"--host must be an address or a name of this machine, got {host!r}: leave it out for "
+            f"{HOST}"
+        ) from problem
+    try:
         return socket.create_server((host, PORT if port is None else port), family=family)
     except OSError as problem:
         if port is None:

@@ -191,6 +191,7 @@ def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -
         split=choices.test_split,
         fit_split=choices.fit_split,
         methods=None if choices.method in usual else [*usual, choices.method],
+        keep_argmax=choices.keep_argmax,
         estimand=choices.estimand,
         progress=progress,
     )

@@ -277,7 +277,7 @@ function chosen() {
   $("method-note").textContent = `${method.summary[0].toUpperCase()}${method.summary.slice(1)}.`;
   $("keep-note").textContent = $("keep").checked
     ? "Confidence changes and accuracy stays."
-    : "Methods that change some predictions are tried for the calibrator, too; the report compares those that keep them.";
+    : "Methods that change some predictions are tried, too.";
   $("keep-field").hidden = method.name !== "auto" || found.multilabel || found.classes < 3;
   const same = $("fit-split").value === $("test-split").value;
   $("split-note").textContent = same && $("fit-split").value !== "?"

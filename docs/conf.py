@@ -46,7 +46,7 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 html_theme = "furo"
-html_title = f"calibrant {release}"
+html_title = "calibrant"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["formulas.css", "pages.css"]

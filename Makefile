@@ -9,6 +9,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 export OMP_WAIT_POLICY ?= PASSIVE
 # The same for BLAS, whose threads wake up for every small product.
 export OPENBLAS_NUM_THREADS ?= 1
+# The processes that tests start would compile all modules each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test fuzz cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:

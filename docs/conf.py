@@ -1,7 +1,10 @@
 import csv
+import os
+import re
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from docutils.nodes import SkipNode, math_block
 from docutils.utils.math import MathError
@@ -23,6 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx_design",
 ]
 # Words such as "tokens" in the type of a parameter are taken for references to attributes.
 suppress_warnings = ["ref.python"]
@@ -30,7 +34,7 @@ suppress_warnings = ["ref.python"]
 
 exclude_patterns = ["_build", "_generated", "_templates"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_update_mathjax = False
 myst_heading_anchors = 3
 
@@ -42,10 +46,10 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 html_theme = "furo"
-html_title = f"calibrant {release}"
+html_title = "calibrant"
 html_show_sourcelink = False
 html_static_path = ["_static"]
-html_css_files = ["formulas.css"]
+html_css_files = ["formulas.css", "pages.css"]
 
 # Formulas become MathML, which browsers draw themselves. The usual sphinx.ext.mathjax would make
 # every reader fetch a script from the network, and imgmath needs LaTeX at build time.
@@ -68,42 +72,43 @@ def _write_math(translator, node):
     raise SkipNode
 
 
+FIGURE = re.compile(r"```python\n(.*?)```(?:\s*!\[[^\]]*\]\(images/(\w+)\.svg\))?", re.DOTALL)
+"""Code of a page, and the name of the figure below it, if there is one."""
+
+
 def _draw_figures(app):
     """Draw the figures of the pages, so that they are up to date."""
     import matplotlib.pyplot as plt
 
-    import calibrant as cal
     from calibrant import plots
-    from calibrant.calibrators.margin_curves import margin_change, margin_temperature
 
     folder = Path(app.srcdir) / "images"
     folder.mkdir(exist_ok=True)
-    sample = cal.open_dataset(cal.sample_path())
-    val, test = sample.split("val"), sample.split("test")
-    logits, labels = test.read("logits"), test.read("labels")
-    kinds = {"ts": cal.TemperatureScaling, "smart": cal.SMART, "blend": cal.calibrators.Blend}
-    fitted = {
-        name: kind().fit(val.read("logits"), val.read("labels")) for name, kind in kinds.items()
-    }
-    by_margin = plots.temperature_plot(margin_temperature(fitted["smart"], logits))
-    by_margin.legend(loc="lower left", edgecolor="none")  # clear of the line
-    changes = {name: margin_change(calibrator, logits) for name, calibrator in fitted.items()}
-    drawn = {
-        "reliability": plots.reliability_diagram(cal.metrics.reliability(logits, labels)).figure,
-        "smooth": plots.smooth_diagram(cal.metrics.smooth_reliability(logits, labels)).figure,
-        "histogram": plots.confidence_histogram(
-            cal.metrics.confidence_histogram(logits, labels)
-        ).figure,
-        "margins": plots.margin_diagrams(cal.metrics.reliability_by_margin(logits, labels)),
-        "risk": plots.risk_coverage_plot(cal.metrics.risk_coverage(logits, labels)).figure,
-        "temperature": by_margin.figure,
-        "adjustment": plots.adjustment_plot(changes).figure,
-        "gate_ls": plots.gate_plot(_gate_log(app, "fedlas_ls")).figure,
-        "gate_mbls": plots.gate_plot(_gate_log(app, "fedlas_mbls")).figure,
-    }
-    for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.svg")
-        plt.close(figure)
+    page, before = (Path(app.srcdir) / "plots.md").read_text(encoding="utf-8"), os.getcwd()
+    with TemporaryDirectory() as scratch:
+        os.chdir(scratch)  # examples write files
+        try:
+            _draw_gallery(page, folder)
+        finally:
+            os.chdir(before)
+    for loss in ("ls", "mbls"):
+        drawn = plots.gate_plot(_gate_log(app, f"fedlas_{loss}"))
+        plots.save_figure(drawn, folder / f"gate_{loss}.svg")
+    plt.close("all")
+
+
+def _draw_gallery(page, folder):
+    """Run the code of a page, and save what it draws under the names that the page uses."""
+    import matplotlib.pyplot as plt
+
+    from calibrant import plots
+
+    variables = {}
+    for code, name in FIGURE.findall(page):
+        plt.close("all")
+        exec(code, variables)
+        if name:
+            plots.save_figure(plt.gcf(), folder / f"{name}.svg")
 
 
 def _gate_log(app, loss):

@@ -10,6 +10,7 @@ TITLES = {
     "metrics": "Measure",
     "calibrators": "Calibrators",
     "workflows": "Workflows",
+    "reports": "Reports",
     "artifacts": "Save and load",
     "decide": "Decide",
     "deploy": "Deploy",
@@ -29,18 +30,23 @@ SUBMODULES = {
 MORE = {
     "calibrators": (
         *("margin_curves.margin_change", "margin_curves.margin_temperature"),
-        "smart.margin_bounds",
+        *("learned_map.learned_map", "learned_map.LearnedMap", "smart.margin_bounds"),
     ),
     "workflows": (
         *("comparison.Comparison", "comparison.Row", "fit.CrossFit", "effect.Effect"),
         *("choice.Choice", "choice.choose", "fit.Fit", "retrain.retrain"),
         *("decide.decide", "decide.apply_rule", "decide.FittedRule", "decide.AppliedRule"),
+        *("figure.figure", "figure.draw_file"),
     ),
-    "decide": ("rules.Tally",),
+    "decide": ("conformal_sets.SetSizes", "rules.Tally"),
     "monitor": ("report.Alarm", "report.Drift"),
+    "reports": ("results.Results", "results.Provenance", "model.Subject", "model.Part"),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
+        *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
+        *("answers.grading.grade_questions", "answers.grading.read_question_set"),
+        *("answers.sources.Source", "workflows.fit_answers", "workflows.apply_answers"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
     ),

@@ -233,7 +233,7 @@ def answer_figures(sure: Any, right: Any) -> dict[str, Any]:
 def mapped(sure: Any, right: Any) -> tuple[Any, Any]:
     """Half of the answers, with confidences from a map that was fitted on the other half."""
     first, second = np.array_split(np.random.default_rng(0).permutation(len(right)), 2)
-    learned = llm.AnswerCalibrator(aggregate=None).fit(sure[first], right[first])
+    learned = llm.AnswerCalibrator(aggregate=None, stage="sigmoid").fit(sure[first], right[first])
     return learned.predict(sure[second]), right[second]
 
 
@@ -265,7 +265,8 @@ def measured(
         drawn = subset(later, min(given.limit + 5, len(later)))
         shots, asked = drawn[:5], drawn[5:]
         prompts = [llm.short_prompt(one, shots) for one in asked]
-        told = ask_each(model, tokenizer, prompts, heads, max_new_tokens=16, batch=given.batch)
+        options = {"max_new_tokens": 16, "one_line": True, "batch": given.batch}
+        told = ask_each(model, tokenizer, prompts, heads, **options)
         for head, answers in told.items():
             pairs = zip(answers, asked, strict=True)
             right = np.array([llm.exact_match(a.text, q.references) for a, q in pairs])
@@ -283,8 +284,7 @@ def to_choose(given: argparse.Namespace) -> dict[str, list[Question]]:
     found = {name: [one for one in held if one.subject == name] for name in SETS}
     file = given.data / "truthfulqa.csv"
     if file.exists():
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            found["truthfulqa"] = [truthful(row) for row in csv.DictReader(lines)]
+        found["truthfulqa"] = llm.read_truthfulqa(file)
     distinct = {name: [one for one in map(fair, some) if one] for name, some in found.items()}
     return {name: some[: given.limit] for name, some in distinct.items() if some}
 
@@ -295,12 +295,6 @@ def fair(one: Question) -> Question | None:
     for text in one.choices:
         kept.setdefault(normalised(text), text)
     return replace(one, choices=tuple(kept.values())) if len(kept) > 1 else None
-
-
-def truthful(row: dict[str, str]) -> Question:
-    wrong = (text.strip() for text in row["Incorrect Answers"].split(";") if text.strip())
-    best = row["Best Answer"].strip()
-    return Question(row["Question"], (best,), (best, *wrong), 0)
 
 
 def chosen_texts(

@@ -321,9 +321,9 @@ def test_features_are_considered_where_they_are_given(rng):
     assert names_of(fitted) == ["gc"]
     assert fitted.needs_features
     fresh = by_feature(rng, 3000)
-    better = cal.evaluate(probs=fitted.predict_proba(fresh[0], fresh[2]), labels=fresh[1])
-    worse = cal.evaluate(probs=plain.predict_proba(fresh[0]), labels=fresh[1])
-    assert better["nll"].value < worse["nll"].value - 0.05
+    better = cal.nll(probs=fitted.predict_proba(fresh[0], fresh[2]), labels=fresh[1])
+    worse = cal.nll(probs=plain.predict_proba(fresh[0]), labels=fresh[1])
+    assert better < worse - 0.05
     with pytest.raises(ValueError, match="needs features"):
         fitted.predict_proba(fresh[0])
     again = fitted.fit(logits, labels)  # forgets that it had features

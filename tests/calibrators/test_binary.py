@@ -344,12 +344,12 @@ def test_a_comparison_has_them_for_two_classes_only(rng):
     assert not names & {row.method for row in methods}
 
 
+# tests of deploy export every method for several classes
 @pytest.mark.parametrize("kind", [*OPTIONAL, *ONLY_TWO])
-@pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*parameters for")
-def test_a_fit_is_exported_for_any_number_of_rows(rng, kind, columns):
+def test_a_fit_on_log_odds_is_exported_for_any_number_of_rows(rng, kind):
     odds, labels, _ = biased(rng, 300)
-    rows = torch.from_numpy(odds if columns == 1 else two_columns(odds)).float()
+    rows = torch.from_numpy(odds).float()
     fitted = kind().fit(rows, labels)
     exported = torch.export.export(
         fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)

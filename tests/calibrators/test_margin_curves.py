@@ -183,7 +183,7 @@ def test_the_temperature_plot_draws_its_curve(plt, curve, tmp_path):
             assert (np.abs(corners - point).max(-1) < 1e-9).any()
     assert axes.get_xlabel() == "margin of the top two logits"
     assert axes.get_ylabel() == "temperature"
-    assert legend(axes) == ["temperature", "unchanged"]
+    assert legend(axes) == ["temperature", "nine tenths of the examples", "unchanged"]
     assert legend(plots.temperature_plot(curve, label="SMART"))[0] == "SMART"
     assert np.ptp(saved(axes, tmp_path)) > 0.5
 

@@ -63,10 +63,22 @@ LINES: dict[str, list[list[str]]] = {
         ["--state", f"{FILE}.json", "--json"],
         ["--state", FILE],
     ],
+    "report": [
+        [f"{FILE}.npz", "--by", "region", "--methods", "", "--level", "0", "-o", "-"],
+        [f"{FILE}.npz", "--methods", "", "--level", "0", "-o", f"{FILE}.html"],
+        ["split.npz", "--split", NAME, "--methods", "", "--level", "0", "-o", f"{FILE}.json"],
+        [f"{FILE}.npz", "-o", f"{FILE}.{NAME}"],
+    ],
     "decide": [
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--save", f"{FILE}3"],
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--json"],
         [f"{FILE}.npz", "--rule", f"{FILE}3", "-o", f"{FILE}.{NAME}"],
+    ],
+    "plot": [
+        [f"{FILE}.npz", "--by", "region", "--level", "0", "--title", NAME, "-o", f"{FILE}.svg"],
+        [f"{FILE}.npz", "split.npz", "--kind", "risk", "-o", "x.png"],
+        [f"{FILE}.npz", "--kind", NAME, "-o", "x.png"],
+        [f"{FILE}.npz", "-o", f"{FILE}.{NAME}"],
     ],
     "bench arena": [[FILE, "--methods", "none,ts", "--workers", "1", "-o", f"{FILE}.csv"]],
     "bench arena-view": [[f"{FILE}.csv", "--view", "means"], [FILE]],
@@ -75,7 +87,23 @@ LINES: dict[str, list[list[str]]] = {
     "llm collect": [[FILE, f"{FILE}.jsonl", "-o", "table"], [FILE, "t.jsonl", "-o", "t"]],
     "llm fit": [[FILE, "-o", "head"]],
     "llm evaluate": [[FILE], [f"{FILE}.csv", "--model", FILE]],
-    "llm ask": [[f"{FILE}.gguf", NAME], [FILE, NAME, "--head", FILE]],
+    "llm answers fit": [
+        [f"{NAME}.jsonl", "-o", f"{FILE}4"],
+        [f"{NAME}.jsonl", "-o", f"{FILE}4", "--json"],
+        ["mixed.jsonl", "-o", "x"],
+        [f"{FILE}.npz", "-o", "x"],
+    ],
+    "llm answers apply": [
+        [f"{FILE}4", f"{NAME}.jsonl", "-o", f"{FILE}.csv"],
+        [f"{FILE}4", "other.jsonl", "-o", "x.csv"],
+        [f"{FILE}4", f"{NAME}.jsonl", "-o", FILE],
+    ],
+    "llm ask": [
+        [FILE, NAME, "--answers", f"{FILE}4"],
+        [f"{FILE}.gguf", NAME],
+        [FILE, NAME, "--head", FILE],
+    ],
+    "ui": [["--host", NAME, "--no-browser"], [NAME]],
     "demo": [[NAME]],
 }
 
@@ -93,6 +121,11 @@ def in_folder(tmp_path, monkeypatch, arrays):
     np.savez(f"{FILE}/{FILE}.npz", **two)
     (tmp_path / f"{FILE}.jsonl").write_text(json.dumps({NAME: 1}))
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": NAME}))
+    graded = [{"confidence": n / 20, "correct": n % 3 < 2, "source": NAME} for n in range(20)]
+    other = [{**row, "source": "judge"} for row in graded]
+    sets = {NAME: graded, "other": other, "mixed": [*graded, *other]}
+    for name, rows in sets.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
 def refuse(constant: str) -> Any:

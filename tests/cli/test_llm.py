@@ -3,6 +3,7 @@
 import copy
 import inspect
 import json
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
@@ -14,7 +15,7 @@ import torch
 import calibrant as cal
 from calibrant._core.torch_models import own_device
 from calibrant.cli.llm import CONFIDENCES, fit
-from calibrant.llm import workflows
+from calibrant.llm.answers import grading
 from calibrant.llm.answers.asking import (
     ask,
     ask_choices,
@@ -32,7 +33,7 @@ from calibrant.llm.answers.questions import (
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.huggingface import load_model
+from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import open_table
 from tests.support.command_line import in_shell
@@ -44,6 +45,7 @@ from tests.support.language_models import (
     transformers,
     true_by_hand,
 )
+from tests.support.markup import parsed
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +97,16 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(claims.nll.mean())
     assert found["before"]["metrics"]["nll"]["value"] > found["after"]["metrics"]["nll"]["value"]
 
+    page = saved / "answer.html"
     code, out, err = run(
-        "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"
+        *("llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--max-new-tokens", "4"),
+        *("--html", page),
     )
     assert code == 0, err
     lines = out.splitlines()
     assert lines[-1].startswith("confidence ")
+    assert f"wrote {page}" in err
+    assert PROMPTS[0] in parsed(page.read_text("utf-8")).text
     code, abstained, _ = run(
         "llm", "ask", saved / "model", PROMPTS[0], "--head", head, "--min-confidence", "1.0"
     )
@@ -290,13 +296,13 @@ def test_several_sources_are_one_list(run, saved, lettered, model, tokenizer):
 @pytest.mark.parametrize("options", [(), ("--keep-predictions",)])
 def test_the_model_may_be_held_to_its_answers(run, saved, lettered, monkeypatch, options):
     asked = {}
-    run_it = workflows.evaluate_questions
+    run_it = grading.grade_questions
 
     def spy(*arguments, **named):
         asked.update(named)
         return run_it(*arguments, **named)
 
-    monkeypatch.setattr(workflows, "evaluate_questions", spy)
+    monkeypatch.setattr(grading, "grade_questions", spy)
     code, _, err = run("llm", "evaluate", lettered, "--model", saved / "model", *options)
     assert code == 0, err
     assert asked["keep_predictions"] == bool(options)
@@ -379,6 +385,82 @@ def test_a_device_or_precision_that_is_not_there(run, saved):
         assert code
         assert "cannot be used here" in err or "dtype must be auto, float32" in err
         assert "Traceback" not in err
+
+
+@pytest.fixture
+def without_weights(monkeypatch):
+    """Loading weights, which is slow, fails."""
+
+    def fails(*_, **__):
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fails)
+
+
+@pytest.mark.usefixtures("without_weights")
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"question": "what", "answer": "it"}'], r"line 1 of .* no chat template.*prompts with"),
+        (['"what"', '{"x": 1}', '{"text": 2}'], r"cannot use 2 of 3 documents of .*\n  line 2: "),
+        (['"what"', '"\\ud83d"'], r"line 2 of .* half of a character.*skip_bad"),
+        (['"what"', "[" * 5000], r"line 2 of .* is not valid JSON"),
+    ],
+)
+def test_mistakes_in_documents_show_before_the_weights_are_loaded(
+    run, saved, tmp_path, lines, message
+):
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    options = ["-o", tmp_path / "table"]
+    code, _, err = run("llm", "collect", saved / "model", tmp_path / "d.jsonl", *options)
+    assert code == 2
+    assert re.search(message, err), err
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_bad_documents_are_left_out_and_listed(run, saved, tmp_path):
+    lines = ['"what is it"', '{"x": 1}', '"is it\\ud83d"', '"is it red"', '"no"']
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    options = ["--skip-bad", "--limit", "4", "-o", tmp_path / "table"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = run("llm", "collect", saved / "model", tmp_path / "d.jsonl", *options)
+    assert code == 0, err
+    assert f"warning: left out 2 of 4 documents of {tmp_path / 'd.jsonl'}:\n  line 2: must" in err
+    assert "\n  line 3: has half of a character" in err
+    assert "4 tokens of 2 documents" in err
+    assert open_table(tmp_path / "table").documents.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.usefixtures("without_weights")
+def test_a_file_of_documents_that_is_not_there(run, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", None)
+    for name, message in (("gone.jsonl", "No such file"), ("d.csv", "must be .jsonl, .json or")):
+        code, _, err = run("llm", "collect", saved / "model", tmp_path / name, "-o", tmp_path / "t")
+        assert code == 2
+        assert message in err
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_of_models_runs_only_where_it_is_trusted(run, saved, monkeypatch, trusted):
+    asked = []
+
+    def recorded(path, *, trust_remote_code, **_):
+        asked.append(trust_remote_code)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", recorded)
+    flag = ["--trust-remote-code"] * trusted
+    questions = [saved / "questions.txt", "--shots", "1", "--model", saved / "model"]
+    for verb in (
+        ["collect", saved / "model", saved / "texts.jsonl", "-o", saved / "never"],
+        ["ask", saved / "model", "what is it"],
+        ["evaluate", *questions],
+    ):
+        code, _, err = run("llm", *verb, *flag)
+        assert (code, "enough" in err) == (2, True)
+    assert asked == [trusted] * 3
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "nowhere/", "nowhere.gguf", "/nowhere/model"])

@@ -38,6 +38,13 @@ def test_a_lock_is_waited_for(tmp_path):
         assert (tmp_path / "state.json").read_text() == "written by the other"
 
 
+def test_a_lock_that_is_not_waited_for(tmp_path):
+    with locked(tmp_path / "state.json"), pytest.raises(BlockingIOError):
+        locked(tmp_path / "state.json", wait=False).__enter__()
+    with locked(tmp_path / "state.json", wait=False):
+        pass
+
+
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     with other_process(tmp_path / "state.json", 600) as process:
         process.kill()

@@ -27,6 +27,7 @@ from tests.support.exported import (
     CLASSES,
     WIDTH,
     fitted,
+    load_file,
     run_file,
     shifted,
     simulated,
@@ -94,6 +95,7 @@ def check_shapes(calibrator, path, tokens=False, probabilities=False):
 def check_parity(calibrator, path, tokens=False, probabilities=False):
     """Compare a file with `predict_proba`, for batches of 1 and 1000, with masks where legal."""
     columns = ("logits", "features") if calibrator.needs_features else ("logits",)
+    run = load_file(path)
     for rows, seed in ((1, 1), (1000, 2)):
         data = simulated(rows * (3 if tokens else 1), seed, int(calibrator.classes_))
         inputs = [data[column] for column in columns]
@@ -103,7 +105,7 @@ def check_parity(calibrator, path, tokens=False, probabilities=False):
         logits[..., 5:9] = -np.inf
         masked = [logits, *inputs[1:]]
         for arrays in [inputs, masked] if takes_masks(calibrator, *masked) else [inputs]:
-            output, wanted = run_file(path, *arrays), calibrator.predict_proba(*arrays)
+            output, wanted = run(*arrays), calibrator.predict_proba(*arrays)
             assert output.shape == wanted.shape
             probs = output if probabilities else softmax(output)
             np.testing.assert_allclose(probs, wanted, rtol=0, atol=1e-5)
@@ -147,10 +149,11 @@ def test_log_odds(name, options, tmp_path):
     calibrator, path = fitted(f"{name}/1"), tmp_path / "calibrator.onnx"
     export_onnx(calibrator, path, **options)
     check_shapes(calibrator, path, **options)
+    run = load_file(path)
     for rows in (1, 301):
         shape = (rows, 2) if options == TOKENS else (rows,)
         logits = 5 * np.random.default_rng(rows).normal(size=shape).astype("float32")
-        output = run_file(path, logits)
+        output = run(logits)
         probs = output if options == PROBABILITIES else scipy.special.expit(output.astype(float))
         np.testing.assert_allclose(probs, calibrator.predict_proba(logits), atol=1e-6)
 

@@ -140,7 +140,7 @@ def compare_smooth(found: float, *columns: Any) -> None:
 def compare_curve(curve: Any, confidence: Any, outcome: Any, weight: Any) -> None:
     assert curve.threshold.tolist() == sorted(set(confidence), reverse=True)
     total = math.fsum(weight)
-    for threshold, coverage, risk in zip(*curve, strict=True):
+    for threshold, coverage, risk in zip(*curve[:3], strict=True):
         kept = [
             (y, w) for p, y, w in zip(confidence, outcome, weight, strict=True) if p >= threshold
         ]

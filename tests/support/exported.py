@@ -75,17 +75,27 @@ def shifted():
     return Shifted().fit(**simulated(300)).eval()
 
 
-def run_file(path, *inputs, **named):
-    """Output of an exported file for arrays."""
+def load_file(path):
+    """A function that gives the output of an exported file for arrays."""
     if str(path).endswith(".onnx"):
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [one.name for one in session.get_inputs()]
-        arrays = named or dict(zip(names, inputs, strict=True))
-        return session.run(None, arrays)[0]
+        return lambda *inputs, **named: session.run(
+            None, named or dict(zip(names, inputs, strict=True))
+        )[0]
     program = torch.export.load(path).module()
-    tensors = {name: torch.from_numpy(value) for name, value in named.items()}
-    with torch.no_grad():
-        return program(*map(torch.from_numpy, inputs), **tensors).numpy()
+
+    def run(*inputs, **named):
+        tensors = {name: torch.from_numpy(value) for name, value in named.items()}
+        with torch.no_grad():
+            return program(*map(torch.from_numpy, inputs), **tensors).numpy()
+
+    return run
+
+
+def run_file(path, *inputs, **named):
+    """Output of an exported file for arrays."""
+    return load_file(path)(*inputs, **named)
 
 
 def softmax(logits):

@@ -13,6 +13,7 @@ import calibrant
 from calibrant._core import engines
 from calibrant.data import Dataset
 from calibrant.data.columns import array_column
+from calibrant.reports import report
 from calibrant.workflows.compare import compare
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit, fit_and_measure
@@ -108,6 +109,21 @@ def test_comparison_and_folds_in_shards(executor):
     )
     measured = fit_and_measure(data, "ts", executor=executor, **COLUMNS)
     assert_equal(measured.effect.after, fit_and_measure(ARRAYS, "ts", **COLUMNS).effect.after)
+
+
+def test_reports_in_shards(executor):
+    data = sharded(cut(ARRAYS, 0, 10, 30))
+    options: dict[str, Any] = {"methods": ["none", "ts"], "level": None, **COLUMNS}
+    (found,) = report(data, executor=executor, **options).subjects
+    (expected,) = report(ARRAYS, **options).subjects
+    assert_equal(found.evaluation, expected.evaluation)
+    assert found.ignored == expected.ignored
+    for one, other in zip(found.margins, expected.margins, strict=True):
+        assert one.n == other.n
+        assert one.accuracy == pytest.approx(other.accuracy, rel=1e-9)
+    assert found.remedy is not None
+    assert expected.remedy is not None
+    assert found.remedy.comparison.advice() == expected.remedy.comparison.advice()
 
 
 # Shards that cannot be used.

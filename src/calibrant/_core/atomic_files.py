@@ -59,8 +59,10 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextmanager
-def locked(target: Path) -> Iterator[None]:
+def locked(target: Path, *, wait: bool = True) -> Iterator[None]:
     """Wait until no other process holds the lock of ``target``, and hold it.
+
+    Unless ``wait``, a lock that another process holds raises BlockingIOError.
 
     The operating system locks the file ``.NAME.lock`` beside the target, and unlocks it when the
     process ends, in whatever way. The empty file stays: removing it would let two others lock two
@@ -70,20 +72,24 @@ def locked(target: Path) -> Iterator[None]:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
     with target.with_name(f".{target.name}.lock").open("a") as file:
-        _lock(file.fileno())
+        _lock(file.fileno(), wait)
         yield  # closing the file unlocks it
 
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(descriptor: int) -> None:
+    def _lock(descriptor: int, wait: bool) -> None:
         while True:
-            with suppress(OSError):  # raised after ten seconds
-                msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+            try:  # LK_LOCK gives up after ten seconds
+                msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            except OSError as error:
+                if not wait:
+                    raise BlockingIOError(*error.args) from error
+            else:
                 return
 else:
     import fcntl
 
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    def _lock(descriptor: int, wait: bool) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

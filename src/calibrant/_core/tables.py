@@ -31,6 +31,23 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(list(rows))
 
 
+def columns_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Return arrays ``(n,)`` by name as a frame; pandas is needed only here."""
+    rows = zip(*columns.values(), strict=True)
+    return frame(dict(zip(columns, row, strict=True)) for row in rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, the first column to the left and the others to the right.
+
+    >>> aligned([["method", "ECE"], ["ts", "0.91 %"]])
+    ['method     ECE', 'ts      0.91 %']
+    """
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    cells = ([row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in rows)
+    return ["  ".join(line).rstrip() for line in cells]
+
+
 def latex_escaped(text: str) -> str:
     r"""Return text of any origin as LaTeX that prints it.
 

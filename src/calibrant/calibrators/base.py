@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, FloatArray, Logits, Values, as_scores
@@ -28,6 +28,8 @@ from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks
+from calibrant.calibrators.described import Described
+from calibrant.calibrators.learned_map import Drawable
 from calibrant.calibrators.passes import Passes
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ class Context(NamedTuple):
         return new
 
 
-class Calibrator(nn.Module):
+class Calibrator(Described, Drawable):
     """A map from logits to calibrated logits, learned from held-out predictions.
 
     ``fit`` learns it, calling the module applies it. A subclass writes ``_fit``, ``_transform``
@@ -352,39 +354,6 @@ class Calibrator(nn.Module):
         """The arguments of the constructor, as they can be written to JSON."""
         values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-    def learned(self) -> dict[str, Any]:
-        """Learned values of at most five numbers each, by name, as they can be written to JSON."""
-        few = [(n.rstrip("_"), value) for n, value in self.named_buffers() if value.numel() <= 5]
-        return {n: value.tolist() for n, value in few if not n.endswith("classes")}
-
-    def describe(self) -> str:
-        """One sentence about the fit: classes, number of parameters, temperatures."""
-        kind = type(self).__name__
-        if not self._classes:
-            return f"{kind}, not fitted"
-        size = self.size(max(self._classes, 2))  # one logit stands for two classes
-        of = "one logit" if self._classes == 1 else f"{self._classes:,} classes"
-        return f"{kind} for {of}: {size:,} parameter{'s' * (size != 1)}{self._temperatures()}"
-
-    def _temperatures(self) -> str:
-        values = dict(self.named_buffers())
-        learned = values.get("temperature_", values.get("temperatures_"))
-        if learned is None:
-            return ""
-        if learned.numel() > 1:
-            return f", temperatures from {float(learned.min()):.4g} to {float(learned.max()):.4g}"
-        # 1 means that it is not in use, unless it is all there is
-        alone = set(values) == {"classes_", "temperature_"}
-        return f", temperature {float(learned):.4g}" if alone or float(learned) != 1 else ""
-
-    def extra_repr(self) -> str:
-        """The arguments that differ from their defaults, and the number of classes."""
-        parameters = inspect.signature(type(self)).parameters.values()
-        values = [(p.name, getattr(self, p.name), p.default) for p in parameters]
-        plain = [x for x in values if not isinstance(x[1], nn.Module)]
-        changed = [f"{name}={value!r}" for name, value, default in plain if value != default]
-        return ", ".join([*changed, f"classes={self._classes}" if self._classes else "not fitted"])
 
     def _store(self, **buffers: Any) -> None:
         """Set learned values: float32, so that every device can hold them."""

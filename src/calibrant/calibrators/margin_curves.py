@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_scores
 from calibrant._core.chunks import as_tensor
-from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
 from calibrant.metrics.reductions import margins
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class HasTemperature(Protocol):
+    """A calibrator that divides by a temperature."""
+
+    def temperature(self, logits: Any) -> Any:
+        """Temperature of each row."""
+
+
+class HasProbabilities(Protocol):
+    """Any calibrator."""
+
+    def predict_proba(self, logits: Any) -> Any:
+        """Calibrated probabilities."""
 
 
 class MarginTemperature(NamedTuple):
@@ -24,6 +40,12 @@ class MarginTemperature(NamedTuple):
     low: FloatArray
     high: FloatArray
 
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the curve as by :func:`calibrant.plots.temperature_plot`, with its options."""
+        from calibrant.plots import temperature_plot
+
+        return temperature_plot(self, ax, **options)
+
 
 class MarginChange(NamedTuple):
     """Mean change of the confidence in bins by margin, each ``(bins,)``."""
@@ -31,9 +53,15 @@ class MarginChange(NamedTuple):
     margin: FloatArray
     change: FloatArray
 
+    def plot(self, ax: Axes | None = None, *, label: str = "calibrated") -> Axes:
+        """Draw the curve as by :func:`calibrant.plots.adjustment_plot`."""
+        from calibrant.plots import adjustment_plot
+
+        return adjustment_plot({label: self}, ax)
+
 
 def margin_temperature(
-    calibrator: TemperatureCalibrator, logits: Values, *, bins: int = 30
+    calibrator: HasTemperature, logits: Values, *, bins: int = 30
 ) -> MarginTemperature:
     """Temperature against margin (SMART, figure 16).
 
@@ -52,7 +80,7 @@ def margin_temperature(
     return MarginTemperature(np.array([margin[part].mean() for part in parts]), middle, low, high)
 
 
-def margin_change(calibrator: Calibrator, logits: Values, *, bins: int = 30) -> MarginChange:
+def margin_change(calibrator: HasProbabilities, logits: Values, *, bins: int = 30) -> MarginChange:
     """Mean change of the confidence by a calibrator, by margin (SMART, figure 15 f).
 
     >>> from calibrant.calibrators import Identity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -16,6 +16,8 @@ from calibrant._core.logpartition import Records
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.network import NetworkTemperature
+from calibrant.display.elements import plain
+from calibrant.display.svg import Line, line_chart
 
 
 class Indicator(NamedTuple):
@@ -136,6 +138,37 @@ class SMART(NetworkTemperature):
             super()._fit(examples, context)
         else:
             self._fit_inputs(context.table(examples), _all_logits(examples))
+
+    def curve(self) -> tuple[FloatArray, FloatArray]:
+        """Return values of the indicator within the range of the fit, and their temperatures.
+
+        Both are empty before a fit and for ``indicator="all"``.
+        """
+        low, high = self.low_.tolist(), self.high_.tolist()
+        if not self.classes or len(low) != 1:
+            return np.zeros(0), np.zeros(0)
+        values = np.linspace(low[0], high[0], 100)
+        inputs = torch.from_numpy(values)[:, None].to(self.low_.device)
+        return values, self._network(inputs)[:, 0].cpu().numpy()
+
+    def _key_values(self) -> Iterator[str]:
+        temperature = self.curve()[1]
+        if temperature.size:
+            yield f"temperature={temperature.min():.4g}..{temperature.max():.4g}"
+
+    def charts(self) -> list[str]:
+        """Temperature against the indicator, as SVG."""
+        values, temperature = self.curve()
+        if not values.size:
+            return []
+        chart = line_chart(
+            [Line("temperature", values, temperature)],
+            x_label=self.indicator.replace("_", " "),
+            y_label="temperature",
+            x_format=plain,
+            y_format=plain,
+        )
+        return [chart]
 
     def _inputs(self, records: Records) -> FloatArray:
         if not self.fits_records:

@@ -32,6 +32,9 @@ VERBS = {
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],
     "monitor": ["monitor"],
+    "plot": ["plot"],
+    "report": ["report"],
+    "ui": ["ui"],
 }
 
 

@@ -1,4 +1,4 @@
-"""The verbs llm collect, fit, evaluate and ask."""
+"""The verbs llm collect, fit, evaluate, ask, answers fit and answers apply."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from calibrant.llm import Answer
-    from calibrant.llm.workflows import Evaluations, QuestionSet, Reply
+    from calibrant.llm.answers.graded import GradedAnswers
+    from calibrant.llm.answers.grading import QuestionSet
+    from calibrant.llm.workflows import Evaluations, Reply
 
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
+TRUST = click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+)
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
+STAGES = ("beta", "sigmoid", "isotonic")
 CONFIDENCE = click.option(
     "--confidence",
     type=click.Choice(CONFIDENCES),
@@ -43,38 +49,30 @@ def llm() -> None:
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder of the table.")
 @click.option("--length", default=1024, help="Largest length of a document.")
 @click.option("--limit", type=click.IntRange(1), help="Use only the first documents.")
+@click.option("--skip-bad", is_flag=True, help="Leave out documents that cannot be used.")
 @click.option("--batch", default=8192, help="Tokens of a batch.")
 @click.option("--prompts", is_flag=True, help="Keep states of prompts too, for the decoder head.")
 @DEVICE
 @DTYPE
-def collect(
-    model: str,
-    documents: str,
-    out: str,
-    limit: int | None,
-    device: str | None,
-    dtype: str,
-    **options: Any,
-) -> None:
+@TRUST
+def collect(model: str, documents: str, out: str, **options: Any) -> None:
     """Run a model over documents once, and store what heads are fitted from.
 
     MODEL is a Hugging Face folder, a name on the hub, or a .gguf file. DOCUMENTS is .jsonl, .json
-    or .txt: chats, instructions with outputs, prompts with answers, or texts. Only the assistant's
-    turns count, or the answer, or all of a text. An interrupted run continues after its last
-    complete shard of 65,536 tokens.
+    or .txt: chats, instructions with outputs, questions or prompts with answers, or texts. Only
+    the assistant's turns count, or the answer, or all of a text. An interrupted run continues
+    after its last complete shard, mostly a sixteenth of all tokens.
 
     \b
     Examples:
       calibrant llm collect model/ chats.jsonl -o table
     """  # noqa: D301
-    from calibrant.llm import collect as run, load_model, read_documents
+    from calibrant.llm.workflows import collect_file
 
-    texts = read_documents(documents)[:limit]
-    network, tokenizer = load_model(model, device=device, dtype=dtype)
     with progress_bar("tokens") as progress:
-        table = run(network, texts, out, tokenizer=tokenizer, progress=progress, **options)
+        table, total = collect_file(model, documents, out, progress=progress, **options)
     used = len(set(table.documents.tolist()))  # one of several processes has a share of them
-    count = f"{used:,}" if used == len(texts) else f"{used:,} of {len(texts):,}"
+    count = f"{used:,}" if used == total else f"{used:,} of {total:,}"
     say(f"{out}: {len(table):,} tokens of {count} documents; next: calibrant llm fit {out} -o HEAD")
 
 
@@ -144,53 +142,70 @@ def fit(
     is_flag=True,
     help="Calibrate multiple choice without changing an answer of the model.",
 )
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
+)
+@click.option(
+    "--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'."
+)
 @click.option("--seed", default=0, help="Seed of the draw of questions.")
 @LEVEL
 @AS_JSON
 @DEVICE
 @DTYPE
+@TRUST
 def evaluate(
     paths: tuple[str, ...],
     folder: str | None,
     model: str | None,
     confidence: Any,
     keep_predictions: bool,
+    chat: bool,
+    saved: str | None,
     level: float,
     form: str | None,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **drawing: Any,
 ) -> None:
     """Measure the calibration of a language model, before and after a head.
 
     TABLE is a table of 'llm collect', whose tokens are measured, with intervals for documents.
-    QUESTIONS, with --model, is a folder of MMLU, TruthfulQA.csv, or a text file of questions and
-    answers, graded by exact match or by the letter. Multiple choice of 100 questions or more is
-    also measured calibrated, each by a fit on others: it corrects a preference for some letters.
+    QUESTIONS, with --model, is a text file of questions and answers, graded by exact match; a
+    folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to be
+    likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
+    calibrated, each by a fit on others: it corrects a preference for some letters.
+
+    --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
+    is right; with --head, the confidences after it. Correct the grades there as you like.
 
     \b
     Examples:
       calibrant llm evaluate other_table --head head
       calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
+      calibrant llm evaluate triviaqa.txt --model model/ --chat --save-answers graded.jsonl
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
-    from calibrant.llm.workflows import evaluate_table, read_question_set
+    from calibrant.llm.workflows import evaluate_table
 
     fitted = load(folder, FittedHead) if folder else None
-    options: dict[str, Any] = {"fitted": fitted, "level": level or None}
     results: Iterable[tuple[str, Evaluations]]
     if model is None:
-        _check_unused(paths, "confidence", "keep_predictions", "limit", "shots")
-        results = [("tokens", evaluate_table(open_table(list(paths)), **options))]
+        names = ("confidence", "keep_predictions", "limit", "shots", "chat", "saved")
+        _check_unused(paths, *names)
+        evaluations = evaluate_table(open_table(list(paths)), fitted, level=level or None)
+        results = [("tokens", evaluations)]
     else:
         # mistakes in these show before the slow load of the model
-        asked = {path: read_question_set(path, **drawing) for path in paths}
-        for path in (path for path, questions in asked.items() if confidence and questions.choices):
-            raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
-        network = load_model(model, device=device, dtype=dtype)
-        options |= {"confidence": confidence, "keep_predictions": keep_predictions}
-        results = _measure(network, asked, **options)
+        asked = _read_questions(paths, confidence, saved, chat=chat, **drawing)
+        network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+        options = {"fitted": fitted, "confidence": confidence, "chat": chat}
+        options |= {"keep_predictions": keep_predictions}
+        results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
         for title, evaluations in results:
             _print_evaluations(title, evaluations)
@@ -203,52 +218,98 @@ def evaluate(
         shared.write_json(content if len(content) > 1 else content[0])
 
 
+def _read_questions(
+    paths: tuple[str, ...], confidence: str | None, saved: str | None, **drawing: Any
+) -> dict[str, QuestionSet]:
+    from calibrant.llm.answers.graded import check_suffix
+    from calibrant.llm.answers.grading import read_question_set
+
+    if saved:
+        check_suffix(saved)
+    if drawing["chat"] and _was_passed("shots"):
+        raise click.UsageError("--chat asks each question alone: leave --shots out")
+    asked = {path: read_question_set(path, **drawing) for path in paths}
+    for path, questions in asked.items():
+        if confidence and questions.form != "written":
+            raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
+    return asked
+
+
 def _measure(
-    network: tuple[Any, Any], asked: Mapping[str, QuestionSet], **options: Any
+    network: tuple[Any, Any],
+    asked: Mapping[str, QuestionSet],
+    level: float | None,
+    saved: str | None,
+    **options: Any,
 ) -> Iterator[tuple[str, Evaluations]]:
     """Yield the evaluations of each set of questions when they are there."""
-    from calibrant.llm.workflows import evaluate_questions
+    from calibrant.llm.answers.graded import write_rows
+    from calibrant.llm.answers.grading import check_lengths, grade_questions
+    from calibrant.llm.workflows import evaluate_graded
 
+    for (
+        questions
+    ) in asked.values():  # a prompt that is too long must not cost the answers to others
+        named = {name: options[name] for name in ("chat", "confidence")}
+        check_lengths(*network, questions, **named)
+    rows: list[dict[str, Any]] = []
+    written = shared.how_written(saved) if saved else ""
     for path, questions in asked.items():
         with progress_bar("questions") as progress:
-            evaluations = evaluate_questions(*network, questions, progress=progress, **options)
-        yield path, evaluations
+            graded = grade_questions(*network, questions, progress=progress, **options)
+        if saved:
+            rows += _last(graded).rows()
+            write_rows(saved, rows)  # after each set, so that an error costs only those to come
+        yield path, evaluate_graded(graded, level=level)
+    if saved:
+        say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {saved} -o MAP")
+
+
+def _last(graded: Mapping[str, GradedAnswers]) -> GradedAnswers:
+    """Answers with the head if there is one, else without."""
+    return graded.get("after", graded["before"])
 
 
 @llm.command()
 @click.argument("model")
 @click.argument("question")
 @HEAD
-@click.option("--answers", "mapped", metavar="FILE", help="Saved AnswerCalibrator to apply.")
+@click.option("--answers", "mapped", metavar="MAP", help="Map of 'llm answers fit' to apply.")
 @CONFIDENCE
 @click.option("--min-confidence", type=click.FloatRange(0, 1), default=0, help="Abstain below it.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=64, help="Longest answer.")
 @click.option("--plain", is_flag=True, help="Do not render the question as a chat.")
+@click.option("--html", metavar="FILE", help="Also write the shaded answer as a page of HTML.")
 @DEVICE
 @DTYPE
+@TRUST
 def ask(
     model: str,
     question: str,
     folder: str | None,
     mapped: str | None,
     plain: bool,
+    html: str | None,
     device: str | None,
     dtype: str,
+    trust_remote_code: bool,
     **options: Any,
 ) -> None:
     """Answer a question, with each token shaded by its calibrated probability.
 
     The number below the answer is its confidence or, with --answers, the chance that it is right;
-    the threshold that was saved with it decides when to abstain.
+    a threshold that was saved with the map decides when to abstain. The map must be fitted on
+    answers of this model with this head to questions in the same form: those that 'llm evaluate
+    --chat --save-answers' writes.
 
     \b
     Examples:
       calibrant llm ask model/ "What is the capital of Peru?" --head head --min-confidence 0.5
-      calibrant llm ask model/ "Capital of Peru?" --confidence p_true --answers mapped.json
+      calibrant llm ask model/ "What is the capital of Peru?" --head head --answers map
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import AnswerCalibrator, FittedHead, load_model
-    from calibrant.llm.workflows import answer_question, check_confidence
+    from calibrant.llm.workflows import answer_question, confidence_of
 
     if not question.strip():
         raise click.UsageError("the question is empty")
@@ -256,23 +317,106 @@ def ask(
         raise click.UsageError("--min-confidence must be a number from 0 to 1, got nan")
     # mistakes in these show before the slow load of the model
     calibrator = load(mapped, AnswerCalibrator) if mapped else None
-    check_confidence(calibrator, options["confidence"])
+    confidence_of(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
-    network = load_model(model, device=device, dtype=dtype)
+    network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
     reply = answer_question(*network, question, **options)
     _print_reply(reply, options["max_new_tokens"])
+    if html:
+        written = shared.how_written(html)
+        reply.shaded(question).write(html)
+        say(written)
+
+
+@llm.group(context_settings={"show_default": True})
+def answers() -> None:
+    """Calibrate graded answers of any origin: the chance that an answer is right."""
+
+
+@answers.command("fit")
+@click.argument("file")
+@click.option("-o", "--out", required=True, metavar="MAP", help="Where to save the map.")
+@click.option(
+    "--confidence",
+    type=click.Choice(CONFIDENCES[:-1]),
+    help="Compute confidences from the token probabilities.  [default: those of FILE, else "
+    "geometric]",
+)
+@click.option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
+@AS_JSON
+def fit_map(file: str, out: str, confidence: Any, stage: Any, form: str | None) -> None:
+    """Learn from graded answers how often answers of each confidence are right.
+
+    FILE is .jsonl or .csv, with an answer to a line: its confidence in [0, 1] (or token_probs, a
+    list), and correct (true or false, 1 or 0). 'llm evaluate --save-answers' writes such files. An
+    optional source names where the confidence comes from; all answers must have the same. The
+    figures are cross-validated: each answer is calibrated by a map of others.
+
+    \b
+    Examples:
+      calibrant llm answers fit graded.jsonl -o map
+      calibrant llm answers fit judged.csv --stage sigmoid -o map
+    """  # noqa: D301
+    from calibrant.artifacts import save
+    from calibrant.llm import read_answers
+    from calibrant.llm.workflows import CONFIDENCES, cross_validated_answers, fit_answers
+
+    graded = read_answers(file, aggregate=confidence)
+    fitted = fit_answers(graded, stage=stage)
+    evaluations = cross_validated_answers(graded, stage=stage)
+    written = shared.how_written(out, "saved in")
+    save(fitted, out)
+    if form == "json":
+        with until_closed():
+            shared.write_json({name: one.to_dict() for name, one in evaluations.items()})
+    else:
+        _print_evaluations(file, evaluations)
+    usage = f"calibrant llm answers apply {out} FILE -o OUT"
+    if fitted.source_.confidence in CONFIDENCES and fitted.source_.prompt in ("chat", "plain"):
+        usage = f"calibrant llm ask MODEL QUESTION --answers {out}"
+    say(f"{written}; to use it: {usage}")
+
+
+@answers.command("apply")
+@click.argument("mapped", metavar="MAP")
+@click.argument("file")
+@click.option("-o", "--out", required=True, metavar="FILE", help="File to write.")
+def apply_map(mapped: str, file: str, out: str) -> None:
+    """Write answers with the chance that each is right, as 'calibrated'.
+
+    FILE and OUT are .jsonl or .csv; the other values are kept. Confidences of another source than
+    those that MAP was fitted on are refused. With a threshold in MAP there is also 'abstains'.
+
+    \b
+    Examples:
+      calibrant llm answers apply map new.jsonl -o calibrated.jsonl
+    """  # noqa: D301
+    from calibrant.artifacts import load
+    from calibrant.llm import AnswerCalibrator
+    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.llm.workflows import apply_answers
+
+    check_suffix(out)
+    rows = apply_answers(load(mapped, AnswerCalibrator), read_rows(file))
+    written = shared.how_written(out)
+    write_rows(out, rows)
+    say(f"{written}: {len(rows):,} answers")
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
     """Refuse files, and options of questions, where tables are wanted."""
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = name.replace("_", "-")
-            raise click.UsageError(f"--{option} is for questions, which need --model")
+    for name in filter(_was_passed, names):
+        option = {"saved": "save-answers"}.get(name, name.replace("_", "-"))
+        raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
+
+
+def _was_passed(name: str) -> bool:
+    """Return True for an option that stands on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _print_evaluations(title: str, results: Evaluations) -> None:

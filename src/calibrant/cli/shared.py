@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
+SECONDS_PER_LINE = 10  # of progress, where there is no terminal to draw a bar on
 AS_JSON = click.option(
     "--json", "form", flag_value="json", help="Write JSON; errors are fractions."
 )
@@ -44,6 +45,12 @@ SET = click.option(
 )
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
+)
+BINARY = click.option(
+    "--binary",
+    "estimand",
+    flag_value="binary",
+    help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
 )
 TOP_LABEL = click.option(
     "--top-label",
@@ -89,7 +96,10 @@ def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
 
 @contextmanager
 def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback that shows a bar on stderr once the work has taken a second."""
+    """Yield a callback that shows progress on stderr.
+
+    A terminal gets a bar once the work has taken a second, a file or pipe a line every ten seconds.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -109,12 +119,18 @@ def progress_bar(unit: str = "examples") -> Iterator[Callable[[int, int], None]]
 
     columns = (BarColumn(), MofNCompleteColumn(), unit, RateColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    started, task = time.monotonic(), bar.add_task("", total=None)
+    last, task = time.monotonic(), bar.add_task("", total=None)
 
     def show(done: int, total: int) -> None:
+        nonlocal last
         bar.update(task, completed=done, total=total)
-        if time.monotonic() - started > 1 and sys.stderr.isatty():
-            bar.start()
+        waited = time.monotonic() - last
+        if sys.stderr.isatty():
+            if waited > 1:
+                bar.start()
+        elif waited >= SECONDS_PER_LINE:
+            last += waited
+            say(f"{done:,} of {total:,} {unit}")
 
     try:
         yield show

@@ -22,7 +22,6 @@ from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
     CHUNK,
-    Column,
     Columns,
     OpenFiles,
     array_column,
@@ -41,12 +40,14 @@ from calibrant.data.shards import (
     Chunk,
     Report,
     Shard,
+    agreeing,
     located,
     run_or_refuse,
     run_shard,
     sampled_labels,
     unreported,
 )
+from calibrant.display.results import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -72,6 +73,9 @@ class Split:
     name: str
     shards: list[Shard]
     sample: Sample | None = None  # of the rows whose labels count
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.name!r} of {self.path}", f"{self.rows:,} rows", *self.keys)
 
     @property
     def path(self) -> str:
@@ -116,7 +120,7 @@ class Split:
 
     def read(self, column: str) -> Array:
         """Return the whole of a column as stored; a single ``.npy`` file is mapped, not loaded."""
-        return read_all(_agreeing(self.shards, column))
+        return read_all(agreeing(self.shards, column))
 
     @cached_property
     def labels(self) -> IntArray:
@@ -258,6 +262,10 @@ class Dataset:
     cache: str | None = None  # folder for the log-partition tables of shards
     skipped: Mapping[str, str] = field(default_factory=dict)  # messages by the paths of bad shards
 
+    def __repr__(self) -> str:
+        splits = ", ".join(map(repr, self.splits)) or "none"
+        return one_line(self, f"{self.path}", f"splits: {splits}")
+
     @cached_property
     def _by_split(self) -> list[dict[str, Columns]]:
         return list(map(columns_by_split, self.files))
@@ -298,7 +306,7 @@ class Dataset:
                     f"{shard.domain or 'no logits'}; all shards of a split need the same"
                 )
         for column in (*SCORES, "labels", "features"):
-            _agreeing([shard for shard in shards if column in shard.columns], column)
+            agreeing([shard for shard in shards if column in shard.columns], column)
         starts = np.cumsum([0, *(shard.rows for shard in shards)])
         numbered = [replace(s, first=int(n)) for s, n in zip(shards, starts, strict=False)]
         return Split(self, chosen, numbered)
@@ -482,15 +490,3 @@ def as_dataset(
 def is_data(data: object) -> TypeIs[Stored]:
     """Return True for a path, a mapping or a dataset, False for logits or a data frame."""
     return isinstance(data, (str, os.PathLike, Mapping, Dataset))
-
-
-def _agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
-    """Return a column of all shards, which may differ in the number of rows only."""
-    columns = [shard.column(name) for shard in shards]
-    for column in columns:
-        if column.shape[1:] != columns[0].shape[1:]:
-            raise ValueError(
-                f"{columns[0].path} has {name} of shape {columns[0].shape}, but {column.path} has "
-                f"{column.shape}; shards of a split may differ in the number of rows only"
-            )
-    return columns

@@ -96,6 +96,18 @@ class Shard:
         yield from zip(*(self.column(name).chunks(rows) for name in columns), strict=True)
 
 
+def agreeing(shards: Sequence[Shard], name: str) -> list[Column]:
+    """Return a column of all shards, which may differ in the number of rows only."""
+    columns = [shard.column(name) for shard in shards]
+    for column in columns:
+        if column.shape[1:] != columns[0].shape[1:]:
+            raise ValueError(
+                f"{columns[0].path} has {name} of shape {columns[0].shape}, but {column.path} has "
+                f"{column.shape}; shards of a split may differ in the number of rows only"
+            )
+    return columns
+
+
 @dataclass
 class Place:
     """The first row of the chunk that is worked on."""

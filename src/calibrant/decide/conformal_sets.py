@@ -5,17 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import BoolArray, FloatArray, Logits, check_choice, warn
+from calibrant._core.checks import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Logits,
+    check_choice,
+    warn,
+)
 from calibrant._core.class_names import numbered
+from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share, in_form_of, probabilities
+from calibrant.display.html import Html, joined, notebook
+from calibrant.display.results import facts, heading, one_line, verdict
 from calibrant.metrics.reductions import Input
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 Score = Literal["lac", "aps", "raps"]
 """Nonconformity of an example and a class.
@@ -36,6 +51,23 @@ CELLS = 50
 """Probabilities per unit of their logarithm that the random part tells apart."""
 FLOOR = 1e-30
 """Below this it does not; float32 may have rounded them to zero."""
+
+
+class SetSizes(NamedTuple):
+    """Prediction sets by their size, each ``(sizes,)``."""
+
+    size: IntArray
+    share: FloatArray
+    """Share of the examples."""
+    covered: FloatArray
+    """Share of the examples whose set holds the true class; NaN without labels."""
+    promised: float
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the shares as by :func:`calibrant.plots.set_size_plot`."""
+        from calibrant.plots import set_size_plot
+
+        return set_size_plot(self, ax)
 
 
 @dataclass(frozen=True)
@@ -59,6 +91,30 @@ class ConformalSets:
     n: int
     classes: int
     seed: int
+
+    def __repr__(self) -> str:
+        limit = f"score {self.score}, limit {self.limit:.4g}"
+        counted = f"{self.n:,} examples of {self.classes} classes"
+        return one_line(self, f"coverage {100 * self.coverage:g} %", limit, counted)
+
+    def promise(self) -> str:
+        """Return what is guaranteed, in words."""
+        share = f"{100 * self.coverage:g} %"
+        return f"The set of a new example holds its true class in at least {share} of cases."
+
+    def fragment(self) -> Html:
+        """Return the attributes as HTML, without style."""
+        limit = f"{self.limit:.4g}" if math.isfinite(self.limit) else "none: sets hold all classes"
+        values = {"score": self.score, "limit of the score": limit, "seed": self.seed}
+        about = heading("Conformal sets", f"{self.n:,} examples of {self.classes} classes")
+        return joined([about, verdict(self.promise()), facts(values)])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of one row with all attributes. Needs pandas."""
+        return frame([asdict(self)])
 
     def state(self) -> dict[str, Any]:
         """Return the attributes for JSON: None stands for a limit of infinity."""
@@ -107,6 +163,44 @@ class ConformalSets:
         if nonempty:  # every other set holds the most probable class already
             np.put_along_axis(members, rows.argmax(-1)[..., None], True, -1)
         return in_form_of(scores, members)
+
+    def sizes(self, logits: Input = None, labels: Input = None, *, probs: Input = None) -> SetSizes:
+        """Return how many sets have which size, and with labels how many hold the true class.
+
+        Input as for :func:`conformal`; labels of -100 leave their example out.
+        """
+        examples: dict[str, Any] = {"logits": logits} if probs is None else {"probs": probs}
+        members = np.asarray(torch.as_tensor(self.sets(**examples)).cpu())
+        members = members.reshape(-1, self.classes)
+        right = np.full(len(members), math.nan)
+        if labels is not None:
+            targets = checks.as_labels(numbered(labels, logits, probs)).reshape(-1)
+            checks.check_labels(targets, self.classes)
+            kept = targets != checks.IGNORED
+            members, targets = members[kept], targets[kept]
+            right = np.take_along_axis(members, targets[:, None], -1)[:, 0].astype(np.float64)
+        checks.check_some(len(members))
+        number = members.sum(-1)
+        every = np.arange(number.min(), number.max() + 1)
+        share, covered = (
+            np.bincount(number - every[0], x, len(every)) / len(members)
+            for x in (np.ones(len(members)), right)
+        )
+        return SetSizes(every, share, covered, self.coverage)
+
+    def plot(
+        self,
+        logits: Input = None,
+        labels: Input = None,
+        *,
+        probs: Input = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw the sizes of the sets of some examples, and with labels how many miss their class.
+
+        Input as for :meth:`sizes`. Needs matplotlib.
+        """
+        return self.sizes(logits, labels, probs=probs).plot(ax)
 
 
 def conformal(

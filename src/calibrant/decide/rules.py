@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,14 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import probabilities
 from calibrant.decide.thresholds import Threshold
+from calibrant.display.html import Html, joined, notebook
+from calibrant.display.results import heading, one_line, verdict
 from calibrant.metrics.reductions import Input, check_one_input
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNLIKELY = 0.05
 """Probability below which a check contradicts a promise."""
@@ -165,13 +170,7 @@ class DecisionRule(nn.Module):
 
     def promise(self) -> str:
         """Return what is guaranteed, in words; empty if no answer is accepted."""
-        if isinstance(self.guarantee, ConformalSets):
-            share = f"{100 * self.guarantee.coverage:g} %"
-            return f"The set of a new example holds its true class in at least {share} of cases."
-        if self.guarantee.threshold == math.inf:
-            return ""
-        certain, most = (f"{100 * v:g} %" for v in (self.guarantee.level, self.guarantee.max_error))
-        return f"With {certain} certainty, at most {most} of the accepted answers are wrong."
+        return self.guarantee.promise()
 
     def instruction(self) -> str:
         """Return what to do with a prediction, in words."""
@@ -183,6 +182,21 @@ class DecisionRule(nn.Module):
             most = f"{100 * self.guarantee.max_error:g} %"
             return f"No answer is accepted: too few examples to show an error of at most {most}."
         return f"Accept an answer if its confidence is at least {self.guarantee.threshold:.4f}."
+
+    def __repr__(self) -> str:
+        return one_line(self, self.instruction().rstrip("."), self.describe())
+
+    def fragment(self) -> Html:
+        """Return the rule as HTML, without style."""
+        about = heading("Decision rule", self.instruction(), self.describe())
+        return joined([about, verdict(self.promise())])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of one row with the numbers of the guarantee. Needs pandas."""
+        return self.guarantee.to_frame()
 
     def describe(self) -> str:
         """Describe the rule in a line."""

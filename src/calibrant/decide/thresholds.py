@@ -13,10 +13,16 @@ from scipy.stats import beta, binom
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores, warn
+from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
+from calibrant.display.html import Html, joined, notebook
+from calibrant.display.results import facts, heading, one_line, verdict
+from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
 
@@ -48,6 +54,53 @@ class Threshold(NamedTuple):
     """What is guaranteed about the error; NaN if it was saved by a release that did not keep it."""
     level: float = math.nan
     """Certainty of the guarantee."""
+
+    def __repr__(self) -> str:
+        if self.threshold == math.inf:
+            return one_line(self, "accepts none", f"{self.n:,} examples")
+        return one_line(
+            self,
+            f"{self.threshold:.4f}: accepts {100 * self.coverage:.1f} %",
+            f"{100 * self.error:.2f} % of them wrong",
+            f"max_error={self.max_error:g}, level={self.level:g}",
+        )
+
+    def promise(self) -> str:
+        """Return what is guaranteed, in words; empty if nothing is accepted, or if unknown."""
+        if self.threshold == math.inf or math.isnan(self.max_error):
+            return ""
+        certain, most = (f"{100 * v:g} %" for v in (self.level, self.max_error))
+        return f"With {certain} certainty, at most {most} of the accepted answers are wrong."
+
+    def fragment(self) -> Html:
+        """Return the numbers as HTML, without style."""
+        none = "No answer is accepted: there are too few examples to show such an error."
+        values = {
+            "accept from a confidence of": f"{self.threshold:.4f}",
+            "share accepted": f"{100 * self.coverage:.1f} %",
+            "wrong among them": f"{100 * self.error:.2f} %",
+            "upper bound": f"{100 * self.bound:.2f} %",
+        }
+        known = facts(values) if self.coverage else Html()
+        about = heading("Threshold", f"{self.n:,} examples")
+        return joined([about, verdict(self.promise() or none), known])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of one row with all numbers. Needs pandas."""
+        return frame([self._asdict()])
+
+    def plot(self, logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> Figure:
+        """Draw the share of the answers and their error at every threshold, with this one marked.
+
+        Of examples in the form that :func:`threshold` takes: those of the fit, or others to check
+        it. Needs matplotlib.
+        """
+        from calibrant.plots import threshold_plot
+
+        return threshold_plot(risk_coverage(logits, labels, **data), limit=self)
 
     def state(self) -> dict[str, float | None]:
         """Return the numbers for JSON: None stands for infinity and NaN."""

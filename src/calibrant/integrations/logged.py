@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrant import plots
-from calibrant.metrics.curves import reliability_of
 from calibrant.metrics.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -57,9 +56,8 @@ def scalars(evaluation: Evaluation, prefix: str = PREFIX) -> dict[str, float]:
 
 def bin_rows(evaluation: Evaluation) -> list[list[float]]:
     """Rows of the reliability diagram under ``BIN_COLUMNS``; empty bins are left out."""
-    bins = evaluation.bins
-    curve = reliability_of(bins, level=evaluation.level or 0.9)
-    columns = (curve.edges[:-1], curve.edges[1:], bins.count, *curve[1:5])
+    curve = evaluation.reliability()
+    columns = (curve.edges[:-1], curve.edges[1:], evaluation.bins.count, *curve[1:5])
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [list(row) for row in rows if row[2]]
 

@@ -6,20 +6,21 @@ The names here are those of everyday use; the others are in ``tokens``, ``heads`
 from calibrant.llm.answers.asking import Answer, ask, chat_prompt
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, evaluate_answers
+from calibrant.llm.answers.graded import read_answers
 from calibrant.llm.answers.questions import (
     exact_match,
-    read_answers,
     read_mmlu,
     read_questions,
     read_truthfulqa,
     short_prompt,
 )
+from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
-from calibrant.llm.huggingface import load_model
+from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
 from calibrant.llm.tokens.reading import read_documents
@@ -46,6 +47,7 @@ __all__ = [
     "read_mmlu",
     "read_questions",
     "read_truthfulqa",
+    "shaded_text",
     "short_prompt",
     "token_predictions",
     "top_confidence",

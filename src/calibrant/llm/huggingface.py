@@ -1,20 +1,16 @@
-"""Hugging Face models: loading them, and the parts that calibration needs."""
+"""The parts of Hugging Face models that calibration needs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import IntArray
-from calibrant._core.torch_models import layer_inputs, own_device
-
-CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
+from calibrant._core.torch_models import layer_inputs
 
 SCALES = "scales_for_calibrant"
 """Attribute of the hooks that scale logits, and of the hidden states whose logits were scaled."""
@@ -22,47 +18,6 @@ SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap
 """Names of the bound of the logits in model configurations."""
 PROBE_TOKENS = 8
 """Number of tokens on which the parts of a model are compared with the whole."""
-
-
-def load_model(
-    path: str | os.PathLike[str], *, device: str | None = None, dtype: str = "auto"
-) -> tuple[Any, Any]:
-    """Load a causal language model and its tokenizer, and return both.
-
-    Parameters
-    ----------
-    path : path
-        A Hugging Face folder, a name on the hub, or a ``.gguf`` file.
-    device : str, optional
-        A torch device; with ``cuda`` each process of ``torchrun`` gets its own GPU.
-    dtype : str
-        A torch dtype; ``auto`` keeps that of the file.
-    """
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        message = f"language models need transformers ({error}): pip install 'calibrant[llm]'"
-        raise ImportError(message) from error
-    file = Path(path)
-    # a name on the hub is one word, or two with a slash between them
-    local = file.is_absolute() or str(path).startswith(".") or str(path).endswith(("/", ".gguf"))
-    if local and not file.exists():
-        raise FileNotFoundError(f"there is no model at {path}")
-    if file.is_dir() and not any((file / name).exists() for name in CONFIGS):
-        raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}")
-    options: dict[str, Any] = {}
-    if file.suffix == ".gguf":
-        path, options = file.parent, {"gguf_file": file.name}
-    precision: Any = "auto" if dtype == "auto" else getattr(torch, dtype, None)
-    usable = isinstance(precision, torch.dtype) and precision.is_floating_point
-    if precision != "auto" and not usable:
-        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    target = None if device is None else own_device(device)  # fails before the slow load
-    tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=precision, **options)
-    if options:
-        model.config._name_or_path = file.name
-    return (model if target is None else model.to(target)).eval(), tokenizer
 
 
 def plain_model(model: Any) -> Any:

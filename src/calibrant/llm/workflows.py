@@ -1,33 +1,70 @@
-"""The steps behind ``calibrant llm evaluate`` and ``calibrant llm ask``."""
+"""The steps behind ``calibrant llm collect``, ``evaluate``, ``ask`` and ``answers``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.special import log_softmax
 
-from calibrant._core.checks import FloatArray, IntArray
-from calibrant._core.chunks import Progress
-from calibrant.calibrators.auto import Auto
-from calibrant.llm.answers import asking, questions as question_sets
+from calibrant._core.checks import BoolArray, FloatArray, warn
+from calibrant._core.messages import printable
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
+from calibrant.llm import loading
+from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import Answer
-from calibrant.llm.answers.calibrator import AnswerCalibrator
-from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
+from calibrant.llm.answers.confidence import AGGREGATORS, evaluate_answers
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
+from calibrant.llm.answers.grading import Confidence, QuestionSet
 from calibrant.llm.answers.questions import Question
+from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.tokens.collect import collect
+from calibrant.llm.tokens.documents import DocumentEncoder
 from calibrant.llm.tokens.evaluate import ConfidenceEvaluation, evaluate_tokens
+from calibrant.llm.tokens.reading import DocumentFile
 from calibrant.llm.tokens.tables import TokenTable
-from calibrant.workflows.fit import cross_fit
 
-Confidence: TypeAlias = Aggregator | Literal["p_true"]
-"""An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 """Evaluations ``before``, with a head ``after``, and of multiple choice ``calibrated``."""
-FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be
+CONFIDENCES = (*AGGREGATORS, "p_true")
+REMEDY = (
+    "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
+    "--save-answers and calibrant llm answers fit"
+)
+
+
+def collect_file(
+    model: str | os.PathLike[str],
+    documents: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    length: int = 1024,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    device: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> tuple[TokenTable, int]:
+    """Load a model and run it over a file of documents, of which no texts are kept in memory.
+
+    ``limit`` and ``skip_bad`` are those of :func:`~calibrant.llm.read_documents`, ``options`` those
+    of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
+    """
+    # mistakes in these show before the slow load of the model
+    loading.check_options(device=device, dtype=dtype)
+    file = DocumentFile(documents)
+    tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
+    texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)
+    network = loading.load_weights(
+        model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    return collect(network, texts, folder, length=length, **options), len(texts)
 
 
 def evaluate_table(
@@ -35,7 +72,7 @@ def evaluate_table(
 ) -> Evaluations:
     """Measure the calibration of the tokens of a table, before and after a head."""
     evaluations = {}
-    for name, head in _before_and_after(fitted).items():
+    for name, head in grading.before_and_after(fitted).items():
         tokens = token_predictions(table, head)
         evaluations[name] = evaluate_tokens(
             tokens.confidence, tokens.correct, table.documents, nll=tokens.nll, level=level
@@ -43,93 +80,25 @@ def evaluate_table(
     return evaluations
 
 
-class QuestionSet(NamedTuple):
-    """Questions to ask, and solved ones to show before them."""
-
-    questions: list[Question]
-    shots: list[Question]
-
-    @property
-    def choices(self) -> bool:
-        """True for multiple choice."""
-        return bool(self.questions[0].choices)
-
-
-def read_question_set(
-    path: str | os.PathLike[str], *, limit: int | None = None, shots: int = 5, seed: int = 0
-) -> QuestionSet:
-    """Read and draw questions.
-
-    ``path`` is a folder of MMLU, ``TruthfulQA.csv``, or a text file of questions and answers.
-    ``limit`` questions are drawn, or all. ``shots`` solved examples are, for MMLU, the first of
-    each subject, else the first drawn.
-    """
-    if Path(path).is_dir():
-        solved = question_sets.first_of_each(question_sets.read_mmlu(path, "dev"), shots)
-        whole = question_sets.read_mmlu(path, "test")
-        return QuestionSet(question_sets.subset(whole, limit or len(whole), seed=seed), solved)
-    is_csv = str(path).endswith(".csv")
-    whole = (question_sets.read_truthfulqa if is_csv else question_sets.read_questions)(path)
-    if len(whole) <= shots:
-        raise ValueError(f"{path} has {len(whole)} questions, too few for {shots} shots: use fewer")
-    drawn = question_sets.subset(whole, (limit or len(whole)) + shots, seed=seed)
-    return QuestionSet(drawn[shots:], drawn[:shots])
-
-
 def evaluate_questions(
-    model: Any,
-    tokenizer: Any,
-    asked: QuestionSet,
-    *,
-    fitted: FittedHead | None = None,
-    confidence: Confidence | None = None,
-    keep_predictions: bool = False,
-    level: float | None = 0.9,
-    progress: Progress | None = None,
+    model: Any, tokenizer: Any, asked: QuestionSet, *, level: float | None = 0.9, **options: Any
 ) -> Evaluations:
     """Let a model answer questions, and measure its calibration before and after a head.
 
-    Multiple choice of at least 100 questions is also measured ``calibrated``: each question by
-    :class:`calibrant.Auto`, fitted on the answers in other folds. It corrects a preference for some
-    letters and may so change answers, unless ``keep_predictions``.
+    ``options`` are those of :func:`grade_questions`.
     """
-    heads, evaluations = _before_and_after(fitted), {}
-    if asked.choices:
-        logits, labels = asking.ask_choices_each(
-            model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
-        )
-        if len(labels) >= FEWEST:
-            *_, last = logits.values()
-            logits["calibrated"] = calibrated_choices(last, labels, keep_predictions)
-        for name, each in logits.items():
-            probs, right = np.exp(each.max(-1)), each.argmax(-1) == labels
-            evaluations[name] = evaluate_answers(probs, right, level=level)
-        return evaluations
-    prompts = [question_sets.short_prompt(one, asked.shots) for one in asked.questions]
-    by_head = asking.ask_each(model, tokenizer, prompts, heads, progress=progress)
-    for name, answers in by_head.items():
-        pairs = zip(answers, asked.questions, strict=True)
-        right = np.array([question_sets.exact_match(a.text, q.references) for a, q in pairs])
-        rule = confidence or "geometric"
-        probs = _confidences(model, tokenizer, asked.questions, answers, heads[name], rule)
-        evaluations[name] = evaluate_answers(probs, right, level=level)
-    return evaluations
+    graded = grading.grade_questions(model, tokenizer, asked, **options)
+    return evaluate_graded(graded, level=level)
 
 
-def calibrated_choices(
-    logits: FloatArray, labels: IntArray, keep_predictions: bool = False
-) -> FloatArray:
-    """Calibrate the logits ``(n, choices)`` of questions, each by a fit on other folds of them.
-
-    Returns log-probabilities. A preference for some letters is corrected: the answer may change,
-    unless ``keep_predictions``.
-    """
-    auto = Auto(keep_argmax=keep_predictions)
-    fitted = cross_fit({"logits": logits, "labels": labels}, auto, folds=FOLDS, level=None)
-    result = np.empty_like(logits)
-    for i, calibrator in enumerate(fitted.calibrators):
-        result[fitted.folds == i] = calibrator.transform(logits[fitted.folds == i])
-    return np.asarray(log_softmax(result, axis=-1))
+def evaluate_graded(
+    graded: Mapping[str, GradedAnswers], *, level: float | None = 0.9
+) -> Evaluations:
+    """Measure the calibration of answers of :func:`grade_questions`."""
+    return {
+        name: evaluate_answers(answers.confidence, answers.correct, level=level)
+        for name, answers in graded.items()
+    }
 
 
 class Reply(NamedTuple):
@@ -144,6 +113,21 @@ class Reply(NamedTuple):
         """True if the confidence is below the required one."""
         return self.confidence < self.required
 
+    def __repr__(self) -> str:
+        said = "abstains" if self.abstains else repr(self.answer.text)
+        figures = f"confidence {100 * self.confidence:.1f} %, required {100 * self.required:g} %"
+        return one_line(self, said, figures)
+
+    def shaded(self, title: str = "Answer") -> ShadedText:
+        """Return the answer with shaded tokens, and the confidence that decided."""
+        if not self.abstains:
+            return self.answer.shaded(title, self.confidence)
+        figures = f"confidence {100 * self.confidence:.1f} %, required {100 * self.required:g} %"
+        return shaded_text([], [], title=title, note=f"no answer: {figures}")
+
+    def _repr_html_(self) -> str:
+        return notebook(self.shaded().fragment())
+
 
 def answer_question(
     model: Any,
@@ -154,7 +138,7 @@ def answer_question(
     calibrator: AnswerCalibrator | None = None,
     confidence: Confidence | None = None,
     min_confidence: float = 0.0,
-    max_new_tokens: int = 64,
+    max_new_tokens: int = grading.SENTENCES,
     chat: bool = True,
 ) -> Reply:
     """Answer a question with a calibrated confidence, or abstain.
@@ -163,52 +147,103 @@ def answer_question(
     applies besides ``min_confidence``. ``confidence`` is by default that of the calibrator, or
     ``geometric``. With ``chat`` the question is rendered with the chat template.
     """
-    check_confidence(calibrator, confidence)
-
-    def form(text: str) -> str:
-        return asking.chat_prompt(tokenizer, text) if chat else text
-
+    rule, form = confidence_of(calibrator, confidence), grading.form_of(tokenizer, chat)
+    source = grading.source_of(model, fitted, rule, grading.prompt_form(tokenizer, chat))
+    if calibrator is not None:
+        calibrator.source_.check(source, REMEDY)
+    asked, prompts = [Question(question, ())], [form(question)]
+    grading.check_written(model, tokenizer, asked, prompts, form, rule, max_new_tokens)
     options: dict[str, Any] = {"fitted": fitted, "max_new_tokens": max_new_tokens}
-    (answer,) = asking.ask(model, tokenizer, [form(question)], **options)
-    asked, rule = [Question(question, ())], confidence or "geometric"
-    (value,) = _confidences(model, tokenizer, asked, [answer], fitted, rule, form)
+    (answer,) = asking.ask(model, tokenizer, prompts, **options)
+    values = grading.confidences(model, tokenizer, asked, [answer], fitted, rule, form)
     required = min_confidence
     if calibrator is not None:
-        (value,) = calibrator.predict([answer.probs] if calibrator.aggregate else [value])
+        values = calibrated(calibrator, values)
         if calibrator.threshold_ is not None:
             required = max(required, calibrator.threshold_.threshold)
-    return Reply(answer, float(value), required)
+    return Reply(answer, float(values[0]), required)
 
 
-def check_confidence(calibrator: AnswerCalibrator | None, confidence: str | None) -> None:
-    """Raise unless an answer calibrator gets the confidence that it was fitted on."""
-    if calibrator is None:
-        return
-    if calibrator.aggregate is None and confidence is None:
+def confidence_of(calibrator: AnswerCalibrator | None, confidence: str | None) -> Confidence:
+    """Return the confidence that an answer calibrator needs; raise if another is asked for."""
+    known = calibrator.source_.confidence if calibrator is not None else ""
+    if calibrator is not None and not (known or confidence):
         raise ValueError("the answer calibrator was fitted on other confidences: pass confidence")
-    if calibrator.aggregate is not None and confidence not in (None, calibrator.aggregate):
+    if known and confidence not in (None, known):
         raise ValueError(
-            f"the answer calibrator was fitted on {calibrator.aggregate} confidences, got "
+            f"the answer calibrator was fitted on {printable(known)} confidences, got "
             f"confidence={confidence}: leave it out"
         )
+    rule: Any = known or confidence or "geometric"
+    if rule not in CONFIDENCES:
+        raise ValueError(
+            f"the answer calibrator is for confidences of {printable(rule)}, not computed "
+            "here: apply it to a file of answers, by calibrant llm answers apply"
+        )
+    return rule  # type: ignore[no-any-return]
 
 
-def _before_and_after(fitted: FittedHead | None) -> dict[str, FittedHead | None]:
-    return {"before": None} if fitted is None else {"before": None, "after": fitted}
+def fit_answers(graded: GradedAnswers, *, stage: Map = "beta") -> AnswerCalibrator:
+    """Fit a map from the confidences of graded answers to the chance that they are right.
+
+    The map keeps the source of the confidences, and refuses those of another.
+    """
+    return _fitted(graded, stage, np.ones(len(graded.correct), dtype=bool))
 
 
-def _confidences(
-    model: Any,
-    tokenizer: Any,
-    questions: Sequence[Question],
-    answers: Sequence[Answer],
-    fitted: FittedHead | None,
-    confidence: Confidence,
-    form: Callable[[str], str] = str,
-) -> FloatArray:
-    """Confidence of each answer; ``form`` makes a prompt of a question."""
-    if confidence != "p_true":
-        return answer_confidence([answer.probs for answer in answers], confidence)
-    pairs = zip(questions, answers, strict=True)
-    prompts = [form(question_sets.verdict_prompt(one, answer.text)) for one, answer in pairs]
-    return asking.ask_true(model, tokenizer, prompts, fitted=fitted)
+def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Evaluations:
+    """Measure confidences ``before`` and, each by a map that was fitted on other folds, ``after``.
+
+    Without ``after`` if there are fewer than ten answers.
+    """
+    confidence, correct = graded.confidence, graded.correct
+    evaluations = {"before": evaluate_answers(confidence, correct)}
+    if len(correct) < 2 * grading.FOLDS:
+        return evaluations
+    folds = np.random.default_rng(0).permutation(len(correct)) % grading.FOLDS
+    after = np.empty_like(confidence)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fit to all answers repeats what is worth saying
+        for fold in range(grading.FOLDS):
+            fitted = _fitted(graded, stage, folds != fold)
+            after[folds == fold] = calibrated(fitted, confidence[folds == fold])
+    return evaluations | {"after": evaluate_answers(after, correct)}
+
+
+def _fitted(graded: GradedAnswers, stage: Map, rows: BoolArray) -> AnswerCalibrator:
+    rule: Any = graded.source.confidence
+    made = AnswerCalibrator(rule if rule in AGGREGATORS else None, stage=stage)
+    answers = _as_answers(made, graded.confidence[rows])
+    return made.fit(answers, graded.correct[rows], source=graded.source)
+
+
+def calibrated(calibrator: AnswerCalibrator, confidence: FloatArray) -> FloatArray:
+    """Return the chances of answers to be right, from confidences of any source."""
+    return calibrator.predict(_as_answers(calibrator, confidence))
+
+
+def _as_answers(calibrator: AnswerCalibrator, confidence: FloatArray) -> Any:
+    # every aggregate of a single token is its probability
+    return confidence if calibrator.aggregate is None else list(confidence[:, None])
+
+
+def apply_answers(calibrator: AnswerCalibrator, answers: AnswerRows) -> list[Row]:
+    """Add the chance of each answer to be right to its row, as ``calibrated``.
+
+    With a threshold there is also ``abstains``. Raises if the confidences are of another source.
+    """
+    stated = any("confidence" in row for row in answers.rows)
+    confidence, source, _ = answers.confidences(None if stated else calibrator.aggregate)
+    calibrator.source_.check(source)
+    known = calibrator.source_.confidence
+    if known and not source.confidence:
+        warn(
+            f"the answers do not say where their confidence comes from, and the answer calibrator "
+            f"is for {printable(known)}: state it as source"
+        )
+    chances = calibrated(calibrator, confidence)
+    rows = [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]
+    if calibrator.threshold_ is None:
+        return rows
+    abstains = calibrator.abstains(chances)
+    return [{**row, "abstains": bool(x)} for row, x in zip(rows, abstains, strict=True)]

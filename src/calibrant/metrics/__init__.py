@@ -16,19 +16,19 @@ from calibrant.metrics.binned import (
     under_ece as under_ece,
 )
 from calibrant.metrics.curves import (
+    ClassReliability as ClassReliability,
     Histogram as Histogram,
     MarginReliability as MarginReliability,
-    Reliability as Reliability,
     SmoothReliability as SmoothReliability,
     confidence_histogram as confidence_histogram,
     reliability as reliability,
+    reliability_by_class as reliability_by_class,
     reliability_by_margin as reliability_by_margin,
     smooth_reliability as smooth_reliability,
 )
 from calibrant.metrics.evaluation import Evaluation as Evaluation
 from calibrant.metrics.intervals import (
     CalibrationTest as CalibrationTest,
-    Estimate as Estimate,
     calibration_test as calibration_test,
 )
 from calibrant.metrics.ranking import (
@@ -49,6 +49,7 @@ from calibrant.metrics.reductions import (
     top_label as top_label,
 )
 from calibrant.metrics.registry import METRICS as METRICS
+from calibrant.metrics.reliability import Estimate as Estimate, Reliability as Reliability
 from calibrant.metrics.scores import accuracy as accuracy, brier as brier, nll as nll
 from calibrant.metrics.smooth import ks as ks, smce as smce, smooth_ece as smooth_ece
 from calibrant.metrics.summary import Metric as Metric

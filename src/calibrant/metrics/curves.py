@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
-from scipy.stats import beta, norm
+from scipy.stats import norm
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
 from calibrant._core.checks import FloatArray, Values, check_level
 from calibrant._core.chunks import EstimandChoice, resolve_estimand
+from calibrant._core.tables import columns_frame
+from calibrant.display.elements import axis_names
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
+from calibrant.display.svg import Line, histogram_chart, line_chart
+from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.reductions import (
-    ESTIMANDS,
     Data,
     EventData,
     Input,
     WeightedPairs,
     answers_from,
+    event_probability,
+    examples_of_caller,
     keywords,
     margins,
     pairs_from,
+    reduce_examples,
 )
+from calibrant.metrics.reliability import Reliability, reliability_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from typing_extensions import Unpack
 
 
@@ -32,53 +44,40 @@ CELLS = 2048
 """Cells of [0, 1] in which the smooth curve takes examples together."""
 
 
-class Reliability(NamedTuple):
-    """Accuracy per bin with an interval; empty bins are NaN. Each ``(bins,)``."""
-
-    edges: FloatArray  # (bins + 1,)
-    confidence: FloatArray
-    accuracy: FloatArray
-    low: FloatArray
-    high: FloatArray
-    share: FloatArray
-
-    @property
-    def probability(self) -> str:
-        """Name of the confidence where it is that of one class, P(y = 1), else empty."""
-        return ""
-
-
-class PositiveReliability(Reliability):
-    """Reliability of P(y = 1): the accuracy is the frequency of y = 1."""
-
-    @property
-    def probability(self) -> str:
-        """Name of the confidence."""
-        return ESTIMANDS["binary"]
-
-
 class SmoothReliability(NamedTuple):
-    """Accuracy as a smooth function of confidence, with a band for it. Each ``(points,)``."""
+    """Accuracy as a smooth function of confidence, with a band. The arrays are ``(points,)``."""
 
     confidence: FloatArray
     accuracy: FloatArray
     low: FloatArray
     high: FloatArray
     density: FloatArray
+    level: float = math.nan
+    """Coverage of the band at each single confidence."""
+    probability: str = ""
+    """Name of the confidence where it is that of one event, such as P(y = 1), else empty."""
 
-    @property
-    def probability(self) -> str:
-        """Name of the confidence where it is that of one class, P(y = 1), else empty."""
-        return ""
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the curve as by :func:`calibrant.plots.smooth_diagram`, with its options."""
+        from calibrant.plots import smooth_diagram
 
+        return smooth_diagram(self, ax, **options)
 
-class PositiveSmoothReliability(SmoothReliability):
-    """Smooth reliability of P(y = 1)."""
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.confidence)} points")
 
-    @property
-    def probability(self) -> str:
-        """Name of the confidence."""
-        return ESTIMANDS["binary"]
+    def _repr_html_(self) -> str:
+        claim, event = axis_names(self.probability)
+        # where less than a thousandth of the peak density lies, the curve is extrapolation
+        seen = np.where(self.density > 1e-3 * self.density.max(), 1.0, np.nan)
+        low, high = seen * self.low, seen * self.high
+        curve = Line(event, self.confidence, seen * self.accuracy, low, high)
+        ideal = Line("ideal", [0, 1], [0, 1], colour="ink", dashed=True)
+        return notebook(line_chart([curve, ideal], x_label=claim, y_label=event, y_range=(0, 1)))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each point of the curve. Needs pandas."""
+        return columns_frame({name: getattr(self, name) for name in self._fields[:5]})
 
 
 class MarginReliability(NamedTuple):
@@ -88,6 +87,24 @@ class MarginReliability(NamedTuple):
     high: float
     reliability: Reliability
 
+    def __repr__(self) -> str:
+        return one_line(self, f"margin {self.low:.4g} to {self.high:.4g}", repr(self.reliability))
+
+    def _repr_html_(self) -> str:
+        return notebook(self.reliability.chart(f"margin {self.low:.4g} to {self.high:.4g}"))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame of the reliability. Needs pandas."""
+        return self.reliability.to_frame()
+
+
+class ClassReliability(NamedTuple):
+    """Reliability of the probability of one class, or of one tag."""
+
+    number: int
+    """Of the class, from 0."""
+    reliability: Reliability
+
 
 class Histogram(NamedTuple):
     """Share of all examples per bin of confidence that are right, and that are wrong."""
@@ -95,6 +112,28 @@ class Histogram(NamedTuple):
     edges: FloatArray
     right: FloatArray
     wrong: FloatArray
+    confidence: float = math.nan
+    """Mean confidence of all examples."""
+    accuracy: float = math.nan
+    """Share of right answers."""
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the shares as by :func:`calibrant.plots.confidence_histogram`."""
+        from calibrant.plots import confidence_histogram
+
+        return confidence_histogram(self, ax)
+
+    def __repr__(self) -> str:
+        shares = f"{100 * self.right.sum():.1f} % right, {100 * self.wrong.sum():.1f} % wrong"
+        return one_line(self, f"{len(self.right)} bins", shares)
+
+    def _repr_html_(self) -> str:
+        return notebook(histogram_chart(self.edges, {"right": self.right, "wrong": self.wrong}))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each bin: its ends and the shares. Needs pandas."""
+        ends = {"low_edge": self.edges[:-1], "high_edge": self.edges[1:]}
+        return columns_frame({**ends, "right": self.right, "wrong": self.wrong})
 
 
 @keywords(EventData)
@@ -104,7 +143,7 @@ def reliability(
     *,
     bins: int = 15,
     equal_mass: bool = False,
-    level: float = 0.9,
+    level: float | None = 0.9,
     **data: Unpack[EventData],
 ) -> Reliability:
     """Accuracy per bin of confidence, with Clopper-Pearson intervals.
@@ -117,33 +156,17 @@ def reliability(
     """
     pairs = pairs_from(logits, labels, **data)
     edges = pairs.equal_mass_edges(bins) if equal_mass else uniform_edges(bins)
-    return reliability_of(pairs.filled(edges), level=level, positive=_positive(logits, **data))
+    return reliability_of(pairs.filled(edges), level=level, probability=_event(logits, **data))
 
 
-def reliability_of(filled: Bins, *, level: float = 0.9, positive: bool = False) -> Reliability:
-    """Reliability from sums per bin, such as those of an Evaluation; ``positive`` of P(y = 1)."""
-    check_level(level)
-    with np.errstate(invalid="ignore"):
-        effective = filled.effective
-        hits = filled.accuracy * effective
-        tail = (1 - level) / 2
-        low = np.where(hits > 0, beta.ppf(tail, hits, effective - hits + 1), 0.0)
-        high = np.where(hits < effective, beta.ppf(1 - tail, hits + 1, effective - hits), 1.0)
-    empty = filled.weight == 0
-    low[empty] = high[empty] = np.nan
-    share = filled.weight / filled.total
-    kind = PositiveReliability if positive else Reliability
-    return kind(filled.edges, filled.confidence, filled.accuracy, low, high, share)
-
-
-def _positive(logits: Input, **data: Unpack[EventData]) -> bool:
-    """Return True if P(y = 1) of examples is measured; pairs may be of anything."""
+def _event(logits: Input, **data: Unpack[EventData]) -> str:
+    """Return the name of the probability that is measured; pairs may be of anything."""
     scores = data.get("probs") if logits is None else logits
     if scores is None:
-        return False
+        return ""
     shape = checks.as_scores(scores).shape
     classes = int(shape[-1]) if len(shape) > 1 else 2
-    return resolve_estimand(data.get("estimand", "auto"), classes) == "binary"
+    return event_probability(resolve_estimand(data.get("estimand", "auto"), classes))
 
 
 @keywords(EventData)
@@ -169,8 +192,17 @@ def smooth_reliability(
     >>> round(float(curve.accuracy[256]), 2)
     0.6
     """
-    check_level(level)
     pairs = pairs_from(logits, labels, **data)
+    return smooth_reliability_of(
+        pairs, level=level, points=points, probability=_event(logits, **data)
+    )
+
+
+def smooth_reliability_of(
+    pairs: WeightedPairs, *, level: float = 0.9, points: int = 512, probability: str = ""
+) -> SmoothReliability:
+    """Compute :func:`smooth_reliability` of checked pairs, of a probability with this name."""
+    check_level(level)
     grid = (np.arange(points) + 0.5) / points
     filled = pairs.filled(uniform_edges(CELLS))
     held = filled.weight > 0
@@ -187,8 +219,8 @@ def smooth_reliability(
     noise = weights**2 @ (variance * around * (1 - around))
     reach = np.sqrt(z2 * noise * worth / (worth + z2))
     low, high = np.clip(centre - reach, 0, accuracy), np.clip(centre + reach, accuracy, 1)
-    kind = PositiveSmoothReliability if _positive(logits, **data) else SmoothReliability
-    return kind(grid, accuracy, low, high, _density(pairs, points))
+    density = _density(pairs, points)
+    return SmoothReliability(grid, accuracy, low, high, density, level, probability)
 
 
 def _widths(grid: FloatArray, claimed: FloatArray, mass: FloatArray, share: float) -> FloatArray:
@@ -239,7 +271,8 @@ def confidence_histogram(
     """
     filled = answers_from(logits, labels, **data).filled(uniform_edges(bins))
     right = filled.observed / filled.total
-    return Histogram(filled.edges, right, filled.weight / filled.total - right)
+    means = float(filled.claimed.sum() / filled.total), float(right.sum())
+    return Histogram(filled.edges, right, filled.weight / filled.total - right, *means)
 
 
 def reliability_by_margin(
@@ -249,7 +282,7 @@ def reliability_by_margin(
     estimand: EstimandChoice = "auto",
     margin_bins: int = 3,
     bins: int = 15,
-    level: float = 0.9,
+    level: float | None = 0.9,
 ) -> list[MarginReliability]:
     """Reliability by margin between the top two logits, smallest margins first (SMART, fig. 15).
 
@@ -261,15 +294,81 @@ def reliability_by_margin(
     >>> [m.low < m.high for m in reliability_by_margin(logits, logits.argmax(-1))]
     [True, True, True]
     """
-    checks.check_whole("margin_bins", margin_bins)
-    confidence, outcome, _ = pairs_from(logits, labels, estimand=estimand)
-    positive = _positive(logits, estimand=estimand)
+    pairs = pairs_from(logits, labels, estimand=estimand)
     margin = margins(checks.as_scores(logits)[checks.as_labels(labels) != checks.IGNORED])
+    probability = _event(logits, estimand=estimand)
+    return margin_groups(
+        pairs, margin, margin_bins=margin_bins, bins=bins, level=level, probability=probability
+    )
+
+
+def margin_groups(
+    pairs: WeightedPairs,
+    margin: FloatArray,
+    *,
+    margin_bins: int = 3,
+    bins: int = 15,
+    level: float | None = 0.9,
+    probability: str = "",
+) -> list[MarginReliability]:
+    """Compute :func:`reliability_by_margin` of checked pairs and their margins ``(n,)``."""
+    checks.check_whole("margin_bins", margin_bins)
     order = np.argsort(margin, kind="stable")
     curves = []
     for part in np.array_split(order, min(margin_bins, order.size)):
-        pairs = WeightedPairs(confidence[part], outcome[part], None)
-        filled = pairs.filled(uniform_edges(bins))
-        curve = reliability_of(filled, level=level, positive=positive)
+        weight = None if pairs.weight is None else pairs.weight[part]
+        some = WeightedPairs(pairs.confidence[part], pairs.outcome[part], weight)
+        filled = some.filled(uniform_edges(bins))
+        curve = reliability_of(filled, level=level, probability=probability)
         curves.append(MarginReliability(float(margin[part[0]]), float(margin[part[-1]]), curve))
+    return curves
+
+
+@checks.warnings_at_caller()
+def reliability_by_class(
+    logits: Input = None,
+    labels: Input = None,
+    *,
+    probs: Input = None,
+    sample_weight: Input = None,
+    estimand: EstimandChoice = "auto",
+    bins: int = 15,
+    level: float | None = 0.9,
+) -> list[ClassReliability]:
+    """Reliability of the probability of each class against the rest, or of each tag, worst first.
+
+    The classes whose error, of which :func:`calibrant.classwise_ece` is the mean, is largest come
+    first; those without any example are left out.
+
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(size=(900, 3))
+    >>> logits[:, 2] += 2
+    >>> labels = rng.integers(3, size=900)
+    >>> reliability_by_class(logits, labels)[0].number
+    2
+    """
+    examples, _ = examples_of_caller(logits, labels, probs, sample_weight, estimand)
+    sums = ClassBins.empty(examples.columns, bins)
+    reduce_examples(examples, sums)
+    kind = "P(tag)" if examples.estimand == "multilabel" else "P(class)"
+    return class_reliability(sums, level=level, probability=kind)
+
+
+def class_reliability(
+    sums: ClassBins, *, level: float | None = 0.9, probability: str = "P(class)"
+) -> list[ClassReliability]:
+    """Compute :func:`reliability_by_class` from sums per class and bin."""
+    edges, errors = uniform_edges(sums.bins), sums.errors()
+    total = sums.weight.sum(1, keepdim=True)
+    empty = sums.weight <= 1e-9 * total  # a first bin whose examples were moved is off by rounding
+    tables = (sums.weight, sums.claimed, sums.observed, sums.squares)
+    weight, claimed, observed, squares = (x.masked_fill(empty, 0).numpy() for x in tables)
+    none = np.zeros(sums.bins)
+    worst = np.argsort(-errors, kind="stable")[: int(np.isfinite(errors).sum())]
+    curves = []
+    for k in worst.tolist():
+        columns = weight[k], claimed[k], observed[k], none, squares[k]
+        held = Bins(edges, none.astype(np.int64), *columns)
+        curve = reliability_of(held, level=level, probability=probability)
+        curves.append(ClassReliability(k, curve))
     return curves

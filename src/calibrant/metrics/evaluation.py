@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,18 @@ from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
 from calibrant._core.messages import printable
 from calibrant._core.tables import frame, latex_table
+from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
+from calibrant.display.results import Kind, heading, long_table, one_line, verdict
 from calibrant.metrics.hints import hint_of
 from calibrant.metrics.intervals import CalibrationTest, Estimate
-from calibrant.metrics.reductions import ESTIMANDS, probability_of
+from calibrant.metrics.reductions import ESTIMANDS, event_probability, probability_of
 from calibrant.metrics.registry import METRICS
+from calibrant.metrics.reliability import Reliability, reliability_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +80,25 @@ class Evaluation(Mapping[str, Estimate]):
         """Heading of the names of the metrics."""
         return f"calibration of {self.probability}" if self.probability else ""
 
+    def reliability(self) -> Reliability:
+        """Return the numbers of a reliability diagram; the ECE with its interval if it is there."""
+        probability = event_probability(self.estimand)
+        ece = self.metrics.get("ece")
+        return reliability_of(self.bins, level=self.level, probability=probability, ece=ece)
+
+    def plot(self, ax: Axes | None = None, *, most: int = 8, **options: Any) -> Axes | Figure:
+        """Draw a reliability diagram; with subgroups, and without ``ax``, one for each.
+
+        At most ``most`` subgroups are drawn, beside all examples and worst first. Options are
+        those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        """
+        from calibrant.plots import reliability_diagram, reliability_diagrams
+
+        if not self.by or ax is not None:
+            return reliability_diagram(self, ax, **options)
+        parts = {"all": self, **dict(list(self.by.items())[:most])}
+        return reliability_diagrams({f"{k} (n = {e.n:,})": e for k, e in parts.items()})
+
     def verdict(self) -> str:
         """The test of calibration in words; empty without one."""
         if self.test is None:
@@ -96,9 +121,9 @@ class Evaluation(Mapping[str, Estimate]):
         """Title, value and interval of each metric, as text."""
         rows = []
         for name, (value, *ends) in self.metrics.items():
-            low, high = (_shown(name, end).removesuffix(" %") for end in ends)
+            low, high = (shown(name, end).removesuffix(" %") for end in ends)
             interval = "" if math.isnan(ends[0]) else f"[{low}, {high}]"
-            rows.append((METRICS[name].title, _shown(name, value), interval))
+            rows.append((METRICS[name].title, shown(name, value), interval))
         return rows
 
     @property
@@ -128,6 +153,55 @@ class Evaluation(Mapping[str, Estimate]):
             lines.append(f"group {name}, {part.n:,} examples: {shown}".rstrip())
         said = [self.describe(), *lines, self.verdict(), self.hint()]
         return printable("\n".join(filter(None, said)))
+
+    def __repr__(self) -> str:
+        return one_line(self, self.describe().partition(";")[0], self.headline())
+
+    def headline(self) -> str:
+        """Up to three figures in a line: ECE with its interval, accuracy and NLL if they are known.
+
+        >>> from calibrant.metrics.accumulator import Accumulator
+        >>> stream = Accumulator(level=None, metrics=["ece", "accuracy"])
+        >>> stream.update([[2.0, 0.0], [1.0, 0.0]], [0, 1]).compute().headline()
+        'ECE 42.50 %, accuracy 50.00 %'
+        """
+        usual = [name for name in ("ece", "accuracy", "nll") if name in self.metrics]
+        rows = dict(zip(self, self.table(), strict=True))
+        figures = [rows[name] for name in usual or list(self)[:3]]
+        first = " ".join(figures[0]).rstrip() if figures else ""
+        return ", ".join(filter(None, [first, *(f"{t} {value}" for t, value, _ in figures[1:])]))
+
+    def chart(self, title: str = "") -> str:
+        """Reliability diagram as SVG, with the title and the ECE above."""
+        rows = dict(zip(self, self.table(), strict=True))
+        error = " ".join(rows["ece"]).rstrip() if "ece" in rows else ""
+        note = ": ".join(filter(None, [title, error]))
+        return self.reliability().chart(note)
+
+    def fragment(self) -> Html:
+        """HTML of the evaluation, without its style."""
+        kind: Kind = "bad" if self.test is not None and self.test.p_value < 0.05 else "good"
+        name = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).capitalize()
+        metrics = html_table(
+            (self.heading or "metric", "value", self.interval_heading), self.table()
+        )
+        head, *rows = self.subgroup_table() if self.by else [()]
+        return joined(
+            [
+                heading(name, self.describe()),
+                verdict(self.verdict(), kind),
+                verdict(self.hint(), "warn"),
+                side_by_side(joined([metrics, *map(Html, self.charts())]), self.chart()),
+                long_table(head, rows) if rows else "",
+            ]
+        )
+
+    def charts(self) -> list[str]:
+        """Charts below the table, besides the reliability diagram, as SVG; none by default."""
+        return []
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: errors as fractions, undefined values as None."""
@@ -166,7 +240,12 @@ class Evaluation(Mapping[str, Estimate]):
         return latex_table((self.heading or "metric", "value", self.interval_heading), self.table())
 
 
-def _shown(name: str, value: float) -> str:
+def shown(name: str, value: float) -> str:
+    """Value of a metric as text, as all tables have it; a dash where it is undefined.
+
+    >>> shown("ece", 0.0424), shown("nll", 0.25)
+    ('4.24 %', '0.2500')
+    """
     if math.isnan(value):
         return "-"
     if METRICS[name].percent:

@@ -38,6 +38,7 @@ from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional, gap_curve, running
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
+from calibrant.metrics.reliability import Estimate as Estimate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,14 +53,6 @@ RUN = 125
 """Replicates that are drawn at a time."""
 SMALLEST = 1e-9
 """What separates a probability from 1, or a sum from a whole number, by more than rounding."""
-
-
-class Estimate(NamedTuple):
-    """A value with an interval; NaN where undefined."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
 
 
 class Draws(NamedTuple):
@@ -326,12 +319,20 @@ def mean_interval(value: float, deviation: float, level: float) -> Estimate:
 
 def share_interval(value: float, count: float, level: float) -> Estimate:
     """Wilson's interval of a share of ``count`` (effective) examples."""
+    low, high = share_intervals(np.array([value]), np.array([count]), level)
+    return Estimate(value, float(low[0]), float(high[0]))
+
+
+def share_intervals(
+    value: FloatArray, count: FloatArray, level: float
+) -> tuple[FloatArray, FloatArray]:
+    """Both ends of Wilson's intervals of shares ``(n,)`` of ``count`` ``(n,)`` examples."""
     z2 = float(norm.ppf((1 + level) / 2)) ** 2
     centre = (value + z2 / (2 * count)) / (1 + z2 / count)
-    reach = math.sqrt(z2 * (value * (1 - value) / count + z2 / (4 * count**2))) / (1 + z2 / count)
+    reach = np.sqrt(z2 * (value * (1 - value) / count + z2 / (4 * count**2))) / (1 + z2 / count)
     # the value is within, but for rounding where it is 0 or 1
-    low, high = min(centre - reach, value), max(centre + reach, value)
-    return Estimate(value, max(low, 0.0), min(high, 1.0))
+    low, high = np.minimum(centre - reach, value), np.maximum(centre + reach, value)
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
 def logit_interval(value: float, deviation: float, freedom: float, level: float) -> Estimate:

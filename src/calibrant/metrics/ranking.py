@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import FloatArray, IntArray, Values, as_values, silenced
+from calibrant._core.checks import (
+    FloatArray,
+    IntArray,
+    Values,
+    as_values,
+    check_level,
+    silenced,
+)
 from calibrant._core.chunks import EstimandChoice
-from calibrant.metrics.intervals import Estimate, logit_interval
+from calibrant._core.tables import columns_frame
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
+from calibrant.display.svg import Line, line_chart
+from calibrant.metrics.intervals import Estimate, logit_interval, share_intervals
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords, pairs_from
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from typing_extensions import Unpack
 
 
@@ -76,31 +89,82 @@ def aurc(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> fl
 class RiskCoverage(NamedTuple):
     """Error rate among the examples at or above each confidence.
 
-    ``threshold``, ``coverage`` and ``risk`` are ``(distinct confidences,)``, highest first.
+    The arrays are ``(distinct confidences,)``, highest first. ``low`` and ``high`` are Wilson's
+    intervals of the risk at each single threshold.
     """
 
     threshold: FloatArray
     coverage: FloatArray
     risk: FloatArray
+    low: FloatArray
+    high: FloatArray
+    level: float
+    """Coverage of the intervals."""
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the curve as by :func:`calibrant.plots.risk_coverage_plot`, with its options."""
+        from calibrant.plots import risk_coverage_plot
+
+        return risk_coverage_plot(self, ax, **options)
+
+    def __repr__(self) -> str:
+        risk = f"risk {100 * self.risk[-1]:.2f} % at full coverage" if self.risk.size else ""
+        return one_line(self, f"{len(self.risk)} thresholds", risk)
+
+    def thinned(self, points: int = 200) -> RiskCoverage:
+        """Return the curve at so many thresholds or fewer, evenly spread and with both ends."""
+        last = len(self.risk) - 1
+        places = np.unique(np.linspace(0, last, min(points, last + 1)).round().astype(np.int64))
+        kept: dict[str, Any] = {name: column[places] for name, column in self._columns().items()}
+        return self._replace(**kept)
+
+    def chart(self) -> str:
+        """Curve as SVG, with that of no order and that of the best one."""
+        whole = float(self.risk[-1]) if self.risk.size else math.nan
+        # with all wrong answers last, errors begin when only they are left
+        kept = np.linspace(0.01, 1, 100)
+        best = np.maximum(kept - (1 - whole), 0) / kept
+        lines = [
+            Line("by confidence", self.coverage, self.risk, self.low, self.high),
+            Line("best order", kept, best, colour="good", dashed=True),
+            Line("no order", [0, 1], [whole, whole], colour="muted", dashed=True),
+        ]
+        return line_chart(lines, x_label="coverage", y_label="risk")
+
+    def _repr_html_(self) -> str:
+        return notebook(self.chart())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame with a row for each threshold. Needs pandas."""
+        return columns_frame(self._columns())
+
+    def _columns(self) -> dict[str, FloatArray]:
+        return {name: values for name, values in self._asdict().items() if name != "level"}
 
 
 @keywords(Data)
-def risk_coverage(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> RiskCoverage:
+def risk_coverage(
+    logits: Input = None, labels: Input = None, *, level: float = 0.9, **data: Unpack[Data]
+) -> RiskCoverage:
     """Share of the examples kept and error rate among them, for every threshold.
 
-    Input as for :func:`calibrant.ece`.
+    ``level`` is the coverage of the intervals. Input as for :func:`calibrant.ece`.
 
     >>> curve = risk_coverage(confidence=[0.9, 0.8, 0.8, 0.6], outcome=[1, 1, 0, 0])
     >>> curve.coverage, curve.risk
     (array([0.25, 0.75, 1.  ]), array([0.        , 0.33333333, 0.5       ]))
     """
+    check_level(level)
     claimed, happened, weights = answers_from(logits, labels, **data)
     mass = np.ones_like(claimed) if weights is None else weights
-    level, group = np.unique(-claimed, return_inverse=True)
+    distinct, group = np.unique(-claimed, return_inverse=True)
     kept = np.cumsum(np.bincount(group, mass))
     wrong = np.cumsum(np.bincount(group, mass * (1 - happened)))
     risk = np.divide(wrong, kept, out=np.zeros_like(kept), where=kept > 0)
-    return RiskCoverage(-level, kept / kept[-1], risk)
+    squares = np.cumsum(np.bincount(group, mass**2))
+    worth = np.divide(kept**2, squares, out=np.ones_like(kept), where=squares > 0)
+    low, high = share_intervals(np.clip(risk, 0, 1), worth, level)
+    return RiskCoverage(-distinct, kept / kept[-1], risk, low, high, level)
 
 
 def ood_auroc(inside: Values, outside: Values) -> float:

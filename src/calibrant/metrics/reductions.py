@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks, chunks
-from calibrant._core.binning import Bins, equal_mass_edges, fill
+from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
 from calibrant._core.checks import BoolArray, FloatArray, Values
 from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
 from calibrant._core.class_names import without_frames
 from calibrant.metrics.classwise import ClassBins
+from calibrant.metrics.reliability import Reliability, reliability_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -89,6 +90,11 @@ class Pairs(NamedTuple):
     confidence: FloatArray
     outcome: BoolArray
 
+    def reliability(self, *, bins: int = 15, level: float = 0.9) -> Reliability:
+        """Accuracy per bin of confidence, as of :func:`calibrant.metrics.reliability`."""
+        pairs = WeightedPairs(*checks.as_pairs(self.confidence, self.outcome, None))
+        return reliability_of(pairs.filled(uniform_edges(bins)), level=level)
+
 
 class WeightedPairs(NamedTuple):
     """Checked pairs as flat float64 arrays, with weights where there are any."""
@@ -138,6 +144,15 @@ def pairs_from(
 def probability_of(estimand: Estimand) -> str:
     """Return P(y = 1) where an estimand is the probability of one class, else an empty string."""
     return ESTIMANDS["binary"] if estimand == "binary" else ""
+
+
+def event_probability(estimand: Estimand) -> str:
+    """Return the name of the probability in diagrams: that of an event, or empty if of answers.
+
+    >>> event_probability("binary"), event_probability("multilabel"), event_probability("top_label")
+    ('P(y = 1)', 'P(tag)', '')
+    """
+    return "P(tag)" if estimand == "multilabel" else probability_of(estimand)
 
 
 def answers_from(logits: Input = None, labels: Input = None, **data: Unpack[Data]) -> WeightedPairs:

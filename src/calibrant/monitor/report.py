@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrant._core.binning import uniform_edges
-from calibrant._core.checks import IGNORED, check_whole
+from calibrant._core.checks import IGNORED, FloatArray, check_whole
 from calibrant._core.messages import printable
-from calibrant._core.tables import frame, latex_table
+from calibrant._core.tables import aligned, frame, latex_table
+from calibrant.display.elements import percent
+from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
+from calibrant.display.results import heading, one_line, remarks, verdict
+from calibrant.display.svg import drift_chart
+from calibrant.metrics.intervals import share_intervals
 from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FEW = 10
 """Bins with fewer examples, or with less than 1 % of them, are not reported."""
@@ -126,10 +133,46 @@ class MonitorReport:
         return rows
 
     def __str__(self) -> str:
-        table = self.table()
-        first, *wide = (max(map(len, column)) for column in zip(*table, strict=True))
-        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], wide)]) for row in table]
-        return printable("\n".join([self.describe(), *lines, *self.remarks(), self.advice()]))
+        lines = [self.describe(), *aligned(self.table()), *self.remarks(), self.advice()]
+        return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        state = "no drift detected" if self.alarm is None else f"alarm at {self.alarm.window}"
+        counted = f"{self.n:,} labelled examples in {len(self.windows)} windows"
+        return one_line(self, counted, state, f"e-value {self.e_value:.3g} of {self.limit:g}")
+
+    def fragment(self) -> Html:
+        """Return the windows and their charts as HTML, without style."""
+        headings, *rows = self.table()
+        names = [row["window"] for row in self.windows]
+        alarm = None if self.alarm is None else self.alarm.window
+        evidence = drift_chart(
+            names,
+            [row["e_value"] for row in self.windows],
+            label="e-value",
+            limit=self.limit,
+            alarm=alarm,
+            log=True,
+        )
+        gaps = drift_chart(
+            names,
+            [row["gap"] for row in self.windows],
+            label="confidence minus accuracy",
+            alarm=alarm,
+            form=percent,
+        )
+        return joined(
+            [
+                heading("Monitor report", self.describe()),
+                verdict(self.advice(), "good" if self.alarm is None else "bad"),
+                side_by_side(evidence, gaps),
+                html_table(headings, rows),
+                remarks(self.remarks()),
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: errors as fractions, undefined values as None."""
@@ -145,6 +188,20 @@ class MonitorReport:
     def to_frame(self) -> pd.DataFrame:
         """Return ``windows`` as a frame, with a row for each. Needs pandas."""
         return frame(self.windows)
+
+    def accuracy_intervals(self, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """Return both ends of Wilson's intervals of the accuracy of each window."""
+        accuracy, n = (np.array([row[k] for row in self.windows], float) for k in ("accuracy", "n"))
+        return share_intervals(accuracy, np.maximum(n, 1), level)
+
+    def plot(self, ax: Axes | None = None) -> Axes | Figure:
+        """Draw accuracy and confidence by window, and below them the e-value with its limit.
+
+        With ``ax`` only accuracy and confidence are drawn. Needs matplotlib.
+        """
+        from calibrant.plots import drift_plot, window_plot
+
+        return drift_plot(self) if ax is None else window_plot(self, ax)
 
     def to_latex(self) -> str:
         """Return the last windows as a table for LaTeX with the package booktabs."""

@@ -20,12 +20,18 @@ from calibrant._core import checks
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, Values, warn
 from calibrant._core.chunks import Progress, as_tensor
+from calibrant._core.tables import frame
 from calibrant._core.torch_models import digest
+from calibrant.display.elements import plain
+from calibrant.display.html import notebook
+from calibrant.display.results import heading, one_line
+from calibrant.display.svg import Line, line_chart
 from calibrant.retrain import features as frozen
 from calibrant.retrain.features import Batch, LabelledFeatures, as_labelled_features
 from calibrant.retrain.masked_classifier import Epoch, KeepRate, MaskedClassifier, masked_step
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Self
 
 TRAINING_GAMMA = 0.95  # default without held-out examples: accuracy on the training set is inflated
@@ -204,6 +210,23 @@ class MaCCal(nn.Module):
             f"masked classifier of {self.width} features for {self.classes} classes, "
             f"{self.size:,} parameters, keep rate {self.history[-1].keep:.3f}"
         )
+
+    def __repr__(self) -> str:
+        return one_line(self, self.describe().removeprefix("MaC-Cal, "))
+
+    def _repr_html_(self) -> str:
+        names = {"keep": "keep rate", "confidence": "confidence", "accuracy": "accuracy"}
+        epochs = range(1, len(self.history) + 1)
+        lines = [
+            Line(title, list(epochs), [getattr(epoch, name) for epoch in self.history])
+            for name, title in names.items()
+        ]
+        chart = line_chart(lines, x_label="epoch", y_label="share", x_format=plain, y_range=(0, 1))
+        return notebook(heading("MaC-Cal", self.describe()), chart if self.classes else "")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return :attr:`history` as a frame, with a row for each epoch. Needs pandas."""
+        return frame(epoch._asdict() for epoch in self.history)
 
     def fit(
         self,

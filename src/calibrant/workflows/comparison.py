@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from calibrant._core.chunks import Estimand
 from calibrant._core.messages import printable
-from calibrant._core.tables import frame, latex_table
+from calibrant._core.tables import aligned, frame, latex_table
 from calibrant.calibrators.base import Calibrator
-from calibrant.metrics.evaluation import Evaluation
+from calibrant.display.html import Html, html_table, joined, notebook, side_by_side, tag
+from calibrant.display.results import LONGEST, heading, one_line, remarks, verdict
+from calibrant.display.svg import forest_chart
+from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.reductions import probability_of
 from calibrant.metrics.registry import METRICS
 from calibrant.workflows.choice import Choice
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +54,20 @@ class Row:
     error: str | None
     notes: list[str] = field(default_factory=list)
     calibrator: Calibrator | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        figures = f"failed: {self.error}" if self.evaluation is None else self.evaluation.headline()
+        return one_line(self, f"{self.method}: {figures}", f"fitted in {self.fit_seconds:.2f} s")
+
+    def _repr_html_(self) -> str:
+        about = [] if self.calibrator is None else [self.calibrator.describe()]
+        about += [f"fitted in {self.fit_seconds:.2f} s", *self.notes]
+        content = [heading(self.method, *about), verdict(self.error or "", "bad")]
+        return notebook(*content, "" if self.evaluation is None else self.evaluation.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the metrics as :meth:`calibrant.metrics.evaluation.Evaluation.to_frame` does."""
+        return frame([]) if self.evaluation is None else self.evaluation.to_frame()
 
     def to_dict(self, names: Sequence[str] = ()) -> dict[str, Any]:
         """Return the JSON form; values that are undefined are None, all ``names`` of a failure."""
@@ -148,10 +168,51 @@ class Comparison:
         return [*failed, *notes, *self.chosen.remarks]
 
     def __str__(self) -> str:
-        rows = self.table()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [_line(row, widths) for row in rows]
-        return printable("\n".join([self.describe(), *lines, *self.remarks(), self.advice()]))
+        lines = [self.describe(), *aligned(self.table()), *self.remarks(), self.advice()]
+        return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        counted = f"{len(self.rows)} methods on {self.n_test:,} examples"
+        chosen = self.choice()
+        if chosen is None or chosen not in self.measured:
+            return one_line(self, counted, "no choice")
+        return one_line(self, f"{counted}: {chosen} chosen", self.measured[chosen].headline())
+
+    def fragment(self) -> Html:
+        """Return the table and the intervals as HTML, without their style."""
+        headings, *cells = self.table()
+        chosen = [k for k, row in enumerate(self.rows) if row.method == self.choice()]
+        rows = [[_bold(cell) for cell in row] for row in cells]
+        said = ["Bold: within the noise of the best.", *self.remarks()]
+        charts = [self._forest_chart(name) for name in ("ece", "nll")]
+        return joined(
+            [
+                heading("Comparison", self.describe()),
+                verdict(self.advice(), "good" if chosen else "warn"),
+                html_table(headings, rows, highlighted=chosen),
+                side_by_side(*charts),
+                remarks(said),
+            ]
+        )
+
+    def _forest_chart(self, metric: str) -> str:
+        """Intervals of the lowest values, with that of no calibration as a line."""
+        known = {method: e[metric] for method, e in self.measured.items() if metric in e}
+        names = sorted(known, key=lambda method: self._badness(method, metric))[:LONGEST]
+        if not names:
+            return ""
+        before = known["none"].value if "none" in known else math.nan
+        return forest_chart(
+            names,
+            *zip(*(known[name] for name in names), strict=True),
+            label=METRICS[metric].title,
+            form=partial(shown, metric),
+            highlighted=self.choice(),
+            reference=None if math.isnan(before) else before,
+        )
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: errors as fractions, undefined values as None."""
@@ -183,6 +244,40 @@ class Comparison:
             rows.append({"method": row["method"], **figures, **others})
         return frame(rows)
 
+    def plot(
+        self, ax: Axes | None = None, *, metrics: Sequence[str] = ("ece", "nll")
+    ) -> Axes | Figure:
+        """Draw forest plots of metrics side by side, methods from good to bad by the first one.
+
+        Filled points are those that :meth:`best` returns, and the method that is advised is in
+        bold type. With ``ax`` only the first metric is drawn. Needs matplotlib.
+        """
+        from calibrant.plots import forest_plot, forest_plots
+
+        names = [METRICS[name].name for name in metrics]
+        if not names:
+            raise ValueError("metrics must name at least one, as in metrics=['ece']")
+        order = sorted(self.measured, key=lambda method: self._badness(method, names[0]))
+        columns = {METRICS[name].title: self._forest_options(name, order) for name in names}
+        if ax is None and len(columns) > 1:
+            return forest_plots(columns)
+        title, options = next(iter(columns.items()))
+        return forest_plot(**options, ax=ax, title=title)
+
+    def _badness(self, method: str, metric: str) -> tuple[bool, float]:
+        value = self.measured[method][metric].value
+        return math.isnan(value), -value if METRICS[metric].higher_is_better else value
+
+    def _forest_options(self, metric: str, order: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of a forest plot."""
+        return {
+            "rows": {method: self.measured[method][metric] for method in order},
+            "percent": METRICS[metric].percent,
+            "best": self.best(metric),
+            "chosen": self.choice(),
+            "level": self.level,
+        }
+
     def to_latex(self) -> str:
         """Return the table for LaTeX with the package booktabs; what :meth:`best` has is bold."""
         headings, *rows = self.table()
@@ -193,17 +288,15 @@ def _cells(row: Row, marked: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     seconds = f"{row.fit_seconds:.2f} s" if row.fit_seconds < 10 else f"{row.fit_seconds:.0f} s"
     if row.evaluation is None:
         return (row.method, "failed", "", "", "", "", "", seconds)
-    shown = dict(zip(row.evaluation, row.evaluation.table(), strict=True))
+    figures = dict(zip(row.evaluation, row.evaluation.table(), strict=True))
     ece, nll, brier, accuracy = (
-        ("*" if row.method in marked.get(name, ()) else "") + shown[name][1].removesuffix(" %")
+        ("*" if row.method in marked.get(name, ()) else "") + figures[name][1].removesuffix(" %")
         for name in ("ece", "nll", "brier", "accuracy")
     )
     changed = f"{row.argmax_changed:,}"
-    return (row.method, ece, shown["ece"][2], nll, brier, accuracy, changed, seconds)
+    return (row.method, ece, figures["ece"][2], nll, brier, accuracy, changed, seconds)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells of a row, the first to the left and the others to the right."""
-    first = cells[0].ljust(widths[0])
-    others = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-    return "  ".join([first, *others]).rstrip()
+def _bold(cell: str) -> str:
+    """Return a cell for HTML, in bold type where a star marks it."""
+    return tag("b", cell[1:]) if cell.startswith("*") else cell

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, warnings_at_caller
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
+from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Data, Split, as_dataset
 from calibrant.data.formats import Array
@@ -23,6 +24,8 @@ from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
 from calibrant.decide.rules import DecisionRule, Tally
 from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.display.html import Html, html_table, joined, notebook
+from calibrant.display.results import Kind, one_line, verdict
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import (
@@ -34,6 +37,9 @@ from calibrant.workflows.apply import (
     write_splits,
 )
 from calibrant.workflows.compare import fit_and_test
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DECISIONS = ("predicted", "confidence")
 """Columns that every rule makes, beside its own."""
@@ -70,6 +76,16 @@ class FittedRule:
         """Return whether the check agrees with the promise."""
         return self.rule.verdict(self.checked)
 
+    def __repr__(self) -> str:
+        return _rule_line(self)
+
+    def _repr_html_(self) -> str:
+        return notebook(_rule_html(self))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for the fit and one for the check. Needs pandas."""
+        return _rule_frame(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: shares as fractions, undefined values as None."""
         fitted, checked = map(self.rule.figures, (self.fitted, self.checked))
@@ -101,11 +117,39 @@ class AppliedRule:
         """Return whether the labelled examples agree with the promise."""
         return self.rule.verdict(Tally.total(self.tallies.values()))
 
+    def __repr__(self) -> str:
+        return _rule_line(self)
+
+    def _repr_html_(self) -> str:
+        return notebook(_rule_html(self))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each split. Needs pandas."""
+        return _rule_frame(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: shares as fractions, undefined values as None."""
         splits = {name: self.rule.figures(tally) for name, tally in self.tallies.items()}
         p_value = self.rule.p_value(Tally.total(self.tallies.values()))
         return {**_rule_dict(self.rule), "splits": splits, "p_value": p_value}
+
+
+def _rule_line(result: FittedRule | AppliedRule) -> str:
+    return one_line(result, repr(result.rule), result.verdict().rstrip("."))
+
+
+def _rule_html(result: FittedRule | AppliedRule) -> Html:
+    """Return the rule, its verdict and the counts as HTML."""
+    kind: Kind = "bad" if "contradict" in result.verdict() else "good"
+    headings = ("", *result.rule.headings)
+    rows = [(name, *result.rule.cells(tally)) for name, tally in result.tallies.items()]
+    said = verdict(result.verdict(), kind)
+    return joined([result.rule.fragment(), said, html_table(headings, rows)])
+
+
+def _rule_frame(result: FittedRule | AppliedRule) -> pd.DataFrame:
+    figures = {name: result.rule.figures(tally) for name, tally in result.tallies.items()}
+    return frame({"examples": name, **values} for name, values in figures.items())
 
 
 @warnings_at_caller()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,15 +21,25 @@ from calibrant._core.checks import (
     warnings_at_caller,
 )
 from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.messages import printable
+from calibrant._core.tables import aligned, frame
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.score_warnings import warn_of_zeros
 from calibrant.data.shards import Chunk
+from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
+from calibrant.display.results import heading, one_line, remarks, verdict
 from calibrant.metrics.accumulator import Accumulator
-from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.evaluation import Evaluation, shown
+from calibrant.metrics.registry import METRICS
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def method_in_use(calibrator: Calibrator) -> Calibrator:
@@ -49,6 +59,102 @@ class Effect(NamedTuple):
     after: Evaluation
     argmax_changed: int
     temperatures: tuple[float, float] | None
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.before.n:,} examples", self.headline())
+
+    def headline(self) -> str:
+        """Return ECE and NLL, if they are known, before and after, and what changed."""
+        names = [name for name in ("ece", "nll") if name in self.before.metrics]
+        figures = (
+            f"{METRICS[name].title} {shown(name, self.before[name].value)} → "
+            f"{shown(name, self.after[name].value)}"
+            for name in names or list(self.before)[:1]
+        )
+        return ", ".join([*figures, self.changes()])
+
+    @property
+    def improves(self) -> bool:
+        """True if the log-likelihood is not worse than before."""
+        if "nll" not in self.before.metrics:
+            return True
+        return not self.after["nll"].value > self.before["nll"].value
+
+    def changes(self) -> str:
+        """Return in words how many predictions changed."""
+        counted = "labels" if self.before.estimand == "multilabel" else "examples"
+        if not self.argmax_changed:
+            return "no prediction changed"
+        return f"the prediction of {self.argmax_changed:,} {counted} changed"
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return headings, then each metric and its interval before and after, as text."""
+        interval = self.before.interval_heading
+        pairs = list(zip(self.before.table(), self.after.table(), strict=True))
+        if not interval:
+            plain = [(*before[:2], after[1]) for before, after in pairs]
+            return [("metric", "before", "after"), *plain]
+        headings = ("metric", "before", interval, "after", interval)
+        return [headings, *((*before, *after[1:]) for before, after in pairs)]
+
+    def __str__(self) -> str:
+        lines = [self.after.describe(), *aligned(self.table()), self.changes()]
+        return printable("\n".join(lines))
+
+    def fragment(self) -> Html:
+        """Return both evaluations as HTML, without style."""
+        headings, *rows = self.table()
+        diagrams = side_by_side(self.before.chart("before"), self.after.chart("after"))
+        after = f"After calibration: {self.after.verdict()}" if self.after.verdict() else ""
+        return joined(
+            [
+                heading("Before and after calibration", self.after.describe()),
+                verdict(self.headline(), "good" if self.improves else "warn"),
+                remarks([after]),
+                html_table(headings, rows),
+                diagrams,
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: errors as fractions, undefined values as None."""
+        low, high = self.temperatures or (None, None)
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "argmax_changed": self.argmax_changed,
+            "temperature": {"low": low, "high": high},
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each metric.
+
+        Columns are ``metric``, and ``NAME``, ``NAME_low`` and ``NAME_high`` for before and after.
+        Errors are fractions, undefined values NaN. Needs pandas.
+        """
+        return frame(
+            {"metric": metric}
+            | {
+                name + end: value
+                for name, part in (("before", self.before), ("after", self.after))
+                for end, value in zip(("", "_low", "_high"), part[metric], strict=True)
+            }
+            for metric in self.before
+        )
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes | Figure:
+        """Draw reliability diagrams before and after, side by side; with ``ax`` that after.
+
+        Options are those of :func:`calibrant.plots.reliability_diagram`. Needs matplotlib.
+        """
+        from calibrant.plots import before_and_after, reliability_diagram
+
+        if ax is None:
+            return before_and_after(self.before, self.after)
+        return reliability_diagram(self.after, ax, **options)
 
 
 @warnings_at_caller()

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from calibrant._core.checks import IGNORED, IntArray, Values, spread
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.logpartition import Records
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import comma_separated, printable
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
@@ -24,9 +24,14 @@ from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
 from calibrant.data.keys import full_key
 from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
 from calibrant.workflows.large import ShardPasses, in_memory, is_large, warn_of_sample
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WHOLE = 1 << 27
 """Number of logits up to which a split is read whole for a method that the table would do for."""
@@ -114,6 +119,19 @@ class Fit:
         if changed := self.effect.argmax_changed:
             what = "prediction" if self.calibrator.multilabel else "predicted class"
             yield f"the {what} of {changed:,} {counted} changes"
+
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.calibrator), repr(self.effect))
+
+    def __str__(self) -> str:
+        return printable("\n".join([*self.describe(), str(self.effect)]))
+
+    def _repr_html_(self) -> str:
+        return notebook(self.calibrator.fragment(), self.effect.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the metrics before and after, as a frame with a row for each. Needs pandas."""
+        return self.effect.to_frame()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -253,7 +271,7 @@ def check_features(calibrator: Calibrator, split: Split) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CrossFit(Fit):
     """A calibrator fitted on all examples, and the effect of its method out of fold.
 

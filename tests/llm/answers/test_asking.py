@@ -10,6 +10,7 @@ import torch
 
 from calibrant.llm.answers.asking import (
     Answer,
+    Limit,
     _length,
     _spellings,
     _token_texts,
@@ -20,11 +21,9 @@ from calibrant.llm.answers.asking import (
     ask_true,
 )
 from calibrant.llm.answers.confidence import answer_confidence
-from calibrant.llm.answers.questions import (
-    GradedAnswers,
-    Question,
-    choice_prompt,
-)
+from calibrant.llm.answers.graded import GradedAnswers
+from calibrant.llm.answers.questions import Question, choice_prompt
+from calibrant.llm.answers.sources import Source
 from calibrant.llm.fingerprint import ModelFingerprint, fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead, TokenPredictions
 from calibrant.llm.heads.generation import CalibratedGeneration
@@ -36,6 +35,7 @@ from tests.support.language_models import (
     tokenizers,
     transformers,
     true_by_hand,
+    word_tokenizer,
 )
 
 
@@ -196,18 +196,77 @@ def test_a_rendered_chat_begins_once(model, tokenizer):
     assert abs(found[0].probs[0] - twice[0]) > 1e-3
 
 
-def test_an_answer_ends_before_a_line_break(tokenizer, model, monkeypatch):
-    monkeypatch.setattr(
-        tokenizer.__class__,
-        "decode",
-        lambda self, ids, **_: " ".join("\n" if i == 18 else QUIZ_WORDS[i] for i in ids),
-    )
-    assert _length(tokenizer, [14, 15, 18, 16], {0, 2}) == 2
-    assert (
-        _length(tokenizer, [18, 14, 15], {0, 2}) == 3
-    )  # a break before the first word does not count
-    assert _length(tokenizer, [14, 2, 0], {0, 2}) == 1
-    assert _length(tokenizer, [2], {0, 2}) == 1
+@pytest.fixture(scope="module")
+def breaking():
+    """A tokenizer for which the word that ends the first line of an answer is a line break."""
+    words = ["<nl>" if word == "no" else word for word in QUIZ_WORDS]
+    return word_tokenizer(words, special=["<pad>", "<s>", "</s>", "<unk>"], pad_token="<pad>")
+
+
+@pytest.fixture
+def generated(model, monkeypatch):
+    """Number of tokens of each call of generate."""
+    counts, generate = [], type(model).generate
+
+    def counted(self, **options):
+        output = generate(self, **options)
+        counts.append(len(output.logits))
+        return output
+
+    monkeypatch.setattr(type(model), "generate", counted)
+    return counts
+
+
+def test_the_whole_answer_is_shown_and_counts(model, tokenizer, breaking, generated):
+    tokens, probs = by_hand(model, tokenizer, PROMPTS[1], 12)
+    at = tokens.index(QUIZ_WORDS.index("no"))
+    (whole,) = ask(model, breaking, [PROMPTS[1]], max_new_tokens=12)
+    assert 1 < at < len(tokens) - 1
+    assert whole.text == breaking.decode(tokens).strip()
+    assert "\n" in whole.text
+    assert "".join(whole.token_texts) == breaking.decode(tokens)
+    np.testing.assert_allclose(whole.probs, probs, atol=1e-5)
+    assert generated == [12]
+
+    (line,) = ask(model, breaking, [PROMPTS[1]], max_new_tokens=12, one_line=True)
+    assert line.text == breaking.decode(tokens[:at]).strip()
+    np.testing.assert_allclose(line.probs, probs[:at], atol=1e-5)
+    assert line.confidence == pytest.approx(float(answer_confidence([probs[:at]])[0]), abs=1e-5)
+    assert not line.truncated
+    assert generated == [12, at + 1]  # nothing is generated after the break
+
+
+def test_lines_of_a_batch_end_each_for_itself(model, breaking, generated):
+    alone = [
+        ask(model, breaking, [prompt], max_new_tokens=12, one_line=True)[0] for prompt in PROMPTS
+    ]
+    together = ask(model, breaking, PROMPTS, max_new_tokens=12, one_line=True)
+    assert generated[-1] == max(generated[:-1]) == 12
+    for one, other in zip(alone, together, strict=True):
+        assert (other.text, other.token_texts) == (one.text, one.token_texts)
+        assert other.truncated == one.truncated
+        np.testing.assert_allclose(other.probs, one.probs, atol=1e-5)
+
+
+def test_generation_stops_at_special_tokens(model, tokenizer, generated, monkeypatch):
+    # those of a chat model from a .gguf file may lack the token that ends a turn
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    (answer,) = ask(model, tokenizer, PROMPTS[:1], max_new_tokens=12)
+    assert answer.probs.size == 1
+    assert not answer.truncated
+    assert generated == [1]
+
+
+def test_an_answer_ends_before_a_line_break(breaking):
+    line, whole = Limit(8, {0, 2}, one_line=True), Limit(8, {0, 2})
+    end = QUIZ_WORDS.index("no")
+    assert _length(breaking, [14, 15, end, 16], line) == 2
+    assert _length(breaking, [14, 15, end, 16], whole) == 4
+    # a break before the first word does not count
+    assert _length(breaking, [end, 14, 15], line) == 3
+    for limit in (line, whole):
+        assert _length(breaking, [14, 2, 0], limit) == 1
+        assert _length(breaking, [2], limit) == 1
 
 
 QUESTIONS = [
@@ -280,12 +339,17 @@ def test_every_spelling_of_a_verdict_counts(tokenizer):
         _spellings(Coded(), "False")
 
 
-def test_too_long_prompts_are_refused(model, tokenizer):
+def test_too_long_prompts_are_refused_before_any_answer(model, tokenizer, generated):
     positions = model.config.max_position_embeddings
-    with pytest.raises(ValueError, match=f"more than the {positions} positions"):
-        ask(model, tokenizer, [PROMPTS[0]], max_new_tokens=positions)
+    long = " ".join(["two"] * positions)
+    message = rf"prompt 2, ending with '.*two', has {positions} tokens, and 4 may follow: more than"
+    with pytest.raises(ValueError, match=message):
+        ask(model, tokenizer, [*PROMPTS[:2], long], max_new_tokens=4, batch=1)
+    with pytest.raises(ValueError, match=f"more than the {positions} positions of the model"):
+        ask(model, tokenizer, PROMPTS, max_new_tokens=positions)
     with pytest.raises(ValueError, match="batch must be a whole number, at least 1"):
         ask(model, tokenizer, [PROMPTS[0]], batch=0)
+    assert not generated
 
 
 def test_generation_config_is_ignored(model, tokenizer, monkeypatch):
@@ -305,7 +369,15 @@ def test_options_are_those_of_ask(asks):
 
 @pytest.mark.parametrize(
     "result",
-    [Answer, CalibratedGeneration, GradedAnswers, ModelFingerprint, Question, TokenPredictions],
+    [
+        Answer,
+        CalibratedGeneration,
+        GradedAnswers,
+        ModelFingerprint,
+        Question,
+        Source,
+        TokenPredictions,
+    ],
 )
 def test_fields_of_results_are_documented(result):
     section = result.__doc__.split("Attributes\n")[1]

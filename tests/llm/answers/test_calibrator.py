@@ -18,6 +18,7 @@ from calibrant import threshold
 from calibrant.decide import Threshold
 from calibrant.llm.answers.calibrator import STAGES, AnswerCalibrator
 from calibrant.llm.answers.confidence import answer_confidence, log_odds
+from calibrant.llm.answers.sources import Source
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def drawn_answers(rng, n, truth):
 
 def test_sigmoid_is_a_logistic_regression_on_both_sides_of_a_half(rng):
     sure, right = drawn_answers(rng, 3000, lambda s: expit(0.6 * s - 1.2))
-    fitted = AnswerCalibrator(None).fit(sure, right)
+    fitted = AnswerCalibrator(None, stage="sigmoid").fit(sure, right)
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(logit(sure)[:, None], right)
     wanted = other.predict_proba(logit(sure)[:, None])[:, 1]
     np.testing.assert_allclose(fitted.predict(sure), wanted, atol=1e-4)
@@ -149,7 +150,7 @@ def test_zeros_and_ones_do_not_distort_the_map(stage, zeros, rng):
 
 def test_zero_and_one_are_replaced_by_halfway_values(rng):
     sure, right = said_answers(rng, 1000)
-    fitted = AnswerCalibrator(None).fit(sure, right)
+    fitted = AnswerCalibrator(None, stage="sigmoid").fit(sure, right)
     assert fitted.limits_ == pytest.approx((0.1, 0.975))
     moved = logit(np.clip(sure, 0.1, 0.975))
     other = LogisticRegression(C=np.inf, tol=1e-10).fit(moved[:, None], right)
@@ -329,6 +330,26 @@ def test_saved_calibrators_come_back(stage, max_error, rng, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
 
 
+@pytest.mark.parametrize("aggregate", [None, "first"])
+def test_sources_are_kept_and_others_refused(aggregate, rng, tmp_path):
+    sure, right = drawn_answers(rng, 300, expit)
+    passed = sure if aggregate is None else list(sure[:, None])
+    source = Source(aggregate or "p_true", "chat", "0123", "none")
+    cal.save(AnswerCalibrator(aggregate).fit(passed, right, source=source), tmp_path / "map")
+    fitted = cal.load(tmp_path / "map")
+    assert fitted.source_ == source
+    fitted.predict(passed[:2], source=source)
+    fitted.predict(passed[:2], source=Source(model="0123"))
+    for other in (source._replace(confidence="judge"), Source(head="4567")):
+        with pytest.raises(ValueError, match=r"not (judge|4567): fit one on answers"):
+            fitted.predict(passed[:2], source=other)
+    old = {name: value for name, value in fitted.state().items() if name != "source"}
+    assert AnswerCalibrator.from_state(old).source_ == Source(aggregate or "")
+    assert fitted.fit(passed, right).source_ == Source(aggregate or "")  # a fit forgets the last
+    with pytest.raises(ValueError, match=r"aggregate is 'first', but the source has .* 'p_true'"):
+        AnswerCalibrator("first").fit(list(sure[:, None]), right, source=Source("p_true"))
+
+
 @pytest.mark.filterwarnings("ignore:confident answers are not right")
 def test_other_states_are_refused(answers):
     state = AnswerCalibrator().fit(answers, np.arange(50) % 2).state()
@@ -363,6 +384,10 @@ THRESHOLD: dict[str, Any] = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "b
         ("sigmoid", {"limits": [0.0, 0.5]}, "limits must be two rising numbers between 0 and 1"),
         ("sigmoid", {"limits": [0.1, math.nan]}, "limits must be two rising numbers"),
         ("sigmoid", {"limits": ["a", 0.5]}, "limits must be two rising numbers"),
+        ("sigmoid", {"source": ["geometric"]}, "source must have confidence, prompt, model, head"),
+        ("sigmoid", {"source": {"where": ""}}, "source must have confidence, prompt, model, head"),
+        ("sigmoid", {"source": {"confidence": None}}, "source must have texts"),
+        ("sigmoid", {"source": {"confidence": "p_true"}}, "must have the confidence geometric"),
         ("sigmoid", {"threshold": [0.5]}, "a threshold has the numbers threshold, coverage"),
         ("sigmoid", {"threshold": {"threshold": 0.5}}, "a threshold has the numbers"),
         ("sigmoid", {"threshold": {**THRESHOLD, "n": None}}, "a threshold has the numbers"),

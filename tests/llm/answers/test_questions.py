@@ -1,6 +1,5 @@
 """Question sets, prompts and grading."""
 
-import json
 import math
 import re
 import string
@@ -11,9 +10,9 @@ import pytest
 from calibrant.llm.answers.questions import (
     Question,
     choice_prompt,
+    contains_reference,
     exact_match,
     normalised,
-    read_answers,
     read_mmlu,
     read_questions,
     read_truthfulqa,
@@ -49,9 +48,25 @@ def test_exact_match(answer, references, right):
     assert right == (slow != "" and slow in map(squad_normalise, references))
 
 
-def test_one_reference_must_be_a_list():
+@pytest.mark.parametrize("match", [exact_match, contains_reference])
+def test_one_reference_must_be_a_list(match):
     with pytest.raises(TypeError, match=r"pass \[reference\]"):
-        exact_match("a", "abc")
+        match("a", "abc")
+
+
+@pytest.mark.parametrize(
+    ("answer", "references", "right"),
+    [
+        ("The capital of Peru is Lima.", ["Cusco", "lima"], True),
+        ("It is\nthe U.S.A!", ["USA"], True),
+        ("Limassol", ["Lima"], False),  # whole words only
+        ("Lima", ["The capital Lima"], False),
+        ("anything", ["the", ""], False),  # nothing is left of these
+        ("", ["Lima"], False),
+    ],
+)
+def test_references_in_sentences(answer, references, right):
+    assert contains_reference(answer, references) is right
 
 
 def test_mmlu_files(tmp_path):
@@ -87,10 +102,12 @@ def test_text_and_truthfulqa_files(tmp_path):
     path = tmp_path / "TruthfulQA.csv"
     path.write_text(
         "\ufeffType,Category,Question,Best Answer,Correct Answers,Incorrect Answers\n"
-        'x,Law,Why?,Because,"So; Because; ","Not, so"\n',
+        'x,Law,Why?,Because,"So; Because; ","Not, so; the not so.; because.; No"\n',
         "utf-8",
     )
-    assert read_truthfulqa(path) == [Question("Why?", ("Because", "So"), subject="Law")]
+    # an incorrect answer that is the best one, or another, in other letters is no choice
+    choices = ("Because", "Not, so", "No")
+    assert read_truthfulqa(path) == [Question("Why?", ("Because", "So"), choices, 0, "Law")]
 
 
 def test_prompts_are_of_the_usual_form():
@@ -117,33 +134,6 @@ def test_subsets_are_drawn_by_seed():
     assert max(counts.values()) < 100 + 5 * math.sqrt(75)
     with pytest.raises(ValueError, match="at least 1"):
         subset(questions, 0)
-
-
-def test_graded_answers(tmp_path):
-    path = tmp_path / "set.model.jsonl"
-    row = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
-    path.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'correct': False})}\n")
-    found = read_answers(path)
-    assert found.correct.tolist() == [True, False]
-    assert found.token_probs[0].tolist() == [0.5, 2.5e-7]
-    raw = {**row, "question": "a\u2028b\x85c", "answer": "d\u2029e"}
-    lines = [json.dumps(raw, ensure_ascii=False), "", " ", json.dumps(row)]
-    path.write_text("\n".join(lines), "utf-8")
-    found = read_answers(path)
-    assert found.questions == ["a\u2028b\x85c", "q"]
-    assert found.answers == ["d\u2029e", "a"]
-    path.write_text("\n" + json.dumps(row) + "\n\n{", "utf-8")
-    with pytest.raises(ValueError, match=r"line 4 of .* is not valid JSON"):
-        read_answers(path)
-    for text, message in (
-        ("{", "line 1 of .* is not valid JSON"),
-        ("[]", "must be an object"),
-        (json.dumps({**row, "token_probs": []}), "an answer without tokens"),
-        (json.dumps({"question": "q"}), "no answer, correct, token_probs"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_answers(path)
 
 
 def test_a_file_without_questions(tmp_path):

@@ -1,11 +1,16 @@
 """Bounds from the top tokens of a service."""
 
+from collections import UserList
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
 
-from calibrant.llm.answers.topk import log_partition_bounds, top_confidence, top_logprobs
+from calibrant.llm.answers.choices import choice_logits_from_top
+from calibrant.llm.answers.topk import Bounds, log_partition_bounds, top_confidence, top_logprobs
 
 
 def full_distributions(rng, n, vocabulary):
@@ -153,3 +158,85 @@ def test_tokens_with_probability_zero():
     wanted = top_confidence([{"a": -0.1}], 1.5, vocabulary=50_000)
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found, wanted)
+
+
+class Logprob(NamedTuple):
+    """As vLLM has them, under the id of the token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+def in_forms_of_services(rows):
+    """Top tokens ``{token: logprob}`` as clients return them, and as JSON."""
+    types = pytest.importorskip("openai.types")
+    chat = types.chat.chat_completion.ChoiceLogprobs.model_validate(
+        {
+            "content": [
+                {
+                    **{"token": "x", "logprob": -9.0, "bytes": None},
+                    "top_logprobs": [
+                        {"token": token, "logprob": value, "bytes": None}
+                        for token, value in row.items()
+                    ],
+                }
+                for row in rows
+            ]
+        }
+    )
+    completion = types.completion_choice.Logprobs(
+        tokens=["x"] * len(rows), token_logprobs=[-9.0] * len(rows), top_logprobs=rows
+    )
+    by_id = [
+        {number: Logprob(value, 1, token) for number, (token, value) in enumerate(row.items())}
+        for row in rows
+    ]
+    json_by_id = [{str(k): v._asdict() for k, v in row.items()} for row in by_id]
+    return {
+        "chat": chat,
+        "chat_content": chat.content,
+        "chat_json": chat.model_dump(),
+        "completion": completion,
+        "completion_json": completion.model_dump(),
+        "vllm": by_id,
+        "vllm_json": json_by_id,
+        "vllm_sequence": UserList(by_id),
+    }
+
+
+FORMS = (
+    *("chat", "chat_content", "chat_json", "completion", "completion_json"),
+    *("vllm", "vllm_json", "vllm_sequence"),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_objects_of_clients_are_their_numbers(form):
+    rows = [{" A": -0.25, "B": -2.0, "C": -3.0}, {"A": -1.0, " B": -0.75}]
+    top = in_forms_of_services(rows)[form]
+    for name, value in zip(Bounds._fields, top_confidence(top, 1.5, vocabulary=900), strict=True):
+        wanted = getattr(top_confidence(rows, 1.5, vocabulary=900), name)
+        np.testing.assert_array_equal(value, wanted)
+    choices = np.exp(choice_logits_from_top(top, ("A", "B")))
+    odds = [np.exp(-0.25 + 2.0), np.exp(-1.0 + 0.75)]
+    np.testing.assert_allclose(choices[:, 0] / choices[:, 1], odds)
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        [{"token": "A", "logprob": -0.1, "bytes": [65]}],
+        [{"token": "A", "logprob": -0.1, "top_logprobs": []}],
+        [SimpleNamespace(token="A", logprob=-0.1, top_logprobs=[])],
+        [{"A": -0.1}, None],
+    ],
+)
+def test_positions_without_top_tokens_name_what_to_request(top):
+    with pytest.raises(ValueError, match=r"of top has no top tokens, got .*request them .*=20"):
+        top_confidence(top, 1.5, vocabulary=900)
+
+
+def test_choices_need_tokens():
+    with pytest.raises(TypeError, match="top must hold tokens with their log-probabilities"):
+        choice_logits_from_top(np.log([[0.5, 0.5]]))

@@ -1,6 +1,7 @@
 """Collected tables against direct passes of tiny random models."""
 
 import copy
+import errno
 import importlib
 import shutil
 from typing import Any
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from calibrant._core.atomic_files import locked
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
+from calibrant.llm.tokens import writing
 from calibrant.llm.tokens.collect import collect
+from calibrant.llm.tokens.documents import Encoded
 from calibrant.llm.tokens.tables import open_table
 from tests.support.language_models import (
     FAMILIES,
@@ -307,7 +311,60 @@ def test_interrupted_run_is_resumed(model, documents, tmp_path):
     assert seen[0] == sum(len(np.load(shard / "top.npy")) for shard in shards)
     assert seen[-1] == len(whole)
     assert stamps == [(shard / "hidden.npy").stat().st_mtime_ns for shard in shards]
-    assert not list(folder.glob(".*"))
+    assert [path.name for path in folder.glob(".*")] == [".table.json.lock"]
+
+
+def test_one_process_at_a_time_writes_a_table(model, documents, tmp_path):
+    with locked(tmp_path / "table.json"), pytest.raises(ValueError, match="by another process"):
+        collect(model, documents, tmp_path)
+    assert not (tmp_path / "table.json").exists()
+    seen: list[str] = []
+
+    def again(done, total):
+        if done and not seen:
+            with pytest.raises(ValueError, match="by another process") as refused:
+                collect(model, documents, tmp_path)
+            seen.append(str(refused.value))
+
+    table = collect(model, documents, tmp_path, progress=again)
+    assert seen
+    assert_same_table(table, collect(model, documents, tmp_path))
+
+
+def test_shards_are_small_enough_for_interruptions():
+    def sizes(*lengths):
+        texts = [Encoded(np.arange(1, n + 2), np.arange(1, n + 2)) for n in lengths]
+        plan = module._planned(texts, module._shard_size(texts))
+        return [sum(lengths[n] for n in shard) for shard in plan]
+
+    assert sizes(100) == [100]
+    many = sizes(*[160] * 196)  # 31,360 tokens, a small table
+    assert len(many) > 10
+    assert max(many) <= 2048
+    assert len(sizes(*[50_000] * 10)) == 10
+    assert max(sizes(*[20_000] * 100)) == 60_000
+
+
+def test_a_run_ends_with_an_error_when_the_disk_is_full(model, documents, tmp_path, monkeypatch):
+    options: Any = {"tokens_per_shard": 20, "batch": 20}
+    whole = collect(model, documents, tmp_path / "whole", **options)
+    put, room = writing._ColumnFile.put, [25_000]
+
+    def limited(self, rows, values):
+        room[0] -= values.nbytes
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, rows, values)
+
+    monkeypatch.setattr(writing._ColumnFile, "put", limited)
+    message = r"shard-0000\d could not be written \(No space left on device\).*start again"
+    with pytest.raises(OSError, match=message):
+        collect(model, documents, tmp_path / "full", **options)
+    monkeypatch.undo()
+    kept, wanted = (len([*(tmp_path / name).glob("shard-*")]) for name in ("full", "whole"))
+    assert 0 < kept < wanted
+    assert not [*(tmp_path / "full").glob(".shard-*")]
+    assert_same_table(collect(model, documents, tmp_path / "full", **options), whole)
 
 
 def test_a_whole_table_is_not_collected_again(model, documents, tmp_path):
@@ -370,7 +427,7 @@ def test_more_processes_than_documents(model, documents, tmp_path, monkeypatch):
         ([{"input_ids": [5, 6, 7], "labels": [5, -100, -100]}], ValueError, "no token of the 1"),
         ([{"input_ids": [5]}], ValueError, "no token"),
         ([{"input_ids": []}], ValueError, "no token"),
-        ([{"input_ids": [0.5, 1.0]}], TypeError, "input_ids of document 0 must be integers"),
+        ([{"input_ids": [0.5, 1.0]}], TypeError, r"input_ids of documents\[0\] must be integers"),
         ([{"input_ids": [1, 2], "labels": [1]}], ValueError, r"must both be \(t,\)"),
         ([{"labels": [1]}], ValueError, "must have input_ids"),
         ([{"input_ids": [1, 300]}], ValueError, "the tokenizer of this model"),
@@ -388,7 +445,7 @@ def test_documents_of_other_kinds(model, tmp_path):
     tokenizer = word_tokenizer(["<pad>", "<s>", "</s>", "<unk>"])
     others: list[Any] = [3, [], ["a", "b", "c"], [{"role": "user"}]]
     for document in others:
-        with pytest.raises(TypeError, match="document 0 must be a string"):
+        with pytest.raises(TypeError, match=r"documents\[0\] must be a string"):
             collect(model, [document], tmp_path / "table", tokenizer=tokenizer)
     with pytest.raises(ValueError, match="no token"):
         collect(model, [""], tmp_path / "table", tokenizer=tokenizer)
@@ -403,7 +460,7 @@ def test_one_text_is_no_list_of_documents(model, tmp_path):
 @pytest.mark.parametrize("label", [300, -7])
 def test_labels_outside_the_vocabulary_are_refused(model, tmp_path, label):
     wrong = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 3], "labels": [-100, 2, label]}]
-    with pytest.raises(ValueError, match=rf"labels of document 1 must be .* got {label}"):
+    with pytest.raises(ValueError, match=rf"labels of documents\[1\] must be .* got {label}"):
         collect(model, wrong, tmp_path / "table")
     assert not (tmp_path / "table").exists()
 

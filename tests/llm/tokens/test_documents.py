@@ -8,7 +8,7 @@ import pytest
 
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.tokens.collect import collect
-from calibrant.llm.tokens.documents import encode_documents
+from calibrant.llm.tokens.documents import BadDocument, encode_documents
 from tests.support.language_models import (
     assert_same_table,
     tokenizers,
@@ -357,5 +357,119 @@ def test_chats_and_texts_mix(model, tokenizer, tmp_path):
 
 def test_a_chat_without_answer_is_refused(model, tokenizer, tmp_path):
     tokenizer.chat_template = CHATML
-    with pytest.raises(ValueError, match="no turn of the assistant was found in document 1"):
+    with pytest.raises(ValueError, match=r"documents\[1\] has no turn of the assistant"):
         collect(model, ["hello there", CHAT[:1]], tmp_path, tokenizer=tokenizer)
+
+
+def test_a_chat_needs_a_template(tokenizer):
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"documents\[1\] is a chat.* no chat template.*prompts"):
+        encode_documents(["hello", CHAT], tokenizer, 99)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_a_chat_that_the_template_refuses_is_named(tokenizer, template):
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}" + template
+    with pytest.raises(BadDocument, match=r"documents\[1\] is refused.*: roles must alternate"):
+        encode_documents(["hello", CHAT], tokenizer, 99)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "hello \ud83d",
+        ("hello", "\udc00"),
+        [CHAT[0], {"role": "assistant", "content": "how \ud800"}],
+    ],
+)
+def test_half_characters_are_named(tokenizer, document):
+    tokenizer.chat_template = CHATML
+    with pytest.raises(BadDocument, match=r"documents\[1\] has half of a character, '\\ud"):
+        encode_documents(["hello", document], tokenizer, 99)
+
+
+def test_encoded_documents_are_taken_as_they_are(tokenizer):
+    ready = encode_documents(["hello there", ("how", "are you")], tokenizer, 99)
+    again = encode_documents(ready, None, 3)
+    for one, other in zip(ready, again, strict=True):
+        np.testing.assert_array_equal(one.ids[:3], other.ids)
+        np.testing.assert_array_equal(one.labels[:3], other.labels)
+
+
+def pair_tokenizer(*tokens):
+    """A tokenizer of bytes that merges some pairs, also across spaces if they say so."""
+    letters = [*"abcdefghijklmnop", "\u0120", *(a + b for a, b in tokens)]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.BPE({name: n for n, name in enumerate(letters)}, [*tokens])
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+class Counted:
+    """A tokenizer that counts the characters that it gets at a time."""
+
+    def __init__(self, inner):
+        self.inner, self.longest = inner, 0
+
+    def __call__(self, text, **options):
+        self.longest = max(self.longest, len(text))
+        return self.inner(text, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_long_texts_are_not_encoded_whole():
+    rng = np.random.default_rng(0)
+    words = ("".join(rng.choice([*"abcdef"], rng.integers(1, 30))) for _ in range(5000))
+    text = " ".join(words)
+    inner = pair_tokenizer(("a", "b"), ("\u0120", "c"), ("\u0120c", "d"), ("e", "f"))
+    counted = Counted(inner)
+    counted.inner.chat_template = (
+        "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '' }}{% endif %}"
+    )
+    turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": text}]
+    documents = [text, (text, "abc"), ("abc", text), turns]
+    for length in (5, 50):
+        found = encode_documents(documents, counted, length)
+        whole = inner(text)["input_ids"]
+        np.testing.assert_array_equal(found[0].ids, whole[:length])
+        np.testing.assert_array_equal(found[1].ids, whole[:length])
+        assert (found[1].labels == -100).all()
+        start = inner("abc")["input_ids"]
+        np.testing.assert_array_equal(found[2].labels[len(start) :], whole[: length - len(start)])
+        np.testing.assert_array_equal(found[3].ids, inner(f"abc {text}")["input_ids"][:length])
+        assert (found[3].labels[-2:] != -100).all()
+    assert counted.longest < len(text) / 20
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [
+        # words that depend on those after them, to the end of the text
+        (pair_tokenizer(("\u0120", "a"), ("a", "\u0120")), "a " * 999 + "a"),
+        (pair_tokenizer(("a", "a"), ("aa", "aa")), "a" * 2001),  # no end of a word
+        (pair_tokenizer(("a", "a"), ("aa", "aa")), "a" * 2001 + " b"),
+    ],
+)
+def test_long_texts_that_cannot_be_cut_are_encoded_whole(tokenizer, text):
+    counted = Counted(tokenizer)
+    (found,) = encode_documents([text], counted, 3)
+    np.testing.assert_array_equal(found.ids, tokenizer(text)["input_ids"][:3])
+    assert counted.longest >= 1999
+
+
+def test_texts_of_few_tokens_are_followed_further():
+    """A token may have more characters than are tried at first."""
+    word = "ab" * 8
+    merges = [("a", "b"), ("ab", "ab"), ("abab", "abab"), ("abab" * 2, "abab" * 2)]
+    counted = Counted(pair_tokenizer(*merges, ("\u0120", word)))
+    text = f"{word} " * 400 + "a"
+    (found,) = encode_documents([text], counted, 20)
+    np.testing.assert_array_equal(found.ids, counted.inner(text)["input_ids"][:20])
+    assert len(found.ids) == 20
+    assert 20 * 17 < counted.longest < len(text) / 2

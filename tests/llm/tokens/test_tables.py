@@ -67,6 +67,20 @@ def test_several_folders_are_one_table(model, documents, tmp_path):
         open_table([tmp_path / "a", tmp_path / "c"])
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("possible", 0), ("documents", 0), ("documents", 8), ("labels", -1), ("labels", 300)],
+)
+def test_rows_that_were_never_written_are_refused(model, documents, tmp_path, column, value):
+    collect(model, documents, tmp_path)
+    file = tmp_path / "shard-00000" / f"{column}.npy"
+    values = np.load(file)
+    values[-4:-1] = value
+    np.save(file, values)
+    with pytest.raises(ValueError, match=r"shard-00000 has rows that were never written.*remove"):
+        open_table(tmp_path)
+
+
 def test_duplicate_tables_are_refused(model, documents, tmp_path):
     collect(model, documents, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")

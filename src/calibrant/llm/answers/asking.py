@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,15 +12,21 @@ from torch import Tensor, nn
 from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.torch_models import evaluating
+from calibrant.display.html import notebook
+from calibrant.display.results import one_line
 from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.questions import Question, choice_prompt
+from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads import generation as generations
 from calibrant.llm.heads.attach import matching_model
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.tokens.documents import prompt_ids
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character in decoded text."""
@@ -39,19 +45,27 @@ GREEDY = {
 """Options of ``generate``."""
 
 
+class Limit(NamedTuple):
+    """Where answers end: after so many tokens, at an end token, or before a line break."""
+
+    max_new_tokens: int
+    ends: set[int]
+    one_line: bool = False
+
+
 class Answer(NamedTuple):
     """An answer of a model, with its confidence.
 
     Attributes
     ----------
     text : str
-        Up to the first line break.
+        The whole answer, without blanks around it; with ``one_line`` up to the first line break.
     token_texts : list of str
         Text that each token adds; a character of several tokens comes with its last.
     probs : (tokens,)
         Calibrated probability of each token.
     confidence : float
-        Of the whole answer.
+        Of exactly these tokens.
     truncated : bool
         True if the answer would have continued after ``max_new_tokens``.
     """
@@ -61,6 +75,28 @@ class Answer(NamedTuple):
     probs: FloatArray
     confidence: float
     truncated: bool
+
+    def __repr__(self) -> str:
+        end = "truncated" if self.truncated else ""
+        about = f"confidence {100 * self.confidence:.1f} %", f"{len(self.probs)} tokens"
+        return one_line(self, repr(self.text), *about, end)
+
+    def shaded(self, title: str = "Answer", confidence: float | None = None) -> ShadedText:
+        """Return the answer with its tokens shaded by their probability.
+
+        ``confidence`` stands in the note above, in place of the answer's own.
+        """
+        value = self.confidence if confidence is None else confidence
+        end = "; truncated" if self.truncated else ""
+        note = f"confidence {100 * value:.1f} %{end}"
+        return shaded_text(self.token_texts, self.probs, title=title, note=note)
+
+    def _repr_html_(self) -> str:
+        return notebook(self.shaded().fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each token. Needs pandas."""
+        return self.shaded().to_frame()
 
 
 def chat_prompt(tokenizer: Any, question: str) -> str:
@@ -80,12 +116,14 @@ def ask(
     fitted: FittedHead | None = None,
     aggregate: Aggregator = "geometric",
     max_new_tokens: int = 32,
+    one_line: bool = False,
     batch: int = 8,
     progress: Progress | None = None,
 ) -> list[Answer]:
-    """Generate answers greedily, up to the first line break, with calibrated confidences.
+    """Generate answers greedily, to the end of the turn, with calibrated confidences.
 
-    The text is that of the model without a head; a head only changes the probabilities.
+    The text is that of the model without a head; a head only changes the probabilities. The length
+    of every prompt is checked before the first answer is generated.
 
     Parameters
     ----------
@@ -99,6 +137,9 @@ def ask(
         As for :func:`answer_confidence`.
     max_new_tokens : int
         Largest number of tokens of an answer.
+    one_line : bool
+        Stop at the first line break, where answers are one line by design, as to prompts of
+        :func:`~calibrant.llm.short_prompt`: models go on with another question.
     batch : int
         Prompts that are answered together.
     progress : callable, optional
@@ -111,6 +152,7 @@ def ask(
         {"": fitted},
         aggregate,
         max_new_tokens=max_new_tokens,
+        one_line=one_line,
         batch=batch,
         progress=progress,
     )
@@ -125,18 +167,20 @@ def ask_each(
     aggregate: Aggregator = "geometric",
     *,
     max_new_tokens: int = 32,
+    one_line: bool = False,
     batch: int = 8,
     progress: Progress | None = None,
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    stop = set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
-    runs = _generations(model, tokenizer, prompts, heads, max_new_tokens, batch, progress)
-    for name, generation, _ in runs:
+    limit = Limit(max_new_tokens, _ends(model, tokenizer), one_line)
+    for name, generation, _ in _generations(
+        model, tokenizer, prompts, heads, limit, batch, progress
+    ):
         columns = generation.tokens, generation.log_probs, generation.written
         tokens, logs, written = (column.cpu() for column in columns)
         rows = zip(tokens, logs.double().exp(), written, strict=True)
-        answers[name] += [_answer(tokenizer, row, aggregate, stop) for row in rows]
+        answers[name] += [_answer(tokenizer, row, aggregate, limit) for row in rows]
     return answers
 
 
@@ -195,16 +239,23 @@ def ask_choices_each(
             f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
         )
     letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
-    prompts = []
-    for question in questions:
-        own = [shot for shot in shots if shot.subject == question.subject] or shots
-        prompts.append(choice_prompt(question, own))
+    prompts = choice_prompts(questions, shots)
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    runs = _generations(model, tokenizer, prompts, heads, 1, batch, progress)
+    first_token = Limit(1, _ends(model, tokenizer))
+    runs = _generations(model, tokenizer, prompts, heads, first_token, batch, progress)
     for name, generation, first in runs:
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
+
+
+def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
+    """Make the prompts of :func:`ask_choices`."""
+    prompts = []
+    for question in questions:
+        own = [shot for shot in shots if shot.subject == question.subject] or shots
+        prompts.append(choice_prompt(question, own))
+    return prompts
 
 
 def ask_true(
@@ -222,7 +273,8 @@ def ask_true(
     for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    runs = _generations(model, tokenizer, prompts, {"": fitted}, 1, batch, progress)
+    first_token = Limit(1, _ends(model, tokenizer))
+    runs = _generations(model, tokenizer, prompts, {"": fitted}, first_token, batch, progress)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
 
@@ -242,7 +294,7 @@ def _generations(
     tokenizer: Any,
     prompts: Sequence[str],
     heads: Mapping[str, FittedHead | None],
-    max_new_tokens: int,
+    limit: Limit,
     batch: int,
     progress: Progress | None,
 ) -> Iterator[tuple[str, generations.CalibratedGeneration, Tensor]]:
@@ -255,8 +307,8 @@ def _generations(
     tried = {name: plain if fitted is None else fitted for name, fitted in heads.items()}
     for fitted in tried.values():
         matching_model(inner, fitted)
-    done, ends = 0, list(huggingface.end_tokens(inner))
-    for mask, output in _outputs(model, tokenizer, prompts, batch, max_new_tokens):
+    done, ends = 0, sorted(limit.ends)
+    for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
         generations.check_plain_output(inner, output)
         first = output.logits[0].float()
         for name, fitted in tried.items():
@@ -266,25 +318,29 @@ def _generations(
             progress(done, len(prompts))
 
 
+def _ends(model: Any, tokenizer: Any) -> set[int]:
+    """Tokens at which an answer ends.
+
+    Besides those of the generation config these are all special ones: from some files, such as
+    ``.gguf``, the config of a chat model lacks the token that ends a turn.
+    """
+    return set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
+
+
 def _outputs(
-    model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, max_new_tokens: int
+    model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, limit: Limit
 ) -> Iterator[tuple[Tensor, Any]]:
     """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
-    _check_prompts(prompts)
     check_whole("batch", batch)
-    device, positions = huggingface.inputs_device(model), huggingface.positions_of(model)
-    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    ids = checked_prompts(model, tokenizer, prompts, limit.max_new_tokens)
+    device = huggingface.inputs_device(model)
     candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
     pad = next(token for token in candidates if token is not None)
+    options = {"eos_token_id": sorted(limit.ends) or None, "pad_token_id": pad, **GREEDY}
     with evaluating(model), torch.no_grad():
         for start in range(0, len(prompts), batch):
             some = ids[start : start + batch]
             longest = max(map(len, some))
-            if positions and longest + max_new_tokens > positions:
-                raise ValueError(
-                    f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} need more "
-                    f"than the {positions} positions of the model: shorten one of them"
-                )
             # on the left, so that answers follow
             padding = [longest - len(row) for row in some]
             padded = [[pad] * n + row for n, row in zip(padding, some, strict=True)]
@@ -292,11 +348,44 @@ def _outputs(
             output = model.generate(
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=mask,
-                max_new_tokens=max_new_tokens,
-                pad_token_id=pad,
-                **GREEDY,
+                max_new_tokens=limit.max_new_tokens,
+                stopping_criteria=_line_breaks(tokenizer, longest) if limit.one_line else None,
+                **options,
             )
             yield mask, output
+
+
+def _line_breaks(tokenizer: Any, prompt: int) -> Any:
+    """Return the criterion of ``generate`` that stops answers after ``prompt`` tokens at a line."""
+    from transformers import StoppingCriteriaList
+
+    def ended(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        texts = tokenizer.batch_decode(input_ids[:, prompt:])
+        return torch.tensor([*map(_breaks, texts)], device=input_ids.device)
+
+    return StoppingCriteriaList([ended])
+
+
+def _breaks(text: str) -> bool:
+    """Return True for a line break after the first word."""
+    return "\n" in text.lstrip()
+
+
+def checked_prompts(
+    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int
+) -> list[list[int]]:
+    """Return the token ids of the prompts; raise if any of them is too long for the model."""
+    _check_prompts(prompts)
+    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    positions = huggingface.positions_of(model)
+    for number, row in enumerate(ids if positions else ()):
+        if len(row) + max_new_tokens > (positions or 0):
+            raise ValueError(
+                f"prompt {number}, ending with {prompts[number][-60:]!r}, has {len(row)} tokens, "
+                f"and {max_new_tokens} may follow: more than the {positions} positions of the "
+                "model; shorten it or leave it out, show fewer shots, or lower max_new_tokens"
+            )
+    return ids
 
 
 def _check_prompts(prompts: Any) -> None:
@@ -311,23 +400,23 @@ def _check_prompts(prompts: Any) -> None:
             raise ValueError(f"prompt {number} is empty")
 
 
-def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, stop: set[int]) -> Answer:
+def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit: Limit) -> Answer:
     tokens, probs, written = row
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
-    count = _length(tokenizer, ids, stop)
+    count = _length(tokenizer, ids, limit)
     own = probs[kept[:count]].numpy()
     text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
     confidence = float(answer_confidence([own], aggregate)[0])
-    truncated = count == len(tokens) and ids[-1] not in stop
+    truncated = count == limit.max_new_tokens and ids[-1] not in limit.ends
     return Answer(text, _token_texts(tokenizer, ids[:count]), own, confidence, truncated)
 
 
-def _length(tokenizer: Any, ids: list[int], stop: set[int]) -> int:
-    """Tokens before the first line break or the end; at least one, to have a confidence."""
+def _length(tokenizer: Any, ids: list[int], limit: Limit) -> int:
+    """Tokens before the end or, of one line, its break; at least one, to have a confidence."""
     for count in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:count])
-        if ids[count - 1] in stop or "\n" in text.lstrip():
+        broken = limit.one_line and _breaks(tokenizer.decode(ids[:count]))
+        if ids[count - 1] in limit.ends or broken:
             return max(1, count - 1)
     return len(ids)
 

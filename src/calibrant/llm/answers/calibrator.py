@@ -11,13 +11,19 @@ from scipy.special import expit
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant._core.tables import frame
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.display.html import notebook
+from calibrant.display.results import heading, one_line
+from calibrant.display.svg import Line, line_chart
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
+from calibrant.llm.answers.sources import Source
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Self
 
 SAME = 1e-6
@@ -99,8 +105,8 @@ class AnswerCalibrator:
     (:func:`~calibrant.llm.answer_confidence`), and an increasing map of its log-odds
     :math:`s = \log c - \log(1 - c)` turns it into a probability:
 
-    - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for some hundred graded answers;
-    - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017);
+    - ``beta``: :math:`\sigma(a \log c - b \log(1 - c) + m)` (Kull et al. 2017), the default;
+    - ``sigmoid``: :math:`\sigma(a s + b)` (Platt 1999), for fewer than a hundred graded answers;
     - ``isotonic``: increasing steps (Zadrozny and Elkan 2002), for a thousand and more.
 
     Confidences of 0 or 1 have no log-odds. With ``aggregate=None``, sigmoid and beta replace them
@@ -111,11 +117,13 @@ class AnswerCalibrator:
     aggregate : str or None
         As for :func:`~calibrant.llm.answer_confidence`. With None, answers are passed as
         confidences ``(answers,)`` in [0, 1] from elsewhere (P(True), choices, a judge).
-    stage : {"sigmoid", "beta", "isotonic"}
+    stage : {"beta", "sigmoid", "isotonic"}
 
     Attributes
     ----------
     learned_ : dict of arrays
+    source_ : Source
+        Origin of the confidences, as far as it was stated.
     limits_ : (float, float) or None
         Replacements of confidences of 0 and 1.
     threshold_ : Threshold or None
@@ -135,9 +143,7 @@ class AnswerCalibrator:
     array([ True, False])
     """
 
-    def __init__(
-        self, aggregate: Aggregator | None = "geometric", *, stage: Map = "sigmoid"
-    ) -> None:
+    def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:
         if aggregate is not None:
             checks.check_choice("aggregate", aggregate, get_args(Aggregator))
         checks.check_choice("stage", stage, get_args(Map))
@@ -146,14 +152,24 @@ class AnswerCalibrator:
         self.learned_: dict[str, FloatArray] | None = None
         self.limits_: tuple[float, float] | None = None
         self.threshold_: Threshold | None = None
+        self.source_ = Source(aggregate or "")
 
-    def fit(self, answers: Answers, correct: Values, **layout: Any) -> Self:
+    def fit(
+        self, answers: Answers, correct: Values, *, source: Source | None = None, **layout: Any
+    ) -> Self:
         """Fit to graded answers.
 
         ``answers`` are as for :func:`~calibrant.llm.answer_confidence`, with ``mask`` or
         ``documents`` in ``layout``; or ``(answers,)`` with ``aggregate=None``. ``correct``
-        ``(answers,)`` is 0 or 1.
+        ``(answers,)`` is 0 or 1. ``source`` is where the confidences come from; others are refused
+        later.
         """
+        origin = Source(self.aggregate or "") if source is None else source
+        if self.aggregate is not None and origin.confidence != self.aggregate:
+            raise ValueError(
+                f"aggregate is {self.aggregate!r}, but the source has the confidence "
+                f"{origin.confidence!r}: pass aggregate=None for confidences from elsewhere"
+            )
         limits = None
         if self.aggregate is None and self.stage != "isotonic":
             limits = _halfway(_confidences(answers, layout))
@@ -161,6 +177,7 @@ class AnswerCalibrator:
         _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
+        self.source_ = origin
         if not converged:
             checks.warn(
                 f"AnswerCalibrator found no optimum for {len(odds):,} answers: all of them, or "
@@ -174,8 +191,15 @@ class AnswerCalibrator:
             )
         return self
 
-    def predict(self, answers: Answers, **layout: Any) -> FloatArray:
-        """Return the chance of each answer to be right, ``(answers,)``."""
+    def predict(
+        self, answers: Answers, *, source: Source | None = None, **layout: Any
+    ) -> FloatArray:
+        """Return the chance of each answer to be right, ``(answers,)``.
+
+        Raises if ``source`` is not that of the fit.
+        """
+        if source is not None:
+            self.source_.check(source)
         return self._probs(self._odds(answers, layout, self.limits_))
 
     def control(
@@ -209,6 +233,37 @@ class AnswerCalibrator:
             raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
         return np.asarray(values < self.threshold_.threshold)
 
+    def __repr__(self) -> str:
+        if self.learned_ is None:
+            return one_line(self, f"aggregate={self.aggregate!r}, stage={self.stage!r}, not fitted")
+        few = {name: values for name, values in self.learned_.items() if values.size <= 3}
+        learned = [f"{n}=[{', '.join(f'{v:.4g}' for v in values)}]" for n, values in few.items()]
+        limit = "" if self.threshold_ is None else f"threshold={self.threshold_.threshold:.4g}"
+        return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
+
+    def _repr_html_(self) -> str:
+        if self.learned_ is None:
+            return notebook(heading("Answer calibrator", "not fitted"))
+        confidence = np.linspace(0.005, 0.995, 199)
+        chance = self._probs(confidences.log_odds(np.log(confidence)))
+        lines = [
+            Line("chance", confidence, chance),
+            Line("unchanged", [0, 1], [0, 1], colour="ink", dashed=True),
+        ]
+        chart = line_chart(
+            lines, x_label="confidence", y_label="chance to be right", y_range=(0, 1)
+        )
+        limit = "" if self.threshold_ is None else self.threshold_.fragment()
+        return notebook(heading("Answer calibrator", self.describe()), chart, limit)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of the learned values: ``name``, ``index``, ``value``. Needs pandas."""
+        return frame(
+            {"name": name, "index": index, "value": value}
+            for name, values in self._fitted().items()
+            for index, value in enumerate(values.tolist())
+        )
+
     def describe(self) -> str:
         """Describe the map in a sentence."""
         of = "confidences"
@@ -224,19 +279,25 @@ class AnswerCalibrator:
             "learned": {name: values.tolist() for name, values in self._fitted().items()},
             "limits": self.limits_ and list(self.limits_),
             "threshold": self.threshold_ and self.threshold_.state(),
+            "source": self.source_._asdict(),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
-        keys = {"how", "stage", "learned", "limits", "threshold"}
-        if not isinstance(state, Mapping) or {*state, "limits"} != keys:  # old ones have no limits
+        keys = {"how", "stage", "learned", "limits", "threshold", "source"}
+        later = {"limits", "source"}  # which old ones do not have
+        if not isinstance(state, Mapping) or {*state} | later != keys:
             raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
         made = cls(state["how"], stage=state["stage"])
         made.learned_ = _learned(made.stage, state["learned"])
         limits = state.get("limits")
         if limits is not None:
             made.limits_ = _limits(limits)
+        origin = Source(made.aggregate or "")
+        made.source_ = _source(state.get("source", origin._asdict()))
+        if made.aggregate is not None and made.source_.confidence != made.aggregate:
+            raise ValueError(f"source must have the confidence {made.aggregate}")
         if state["threshold"] is not None:
             made.threshold_ = Threshold.from_state(state["threshold"])
         return made
@@ -311,6 +372,15 @@ def _learned(stage: str, values: Any) -> Learned:
             got = f"{values[name]!r:.60}"
             raise ValueError(f"{name} of {stage} must be {size or steps} finite numbers, got {got}")
     return learned
+
+
+def _source(values: Any) -> Source:
+    names = {*Source._fields}
+    if not (isinstance(values, Mapping) and {*values} <= names):
+        raise ValueError(f"source must have {', '.join(Source._fields)}, got {values!r:.80}")
+    if not all(isinstance(text, str) for text in values.values()):
+        raise ValueError(f"source must have texts, got {values!r:.80}")
+    return Source(**values)
 
 
 def _limits(values: Any) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrant._core.checks import FloatArray, Values, as_float64, as_labels, as_scores
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
-from calibrant.llm.answers.topk import TopLogprobs, by_token
+from calibrant.llm.answers.topk import TopLogprobs, by_token, shown_tokens
 
 LETTERS = ("A", "B", "C", "D")
 
@@ -109,8 +109,11 @@ def choice_logits_from_top(top: TopLogprobs, choices: Sequence[str] = LETTERS) -
     >>> np.exp(choice_logits_from_top(shown, ("A", "B"))).round(2)
     array([[0.5, 0.5]])
     """
-    logs = np.full((len(top), len(choices)), -np.inf)
-    for i, position in enumerate(top):
+    shown = shown_tokens(top)
+    if shown is None:
+        raise TypeError(f"top must hold tokens with their log-probabilities, got {top!r:.80}")
+    logs = np.full((len(shown), len(choices)), -np.inf)
+    for i, position in enumerate(shown):
         for token, value in by_token(position).items():
             if token.strip() in choices:
                 at = list(choices).index(token.strip())

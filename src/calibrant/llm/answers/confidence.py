@@ -243,4 +243,5 @@ def evaluate_answers(
         estimates["aurc"] = intervals.logit_interval(*area, level)
     rest = {f.name: getattr(binary, f.name) for f in fields(Evaluation)}
     rest["metrics"] = {name: estimates[name] for name in ANSWER_METRICS}
-    return ConfidenceEvaluation(**rest)
+    curve = ranking.risk_coverage(confidence=claimed, outcome=outcome).thinned()
+    return ConfidenceEvaluation(**rest, risk_coverage=curve)

@@ -1,7 +1,7 @@
 """Question sets: reading them, prompts for them, and grading of answers.
 
-Open answers are graded by exact match after the normalisation of SQuAD, which is strict: a right
-answer in other words counts as wrong.
+Short answers are graded by exact match after the normalisation of SQuAD, which is strict: a right
+answer in other words counts as wrong. Longer ones are right if they contain a reference.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ import csv
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, FloatArray, check_whole
+from calibrant._core.checks import check_whole
 from calibrant.llm.answers.choices import LETTERS
-from calibrant.llm.tokens.reading import parse_lines, read_text
-
-ROUNDED = 1e-6
-"""Last digit of the probabilities in files of answers."""
+from calibrant.llm.tokens.reading import read_text
 
 
 @dataclass(frozen=True)
@@ -69,16 +65,24 @@ def read_mmlu(folder: str | os.PathLike[str], split: str = "test") -> list[Quest
 
 
 def read_truthfulqa(file: str | os.PathLike[str]) -> list[Question]:
-    """Read questions of TruthfulQA.csv with all correct answers, separated by semicolons."""
-    rows = _csv_rows(Path(file), {"Question", "Best Answer", "Correct Answers", "Category"})
-    return [
-        Question(
-            row["Question"],
-            tuple(dict.fromkeys([row["Best Answer"].strip(), *_parts(row["Correct Answers"])])),
-            subject=row["Category"],
-        )
-        for _, row in rows
-    ]
+    """Read questions of TruthfulQA.csv, with all correct answers and the choices of MC1.
+
+    The choices are the best answer, which comes first, and the incorrect answers that differ from
+    it. Answers are separated by semicolons.
+    """
+    names = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers", "Category")
+    return [_truthful(row) for _, row in _csv_rows(Path(file), set(names))]
+
+
+def _truthful(row: Mapping[str, str]) -> Question:
+    best = row["Best Answer"].strip()
+    references = dict.fromkeys([best, *_parts(row["Correct Answers"])])
+    distinct: dict[str, str] = {}
+    for text in (best, *_parts(row["Incorrect Answers"])):
+        distinct.setdefault(normalised(text), text)
+    return Question(
+        row["Question"], tuple(references), tuple(distinct.values()), 0, row["Category"]
+    )
 
 
 def read_questions(file: str | os.PathLike[str], *, separator: str | None = None) -> list[Question]:
@@ -222,42 +226,16 @@ def exact_match(answer: str, references: Iterable[str]) -> bool:
     return bool(text) and any(text == normalised(one) for one in references)
 
 
-class GradedAnswers(NamedTuple):
-    """Answers of one model to one set of questions.
+def contains_reference(answer: str, references: Iterable[str]) -> bool:
+    """Return True if an answer contains any reference after normalisation, as whole words.
 
-    Attributes
-    ----------
-    questions, answers : list of str
-    token_probs : list of (tokens,)
-        Probabilities of the tokens of each answer.
-    correct : (n,) bool
-        True for right answers.
+    It is for answers in sentences. What surrounds the reference is not looked at, so that "not
+    Lima" counts as right.
+
+    >>> contains_reference("The capital of Peru is Lima.", ["Lima"])
+    True
     """
-
-    questions: list[str]
-    answers: list[str]
-    token_probs: list[FloatArray]
-    correct: BoolArray
-
-
-def read_answers(file: str | os.PathLike[str]) -> GradedAnswers:
-    """Read graded answers from JSON lines with question, answer, token_probs and correct.
-
-    The probabilities of such files are rounded to six digits: a zero is read as a quarter of
-    the last one.
-    """
-    path = Path(file)
-    rows = parse_lines(read_text(path), str(path))
-    for place, row in rows:
-        if not isinstance(row, dict):
-            raise ValueError(f"{place} must be an object, got a {type(row).__name__}")
-        missing = {"question", "answer", "token_probs", "correct"} - row.keys()
-        if missing or not row["token_probs"]:
-            what = f"no {', '.join(sorted(missing))}" if missing else "an answer without tokens"
-            raise ValueError(f"{place} has {what}")
-    return GradedAnswers(
-        [row["question"] for _, row in rows],
-        [row["answer"] for _, row in rows],
-        [np.maximum(np.array(row["token_probs"], np.float64), ROUNDED / 4) for _, row in rows],
-        np.array([row["correct"] for _, row in rows], dtype=bool),
-    )
+    if isinstance(references, str):
+        raise TypeError("references must be a list of strings, got one string: pass [reference]")
+    text = f" {normalised(answer)} "
+    return any(f" {normalised(one)} " in text for one in references if normalised(one))

@@ -19,9 +19,8 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64
 
-TopLogprobs: TypeAlias = Sequence[Mapping[str, Any]]
-"""For each position ``{token: logprob}``, or an entry of ``logprobs.content`` of the OpenAI API,
-with its list ``top_logprobs`` of ``{"token": ..., "logprob": ...}``."""
+TopLogprobs: TypeAlias = Any
+"""Top tokens of each position, as services and their clients return them: see top_confidence."""
 
 ROUNDING = 1e-6
 """Error of log-probabilities that were computed in single precision."""
@@ -49,8 +48,10 @@ def top_confidence(
 
     Parameters
     ----------
-    top : list of {token: logprob}, or (n, k) log-probabilities
-        The likeliest tokens of each position, in any order; -inf pads rows of an array.
+    top : top tokens of each position, or (n, k) log-probabilities
+        In any order; -inf pads rows of an array. Objects of clients and their JSON are taken:
+        ``choices[0].logprobs`` of OpenAI chats and completions, or its ``content``; ``logprobs``
+        of an output of vLLM, a list of ``{token_id: Logprob}``; or a list of ``{token: logprob}``.
     temperature : float or (n,)
         Divisor of the logits, above 0.
     vocabulary : int
@@ -151,12 +152,13 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     array([[-0.5, -2. ],
            [-0.1, -inf]])
     """
-    if isinstance(top, (list, tuple)) and top and isinstance(top[0], Mapping):
-        rows = [[value for _, value in _shown(row)] for row in top]
+    shown = shown_tokens(top)
+    if shown is None:
+        logs = as_float64(top)
+    else:
+        rows = [[value for _, value in row] for row in shown]
         width = max(map(len, rows), default=0)
         logs = np.array([row + [-np.inf] * (width - len(row)) for row in rows], dtype=np.float64)
-    else:
-        logs = as_float64(top)  # type: ignore[arg-type]
     if logs.ndim != 2 or not logs.size:
         raise ValueError(f"top must be (n, k), or a list of {{token: logprob}}, got {logs.shape}")
     # some services write -9999 for a token that is not there
@@ -172,19 +174,60 @@ def top_logprobs(top: TopLogprobs | Values, *, rounding: float = ROUNDING) -> Fl
     return np.asarray(logs)
 
 
-def by_token(position: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``{token: logprob}`` of one position in either form of :data:`TopLogprobs`.
+def by_token(shown: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return ``{token: logprob}`` of one position of :func:`shown_tokens`.
 
     Tokens with the same text, such as parts of a character, are added.
     """
     total: dict[str, float] = {}
-    for token, value in _shown(position):
+    for token, value in shown:
         total[token] = float(np.logaddexp(total.get(token, -np.inf), value))
     return total
 
 
-def _shown(position: Mapping[str, Any]) -> list[tuple[str, float]]:
-    entries = position.get("top_logprobs")
-    if isinstance(entries, (list, tuple)):
-        return [(one["token"], float(one["logprob"])) for one in entries]
-    return [(token, float(value)) for token, value in position.items()]
+def shown_tokens(top: TopLogprobs) -> list[list[tuple[str, float]]] | None:
+    """Return the tokens and log-probabilities of each position; None for an array of numbers.
+
+    >>> shown_tokens([{" A": -0.5}, {"top_logprobs": [{"token": "B", "logprob": -0.1}]}])
+    [[(' A', -0.5)], [('B', -0.1)]]
+    """
+    for name in ("content", "top_logprobs"):  # the whole ``logprobs`` of a chat, of a completion
+        inside = _field(top, name)
+        if isinstance(inside, Sequence):
+            top = inside
+            break
+    # vLLM has a sequence of its own
+    if not isinstance(top, Sequence) or not top or _is_numeric(top[0]):
+        return None
+    return [_shown(position, number) for number, position in enumerate(top)]
+
+
+def _is_numeric(row: Any) -> bool:
+    return isinstance(row, (int, float, Sequence)) or hasattr(row, "__array__")
+
+
+def _shown(position: Any, number: int) -> list[tuple[str, float]]:
+    entries = _field(position, "top_logprobs")
+    if isinstance(entries, Sequence) and entries:
+        return [(_field(one, "token"), float(_field(one, "logprob"))) for one in entries]
+    try:
+        # a token of vLLM is an id, its text stands beside the log-probability
+        return [
+            (_field(value, "decoded_token") or str(token), _logprob(value))
+            for token, value in position.items()
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"position {number} of top has no top tokens, got {position!r:.80}: request them from "
+            "the service (logprobs=True and top_logprobs=20 for chats, logprobs=20 for completions)"
+        ) from error
+
+
+def _logprob(value: Any) -> float:
+    own = _field(value, "logprob")
+    return float(value if own is None else own)
+
+
+def _field(one: Any, name: str) -> Any:
+    """Return a field of an object of a client, or of its JSON; None if it is not there."""
+    return one.get(name) if isinstance(one, Mapping) else getattr(one, name, None)

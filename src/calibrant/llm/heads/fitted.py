@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,18 @@ from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, warn
 from calibrant._core.logpartition import Records
+from calibrant._core.tables import columns_frame, frame
+from calibrant.display.html import html_table, notebook
+from calibrant.display.results import heading, one_line, verdict
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads import modules
 from calibrant.llm.heads.modules import LIMIT, GlobalHead, Head, bounded
 from calibrant.llm.tokens.tables import Hidden, TokenTable
 from calibrant.metrics.binned import ece
 from calibrant.metrics.ranking import auroc
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CHUNK = 1 << 15
 """Tokens that are read at a time."""
@@ -67,6 +73,27 @@ class FittedHead:
         if not math.exp(-LIMIT) <= temperature <= math.exp(LIMIT):
             raise ValueError(f"temperature must be between 0.05 and 20, got {temperature}")
         return cls(GlobalHead(start=-math.log(temperature)), fingerprint, "given", reasons=reasons)
+
+    def __repr__(self) -> str:
+        last = next(reversed(self.figures.values()), {})
+        nll = f"held-out NLL {last['nll']:.4f}" if "nll" in last else ""
+        return one_line(self, self.describe(), nll, "" if self.kept else "requested head not kept")
+
+    def _repr_html_(self) -> str:
+        shown = {"nll": ".4f", "brier": ".4f", "ece": ".2%", "auroc": ".2%"}
+        rows = [
+            (group, *(_formatted(values.get(name), form) for name, form in shown.items()))
+            for group, values in self.figures.items()
+        ]
+        headings = ("held-out documents", "NLL", "Brier", "ECE", "AUROC")
+        used = [len(rows) - 1 if self.kept else min(1, len(rows) - 1)]
+        table = html_table(headings, rows, highlighted=used) if rows else ""
+        about = heading("Temperature head", self.describe())
+        return notebook(about, verdict(self.reasons, "good" if self.kept else "warn"), table)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the figures as a frame, with a row for each group. Needs pandas."""
+        return frame({"group": group, **values} for group, values in self.figures.items())
 
     def describe(self) -> str:
         """Describe the head in a sentence."""
@@ -117,6 +144,10 @@ class FittedHead:
         self.head.load_state_dict(state)
 
 
+def _formatted(value: float | None, form: str) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:{form}}".replace("%", " %")
+
+
 class TokenPredictions(NamedTuple):
     """Predictions for tokens, each ``(n,)``.
 
@@ -135,6 +166,13 @@ class TokenPredictions(NamedTuple):
     confidence: FloatArray
     correct: BoolArray
     weight: FloatArray
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{len(self.nll):,} tokens, NLL {self.figures()['nll']:.4f}")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each token. Needs pandas."""
+        return columns_frame(self._asdict())
 
     def figures(self) -> dict[str, float]:
         """Metrics over all tokens."""

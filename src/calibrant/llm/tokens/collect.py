@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,12 @@ from calibrant.llm.tokens.documents import (
     encode_documents,
     padded_batches,
 )
+from calibrant.llm.tokens.writing import PutRows, new_shard, sole_writer
 
 MAX_LOGITS = 1 << 24
 """Logits in memory at a time: 64 MB in single precision."""
+SHARDS, MIN_SHARD, MAX_SHARD = 16, 1 << 11, 1 << 16
+"""Shards of a table by default, and their smallest and largest number of tokens."""
 ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 """State of PEFT layers that their weights do not show."""
 
@@ -50,7 +53,7 @@ def collect(
     *,
     tokenizer: Any = None,
     batch: int = 8192,
-    tokens_per_shard: int = 1 << 16,
+    tokens_per_shard: int | None = None,
     length: int = 1024,
     prompts: bool = False,
     device: str | torch.device | None = None,
@@ -71,6 +74,7 @@ def collect(
         ``{"role": ..., "content": ...}``, in which the assistant's turns count; a pair of strings
         ``(prompt, answer)``; or ``{"input_ids": ..., "labels": ...}``, each ``(t,)``, with -100 for
         tokens that do not count and labels at the position of their token, as in Hugging Face.
+        :func:`~calibrant.llm.read_documents` reads them from a file.
     folder : path
         A new or empty folder, or one of an earlier run with the same settings. Under
         ``torchrun`` or ``accelerate launch`` each process takes a share of the documents and
@@ -79,8 +83,9 @@ def collect(
         Needed unless all documents are token ids. It decides on a beginning-of-text token.
     batch : int
         Tokens of a batch, with padding.
-    tokens_per_shard : int
-        Approximate number of tokens that count in a shard: documents are not divided.
+    tokens_per_shard : int, optional
+        Approximate number of tokens that count in a shard: documents are not divided. By default
+        a sixteenth of all tokens, but at least 2,048 and at most 65,536.
     length : int
         Documents are truncated to this number of tokens.
     prompts : bool
@@ -108,7 +113,8 @@ def collect(
     (array([0, 0, 0, 1]), array([7, 9, 3, 4]), (4, 8))
     """
     check_whole("batch", batch)
-    check_whole("tokens_per_shard", tokens_per_shard)
+    if tokens_per_shard is not None:
+        check_whole("tokens_per_shard", tokens_per_shard)
     check_whole("length", length, 2)
     if has_head(plain_model(model)):
         raise ValueError("this model has a head attached, which scales its logits: detach it first")
@@ -117,6 +123,7 @@ def collect(
     fingerprint = fingerprint_of(model)
     texts = encode_documents(documents, tokenizer, length)
     _check_documents(texts, model)
+    tokens_per_shard = tokens_per_shard or _shard_size(texts)
     share = _share(texts, rank, ranks)
     plan = _planned(share, tokens_per_shard)
     header = tables.Header(
@@ -130,17 +137,17 @@ def collect(
         ranks=ranks,
     )
     target = Path(folder) if ranks == 1 else Path(folder) / f"rank-{rank}"
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), ExitStack() as stack:
         reader = ModelReader.of(model, fingerprint.softcap, share[plan[0][0]].ids)
         # nothing is written for a model that is refused
-        _prepare(target, header, inside=Path(folder))
+        stack.enter_context(_prepared(target, header, inside=Path(folder)))
         missing = [n for n in range(len(plan)) if not tables.shard_folder(target, n).is_dir()]
         done, total = sum(header.shards), sum(header.shards)
         done -= sum(header.shards[number] for number in missing)
         report = progress or (lambda done, total: None)
         report(done, total)
         for number in missing:
-            with tables.new_shard(target, number) as put:
+            with new_shard(target, number) as put:
                 for count in _write_shard(reader, share, plan[number], batch, prompts, put):
                     done += count
                     report(done, total)
@@ -171,13 +178,13 @@ def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:
             outside = values[(values < 0) | (values >= rows)]
             if len(outside):
                 raise ValueError(
-                    f"{what} of document {number} must be in [0, {rows}) for {name}, or labels of "
-                    f"-100, got {outside[0]}: pass the tokenizer of this model"
+                    f"{what} of documents[{number}] must be in [0, {rows}) for {name}, or labels "
+                    f"of -100, got {outside[0]}: pass the tokenizer of this model"
                 )
         if positions and len(text.ids) > positions:
             raise ValueError(
-                f"length must be at most {positions}, the positions of {name}, got document "
-                f"{number} of {len(text.ids)} tokens"
+                f"length must be at most {positions}, the positions of {name}, got "
+                f"documents[{number}] of {len(text.ids)} tokens"
             )
 
 
@@ -192,6 +199,12 @@ def _share(texts: list[Encoded], rank: int, ranks: int) -> list[Encoded]:
     starts = [int(numbers[0]) for numbers in np.array_split(counting, ranks)]
     cuts = [0, *starts[1:], len(texts)]
     return texts[cuts[rank] : cuts[rank + 1]]
+
+
+def _shard_size(texts: Iterable[Encoded]) -> int:
+    """Return the default size of shards, which are what an interrupted run keeps."""
+    total = sum(len(text.targets) for text in texts)
+    return max(MIN_SHARD, min(total // SHARDS, MAX_SHARD))
 
 
 def _planned(texts: Sequence[Encoded], tokens_per_shard: int) -> list[list[int]]:
@@ -229,8 +242,20 @@ def _settings(model: Any, texts: Sequence[Encoded], tokens_per_shard: int) -> st
     return total.hexdigest()[:16]
 
 
-def _prepare(target: Path, header: tables.Header, *, inside: Path) -> None:
-    """Create the folder of a new table, or check that the one there is the same."""
+@contextmanager
+def _prepared(target: Path, header: tables.Header, *, inside: Path) -> Iterator[None]:
+    """Hold the folder of a new table, or of the same one; no other process may write there."""
+    _check_folder(target, header, inside)  # nothing is written in the folder of something else
+    target.mkdir(parents=True, exist_ok=True)
+    with sole_writer(target):
+        _check_folder(target, header, inside)
+        if not (target / tables.HEADER).exists():
+            tables.write_header(target, header)
+        yield
+
+
+def _check_folder(target: Path, header: tables.Header, inside: Path) -> None:
+    """Raise unless a folder is new, empty or holds the same table."""
     if (target / tables.HEADER).exists():
         there = tables.read_header(target)
         header.fingerprint.check(there.fingerprint, f"the table in {target}")
@@ -240,7 +265,7 @@ def _prepare(target: Path, header: tables.Header, *, inside: Path) -> None:
                 "adapters, precision, prompts, tokens_per_shard or processes): use another folder"
             )
         return
-    # hidden files are leftovers of an interrupted run
+    # hidden files are the lock, and leftovers of an interrupted run
     entries = {*target.glob("[!.]*"), *inside.glob("[!.]*")}
     ranks = {*inside.glob("rank-*")} if header.ranks > 1 else set()
     foreign = sorted(path.name for path in entries - ranks)
@@ -249,8 +274,6 @@ def _prepare(target: Path, header: tables.Header, *, inside: Path) -> None:
             f"{inside} must be new, empty or hold the same table, got a folder with "
             f"{', '.join(foreign[:3])}: use another one"
         )
-    target.mkdir(parents=True, exist_ok=True)
-    tables.write_header(target, header)
 
 
 def _write_shard(
@@ -259,7 +282,7 @@ def _write_shard(
     numbers: Sequence[int],
     batch: int,
     prompts: bool,
-    put: tables.PutRows,
+    put: PutRows,
 ) -> Iterator[int]:
     """Write the tokens of some documents, and yield the number of tokens of each batch."""
     tokens = _rows({n: len(texts[n].targets) for n in numbers})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,12 @@ Document: TypeAlias = "str | Sequence[Any] | Mapping[str, Any]"
 GENERATION = re.compile(r"\{%-?\s*generation\b")
 PROBE = "\ue000calibrant\ue000"
 """Stands for a first answer, to find it in the rendered chat; private-use characters."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+WORD_END = re.compile("[A-Za-z](?= [A-Za-z])")
+ACROSS_WORDS = re.compile("[A-Za-z][ \u0120\u2581]")
+"""End of a word and a space, as vocabularies of bytes and of sentencepiece write it."""
+CHARACTERS = 16
+"""Characters for each token that is kept, of a text that is too long; words have fewer."""
 THOUGHT = "</think>"
 """End of the thoughts before an answer."""
 
@@ -35,16 +42,137 @@ class Encoded(NamedTuple):
         return np.flatnonzero(self.labels[1:] != IGNORED) + 1
 
 
+class BadDocument(ValueError):
+    """One document cannot be used, whatever the others are."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place} {reason}")
+        self.place, self.reason = place, reason
+
+
 def encode_documents(documents: Iterable[Document], tokenizer: Any, length: int) -> list[Encoded]:
     """Turn documents into ids and labels, truncated to ``length`` tokens."""
     if isinstance(documents, str):
         raise TypeError(
             f"documents must be a list, got {documents!r:.40}: of a path pass read_documents(path)"
         )
-    encoded = (
-        _encode(document, tokenizer, f"document {n}") for n, document in enumerate(documents)
-    )
-    return [Encoded(ids[:length], labels[:length]) for ids, labels in encoded]
+    encode = DocumentEncoder(tokenizer, length)
+    return [encode(document, f"documents[{n}]") for n, document in enumerate(documents)]
+
+
+class DocumentEncoder:
+    """Turns documents into ids and labels, truncated to ``length`` tokens."""
+
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        self.tokenizer, self.length = tokenizer, length
+
+    def __call__(self, document: Any, name: str) -> Encoded:
+        """Encode one document; ``name`` says in errors which it is."""
+        ids, labels = self._encoded(document, name)
+        return Encoded(ids[: self.length], labels[: self.length])
+
+    def _encoded(self, document: Any, name: str) -> Encoded:
+        if isinstance(document, Encoded):
+            return document
+        if isinstance(document, Mapping):
+            return _from_ids(document, name)
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{name} is text, which needs a tokenizer: pass tokenizer=, or token ids"
+            )
+        _check_unicode(document, name)
+        match document:
+            case str():
+                ids = _ids(token_ids(self.tokenizer, self.beginning(document)), name)
+                return Encoded(ids, ids)
+            case [str(prompt), str(answer)]:
+                return self._pair(*map(self.beginning, (prompt, answer)))
+            case [_, *_] if all(
+                isinstance(t, Mapping) and {"role", "content"} <= {*t} for t in document
+            ):
+                return self._chat(list(document), name)
+        raise TypeError(
+            f"{name} must be a string, a chat (a list of {{'role': ..., 'content': ...}}), a pair "
+            f"of strings (prompt, answer) or {{'input_ids': ..., 'labels': ...}}, got "
+            f"{document!r:.80}"
+        )
+
+    def _pair(self, prompt: str, answer: str) -> Encoded:
+        # encoded separately, as they are when the answer is generated
+        before, after = prompt_ids(self.tokenizer, prompt), _bare_ids(self.tokenizer, answer)
+        labels = [IGNORED] * len(before) + after
+        return Encoded(np.array(before + after, np.int64), np.array(labels, np.int64))
+
+    def _chat(self, turns: list[Any], name: str) -> Encoded:
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                f"{name} is a chat, and the tokenizer has no chat template: use a model that was "
+                "tuned for chats, set tokenizer.chat_template, or write the documents as prompts "
+                "with answers or as texts"
+            )
+        from jinja2 import TemplateError
+
+        try:
+            ids, mask = self._assistant_tokens(turns)
+        except TemplateError as error:
+            raise BadDocument(name, f"is refused by the chat template: {error}") from error
+        if not mask.any():
+            raise BadDocument(
+                name,
+                "has no turn of the assistant, or none that was found: if it has one, put "
+                "{% generation %} around the answers in the chat template, or pass token ids",
+            )
+        return Encoded(ids, np.where(mask, ids, IGNORED))
+
+    def _assistant_tokens(self, turns: list[Any]) -> tuple[IntArray, BoolArray]:
+        """Return the token ids of a chat, and a mask of those that the assistant wrote.
+
+        Templates with ``{% generation %}`` mark them. Otherwise an answer begins after the chat
+        before it, rendered with a generation prompt, and ends with the token that ends its turn. A
+        token that also covers the end of the prompt does not count.
+        """
+        tokenizer = self.tokenizer
+        if GENERATION.search(tokenizer.get_chat_template()):
+            encoded = tokenizer.apply_chat_template(
+                turns, return_dict=True, return_assistant_tokens_mask=True
+            )
+            return np.array(encoded["input_ids"]), np.array(encoded["assistant_masks"]) == 1
+        chat = _Chat.of(tokenizer, turns)
+        if not getattr(tokenizer, "is_fast", False):
+            return _without_offsets(tokenizer, chat)
+        encoded = tokenizer(
+            self.beginning(chat.text), add_special_tokens=False, return_offsets_mapping=True
+        )
+        begin, end = np.array(encoded["offset_mapping"]).reshape(-1, 2).T
+        mask = np.zeros(len(begin), bool)
+        for first, last in chat.answers():
+            mask |= (begin >= first) & (end <= last)
+        return np.array(encoded["input_ids"], np.int64), mask
+
+    def beginning(self, text: str) -> str:
+        """Return a beginning of a long text that has the same first ``length`` tokens.
+
+        Tokenizers take some 150 bytes for each character of a text.
+        """
+        size = CHARACTERS * self.length
+        while len(text) > size and self._words_are_apart:
+            end = WORD_END.search(text, size)
+            if end is None:
+                break
+            start = text[: end.end()]
+            if len(_bare_ids(self.tokenizer, start)) > self.length:
+                return start
+            size *= 4
+        return text
+
+    @cached_property
+    def _words_are_apart(self) -> bool:
+        """True if no token contains the end of a word and the space after it.
+
+        Then the tokens up to the end of a word do not depend on the text after it.
+        """
+        known = self.tokenizer.get_vocab() if getattr(self.tokenizer, "is_fast", False) else None
+        return known is not None and not any(map(ACROSS_WORDS.search, known))
 
 
 def documents_digest(documents: Iterable[Encoded]) -> str:
@@ -95,34 +223,18 @@ def _bare_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _encode(document: Any, tokenizer: Any, name: str) -> Encoded:
-    if isinstance(document, Mapping):
-        return _from_ids(document, name)
-    if tokenizer is None:
-        raise ValueError(f"{name} is text, which needs a tokenizer: pass tokenizer=, or token ids")
-    match document:
-        case str():
-            ids = _ids(token_ids(tokenizer, document), name)
-            return Encoded(ids, ids)
-        case [str(prompt), str(answer)]:
-            # encoded separately, as they are when the answer is generated
-            before, after = prompt_ids(tokenizer, prompt), _bare_ids(tokenizer, answer)
-            labels = [IGNORED] * len(before) + after
-            return Encoded(np.array(before + after, np.int64), np.array(labels, np.int64))
-        case [_, *_] if all(
-            isinstance(t, Mapping) and {"role", "content"} <= {*t} for t in document
-        ):
-            ids, mask = _assistant_tokens(tokenizer, list(document))
-            if not mask.any():
-                raise ValueError(
-                    f"no turn of the assistant was found in {name}: if it has one, put "
-                    "{% generation %} around the answers in the chat template, or pass token ids"
-                )
-            return Encoded(ids, np.where(mask, ids, IGNORED))
-    raise TypeError(
-        f"{name} must be a string, a chat (a list of {{'role': ..., 'content': ...}}), a pair of "
-        f"strings (prompt, answer) or {{'input_ids': ..., 'labels': ...}}, got {document!r:.80}"
-    )
+def _check_unicode(document: Any, name: str) -> None:
+    """Refuse halves of characters, which JSON can have and no tokenizer takes."""
+    turns = [document] if isinstance(document, str) else document
+    for turn in turns if isinstance(turns, Sequence) else ():
+        text = turn.get("content") if isinstance(turn, Mapping) else turn
+        half = SURROGATE.search(text) if isinstance(text, str) else None
+        if half:
+            raise BadDocument(
+                name,
+                f"has half of a character, {half[0]!r}, at position {half.start()} of a text: "
+                "write whole characters, for instance with errors='replace'",
+            )
 
 
 def _ids(values: Any, name: str) -> IntArray:
@@ -139,29 +251,6 @@ def _from_ids(document: Mapping[str, Any], name: str) -> Encoded:
             f"input_ids and labels of {name} must both be (t,), got {ids.shape} and {labels.shape}"
         )
     return Encoded(ids, labels)
-
-
-def _assistant_tokens(tokenizer: Any, turns: list[Any]) -> tuple[IntArray, BoolArray]:
-    """Return the token ids of a chat, and a mask of those that the assistant wrote.
-
-    Templates with ``{% generation %}`` mark them. Otherwise an answer begins after the chat before
-    it, rendered with a generation prompt, and ends with the token that ends its turn. A token that
-    also covers the end of the prompt does not count.
-    """
-    if GENERATION.search(tokenizer.get_chat_template()):
-        encoded = tokenizer.apply_chat_template(
-            turns, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return np.array(encoded["input_ids"]), np.array(encoded["assistant_masks"]) == 1
-    chat = _Chat.of(tokenizer, turns)
-    if not getattr(tokenizer, "is_fast", False):
-        return _without_offsets(tokenizer, chat)
-    encoded = tokenizer(chat.text, add_special_tokens=False, return_offsets_mapping=True)
-    begin, end = np.array(encoded["offset_mapping"]).reshape(-1, 2).T
-    mask = np.zeros(len(begin), bool)
-    for first, last in chat.answers():
-        mask |= (begin >= first) & (end <= last)
-    return np.array(encoded["input_ids"], np.int64), mask
 
 
 def _without_offsets(tokenizer: Any, chat: _Chat) -> tuple[IntArray, BoolArray]:

@@ -25,6 +25,7 @@ from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_
 from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Cells, Estimate
+from calibrant.metrics.ranking import RiskCoverage
 
 MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""
@@ -33,7 +34,7 @@ MIN_DOCUMENTS = 1.5
 TOKEN_METRICS = ("accuracy", "ece", "debiased_ece", "nll", "brier", "auroc")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConfidenceEvaluation(Evaluation):
     r"""An :class:`Evaluation` of the confidences of tokens or answers.
 
@@ -44,9 +45,16 @@ class ConfidenceEvaluation(Evaluation):
     ----------
     documents : int
         Number of documents of the tokens; 0 for answers.
+    risk_coverage : RiskCoverage or None
+        Error rate among the most confident, at some of the thresholds.
     """
 
     documents: int = 0
+    risk_coverage: RiskCoverage | None = None
+
+    def charts(self) -> list[str]:
+        """Risk-coverage curve, as SVG."""
+        return [] if self.risk_coverage is None else [self.risk_coverage.chart()]
 
     @property
     def probability(self) -> str:
@@ -234,8 +242,16 @@ class _Tokens(NamedTuple):
         self, estimates: dict[str, Estimate], level: float | None
     ) -> ConfidenceEvaluation:
         ordered = {name: estimates[name] for name in TOKEN_METRICS if name in estimates}
+        curve = ranking.risk_coverage(confidence=self.confidence, outcome=self.outcome)
         return ConfidenceEvaluation(
-            ordered, len(self.outcome), 2, "top_label", self.filled, level, documents=self.documents
+            ordered,
+            n=len(self.outcome),
+            classes=2,
+            estimand="top_label",
+            bins=self.filled,
+            level=level,
+            documents=self.documents,
+            risk_coverage=curve.thinned(),
         )
 
     def influence(self) -> FloatArray:

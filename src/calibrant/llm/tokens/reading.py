@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from calibrant._core.checks import warn
+from calibrant.llm.tokens.documents import BadDocument, DocumentEncoder, Encoded
+
+T = TypeVar("T")
+
+SUFFIXES = (".jsonl", ".json", ".txt")
 FORMS = (
     '{"messages": [{"role", "content"}, ...]}, {"conversations": [...]} of texts in turn or of '
-    '{"from", "value"}, {"instruction", "output"}, {"prompt", "answer"} or {"text"}'
+    '{"from", "value"}, {"instruction", "output"}, {"question", "answer"}, {"prompt", "answer"}, '
+    '{"prompt", "completion"} or {"text"}'
 )
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -19,16 +26,39 @@ ROLES = {
     "system": "system",
 }
 """Roles in chats, by the speakers of ShareGPT conversations."""
+MAX_REASONS, MAX_PLACES = 10, 20
+"""Reasons why documents cannot be used, and places of each, that an error lists."""
 
 
-def read_documents(path: str | os.PathLike[str]) -> list[Any]:
+def read_documents(
+    path: str | os.PathLike[str], *, limit: int | None = None, skip_bad: bool = False
+) -> list[Any]:
     """Read documents for :func:`collect`.
 
-    A file is ``.jsonl``, or ``.json`` with a list. Each row is a chat (``messages`` with role and
-    content; ``conversations`` of strings in turn, or of ShareGPT's from and value), ``instruction``
-    with ``output`` and optionally ``input`` (a chat of two turns), ``prompt`` with ``answer``, or
-    ``text``; all values must be strings. Or it is ``.txt``, with an empty line between documents.
+    A file is ``.jsonl``, or ``.json`` with a list. Each row is one of:
 
+    - a chat: ``messages`` with role and content, which is a string or a list of text parts; or
+      ``conversations`` of strings in turn, or of ShareGPT's from and value;
+    - ``instruction`` with ``output`` and optionally ``input``, or ``question`` with ``answer``: a
+      chat of two turns;
+    - ``prompt`` with ``answer`` or ``completion``, two strings, which follow each other without a
+      chat template; or two lists of messages, which are one chat;
+    - ``text``, or a string.
+
+    Or it is ``.txt``, with an empty line between documents.
+
+    Parameters
+    ----------
+    path : path
+        File of documents.
+    limit : int, optional
+        Read only the first documents. Of ``.jsonl`` and ``.txt`` the rest is not read at all.
+    skip_bad : bool
+        Leave out documents in another form, with a warning that lists them. By default they are
+        an error, which lists them too.
+
+    Examples
+    --------
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder) / "documents.jsonl"
@@ -36,19 +66,95 @@ def read_documents(path: str | os.PathLike[str]) -> list[Any]:
     ...     read_documents(file)
     [('2 + 2 =', ' 4')]
     """
-    file = Path(path)
-    content = read_text(file)
-    if file.suffix == ".txt":
-        rows: Any = [text.strip() for text in re.split(r"\n\s*\n", content) if text.strip()]
-    elif file.suffix == ".jsonl":
-        rows = [row for _, row in parse_lines(content, str(file))]
-    elif file.suffix == ".json":
-        rows = _parsed(content, str(file))
-    else:
-        raise ValueError(f"{file} must be .jsonl, .json or .txt, got the suffix {file.suffix!r}")
-    if not isinstance(rows, list) or not rows:
-        raise ValueError(f"{file} must hold a list of one document or more, got {rows!r:.60}")
-    return [_document(row, f"{file}, document {n}") for n, row in enumerate(rows)]
+    return DocumentFile(path).convert(lambda document, _: document, limit, skip_bad)
+
+
+class DocumentFile:
+    """A file of documents; opened when it is read, but checked to be there before."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if self.path.suffix not in SUFFIXES:
+            raise ValueError(
+                f"{path} must be .jsonl, .json or .txt, got the suffix {self.path.suffix!r}"
+            )
+        self.path.open("rb").close()
+
+    def encode(self, encoder: DocumentEncoder, limit: int | None, skip_bad: bool) -> list[Encoded]:
+        """Turn the documents into token ids one after the other, so that no texts are kept."""
+        return self.convert(encoder, limit, skip_bad)
+
+    def convert(
+        self, function: Callable[[Any, str], T], limit: int | None, skip_bad: bool
+    ) -> list[T]:
+        """Apply a function to each document and its place in the file."""
+        results, bad = [], []
+        for place, row in islice(self._rows(), limit):
+            try:
+                results.append(function(_document(row, place), place))
+            except BadDocument as error:
+                bad.append(error)
+        if not results and not bad:
+            raise ValueError(f"{self.path} must hold one document or more, got none")
+        if bad and not (skip_bad and results):
+            raise ValueError(_refusal(bad, len(results), self.path))
+        if bad:
+            warn(f"left out {_counted(bad, len(results), self.path)}")
+        return results
+
+    def _rows(self) -> Iterator[tuple[str, Any]]:
+        """Yield each row and its place; lines of JSON as bytes."""
+        if self.path.suffix == ".txt":
+            yield from _paragraphs(self.path)
+        elif self.path.suffix == ".json":
+            rows = _parsed(read_text(self.path), str(self.path))
+            if not isinstance(rows, list):
+                raise ValueError(f"{self.path} must hold a list of documents, got {rows!r:.60}")
+            yield from ((f"document {n} of {self.path}", r) for n, r in enumerate(rows, start=1))
+        else:
+            with self.path.open("rb") as stream:
+                for number, line in enumerate(stream, start=1):
+                    if line.strip():
+                        yield f"line {number} of {self.path}", line
+
+
+def _paragraphs(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the texts between empty lines, each with the place of its first line."""
+    lines: list[str] = []
+    try:
+        with file.open(encoding="utf-8-sig") as stream:
+            for number, line in enumerate(chain(stream, [""]), start=1):
+                if line.strip():
+                    lines.append(line)
+                elif lines:
+                    yield f"line {number - len(lines)} of {file}", "".join(lines).strip()
+                    lines = []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text ({error})") from error
+
+
+def _refusal(bad: Sequence[BadDocument], usable: int, file: Path) -> str:
+    remedy = "correct it" if len(bad) == 1 else "correct them"
+    remedy += " or pass skip_bad" if usable else ""
+    told = str(bad[0]) if len(bad) == 1 else f"cannot use {_counted(bad, usable, file)}"
+    return f"{told}; {remedy}" if len(bad) == 1 else f"{told}\n{remedy}"
+
+
+def _counted(bad: Sequence[BadDocument], usable: int, file: Path) -> str:
+    """Count and list bad documents, those with the same reason together."""
+    places: dict[str, list[str]] = {}
+    for error in bad:
+        places.setdefault(error.reason, []).append(error.place.replace(f" of {file}", "", 1))
+    lines = [f"{_first(where, MAX_PLACES)}: {reason}" for reason, where in places.items()]
+    more = len(lines) - MAX_REASONS
+    lines[MAX_REASONS:] = [f"and {more} more reasons"] if more > 0 else []
+    title = f"{len(bad)} of {len(bad) + usable} documents of {file}:"
+    return "\n  ".join([title, *lines])
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_text(file: Path) -> str:
@@ -71,30 +177,65 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid JSON: {error}") from error
+        raise BadDocument(where, f"is not valid JSON: {error}") from error
 
 
 def _document(row: Any, where: str) -> Any:
+    """Return a row as a document: a text, a pair of prompt and answer, or a chat."""
+    if isinstance(row, bytes):
+        row = _parsed_line(row, where)
     if isinstance(row, str):
         return row
     if isinstance(row, Mapping):
         if "messages" in row:
-            for place, turn in _placed(row["messages"], where):
-                for name in ("role", "content"):
-                    _text(turn, name, place)
-            return list(row["messages"])
+            return _messages(row["messages"], where)
         if "conversations" in row:
             return _conversation(row["conversations"], where)
         if "instruction" in row and "output" in row:
             more = "" if row.get("input") is None else _text(row, "input", where)
             question = [text for text in (_text(row, "instruction", where), more) if text]
             return _chat("\n\n".join(question), _text(row, "output", where))
-        if "prompt" in row and "answer" in row:
-            return _text(row, "prompt", where), _text(row, "answer", where)
+        if "question" in row and "answer" in row:
+            return _chat(_text(row, "question", where), _text(row, "answer", where))
+        answer = next((name for name in ("answer", "completion") if name in row), None)
+        if "prompt" in row and answer:
+            return _prompt_and(answer, row, where)
         if "text" in row:
             return _text(row, "text", where)
     got = f"the keys {', '.join(row)}" if isinstance(row, Mapping) else type(row).__name__
-    raise ValueError(f"{where} must be one of {FORMS}, got {got}")
+    raise BadDocument(where, f"must be one of {FORMS}, got {got}")
+
+
+def _parsed_line(line: bytes, where: str) -> Any:
+    try:
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadDocument(where, f"is not UTF-8 text ({error})") from error
+    return _parsed(text, where)
+
+
+def _prompt_and(answer: str, row: Mapping[str, Any], where: str) -> Any:
+    """Return a pair of strings, or the chat that two lists of messages are together."""
+    if isinstance(row["prompt"], list) and isinstance(row[answer], list):
+        return _messages(row["prompt"] + row[answer], where)
+    return _text(row, "prompt", where), _text(row, answer, where)
+
+
+def _messages(turns: Any, where: str) -> list[dict[str, Any]]:
+    chat = []
+    for place, turn in _placed(turns, where):
+        _text(turn, "role", place)
+        parts = turn.get("content")
+        if isinstance(parts, list) and all(_is_text_part(part) for part in parts):
+            turn = {**turn, "content": "".join(part["text"] for part in parts)}
+        _text(turn, "content", place)
+        chat.append(dict(turn))
+    return chat
+
+
+def _is_text_part(part: Any) -> bool:
+    of_text = isinstance(part, Mapping) and part.get("type", "text") == "text"
+    return of_text and isinstance(part.get("text"), str)
 
 
 def _conversation(turns: Any, where: str) -> list[dict[str, str]]:
@@ -105,22 +246,22 @@ def _conversation(turns: Any, where: str) -> list[dict[str, str]]:
     for place, turn in placed:
         speaker = _text(turn, "from", place)
         if speaker not in ROLES:
-            raise ValueError(f"{place} must be from one of {', '.join(ROLES)}, got {speaker!r}")
+            raise BadDocument(place, f"must be from one of {', '.join(ROLES)}, got {speaker!r}")
         chat.append({"role": ROLES[speaker], "content": _text(turn, "value", place)})
     return chat
 
 
 def _placed(turns: Any, where: str) -> list[tuple[str, Any]]:
     if not isinstance(turns, list) or not turns:
-        raise ValueError(f"{where} must have a list of turns, got {turns!r:.60}; see {FORMS}")
-    return [(f"{where}, turn {n}", turn) for n, turn in enumerate(turns)]
+        raise BadDocument(where, f"must have a list of turns, got {turns!r:.60}; see {FORMS}")
+    return [(f"{where}, turn {n}", turn) for n, turn in enumerate(turns, start=1)]
 
 
 def _text(row: Any, name: str, where: str) -> str:
     # a template would render any other value as Python shows it
     value = row.get(name) if isinstance(row, Mapping) else None
     if not isinstance(value, str):
-        raise ValueError(f"{where} must have a string as its {name!r}, got {row!r:.60}")
+        raise BadDocument(where, f"must have a string as its {name!r}, got {row!r:.60}")
     return value
 
 

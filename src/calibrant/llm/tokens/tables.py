@@ -3,16 +3,14 @@
 On disk a table is a folder with ``table.json`` and the folders ``shard-00000``, ``shard-00001`` and
 so on. Each has a ``.npy`` file for the hidden states, one for the document numbers, and one for
 every column of the records. If the states of prompts are stored too, ``states.npy`` has the row of
-each token among them. A shard gets its name when it is complete.
+each token among them. A shard gets its name when every row of it was written.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -39,7 +37,6 @@ MAPPED = ("hidden", "table")
 Hidden: TypeAlias = NDArray[np.float16]
 Selection: TypeAlias = IntArray | BoolArray | slice
 PathLike: TypeAlias = "str | os.PathLike[str]"
-PutRows: TypeAlias = "Callable[[IntArray, Mapping[str, NDArray[Any]], int], None]"
 
 
 class TableShard(NamedTuple):
@@ -333,35 +330,6 @@ def shard_folder(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}"
 
 
-@contextmanager
-def new_shard(folder: Path, number: int) -> Iterator[PutRows]:
-    """Yield a function that writes rows of columns; the shard gets its name at the end.
-
-    The columns are memory-mapped files from the start, so memory does not grow with the shard.
-    """
-    target = shard_folder(folder, number)
-    temporary = target.with_name(f".{target.name}")  # an interrupted run may have left one
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    files: dict[str, Any] = {}
-
-    def put(rows: IntArray, columns: Mapping[str, NDArray[Any]], total: int) -> None:
-        for name, values in columns.items():
-            if name not in files:
-                files[name] = np.lib.format.open_memmap(
-                    temporary / f"{name}.npy", "w+", values.dtype, (total, *values.shape[1:])
-                )
-            files[name][rows] = values
-
-    try:
-        yield put
-        for file in files.values():
-            file.flush()
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def _with_ranks(folder: Path) -> list[Path]:
     """Return the folder itself, or those that several processes wrote in it."""
     inside = [path for path in folder.glob("rank-*") if path.is_dir()]
@@ -390,9 +358,24 @@ def _read_shard(folder: Path, number: int, header: Header, shift: int) -> TableS
     states = _read_column(shard, "states", tokens) if header.prompts else None
     hidden = _read_column(shard, "hidden", tokens if states is None else int(states[-1]) + 1)
     columns = {name: _read_column(shard, name, tokens) for name in ("documents", *COLUMNS)}
-    documents = columns.pop("documents") + shift
+    documents = columns.pop("documents")
     records = Records(**columns, classes=header.fingerprint.vocabulary)
-    return TableShard(hidden, records, documents, states)
+    if not _complete(records, documents, header.documents):
+        raise ValueError(
+            f"{shard} has rows that were never written, or damaged ones; remove it and collect "
+            "again with the same settings"
+        )
+    return TableShard(hidden, records, documents + shift, states)
+
+
+def _complete(records: Records, documents: IntArray, total: int) -> bool:
+    """Return False for rows that no run of a model writes, such as those of zeros."""
+    labels = records.labels
+    return bool(
+        (records.possible > 0).all()
+        and (np.diff(documents, prepend=0, append=total - 1) >= 0).all()
+        and ((labels >= 0) & (labels < records.classes)).all()
+    )
 
 
 def _read_column(shard: Path, name: str, rows: int) -> Any:

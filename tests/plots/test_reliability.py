@@ -1,4 +1,4 @@
-"""Diagrams draw the numbers that they are given, and leave the rest of matplotlib alone.
+"""Reliability diagrams draw the numbers that they are given, and leave matplotlib alone.
 
 Artists are typed ``Any`` where the stubs of matplotlib are narrower than its objects.
 """
@@ -13,19 +13,11 @@ from tests.support.simulate import drawn, drawn_pairs
 
 plt = pytest.importorskip("matplotlib.pyplot")
 from matplotlib.collections import LineCollection  # noqa: E402
-from matplotlib.colors import same_color  # noqa: E402
+from matplotlib.colors import same_color, to_hex  # noqa: E402
 from matplotlib.container import BarContainer, ErrorbarContainer  # noqa: E402
 
 from calibrant import plots  # noqa: E402
-from calibrant.retrain import Epoch  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    """Every test begins and ends without figures."""
-    plt.close("all")
-    yield
-    plt.close("all")
+from calibrant.display.palette import DARK, LIGHT  # noqa: E402
 
 
 @pytest.fixture
@@ -71,6 +63,11 @@ def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+def title_of(axes):
+    """Title of the legend."""
+    return axes.get_legend().get_title().get_text()
+
+
 def boxes(container):
     """Left, bottom, width and height of each bar."""
     return np.array([[b.get_x(), b.get_y(), b.get_width(), b.get_height()] for b in container])
@@ -109,17 +106,17 @@ def test_a_diagram_is_drawn_into_the_axes_it_is_given(pairs, name):
 
 
 @pytest.mark.parametrize("name", DRAW)
-@pytest.mark.parametrize(("style", "ink"), [("default", "black"), ("dark_background", "white")])
-def test_the_ink_is_that_of_the_style(pairs, name, style, ink):
+@pytest.mark.parametrize(("style", "colours"), [("default", LIGHT), ("dark_background", DARK)])
+def test_the_colours_suit_the_paper_of_the_style(pairs, name, style, colours):
     with plt.style.context(style):
         axes = DRAW[name](pairs)
-        axes.figure.canvas.draw()
-        inked = [line for line in axes.get_lines() if same_color(line.get_color(), ink)]
-        if name != "histogram":  # which has no line but those of its two colours
-            assert inked
-        assert same_color(axes.xaxis.label.get_color(), ink)
-        for text in axes.get_legend().get_texts():
-            assert same_color(text.get_color(), ink)
+        given = DRAW[name](pairs, plt.subplots()[1])
+    for one in (axes, given):  # also where the style is no longer in use
+        assert same_color(one.xaxis.label.get_color(), colours.ink)
+        for text in one.get_legend().get_texts():
+            assert same_color(text.get_color(), colours.ink)
+        shown = {to_hex(line.get_color()) for line in one.get_lines()}
+        assert shown <= {colours.ink, colours.muted, colours.right, colours.wrong}
 
 
 @pytest.mark.parametrize("name", DRAW)
@@ -130,6 +127,26 @@ def test_drawing_changes_no_setting_of_matplotlib(pairs, name):
 
 
 # Each diagram
+
+
+@pytest.mark.parametrize("size", ["column", "page", "talk"])
+@pytest.mark.parametrize("name", DRAW)
+def test_nothing_is_clipped_at_any_size(pairs, name, size):
+    with plots.look(size):
+        axes = DRAW[name](pairs)
+    assert_whole(axes.figure)
+    assert axes.figure.get_figwidth() == {"column": 3.3, "page": 4.2, "talk": 7.0}[size]
+
+
+def assert_whole(figure):
+    """Everything that is drawn lies inside the figure."""
+    figure.canvas.draw()
+    box = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert box.x0 > -0.01
+    assert box.y0 > -0.01
+    assert box.x1 < width + 0.01
+    assert box.y1 < height + 0.01
 
 
 def test_a_reliability_diagram_takes_pairs_an_evaluation_or_a_curve(rng):
@@ -154,15 +171,16 @@ def test_the_bars_of_a_reliability_diagram_are_the_curve(pairs, equal_mass):
     axes: Any = plots.reliability_diagram(curve, label="model A")
     seen = np.isfinite(curve.accuracy)
     left, width = curve.edges[:-1][seen], np.diff(curve.edges)[seen]
-    bars, gaps = (c for c in axes.containers if isinstance(c, BarContainer))
+    bars, gaps, _shares = (c for c in axes.containers if isinstance(c, BarContainer))
     expected = [left, np.zeros(seen.sum()), width, curve.accuracy[seen]]
     np.testing.assert_allclose(boxes(bars), np.transpose(expected))
     expected[1:4] = [curve.accuracy[seen], width, (curve.confidence - curve.accuracy)[seen]]
     np.testing.assert_allclose(boxes(gaps), np.transpose(expected))
-    assert legend(axes) == ["model A", "gap to confidence"]
-    assert legend(plots.reliability_diagram(curve)) == ["accuracy", "gap to confidence"]
+    others = ["gap to confidence", "90 % interval"]
+    assert legend(axes) == ["model A", *others]
+    assert legend(plots.reliability_diagram(curve)) == ["accuracy", *others]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("confidence", "accuracy")
-    assert axes.get_xlim() == axes.get_ylim() == (0, 1)
+    assert axes.get_xlim() == (0, 1)
 
 
 def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
@@ -178,22 +196,111 @@ def test_the_whiskers_of_a_reliability_diagram_are_the_interval(pairs):
     np.testing.assert_allclose(ends, np.stack([curve.low, curve.high], 1)[seen])
 
 
-def test_the_strip_above_a_reliability_diagram_is_the_share_per_bin(pairs):
+def test_above_a_reliability_diagram_is_the_share_per_bin(pairs):
     curve = cal.metrics.reliability(**pairs, bins=10)
     axes: Any = plots.reliability_diagram(curve)
-    (strip,) = axes.child_axes
-    (bars,) = strip.containers
-    np.testing.assert_allclose(boxes(bars)[:, 3], 100 * curve.share)
-    np.testing.assert_allclose(boxes(bars)[:, 0], curve.edges[:-1])
-    assert [t.get_text() for t in strip.get_yticklabels()] == [f"{100 * curve.share.max():.0f} %"]
-    strip.figure.canvas.draw()
-    assert strip.get_xlim() == axes.get_xlim()
+    shares = shares_of(axes)
+    np.testing.assert_allclose(shares[:, 3], 0.14 * curve.share / curve.share.max())
+    np.testing.assert_allclose(shares[:, 0], curve.edges[:-1])
+    np.testing.assert_allclose(shares[:, 1], 1.04)
+    assert axes.texts[0].get_text() == f"{100 * curve.share.max():.0f} %"
+
+
+def shares_of(axes):
+    """Boxes of the shares, which are drawn last."""
+    return boxes([c for c in axes.containers if isinstance(c, BarContainer)][-1])
+
+
+def test_the_error_stands_in_the_diagram_with_its_interval():
+    logits, labels = logits_and_labels()
+    evaluation = cal.evaluate(logits, labels, metrics=["ece"])
+    value, low, high = (100 * x for x in evaluation["ece"])
+    assert (
+        title_of(plots.reliability_diagram(evaluation))
+        == f"ECE {value:.2f} % [{low:.2f}, {high:.2f}]"
+    )
+    curve = cal.metrics.reliability(logits, labels)
+    assert title_of(curve.plot()) == f"ECE {value:.2f} %"
+    adaptive = cal.metrics.reliability(logits, labels, equal_mass=True)
+    error = 100 * cal.ada_ece(logits, labels)
+    assert title_of(plots.reliability_diagram(adaptive)) == f"adaptive ECE {error:.2f} %"
+
+
+def test_without_a_level_there_are_no_whiskers():
+    evaluation = cal.evaluate(*logits_and_labels(), metrics=["ece"], level=None)
+    axes: Any = evaluation.plot()
+    assert not [c for c in axes.containers if isinstance(c, ErrorbarContainer)]
+    assert legend(axes) == ["accuracy", "gap to confidence"]
+    assert "[" not in axes.get_legend().get_title().get_text()
+
+
+def test_diagrams_side_by_side_have_one_scale(rng):
+    logits, labels = drawn(rng, 600, 3)
+    evaluation = cal.evaluate(logits, labels, metrics=["ece"], by=np.arange(600) % 5)
+    figure: Any = evaluation.plot(most=3)
+    assert len(figure.axes) == 4
+    parts = [evaluation, *list(evaluation.by.values())[:3]]
+    most = max(part.reliability().share.max() for part in parts)
+    for ax, part in zip(figure.axes, parts, strict=True):
+        shares = shares_of(ax)[:, 3]
+        np.testing.assert_allclose(shares, 0.14 * part.reliability().share / most)
+        corner = ax.texts[-1].get_text()
+        assert corner.startswith(f"ECE {100 * part['ece'].value:.2f} %\n[")
+    names = ["all", *list(evaluation.by)[:3]]
+    titles = [f"{name} (n = {part.n:,})" for name, part in zip(names, parts, strict=True)]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == titles
+    (below,) = figure.legends
+    assert [t.get_text() for t in below.get_texts()] == [
+        *("accuracy", "gap to confidence", "90 % interval")
+    ]
+    assert_whole(figure)
+    with plots.look("column"):
+        assert_whole(evaluation.plot())
+    single: Any = evaluation.plot(plt.subplots()[1])  # all examples only
+    assert len(single.figure.axes) == 1
+
+
+def test_names_are_drawn_as_they_are(rng):
+    hostile = ["$\\frac{", "_hidden", "$a$ & <b>", "red \x1b[31m", "x" * 500, "", "ß∑→"]
+    curve = cal.metrics.reliability(confidence=[0.9, 0.8], outcome=[1, 0])
+    figure = plots.reliability_diagrams(dict.fromkeys(hostile, curve))
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles[0] == "\\$\\frac{"
+    assert titles[2] == "\\$a\\$ & <b>"
+    assert "\x1b" not in titles[3]
+    assert max(map(len, titles)) <= 28
+    assert_whole(figure)
+    axes = plots.reliability_diagram(curve, label="_model $A$")
+    assert legend(axes)[0] == " _model \\$A\\$"
+
+
+def test_class_diagrams_show_the_worst_classes_first(rng):
+    logits, labels = drawn(rng, 500, 12)
+    curves = cal.metrics.reliability_by_class(logits, labels, bins=10)
+    errors = cal.metrics.per_class_ece(logits, labels, bins=10)
+    assert [c.number for c in curves] == np.argsort(-errors).tolist()
+    np.testing.assert_allclose([c.reliability.ece.value for c in curves], np.sort(errors)[::-1])
+    worst = curves[0]
+    probability = np.exp(logits - logits.max(1, keepdims=True))
+    probability /= probability.sum(1, keepdims=True)
+    expected = cal.metrics.reliability(
+        confidence=probability[:, worst.number], outcome=labels == worst.number, bins=10
+    )
+    for ours, theirs in zip(worst.reliability[:6], expected[:6], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    names = [f"name {k}" for k in range(12)]
+    figure: Any = plots.class_diagrams(curves, names=names, most=4)
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles == [f"name {c.number}" for c in curves[:4]]
+    assert figure.axes[-1].get_xlabel() == "P(class)"
+    same = plots.class_diagrams(curves, names=["bird"] * 12, most=2)
+    assert same.axes[1].get_title(loc="left") == f"bird ({curves[1].number})"
 
 
 @pytest.mark.parametrize("name", ["reliability", "smooth"])
 def test_the_diagonal_is_where_confidence_equals_accuracy(pairs, name):
     axes = DRAW[name](pairs)
-    dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
+    dashed: Any = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
     assert len(dashed) == 1
     np.testing.assert_array_equal(dashed[0].get_xydata(), [[0, 0], [1, 1]])
 
@@ -212,13 +319,15 @@ def test_the_line_of_a_smooth_diagram_is_the_curve_where_there_are_examples(pair
     widths = np.asarray(line.get_linewidths())
     density = curve.density[:-1][both]
     assert (np.argsort(widths, kind="stable") == np.argsort(density, kind="stable")).all()
-    band = next(c for c in axes.collections if c is not line)
+    band = axes.collections[0]
     corners = band.get_paths()[0].vertices
     for edge in (curve.low, curve.high):
         wanted = np.stack([curve.confidence, edge], -1)[seen]
         near = np.abs(corners[None] - wanted[:, None]).max(-1).min(1)
         np.testing.assert_allclose(near, 0, atol=1e-9)
-    assert legend(axes) == ["band", "model A"]
+    assert legend(axes) == ["model A", "90 % band, at each point"]
+    level = cal.metrics.smooth_reliability(**pairs, level=0.5).plot()
+    assert legend(level)[1] == "50 % band, at each point"
 
 
 def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
@@ -229,28 +338,10 @@ def test_the_steps_of_a_histogram_are_the_shares_in_percent(pairs):
     for step, expected in zip(steps, np.repeat([shares.right, shares.wrong], 2, 0), strict=True):
         np.testing.assert_allclose(step.values, 100 * expected)
         np.testing.assert_array_equal(step.edges, shares.edges)
-    assert legend(axes) == ["right", "wrong"]
+    accuracy, confidence = (100 * np.mean(pairs[key]) for key in ("outcome", "confidence"))
+    lines = [f"accuracy {accuracy:.1f} %", f"mean confidence {confidence:.1f} %"]
+    assert legend(axes) == ["right", "wrong", *lines]
     assert axes.get_yscale() == "log"
-
-
-def test_the_lines_of_a_risk_coverage_plot_are_ours_no_order_and_the_best(pairs):
-    outcome = pairs["outcome"]
-    curve = cal.metrics.risk_coverage(**pairs)
-    axes: Any = plots.risk_coverage_plot(curve, label="by margin")
-    ours, flat, best = axes.get_lines()
-    np.testing.assert_allclose(ours.get_xdata(), 100 * curve.coverage)
-    np.testing.assert_allclose(ours.get_ydata(), 100 * curve.risk)
-    wrong = 100 * (~outcome).mean()
-    np.testing.assert_allclose(flat.get_ydata(), wrong)
-    # an oracle puts every wrong answer last
-    oracle = cal.metrics.risk_coverage(
-        confidence=outcome * 0.5 + np.linspace(0.1, 0.2, 500), outcome=outcome
-    )
-    expected = np.interp(best.get_xdata(), 100 * oracle.coverage, 100 * oracle.risk)
-    np.testing.assert_allclose(best.get_ydata(), expected, atol=0.2)
-    assert legend(axes) == ["by margin", "no order", "best order"]
-    assert axes.get_xlim() == (0, 100)
-    assert axes.get_ylim()[0] == 0
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -264,38 +355,5 @@ def test_margin_diagrams_show_a_diagram_for_each_group(count):
         bars = next(c for c in axes.containers if isinstance(c, BarContainer))
         seen = np.isfinite(group.reliability.accuracy)
         np.testing.assert_allclose(boxes(bars)[:, 3], group.reliability.accuracy[seen])
-        title = axes.child_axes[0].get_title()
+        title = axes.get_title(loc="left")
         assert title == f"margin {group.low:.1f} to {group.high:.1f}"
-    assert [axes.get_legend() is not None for axes in figure.axes] == [True] + [False] * (count - 1)
-
-
-def test_a_diagram_can_be_saved(tmp_path, pairs):
-    figure: Any = plots.reliability_diagram(cal.metrics.reliability(**pairs)).figure
-    for suffix in ("png", "svg", "pdf"):
-        figure.savefig(tmp_path / f"diagram.{suffix}")
-        assert (tmp_path / f"diagram.{suffix}").stat().st_size > 1000
-
-
-def test_the_gate_is_drawn_as_shares_of_the_examples_by_epoch():
-    log = [
-        {"epoch": 1, "gate_positive": 0.7, "gate_flips": float("nan"), "smoothing_lowered": 0.5},
-        {"epoch": 2, "gate_positive": 0.9, "gate_flips": 0.2, "smoothing_lowered": 0.75},
-    ]
-    axes: Any = plots.gate_plot(log)
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
-    assert drawn["gate at +1"] == pytest.approx([70, 90])
-    assert drawn["gate changed"][1] == pytest.approx(20)
-    assert drawn["smoothing lowered"] == pytest.approx([50, 75])
-    assert axes.lines[0].get_xdata().tolist() == [1, 2]
-    with pytest.raises(ValueError, match="must be of a training with FeDLaS"):
-        plots.gate_plot([{"epoch": 1, "loss": 0.5}])
-
-
-def test_the_history_of_maccal_is_drawn_by_epoch():
-    history = [Epoch(0.9, 0.99, 0.94, 0.1), Epoch(0.8, 0.95, 0.94, 0.2)]
-    axes: Any = plots.keep_plot(history)
-    drawn = {line.get_label(): line.get_ydata() for line in axes.lines}
-    np.testing.assert_allclose(drawn["keep-rate q"], [90, 80])
-    np.testing.assert_allclose(drawn["confidence"], [99, 95])
-    np.testing.assert_allclose(drawn["accuracy"], [94, 94])
-    assert list(axes.lines[0].get_xdata()) == [1, 2]

@@ -1,0 +1,271 @@
+"""Files of graded answers: one answer to a line, with its confidence and where that comes from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.atomic_files import replacing
+from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.messages import printable
+from calibrant._core.tables import frame
+from calibrant.display.results import one_line
+from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.tokens.reading import parse_lines, read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROUNDED = 1e-6
+"""Last digit of the token probabilities in published files of answers."""
+GRADES = {
+    **dict.fromkeys(("true", "yes", "right", "correct", "1"), True),
+    **dict.fromkeys(("false", "no", "wrong", "incorrect", "0"), False),
+}
+SOURCE_KEYS = {"confidence": "source", "prompt": "prompt", "model": "model", "head": "head"}
+"""Keys of a row by the part of its source."""
+
+Row = dict[str, Any]
+
+
+class GradedAnswers(NamedTuple):
+    """Answers of one model to questions, with confidences of one source.
+
+    Attributes
+    ----------
+    questions, answers : list of str
+        Empty texts where a file has none.
+    confidence : (n,)
+    correct : (n,) bool
+        True for right answers.
+    source : Source
+        Of the confidences.
+    token_probs : list of (tokens,)
+        Probabilities of the tokens of each answer; empty if they are unknown.
+    """
+
+    questions: list[str]
+    answers: list[str]
+    confidence: FloatArray
+    correct: BoolArray
+    source: Source
+    token_probs: Sequence[FloatArray] = ()
+
+    def __repr__(self) -> str:
+        right = f"{int(self.correct.sum()):,} right"
+        return one_line(self, f"{len(self.correct):,} answers", right, self.source.confidence)
+
+    def _repr_html_(self) -> str:
+        return evaluate_answers(self.confidence, self.correct)._repr_html_()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each answer. Needs pandas."""
+        return frame(self.rows())
+
+    def rows(self) -> list[Row]:
+        """Return a row for each answer, as :func:`write_rows` takes them."""
+        about = {key: getattr(self.source, part) for part, key in SOURCE_KEYS.items()}
+        rows = []
+        for i, (question, answer) in enumerate(zip(self.questions, self.answers, strict=True)):
+            row: Row = {"question": question, "answer": answer}
+            if self.token_probs:
+                row["token_probs"] = self.token_probs[i].tolist()
+            row |= {"confidence": float(self.confidence[i]), **about}
+            rows.append({**row, "correct": bool(self.correct[i])})
+        return rows
+
+
+class AnswerRows(NamedTuple):
+    """Rows of a file of answers, and the place of each for messages."""
+
+    places: list[str]
+    rows: list[Row]
+
+    def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
+        """Return the answers with their grades, which every row must have."""
+        confidence, source, tokens = self.confidences(aggregate)
+        pairs = list(zip(self.places, self.rows, strict=True))
+        correct = np.array([_grade(row, place) for place, row in pairs], dtype=bool)
+        questions, answers = (
+            [str(row.get(name, "")) for row in self.rows] for name in ("question", "answer")
+        )
+        return GradedAnswers(questions, answers, confidence, correct, source, tokens)
+
+    def confidences(
+        self, aggregate: Aggregator | None = None
+    ) -> tuple[FloatArray, Source, list[FloatArray]]:
+        """Return the confidences, their source, and the token probabilities if all rows have them.
+
+        ``aggregate`` computes the confidences from token probabilities; by default this is done, by
+        the geometric mean, only if no row has a confidence.
+        """
+        tokens = self._token_probs()
+        source = self._common_source()
+        if aggregate is None and any("confidence" in row for row in self.rows):
+            pairs = zip(self.places, self.rows, strict=True)
+            stated = np.array([_confidence(row, place) for place, row in pairs])
+            return stated, source, tokens
+        if not tokens:
+            raise ValueError(
+                f"{self._without('token_probs')} has no token_probs: they are needed for every "
+                "answer, or else its confidence"
+            )
+        rule = aggregate or "geometric"
+        return answer_confidence(tokens, rule), source._replace(confidence=rule), tokens
+
+    def _token_probs(self) -> list[FloatArray]:
+        if not all("token_probs" in row for row in self.rows):
+            return []
+        return [_token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
+
+    def _common_source(self) -> Source:
+        """Source of all rows; raise if they differ."""
+        sources = [_source_of(row) for row in self.rows]
+        for place, source in zip(self.places, sources, strict=True):
+            if source != sources[0]:
+                said = sources[0].differences(source) or [f"{sources[0]}, not {source}"]
+                raise ValueError(
+                    f"the source of the confidence differs between {self.places[0]} and {place} "
+                    f"({printable('; '.join(said))}): use a file for each source"
+                )
+        return sources[0]
+
+    def _without(self, key: str) -> str:
+        rows = zip(self.places, self.rows, strict=True)
+        return next(place for place, row in rows if key not in row)
+
+
+def read_answers(
+    file: str | os.PathLike[str], *, aggregate: Aggregator | None = None
+) -> GradedAnswers:
+    """Read graded answers from JSON lines, or from a CSV file with a line of names.
+
+    Each answer has ``correct`` (true or false, 1 or 0, yes or no, right or wrong) and a
+    ``confidence`` in [0, 1], or ``token_probs``, the probabilities of its tokens. ``source`` names
+    the origin of the confidence, and must be the same for all answers, as must ``prompt``,
+    ``model`` and ``head`` where they are given. ``question`` and ``answer`` are texts.
+
+    Parameters
+    ----------
+    file : path
+        ``.jsonl`` or ``.csv``.
+    aggregate : str, optional
+        As for :func:`answer_confidence`, to compute confidences from ``token_probs``. By default
+        those of the file are taken or, if there are none, geometric means computed.
+
+    Notes
+    -----
+    Published token probabilities are often rounded to six digits: a zero among them is read as a
+    quarter of the last digit.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "graded.csv"
+    ...     text = "question,answer,confidence,source,correct"
+    ...     _ = file.write_text(f"{text}{chr(10)}Capital of Peru?,Lima,0.9,judge,yes")
+    ...     graded = read_answers(file)
+    >>> graded.confidence, graded.correct, graded.source.confidence
+    (array([0.9]), array([ True]), 'judge')
+    """
+    return read_rows(file).answers(aggregate)
+
+
+def read_rows(file: str | os.PathLike[str]) -> AnswerRows:
+    """Read the rows of a file of answers, graded or not."""
+    path = check_suffix(file)
+    placed = _csv(path) if path.suffix == ".csv" else parse_lines(read_text(path), str(path))
+    for place, row in placed:
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{place} must be an object, got a {type(row).__name__}")
+    if not placed:
+        raise ValueError(f"{path} has no answers: it needs one to a line")
+    places, rows = zip(*placed, strict=True)
+    return AnswerRows(list(places), [dict(row) for row in rows])
+
+
+def check_suffix(file: str | os.PathLike[str]) -> Path:
+    """Return the path of a file of answers; raise unless it is ``.jsonl`` or ``.csv``."""
+    path = Path(file)
+    if path.suffix not in (".jsonl", ".csv"):
+        raise ValueError(f"{path} must be .jsonl or .csv, got the suffix {path.suffix!r}")
+    return path
+
+
+def _csv(path: Path) -> list[tuple[str, Row]]:
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    placed = []
+    for row in reader:
+        place = f"line {reader.line_num} of {path}"
+        if None in row or None in row.values():
+            raise ValueError(f"{place} must have as many cells as the first line has names")
+        placed.append((place, {key: value for key, value in row.items() if value != ""}))
+    return placed
+
+
+def write_rows(file: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """Write answers, one to a line, as ``.jsonl`` or ``.csv``."""
+    path = check_suffix(file)
+    # halves of characters, which UTF-8 does not have, are written as JSON does
+    options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+    with replacing(path) as temporary, temporary.open("w", **options) as stream:
+        if path.suffix == ".jsonl":
+            stream.writelines(f"{json.dumps(row)}\n" for row in rows)
+            return
+        writer = csv.DictWriter(stream, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(map(_cells, rows))
+
+
+def _cells(row: Row) -> Row:
+    """Values as cells of a CSV file: texts as they are, all else as JSON."""
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in row.items()}
+
+
+def _confidence(row: Row, place: str) -> float:
+    value = row.get("confidence")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = np.nan
+    if not 0 <= number <= 1 or isinstance(value, bool):
+        raise ValueError(
+            f"the confidence of {place} must be a number in [0, 1], got {value!r:.40}: divide "
+            "percents by 100"
+        )
+    return number
+
+
+def _grade(row: Row, place: str) -> bool:
+    value = row.get("correct")
+    known = GRADES.get(str(value).strip().lower().removesuffix(".0"))
+    if known is None:
+        raise ValueError(
+            f"{place} must say whether the answer is right: correct must be true or false, got "
+            f"{value!r:.40}"
+        )
+    return known
+
+
+def _token_probs(row: Row, place: str) -> FloatArray:
+    value = row["token_probs"]
+    try:
+        values = np.array(json.loads(value) if isinstance(value, str) else value, np.float64)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"token_probs of {place} must be a list of numbers ({error})") from error
+    if values.ndim != 1 or not values.size:
+        raise ValueError(f"{place} has an answer without tokens: leave it out")
+    return np.where(values == 0, ROUNDED / 4, values)
+
+
+def _source_of(row: Row) -> Source:
+    return Source(**{part: str(row.get(key) or "") for part, key in SOURCE_KEYS.items()})

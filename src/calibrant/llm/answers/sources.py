@@ -1,0 +1,45 @@
+"""Where the confidence of an answer comes from: a map for one source is wrong for another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calibrant._core.messages import printable
+
+
+class Source(NamedTuple):
+    """Origin of confidences; an empty part is unknown.
+
+    Attributes
+    ----------
+    confidence : str
+        An aggregate of token probabilities, ``p_true``, ``letters`` or ``texts`` (the probability
+        of a choice), or any other name, such as that of a judge.
+    prompt : str
+        Form of the prompt: ``chat``, ``plain``, or ``short, 5 shots``.
+    model, head : str
+        Digests of the model and the temperature head; ``none`` without a head.
+    """
+
+    confidence: str = ""
+    prompt: str = ""
+    model: str = ""
+    head: str = ""
+
+    def differences(self, other: Source) -> list[str]:
+        """Return the parts that both state differently, in words.
+
+        >>> Source("geometric", "chat").differences(Source("p_true", "", "0a1b"))
+        ['confidence geometric, not p_true']
+        """
+        parts = zip(self._fields, self, other, strict=True)
+        return [
+            f"{name} {one}, not {two}" for name, one, two in parts if one and two and one != two
+        ]
+
+    def check(self, other: Source, remedy: str = "fit one on answers of the same source") -> None:
+        """Raise if a map that was fitted on this source is applied to another."""
+        differing = self.differences(other)
+        if differing:
+            said = printable("; ".join(differing))
+            raise ValueError(f"the answer calibrator was fitted on {said}: {remedy}")

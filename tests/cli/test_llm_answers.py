@@ -1,0 +1,149 @@
+"""From questions to a map of confidences, by commands."""
+
+import json
+from typing import get_args
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant.cli.llm import STAGES
+from calibrant.llm import ask, read_answers
+from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
+from calibrant.llm.answers.graded import read_rows
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.fingerprint import fingerprint_of
+from tests.support.language_models import QUIZ_WORDS, quiz_model, quiz_tokenizer, word_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+
+TRUTHFUL = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model, and questions for it."""
+    folder = tmp_path_factory.mktemp("answers")
+    quiz_model().save_pretrained(folder / "model")
+    quiz_tokenizer().save_pretrained(folder / "model")
+    blocks = (f"what is it {word}\none\n" for word in QUIZ_WORDS[4:26])
+    (folder / "questions.txt").write_text("\n".join(blocks))
+    rows = (f"x,c,is it {word},{word},{word},no; four red\n" for word in ("one", "two", "yes"))
+    (folder / "TruthfulQA.csv").write_text(TRUTHFUL + "".join(rows))
+    return folder
+
+
+@pytest.fixture
+def command(run):
+    """Run a command that succeeds, and return what it wrote to both streams."""
+
+    def call(*arguments):
+        code, out, err = run("llm", *arguments)
+        assert code == 0, err
+        return out, err
+
+    return call
+
+
+def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
+    graded, mapped = tmp_path / "graded.jsonl", tmp_path / "map"
+    start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
+    _, err = command(*start, "--chat", "--save-answers", graded)
+    assert f"22 answers; next: calibrant llm answers fit {graded} -o MAP" in err
+    answers = read_answers(graded)
+    assert 0 < answers.correct.sum() < 22
+    own = ask(quiz_model(), quiz_tokenizer(), answers.questions, max_new_tokens=64)
+    assert answers.answers == [answer.text for answer in own]
+    np.testing.assert_allclose(answers.confidence, [answer.confidence for answer in own], rtol=1e-4)
+    digest = fingerprint_of(quiz_model()).digest
+    assert answers.source == Source("geometric", "plain", digest, "none")
+
+    out, err = command("answers", "fit", graded, "-o", mapped, "--json")
+    assert f"to use it: calibrant llm ask MODEL QUESTION --answers {mapped}" in err
+    assert {*json.loads(out)} == {"before", "after"}
+    probs = [[confidence] for confidence in answers.confidence]
+    wanted = AnswerCalibrator().fit(probs, answers.correct)
+    fitted = cal.load(mapped)
+    np.testing.assert_array_equal(fitted.predict(probs), wanted.predict(probs))
+
+    (first, *_), asked = wanted.predict(probs), answers.questions[0]
+    out, _ = command("ask", folder / "model", asked, "--answers", mapped)
+    assert out.splitlines()[-1] == f"confidence {100 * first:.0f} %"
+    calibrated = tmp_path / "calibrated.csv"
+    _, err = command("answers", "apply", mapped, graded, "-o", calibrated)
+    assert err.strip() == f"wrote {calibrated}: 22 answers"
+    rows = read_rows(calibrated).rows
+    assert [float(row["calibrated"]) for row in rows] == pytest.approx(wanted.predict(probs))
+    assert [row["question"] for row in rows] == answers.questions
+
+
+def test_maps_of_short_answers_are_not_for_ask(run, command, folder, tmp_path):
+    short, mapped = tmp_path / "short.csv", tmp_path / "map"
+    start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
+    command(*start, "--shots", "1", "--save-answers", short)
+    short.write_text(short.read_text().replace("false", "true", 5))  # graded by hand
+    assert read_answers(short).correct.sum() >= 5
+    out, err = command("answers", "fit", short, "-o", mapped, "--stage", "sigmoid")
+    assert "21 answers" in out
+    assert f"to use it: calibrant llm answers apply {mapped} FILE -o OUT" in err
+    assert cal.load(mapped).stage == "sigmoid"
+    code, _, err = run("llm", "ask", folder / "model", "it", "--answers", mapped)
+    assert code == 2
+    assert "prompt short, 1 shots, not plain" in " ".join(err.split())
+    assert "llm evaluate --chat --save-answers" in " ".join(err.split())
+
+
+def test_truthfulqa_is_multiple_choice_and_all_sets_are_saved(command, folder, tmp_path):
+    sets = (folder / "TruthfulQA.csv", folder / "questions.txt")
+    start = ("--model", folder / "model", "--shots", "0", "--level", "0", "--json")
+    out, _ = command("evaluate", *sets, *start, "--save-answers", tmp_path / "all.jsonl")
+    rows = read_rows(tmp_path / "all.jsonl").rows
+    assert [row["source"] for row in rows] == ["texts"] * 3 + ["geometric"] * 22
+    right = np.mean([row["correct"] for row in rows[:3]])
+    assert json.loads(out)[0]["before"]["metrics"]["accuracy"]["value"] == pytest.approx(right)
+    assert {row["answer"] for row in rows[:3]} <= {"one", "two", "yes", "no", "four red"}
+
+
+def test_a_long_question_in_a_later_set_costs_no_answers(run, folder, tmp_path, monkeypatch):
+    (tmp_path / "long.txt").write_text(" ".join(["two"] * 3000) + "\none\n")
+    monkeypatch.setattr("calibrant.llm.answers.grading.grade_questions", None)  # none is asked
+    sets = (folder / "questions.txt", tmp_path / "long.txt")
+    code, _, err = run("llm", "evaluate", *sets, "--model", folder / "model", "--shots", "0")
+    assert code == 2
+    assert "positions of the model; shorten it or leave it out" in " ".join(err.split())
+
+
+def test_mistakes_show_before_the_model_is_loaded(run, folder):
+    start = ("llm", "evaluate", folder / "questions.txt", "--model", "none")
+    for more, message in (
+        (("--chat", "--shots", "3"), "--chat asks each question alone: leave --shots out"),
+        (("--save-answers", "x.txt"), "must be .jsonl or .csv, got the suffix '.txt'"),
+    ):
+        code, _, err = run(*start, *more)
+        assert code == 2
+        assert message in " ".join(err.split())
+    for option in (("--chat",), ("--save-answers", "x.csv")):
+        code, _, err = run("llm", "evaluate", folder / "table", *option)
+        assert code == 2
+        assert f"{option[0]} is for questions, which need --model" in " ".join(err.split())
+
+
+def test_an_answer_is_shown_with_its_line_breaks(command, tmp_path):
+    words = ["<nl>" if word == "no" else word for word in QUIZ_WORDS]
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    breaking = word_tokenizer(words, special=special, pad_token="<pad>")
+    quiz_model().save_pretrained(tmp_path / "model")
+    breaking.save_pretrained(tmp_path / "model")
+    question = "Question: is it red Answer:"
+    (answer,) = ask(quiz_model(), breaking, [question], max_new_tokens=12)
+    out, _ = command("ask", tmp_path / "model", question, "--max-new-tokens", "12")
+    *lines, last = out.rstrip().split("\n")
+    assert "\n" in answer.text
+    assert "\n".join(lines).strip() == answer.text
+    wanted = f"confidence {100 * answer.confidence:.0f} %, truncated by --max-new-tokens 12"
+    assert last == wanted
+
+
+def test_stages_are_those_of_python():
+    assert {*STAGES} == {*get_args(Map)}
+    assert AnswerCalibrator().stage == STAGES[0] == "beta"

@@ -1,0 +1,150 @@
+"""Files of graded answers."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from calibrant.llm.answers.graded import GradedAnswers, read_answers, read_rows, write_rows
+from calibrant.llm.answers.sources import Source
+
+ROW = {"question": "q", "answer": "a", "token_probs": [0.5, 0.0], "correct": True}
+
+
+def written(path, *rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+    return path
+
+
+def test_token_probabilities_are_aggregated(tmp_path):
+    path = written(tmp_path / "x.jsonl", ROW, {**ROW, "token_probs": [0.9, 0.4], "correct": False})
+    found = read_answers(path)
+    assert found.correct.tolist() == [True, False]
+    assert found.token_probs[0].tolist() == [0.5, 2.5e-7]  # rounded to nothing
+    np.testing.assert_allclose(found.confidence, [np.sqrt(0.5 * 2.5e-7), 0.6])
+    assert found.source == Source("geometric")
+    least = read_answers(path, aggregate="minimum")
+    np.testing.assert_allclose(least.confidence, [2.5e-7, 0.4])
+    assert least.source == Source("minimum")
+
+
+def test_tiny_probabilities_are_kept(tmp_path):
+    path = written(tmp_path / "x.jsonl", {**ROW, "token_probs": [1e-9]})
+    assert read_answers(path).confidence.tolist() == pytest.approx([1e-9])
+
+
+def test_lines_end_with_a_line_feed_only(tmp_path):
+    raw = {**ROW, "question": "a\u2028b\x85c", "answer": "d\u2029e"}
+    path = tmp_path / "x.jsonl"
+    lines = [json.dumps(raw, ensure_ascii=False), "", " ", json.dumps(ROW)]
+    path.write_text("\n".join(lines), "utf-8")
+    found = read_answers(path)
+    assert found.questions == ["a\u2028b\x85c", "q"]
+    assert found.answers == ["d\u2029e", "a"]
+
+
+GRADED = GradedAnswers(
+    ["Which, say?", 'a "b"\nc', "\ud800"],
+    ["one", "", "three"],
+    np.array([0.25, 1 / 3, 1.0]),
+    np.array([True, False, True]),
+    Source("p_true", "chat", "0123", "none"),
+    [np.array([0.1, 1 / 7]), np.array([0.5]), np.array([1.0])],
+)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_answers_come_back_from_files(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    write_rows(path, GRADED.rows())
+    found = read_answers(path)
+    assert found.source == GRADED.source
+    np.testing.assert_array_equal(found.confidence, GRADED.confidence)
+    np.testing.assert_array_equal(found.correct, GRADED.correct)
+    assert list(map(list, found.token_probs)) == list(map(list, GRADED.token_probs))
+    assert found.questions[:2] == GRADED.questions[:2]
+    assert found.answers == GRADED.answers
+    assert len(read_rows(path).rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("grades", "wanted"),
+    [
+        (["1", "0"], [True, False]),
+        (["True", "FALSE"], [True, False]),
+        (["right", "Wrong"], [True, False]),
+        (["yes", "no"], [True, False]),
+        (["1.0", "0.0"], [True, False]),
+    ],
+)
+def test_tables_of_other_origin(tmp_path, grades, wanted):
+    path = tmp_path / "judged.csv"
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["question", "answer", "confidence", "correct"])
+        writer.writerows([["Who?", "me, you", "0.75", grade] for grade in grades])
+    found = read_answers(path)
+    assert found.confidence.tolist() == [0.75, 0.75]
+    assert found.correct.tolist() == wanted
+    assert found.source == Source()
+    assert found.token_probs == []
+    assert found.answers == ["me, you"] * 2
+
+
+STATED = {"confidence": 0.5, "correct": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[]], "line 1 of .* must be an object"),
+        ([{**ROW, "token_probs": []}], "an answer without tokens"),
+        ([{**ROW, "token_probs": [[0.5]]}], "an answer without tokens"),
+        ([{**ROW, "token_probs": "x"}], "token_probs of line 1 .* must be a list of numbers"),
+        ([{"question": "q", "correct": 1}], "line 1 of .* has no token_probs"),
+        ([ROW, {"correct": 1}], "line 2 of .* has no token_probs"),
+        ([STATED, {"correct": 1}], r"confidence of line 2 .* in \[0, 1\], got None"),
+        ([{**STATED, "confidence": 85}], "divide percents by 100"),
+        ([{**STATED, "confidence": True}], "got True"),
+        ([{**STATED, "confidence": float("nan")}], "got nan"),
+        ([{"confidence": 0.5}], "line 1 of .* must say whether the answer is right"),
+        ([{**STATED, "correct": 0.5}], "must be true or false, got 0.5"),
+        (
+            [{**STATED, "source": "judge"}, STATED, {**STATED, "source": "p_true"}],
+            "differs between line 1 of .* and line 2",
+        ),
+        (
+            [{**STATED, "source": "judge"}, {**STATED, "source": "p_true"}],
+            r"line 2 of .* \(confidence judge, not p_true\): use a file for each source",
+        ),
+        ([{**STATED, "model": "a"}, {**STATED, "model": "b"}], "model a, not b"),
+        ([], "has no answers"),
+    ],
+)
+def test_what_is_refused(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        read_answers(written(tmp_path / "x.jsonl", *rows))
+
+
+def test_damaged_files_and_other_formats(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n" + json.dumps(ROW) + "\n\n{", "utf-8")
+    with pytest.raises(ValueError, match=r"line 4 of .* is not valid JSON"):
+        read_answers(path)
+    path = tmp_path / "x.csv"
+    path.write_text("confidence,correct\n0.5,1\n0.5\n")
+    with pytest.raises(ValueError, match=r"line 3 of .* as many cells"):
+        read_answers(path)
+    for use in (read_answers, lambda path: write_rows(path, [ROW])):
+        with pytest.raises(ValueError, match=r"must be \.jsonl or \.csv, got the suffix '\.json'"):
+            use(tmp_path / "x.json")
+
+
+def test_sources_compare_what_both_state():
+    one = Source("geometric", "chat", "0123", "none")
+    one.check(Source())
+    one.check(Source("geometric", model="0123"))
+    for other in (Source("p_true"), Source(prompt="plain"), Source(model="4"), Source(head="5")):
+        with pytest.raises(ValueError, match=f"not {max(other, key=len)}: fit one on answers of"):
+            one.check(other)

@@ -1,0 +1,120 @@
+"""Sets of questions put to a tiny model, and graded."""
+
+import numpy as np
+import pytest
+
+from calibrant.llm.answers import asking, grading
+from calibrant.llm.answers.asking import ask
+from calibrant.llm.answers.confidence import answer_confidence
+from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
+from calibrant.llm.answers.likelihoods import ask_texts_each
+from calibrant.llm.answers.questions import Question, short_prompt
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.heads.fitted import FittedHead
+from tests.support.language_models import quiz_model, quiz_tokenizer
+
+OPEN = [Question(f"is it {word}", ("four",)) for word in ("red", "blue", "two", "four")]
+SHOTS = [Question("it", ("four",))]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return quiz_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
+
+
+def test_written_answers_keep_where_they_come_from(model, tokenizer):
+    fitted = FittedHead.from_temperature(2.0, fingerprint_of(model))
+    asked = QuestionSet(OPEN, SHOTS)
+    found = grade_questions(model, tokenizer, asked, fitted=fitted, confidence="minimum")
+    prompts = [short_prompt(question, SHOTS) for question in OPEN]
+    digest = fingerprint_of(model).digest
+    assert list(found) == ["before", "after"]
+    for (name, graded), head in zip(found.items(), (None, fitted), strict=True):
+        answers = ask(model, tokenizer, prompts, fitted=head, one_line=True)
+        assert graded.questions == [question.text for question in OPEN]
+        assert graded.answers == [answer.text for answer in answers]
+        probs = [answer.probs for answer in answers]
+        for one, wanted in zip(graded.token_probs, probs, strict=True):
+            np.testing.assert_array_equal(one, wanted)
+        np.testing.assert_array_equal(graded.confidence, answer_confidence(probs, "minimum"))
+        mark = "none" if name == "before" else head_digest(fitted)
+        assert graded.source == Source("minimum", "short, 1 shots", digest, mark)
+    other = FittedHead.from_temperature(2.1, fingerprint_of(model))
+    assert head_digest(other) != head_digest(fitted)
+
+
+def test_own_grades(model, tokenizer):
+    seen = []
+
+    def grade(answer, question):
+        seen.append((answer, question))
+        return question.text.endswith("two")
+
+    graded = grade_questions(model, tokenizer, QuestionSet(OPEN, []), grade=grade)["before"]
+    assert graded.correct.tolist() == [False, False, True, False]
+    assert seen == list(zip(graded.answers, OPEN, strict=True))
+    choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
+    with pytest.raises(ValueError, match="grade is for written answers, and these are texts"):
+        grade_questions(model, tokenizer, choices, grade=grade)
+
+
+def test_chats_are_asked_as_one_asks(model, tokenizer):
+    talking = quiz_tokenizer()
+    talking.chat_template = "{{ '<s> red ' + messages[0]['content'] + ' blue' }}"
+    graded = grade_questions(model, talking, QuestionSet(OPEN, []), chat=True)["before"]
+    prompts = [f"<s> red {question.text} blue" for question in OPEN]
+    answers = ask(model, talking, prompts, max_new_tokens=64)
+    assert graded.answers == [answer.text for answer in answers]
+    assert graded.correct.tolist() == ["four" in text.split() for text in graded.answers]
+    assert 0 < graded.correct.sum() < len(OPEN)
+    assert graded.source.prompt == "chat"
+    plain = grade_questions(model, tokenizer, QuestionSet(OPEN[:1], []), chat=True)["before"]
+    assert plain.source.prompt == "plain"  # that tokenizer has no template
+
+
+def test_likeliest_text_is_the_answer(model, tokenizer):
+    questions = [
+        Question("is it", ("blue no",), ("blue no", "two", "red"), 0),
+        Question("what is it", ("two",), ("two", "A"), 0),
+        Question("it", ("A",), ("A", "two"), 0),
+    ]
+    graded = grade_questions(model, tokenizer, QuestionSet(questions, SHOTS, "texts"))["before"]
+    rows = ask_texts_each(model, tokenizer, questions, {"": None}, shots=SHOTS)[""]
+    best = [int(row.argmax()) for row in rows]
+    assert 0 < sum(best) < 6
+    assert graded.correct.tolist() == [at == 0 for at in best]
+    pairs = zip(questions, best, strict=True)
+    assert graded.answers == [question.choices[at] for question, at in pairs]
+    np.testing.assert_allclose(graded.confidence, [np.exp(row.max()) for row in rows])
+    assert graded.source[:2] == ("texts", "1 shots")
+    assert not graded.token_probs
+
+
+@pytest.mark.parametrize("form", ["written", "letters", "texts"])
+def test_no_question_is_asked_if_one_is_too_long(model, tokenizer, form, monkeypatch):
+    for name in ("ask_each", "ask_choices_each"):
+        monkeypatch.setattr(asking, name, None)
+    monkeypatch.setattr(grading, "ask_texts_each", None)
+    long = " ".join(["two"] * model.config.max_position_embeddings)
+    questions = [Question(text, ("yes",), ("yes", "no"), 0) for text in ("is it", long)]
+    with pytest.raises(ValueError, match="positions of the model"):
+        grade_questions(model, tokenizer, QuestionSet(questions, [], form))
+
+
+def test_the_second_prompt_counts_too(model, tokenizer):
+    words = model.config.max_position_embeddings - 64 - 3
+    asked = QuestionSet([Question(" ".join(["two"] * words), ())], [])
+    grading.check_lengths(model, tokenizer, asked, chat=True)
+    with pytest.raises(ValueError, match="and 65 may follow"):
+        grading.check_lengths(model, tokenizer, asked, chat=True, confidence="p_true")
+
+
+def test_letters_are_not_a_chat(tmp_path):
+    with pytest.raises(ValueError, match="is answered by letters, not as a chat"):
+        grading.read_question_set(tmp_path, chat=True)

@@ -1,0 +1,133 @@
+"""Loading models: whole ones only, no code of theirs, and GGUF files with their first token."""
+
+import builtins
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.llm import loading
+from calibrant.llm.answers.asking import chat_prompt
+from calibrant.llm.loading import add_start, load_model, load_tokenizer, load_weights
+from calibrant.llm.tokens.documents import encode_documents, prompt_ids
+from tests.support.language_models import tiny_model, transformers, word_tokenizer
+
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", "user", "assistant", "a", "b"]
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    word_tokenizer(WORDS).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize("change", ["missing", "mismatched"])
+def test_a_checkpoint_without_all_weights_is_refused(folder, change):
+    safetensors = pytest.importorskip("safetensors.torch")
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights = safetensors.load_file(file)
+    assert load_model(folder)[0].config.vocab_size == 300
+    weights[name] = torch.zeros(3, 3)
+    if change == "missing":
+        del weights[name]
+    safetensors.save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"must have all weights of Llama.*{re.escape(name)}: "):
+        load_model(folder)
+
+
+def test_code_of_a_model_is_not_run(folder, monkeypatch):
+    """Not even if an answer to the question of transformers is on standard input."""
+    (folder / "config.json").write_text(
+        json.dumps(
+            {"model_type": "evil", "auto_map": dict.fromkeys(("AutoConfig",), "evil.Config")}
+        )
+    )
+    (folder / "evil.py").write_text(f"open({str(folder / 'done')!r}, 'w')\nclass Config: pass\n")
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        load_weights(folder)
+    assert not (folder / "done").exists()
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_trust_is_passed_on(folder, monkeypatch, trusted):
+    asked = []
+
+    def recorded(path, *, trust_remote_code, **options):
+        asked.append(trust_remote_code)
+        report: dict[str, list[str]] = {"missing_keys": [], "mismatched_keys": []}
+        return (tiny_model(), report) if options else word_tokenizer(WORDS)
+
+    for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
+        monkeypatch.setattr(kind, "from_pretrained", recorded)
+    load_model(folder, trust_remote_code=trusted)
+    assert asked == [trusted, trusted]
+
+
+def gguf_file(path, kind="gpt2", **metadata):
+    """A file without weights."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(["a", "bc", "\u2581"])
+    writer.add_token_scores([0.5, 1.0, 2.0])
+    writer.add_array("nested", [[1, 2], [3]])
+    writer.add_float64("other", 0.5)
+    for name, value in metadata.items():
+        getattr(writer, name)(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "starts"),
+    [
+        ("gpt2", {"add_add_bos_token": True}, True),
+        ("gpt2", {"add_add_bos_token": False}, False),
+        ("gpt2", {}, False),
+        ("llama", {"add_add_bos_token": False}, False),
+        ("llama", {}, True),  # as llama.cpp reads a file that says nothing
+    ],
+)
+def test_texts_of_gguf_models_begin_as_the_file_says(tmp_path, monkeypatch, kind, metadata, starts):
+    file = gguf_file(tmp_path / "model.gguf", kind, **metadata)
+    plain = word_tokenizer(WORDS)
+    plain.chat_template = TEMPLATE
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: plain)
+    tokenizer = load_tokenizer(file)
+    start = [1] if starts else []
+    text, pair, chat = encode_documents(["a b", ("a", "b"), CHAT], tokenizer, 99)
+    assert text.ids.tolist() == [*start, 6, 7]
+    assert pair.ids.tolist() == [*start, 6, 7]
+    assert chat.ids.tolist() == [*start, 4, 6, 5, 7]
+    np.testing.assert_array_equal(chat.labels[:-1], -100)
+    assert prompt_ids(tokenizer, "a") == [*start, 6]
+    assert prompt_ids(tokenizer, chat_prompt(tokenizer, "a")) == [*start, 4, 6, 5]
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, "{{ raise_exception('no') }}"])
+def test_templates_that_begin_chats_themselves_are_kept(tmp_path, template):
+    file = gguf_file(tmp_path / "model.gguf", add_add_bos_token=True)
+    tokenizer = word_tokenizer(WORDS, around="<s> $A")
+    tokenizer.chat_template = template
+    add_start(tokenizer, file)
+    assert tokenizer.chat_template == template
+
+
+def test_a_first_token_that_cannot_be_added_is_told(tmp_path, monkeypatch):
+    file = gguf_file(tmp_path / "model.gguf", add_add_bos_token=True)
+    monkeypatch.setattr(loading, "_adds_start", lambda tokenizer: False)
+    with pytest.warns(UserWarning, match=r"model\.gguf asks for a beginning-of-text token"):
+        add_start(word_tokenizer(WORDS), file)

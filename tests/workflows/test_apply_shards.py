@@ -3,11 +3,17 @@
 import json
 import os
 import resource
+import shutil
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
 from calibrant.data.outputs import OutputFolder
@@ -164,6 +170,72 @@ def test_a_full_disk(tmp_path, shards, halved):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert sorted(os.listdir(out)) == [RECEIPTS, "00000-of-00004.npz"]
     assert len(apply_shards(halved, shards, out).kept) == 1
+    assert_complete(out)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 16 kilobytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk, tmp_path, halved):
+    """Shards of 3 kB, and as much for the arrays that a shard is made of: some fit, not all."""
+    folder, out = tmp_path / "in", small_disk / "out"
+    folder.mkdir()
+    arrays = predictions(rows=1200, classes=3)
+    for i, shard in enumerate(cut(arrays, 200, 400, 600, 800, 1000)):
+        np.savez(folder / f"{i}.npz", logits=shard["logits"], labels=shard["labels"])
+    with pytest.raises(OSError, match=r"npz was not written \(No space left on device\)"):
+        apply_shards(halved, folder, out)
+    left = sorted(path.name for path in out.iterdir())
+    finished = [name for name in left if name.endswith(".npz")]
+    assert left == [RECEIPTS, *finished]  # nothing in part
+    assert open_dataset(out).split().rows == 200 * len(finished)
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    assert len(apply_shards(halved, folder, out).kept) == len(finished)
+    np.testing.assert_array_equal(open_dataset(out).split().labels, arrays["labels"])
+
+
+KILLED = """
+import os, signal, sys
+from calibrant.data.readers import WRITERS
+from calibrant.artifacts import load
+from calibrant.workflows.apply_shards import apply_shards
+
+write, count = WRITERS[".npz"], 0
+
+def killed(path, arrays):
+    global count
+    count += 1
+    if count == 3:
+        path.write_bytes(b"half of it")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, arrays)
+
+WRITERS[".npz"] = killed
+apply_shards(load(sys.argv[1]), sys.argv[2], sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_is_killed_while_it_writes(tmp_path, shards, halved):
+    out = tmp_path / "out"
+    calibrant.save(halved, tmp_path / "ts")
+    command = [sys.executable, "-c", KILLED, tmp_path / "ts", shards, out]
+    path = str(Path(calibrant.__file__).parents[1])
+    ended = subprocess.run([*map(str, command)], env={**os.environ, "PYTHONPATH": path})
+    assert ended.returncode == -signal.SIGKILL
+    before = stamps(out)
+    assert sorted(before) == ["00000-of-00004.npz", "00001-of-00004.npz"]
+    assert len(apply_shards(halved, shards, out).kept) == 2
+    assert before.items() <= stamps(out).items()
     assert_complete(out)
 
 

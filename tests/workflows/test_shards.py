@@ -107,6 +107,9 @@ def test_comparison_and_folds_in_shards(executor):
         folds.effect.after["nll"].value,
         cross_fit(ARRAYS, "ts", **options).effect.after["nll"].value,
     )
+    vector = fit(ARRAYS, "vector", **COLUMNS)
+    changed = [effect(vector, d, level=None, **COLUMNS).argmax_changed for d in (data, ARRAYS)]
+    assert changed[0] == changed[1] > 0
     measured = fit_and_measure(data, "ts", executor=executor, **COLUMNS)
     assert_equal(measured.effect.after, fit_and_measure(ARRAYS, "ts", **COLUMNS).effect.after)
 

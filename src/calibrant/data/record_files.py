@@ -20,6 +20,7 @@ from calibrant._core.logpartition import Records, concatenate, tabulate
 from calibrant.data.columns import Column
 from calibrant.data.formats import write_safetensors
 from calibrant.data.shards import Chunk
+from calibrant.data.storage import is_remote
 
 FORMAT = 1
 SETTINGS = ("LOWEST", "OCTAVES", "TOP", "LARGEST_GAP", "LEAST_REST")
@@ -87,6 +88,7 @@ class RecordFiles:
 def _identity(column: Column) -> list[Any]:
     """Return what tells a column from others: the file as it is now, or the values themselves."""
     if column.values is None:
-        return [os.path.abspath(column.path), column.key, list(column.fingerprint or ())]
+        path = column.path if is_remote(column.path) else os.path.abspath(column.path)
+        return [path, column.key, list(column.fingerprint or ())]
     values = np.ascontiguousarray(column.values)
     return [values.dtype.str, list(values.shape), hashlib.sha256(values.tobytes()).hexdigest()]

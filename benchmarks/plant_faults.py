@@ -3055,6 +3055,13 @@ FAULTS = (
         ("ui/test_guard",),
     ),
     Fault(
+        "page-and-cookies-of-neighbours",
+        "ui",
+        "if key == name), \"\")",
+        "if key), \"\")",
+        ("ui/test_guard",),
+    ),
+    Fault(
         "report-without-sandbox",
         "ui",
         'headers={"content-security-policy": REPORT_POLICY}',

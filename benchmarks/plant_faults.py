@@ -3057,8 +3057,8 @@ FAULTS = (
     Fault(
         "page-and-cookies-of-neighbours",
         "ui",
-        "if key == name), \"\")",
-        "if key), \"\")",
+        'if key == name), "")',
+        'if key), "")',
         ("ui/test_guard",),
     ),
     Fault(

@@ -153,7 +153,8 @@ def _provenance(report: Results) -> Iterator[str]:
     yield f"calibrant {escaped(made.calibrant)}, Python {made.python}, NumPy {made.numpy}, "
     yield f"torch {escaped(made.torch)}; {made.created}"
     yield ""
-    yield from fenced("bash", made.command)
+    if made.command:
+        yield from fenced("bash", made.command)
     for file in dict.fromkeys(file for subject in report.subjects for file in subject.files):
         digest = f"sha256 {file.sha256}" if file.sha256 else "not hashed"
         yield f"- {escaped(file.path)}: {file.bytes:,} bytes, {digest}"

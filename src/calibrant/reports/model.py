@@ -97,6 +97,8 @@ class Remedy:
     """Answers after calibration, on the examples that methods were measured on."""
     thresholds: list[Threshold]
     """Guaranteed error rates after calibration."""
+    fit_split: str = ""
+    """Name of the split that methods were fitted on; empty for plain arrays."""
 
     @property
     def before(self) -> Evaluation | None:

@@ -58,21 +58,24 @@ def try_methods(
             seed=seed,
             progress=progress,
         )
-        (_, measured), _ = fit_and_test(dataset, fit_split, split, seed)
-        return _remedy(comparison, measured, estimand)
+        splits, _ = fit_and_test(dataset, fit_split, split, seed)
+        return _remedy(comparison, *splits, estimand)
 
 
-def _remedy(comparison: Comparison, measured: Split, estimand: EstimandChoice) -> Remedy:
+def _remedy(
+    comparison: Comparison, fitted: Split, measured: Split, estimand: EstimandChoice
+) -> Remedy:
     method = comparison.choice()
     chosen = None if method is None else comparison[method]
     if chosen is None or chosen.calibrator is None or estimand == "multilabel":
-        return Remedy(comparison, chosen, [], [])
+        return Remedy(comparison, chosen, [], [], fitted.name)
     stream = Accumulator(pairs=True, metrics=["accuracy"], level=None, estimand=estimand)
     meter = Meter([chosen.calibrator], stream)
     meter.walk(measured)
     kind = resolve_estimand(estimand, comparison.classes)
     answers, _ = answers_of(stream.kept_pairs(), kind)
-    return Remedy(comparison, chosen, coverage_of(answers), _guaranteed(answers))
+    thresholds = _guaranteed(answers)
+    return Remedy(comparison, chosen, coverage_of(answers), thresholds, fitted.name)
 
 
 def _guaranteed(answers: WeightedPairs) -> list[Threshold]:

@@ -9,8 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 import calibrant as cal
+from calibrant.reports import content
 from calibrant.reports.files import form_of
 from tests.reports.conftest import drawn
 
@@ -172,6 +174,22 @@ def test_tags_weights_and_two_classes_make_pages():
     assert "frequency of y = 1" in page
     assert "these count examples, and do not know weights" in page
     assert "With a guarantee" not in page
+
+
+def test_thresholds_close_to_one_have_the_digits_that_matter():
+    data = drawn(800, factor=12.0)
+    probs = torch.as_tensor(data["logits"]).softmax(-1).amax(-1).numpy()
+    subject = cal.report(data, methods=[], level=None).subjects[0]
+    for share, threshold, _ in content.decisions_table(subject.decisions).rows:
+        assert 100 * (probs >= float(threshold)).mean() == pytest.approx(float(share[:-2]), abs=0.3)
+    assert sum(float(p.threshold) > 0.99995 for p in subject.decisions) > 40
+
+
+def test_the_guarantee_names_its_calibrator():
+    result = cal.report(drawn(800, factor=3.0), methods=["none", "ts"], level=None)
+    words = "with 95 % certainty, for ts as fitted here, on a random half of the plain arrays"
+    assert words in result.to_html()
+    assert words in result.to_markdown()
 
 
 def test_a_calibrated_model_is_left_as_it_is():

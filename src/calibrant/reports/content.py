@@ -13,8 +13,10 @@ from calibrant.data.dataset import ARRAYS
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.registry import METRICS
 from calibrant.reports.checks import percent
-from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Subject
+from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Severity, Subject
 
+WORDS: dict[Severity, str] = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
+"""Severities of findings, as they are shown."""
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 """Shares of answers that tables of thresholds show."""
 CALIBRATED = "calibrated.npz"
@@ -142,6 +144,17 @@ def price(remedy: Remedy) -> list[tuple[str, str]]:
     ]
 
 
+def threshold_text(confidence: float) -> str:
+    """Return a threshold with the digits that tell it from 1, which few answers reach.
+
+    >>> threshold_text(0.71843), threshold_text(0.9999955), threshold_text(1.0)
+    ('0.7184', '0.99999550', '1.0000')
+    """
+    distance = 1 - confidence
+    digits = 4 if distance <= 0 else max(4, 2 - math.floor(math.log10(distance)))
+    return f"{confidence:.{digits}f}"
+
+
 def decisions_table(points: Sequence[Coverage]) -> Table:
     """Errors among the answers at some shares of answers."""
     shown: list[Coverage] = []
@@ -150,7 +163,7 @@ def decisions_table(points: Sequence[Coverage]) -> Table:
         if nearest not in shown:
             shown.append(nearest)
     rows = [
-        (percent(point.coverage), f"{point.threshold:.4f}", percent(point.error, 2))
+        (percent(point.coverage), threshold_text(point.threshold), percent(point.error, 2))
         for point in shown
     ]
     return Table(("answered", "confidence at least", "wrong among these"), rows)
@@ -165,9 +178,19 @@ def guarantees_table(remedy: Remedy) -> Table:
             rows.append((limit, "none found", "-", "-"))
         else:
             shares = percent(each.coverage), percent(each.error, 2)
-            rows.append((limit, f"{each.threshold:.4f}", *shares))
+            rows.append((limit, threshold_text(each.threshold), *shares))
     headings = ("errors at most", "confidence at least", "answered", "observed errors")
     return Table(headings, rows)
+
+
+def guarantees_caption(remedy: Remedy) -> str:
+    """Return what is guaranteed, and for which calibrator: another fit has other confidences."""
+    assert remedy.chosen is not None
+    level = f"{100 * remedy.thresholds[0].level:g} %"
+    return (
+        f"Each threshold keeps its error rate with {level} certainty, for {remedy.chosen.method} "
+        f"as fitted here, on {remedy.comparison.fitted_on}"
+    )
 
 
 def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:

@@ -3025,6 +3025,20 @@ FAULTS = (
         "script-src 'none'",
         ("reports/test_in_browser",),
     ),
+    Fault(
+        "report-gate-on-uncalibrated-file",
+        "reports",
+        "file, evaluation = CALIBRATED, remedy.after",
+        "evaluation = remedy.after",
+        ("reports/test_build",),
+    ),
+    Fault(
+        "report-thresholds-rounded-to-one",
+        "reports",
+        "max(4, 2 - math.floor(math.log10(distance)))",
+        "4",
+        ("reports/test_forms",),
+    ),
     # The page.
     Fault(
         "page-for-any-host",

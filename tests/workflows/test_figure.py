@@ -126,6 +126,10 @@ def test_a_calibrator_shows_before_and_after(arrays, ts):
         ({"kind": "margins", "by": "group"}, "subgroups of one file"),
         ({"kind": "compare", "calibrator": True}, "fits calibrators of its own"),
         ({"max_error": 0.1}, "belongs to the kind threshold"),
+        (
+            {"kind": "threshold", "max_error": 0.1, "sample_weight": "w"},
+            "counts examples and takes no sample_weight",
+        ),
         ({"methods": ["ts"]}, "belong to the kind compare"),
         ({"calibrator": True, "twice": True}, "with a calibrator is of one file, got 2"),
         ({"kind": "classes", "twice": True}, "classes is of one file, got 2"),
@@ -144,7 +148,7 @@ def test_a_threshold_is_found_on_other_examples(arrays):
     limit = cal.threshold(data["val_logits"], data["val_labels"], max_error=0.3)
     drawn_figure = figure(data, kind="threshold", max_error=0.3)
     title = drawn_figure.axes[0].get_title(loc="left")
-    assert title == f"threshold {100 * limit.threshold:.4g} %"
+    assert title == f"threshold {100 * round(limit.threshold, 4):.10g} %"
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,11 @@ def _check(request: Request, name: str, kind: Kind) -> None:
         )
     if request.max_error is not None and name != "threshold":
         raise ValueError(f"max_error belongs to the kind threshold, got kind {name}")
+    if request.max_error is not None and request.sample_weight is not None:
+        raise ValueError(
+            "max_error marks a threshold whose guarantee counts examples and takes no "
+            "sample_weight: leave one of them out"
+        )
     if request.methods is not None and name != "compare":
         raise ValueError(f"methods belong to the kind compare, got kind {name}")
 

@@ -44,6 +44,13 @@ def test_several_curves_are_drawn_by_their_names(pairs):
     assert len({line.get_color() for line in axes.get_lines()}) == 2
 
 
+def test_a_threshold_close_to_one_is_told_from_it(pairs):
+    limit = cal.decide.Threshold(0.999991, 0.1, 0.0, 0.1, 500, 0.1, 0.95)
+    drawn_figure = plots.threshold_plot(cal.metrics.risk_coverage(**pairs), limit=limit)
+    assert drawn_figure.axes[0].get_title(loc="left") == "threshold 99.9991 %"
+    assert repr(limit).startswith("Threshold(0.99999100: accepts")
+
+
 def test_a_curve_without_intervals_has_no_band(pairs):
     curve = cal.metrics.risk_coverage(**pairs).without_intervals()
     axes: Any = curve.plot()

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from calibrant._core.checks import FloatArray
+from calibrant.display.results import threshold_text
 from calibrant.plots.data import Limit, RiskCurve, SetSizes
 from calibrant.plots.look import current, figure_of, in_look, legend, new_axes, panels, text_of
 
@@ -136,7 +137,7 @@ def _mark(upper: Axes, lower: Axes, curve: RiskCurve, limit: Limit) -> str:
         ax.annotate(
             words, (at, 100 * value), offset, textcoords="offset points", weight="bold", va="bottom"
         )
-    return f"threshold {100 * limit.threshold:.4g} %"
+    return f"threshold {100 * float(threshold_text(limit.threshold)):.10g} %"
 
 
 @in_look

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from calibrant.data.dataset import ARRAYS
+from calibrant.display.results import threshold_text
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.registry import METRICS
 from calibrant.reports.checks import percent
@@ -142,17 +143,6 @@ def price(remedy: Remedy) -> list[tuple[str, str]]:
         ("predictions changed", f"{chosen.argmax_changed:,} of {remedy.comparison.n_test:,}"),
         ("time of the fit", f"{chosen.fit_seconds:.1f} s"),
     ]
-
-
-def threshold_text(confidence: float) -> str:
-    """Return a threshold with the digits that tell it from 1, which few answers reach.
-
-    >>> threshold_text(0.71843), threshold_text(0.9999955), threshold_text(1.0)
-    ('0.7184', '0.99999550', '1.0000')
-    """
-    distance = 1 - confidence
-    digits = 4 if distance <= 0 else max(4, 2 - math.floor(math.log10(distance)))
-    return f"{confidence:.{digits}f}"
 
 
 def decisions_table(points: Sequence[Coverage]) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from calibrant.display.html import Html, joined, tag
+from calibrant.display.results import threshold_text
 from calibrant.display.svg import Line, forest_chart, line_chart
 from calibrant.reports import content
 from calibrant.reports.checks import percent
@@ -279,8 +280,7 @@ class Sections:
     def _slider(self, of: str) -> Html:
         points = self.subject.decisions
         rows = [
-            (content.threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5))
-            for p in points
+            (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5)) for p in points
         ]
         data = Html(f'<script type="application/json">{json.dumps(rows)}</script>')
         label = self.name("slider")

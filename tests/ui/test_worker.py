@@ -1,11 +1,11 @@
 """The process that works: its results, its failures, its end."""
 
-import multiprocessing
 import os
 import signal
 import threading
 from contextlib import closing, suppress
 from multiprocessing import Pipe
+from multiprocessing.context import SpawnProcess
 from types import SimpleNamespace
 
 import pytest
@@ -69,9 +69,9 @@ def test_steps_are_sent_at_once_and_progress_at_intervals():
 
 def test_a_process_can_be_killed_while_it_starts(monkeypatch):
     """A job may be stopped in the moment in which its process is made."""
-    one, made = Worker(), multiprocessing.get_context("spawn").Process
+    one = Worker()
 
-    class Starting(made):
+    class Starting(SpawnProcess):
         def start(self):
             one.kill()
 

@@ -780,7 +780,7 @@ FAULTS = (
     Fault(
         "lock-not-taken",
         "core",
-        "fcntl.flock(descriptor, fcntl.LOCK_EX)",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         ("core/test_atomic_files",),
     ),

@@ -43,8 +43,11 @@ def given(tmp_path):
         heading = ("question", "correct_answer", "wrong_answer")
         csv.writer(file).writerows([heading, *rows, ("question 4", "right 4", "[]")])
     with (tmp_path / "truthfulqa.csv").open("w", newline="") as file:
-        heading = ("Question", "Best Answer", "Incorrect Answers")
-        rows = [("Why?", "Because", "So; so; because; No"), ("Who?", "I", "i")]
+        heading = ("Category", "Question", "Best Answer", "Correct Answers", "Incorrect Answers")
+        rows = [
+            ("x", "Why?", "Because", "Because", "So; so; because; No"),
+            ("x", "Who?", "I", "I", "i"),
+        ]
         csv.writer(file).writerows([heading, *rows])
     chat = [{"conversations": ["ask", "answer it"]}] * 2
     (tmp_path / "lima.json").write_text(json.dumps(chat))

@@ -181,7 +181,8 @@ def test_bar_counts_methods(run, monkeypatch):
 
 def test_demo_measures_and_calibrates_the_sample(run):
     code, out, err = run("demo")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert re.fullmatch(r"(\d of 4 methods\n)*", err)  # where it takes longer than ten seconds
     assert "CIFAR-10" in out
     assert figures(out)["accuracy"][0] == 93.37
     assert str(sample_path()) in out

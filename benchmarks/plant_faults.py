@@ -598,8 +598,8 @@ FAULTS = (
     Fault(
         "single-values-not-copied",
         "workflows",
-        "if (column.path, column.key) not in known and key not in others:",
-        "if column.shape and (column.path, column.key) not in known and key not in others:",
+        "if (column.path, column.key) not in known and key not in (",
+        "if column.shape and (column.path, column.key) not in known and key not in (",
         ("workflows/test_apply",),
     ),
     Fault(
@@ -780,7 +780,7 @@ FAULTS = (
     Fault(
         "lock-not-taken",
         "core",
-        "fcntl.flock(descriptor, fcntl.LOCK_EX)",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         ("core/test_atomic_files",),
     ),
@@ -1211,10 +1211,10 @@ FAULTS = (
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
-        "band-of-whole-width",
+        "band-of-one-example",
         "metrics",
-        "blurred(noise, width / np.sqrt(2))",
-        "blurred(noise, width)",
+        "worth = 1 / (weights**2 @ variance)",
+        "worth = 1 / (weights @ variance)",
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
@@ -1413,8 +1413,8 @@ FAULTS = (
     Fault(
         "auto-without-doubt",
         "calibrators",
-        "self.held_out(name).nll / DOUBT",
-        "self.held_out(name).nll",
+        "count * loss / DOUBT",
+        "count * loss",
         ("calibrators/test_auto",),
     ),
     Fault(
@@ -1637,8 +1637,8 @@ FAULTS = (
     Fault(
         "gridded-gradient-without-parts",
         "calibrators",
-        "by_total[cell] + along * total_rise",
-        "along * total_rise",
+        "GRID * np.diff(by_mass) + by_total[:-1]",
+        "GRID * np.diff(by_mass)",
         ("/test_objectives.py", "calibrators/test_objectives"),
     ),
     Fault(
@@ -1934,7 +1934,7 @@ FAULTS = (
     Fault(
         "trace-of-one-block",
         "calibrators",
-        "whole = torch.compiler.is_compiling() or torch.jit.is_tracing()",
+        "whole = torch.compiler.is_compiling() or tracing",
         "whole = torch.compiler.is_compiling()",
         ("deploy/test_trace",),
     ),

@@ -10,6 +10,7 @@ TITLES = {
     "metrics": "Measure",
     "calibrators": "Calibrators",
     "workflows": "Workflows",
+    "reports": "Reports",
     "artifacts": "Save and load",
     "decide": "Decide",
     "deploy": "Deploy",
@@ -39,6 +40,7 @@ MORE = {
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
     "monitor": ("report.Alarm", "report.Drift"),
+    "reports": ("results.Results", "results.Provenance", "model.Subject", "model.Part"),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),

@@ -22,7 +22,7 @@ OPEN_TO_ALL = {"calibrant.__version__"}
 
 HEAVY = {
     *("click", "matplotlib", "onnx", "pandas", "pyarrow"),
-    *("ray", "rich", "sklearn", "transformers"),
+    *("ray", "rich", "sklearn", "starlette", "transformers", "uvicorn"),
 }
 
 

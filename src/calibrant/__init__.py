@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         metrics as metrics,
         monitor as monitor,
         plots as plots,
+        reports as reports,
         retrain as retrain,
+        ui as ui,
         workflows as workflows,
     )
     from calibrant._api import *  # noqa: F403

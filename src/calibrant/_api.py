@@ -46,6 +46,7 @@ from calibrant.metrics import (
     under_ece as under_ece,
 )
 from calibrant.monitor import Monitor as Monitor
+from calibrant.reports import report as report
 from calibrant.retrain import MaCCal as MaCCal
 from calibrant.workflows.apply import apply as apply
 from calibrant.workflows.compare import compare as compare

@@ -63,6 +63,12 @@ LINES: dict[str, list[list[str]]] = {
         ["--state", f"{FILE}.json", "--json"],
         ["--state", FILE],
     ],
+    "report": [
+        [f"{FILE}.npz", "--by", "region", "--methods", "", "--level", "0", "-o", "-"],
+        [f"{FILE}.npz", "--methods", "", "--level", "0", "-o", f"{FILE}.html"],
+        ["split.npz", "--split", NAME, "--methods", "", "--level", "0", "-o", f"{FILE}.json"],
+        [f"{FILE}.npz", "-o", f"{FILE}.{NAME}"],
+    ],
     "decide": [
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--save", f"{FILE}3"],
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--json"],
@@ -97,6 +103,7 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}.gguf", NAME],
         [FILE, NAME, "--head", FILE],
     ],
+    "ui": [["--host", NAME, "--no-browser"], [NAME]],
     "demo": [[NAME]],
 }
 

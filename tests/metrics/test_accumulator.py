@@ -479,3 +479,17 @@ def test_ranks_of_different_classes_all_say_so(ranks):
 def test_ranks_of_different_form_all_say_so(ranks):
     for found in ranks:
         assert "must have the same form" in found["different form"]
+
+
+def test_pairs_are_kept_in_the_order_of_arrival(rng):
+    logits, labels = rng.normal(size=(30, 3)), rng.integers(0, 3, 30)
+    stream = cal.Accumulator(pairs=True, metrics=["accuracy"], level=None)
+    for rows in (slice(0, 10), slice(10, 30)):
+        stream.update(logits[rows], labels[rows])
+    confidence, outcome, weight = stream.kept_pairs()
+    expected = cal.top_label(logits, labels)
+    np.testing.assert_array_equal(confidence, expected.confidence)
+    np.testing.assert_array_equal(outcome, expected.outcome)
+    assert weight is None
+    with pytest.raises(ValueError, match="pairs=True"):
+        cal.Accumulator().kept_pairs()

@@ -124,7 +124,18 @@ def fill(
     confidence: FloatArray, outcome: FloatArray, edges: FloatArray, weight: FloatArray | None = None
 ) -> Bins:
     """Sum confidences ``(n,)`` and outcomes ``(n,)`` into bins."""
-    index, size = bin_index(confidence, edges), edges.size - 1
+    return fill_at(bin_index(confidence, edges), confidence, outcome, edges, weight)
+
+
+def fill_at(
+    index: IntArray,
+    confidence: FloatArray,
+    outcome: FloatArray,
+    edges: FloatArray,
+    weight: FloatArray | None = None,
+) -> Bins:
+    """Sum examples into the bins of an index ``(n,)``, which may be anything, such as classes."""
+    size = edges.size - 1
     weights = np.ones_like(confidence) if weight is None else weight
 
     def total(values: FloatArray) -> FloatArray:

@@ -33,6 +33,8 @@ VERBS = {
     "llm": ["llm"],
     "monitor": ["monitor"],
     "plot": ["plot"],
+    "report": ["report"],
+    "ui": ["ui"],
 }
 
 

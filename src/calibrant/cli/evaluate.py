@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 @click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
-@click.option(
-    "--binary",
-    "estimand",
-    flag_value="binary",
-    help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
-)
+@shared.BINARY
 @shared.TOP_LABEL
 @shared.BINS
 @click.option("--metrics", metavar="NAMES", help="With commas between, as in JSON.  [default: all]")

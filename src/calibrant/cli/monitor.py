@@ -48,6 +48,12 @@ if TYPE_CHECKING:
     "--reference", metavar="PRED", help="Watch for a change against this file, calibrated alike."
 )
 @click.option("--reference-split", metavar="NAME", help="Its split.  [default: as for evaluate]")
+@click.option(
+    "--report",
+    "page",
+    metavar="FILE",
+    help="Write a page (.html), Markdown (.md) or JSON (.json) as well.",
+)
 @click.option("--fail", is_flag=True, help="Exit with 1 if there is or was an alarm.")
 @shared.AS_JSON
 @shared.AS_LATEX
@@ -58,6 +64,7 @@ def monitor(
     state: str | None,
     reference: str | None,
     reference_split: str | None,
+    page: str | None,
     fail: bool,
     form: str | None,
     **options: float | None,
@@ -75,6 +82,7 @@ def monitor(
       calibrant monitor 'days/*.npz' --calibrator calibrator
       calibrant monitor today.npz --calibrator calibrator --state watch.json --fail
       calibrant monitor --state watch.json --json
+      calibrant monitor --state watch.json --report drift.html
 
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
@@ -82,12 +90,16 @@ def monitor(
     from calibrant._core.atomic_files import locked
     from calibrant.artifacts import load, save
     from calibrant.monitor import Monitor
+    from calibrant.reports.files import check_target
+    from calibrant.reports.monitoring import save_monitor_report
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
     if not files and state is None:
         raise click.UsageError("FILES are missing, or a --state to report on")
     if state is not None and not files and not os.path.exists(state):
         raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
+    if page is not None:
+        check_target(page)
     calibrator = load(folder) if folder else None
     pairs = _pairs(reference, reference_split, calibrator) if reference else None
     # From reading the state to writing it, so that no window of another run is lost.
@@ -106,6 +118,10 @@ def monitor(
         if state is not None and files:
             save(watch, state)
     report = watch.report()
+    if page is not None:
+        message = shared.how_written(page)
+        save_monitor_report(report, page)
+        shared.say(message)
     with shared.until_closed():
         if form == "json":
             shared.write_json(report.to_dict())

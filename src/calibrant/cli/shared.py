@@ -46,6 +46,12 @@ SET = click.option(
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
 )
+BINARY = click.option(
+    "--binary",
+    "estimand",
+    flag_value="binary",
+    help="Measure P(y = 1) by every metric: AUROC is ROC AUC.",
+)
 TOP_LABEL = click.option(
     "--top-label",
     "estimand",

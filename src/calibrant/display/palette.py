@@ -54,3 +54,18 @@ DARK = Palette(
     warn="#e2ad52",
     bad="#f28b82",
 )
+
+
+def themes() -> str:
+    """Return CSS that declares the colours: by the system, unless ``data-theme`` is set.
+
+    >>> themes().count("--cal-paper")
+    5
+    """
+    light, dark = LIGHT.css_variables(), DARK.css_variables()
+    return (
+        f':root, :root[data-theme="light"] {{ {light} }}\n'
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f':root[data-theme="light"] {{ {light} }}\n:root[data-theme="dark"] {{ {dark} }}\n'
+        f"@media print {{ :root, :root[data-theme] {{ {light} }} }}\n"
+    )

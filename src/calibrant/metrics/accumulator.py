@@ -202,6 +202,12 @@ class Accumulator:
         n = self.moments.count
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)
 
+    def kept_pairs(self) -> WeightedPairs:
+        """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``."""
+        if not self.pairs:
+            raise ValueError("no pairs were kept: make the Accumulator with pairs=True")
+        return self._joined([kept.pairs for kept in self._kept])
+
     def _form(self) -> dict[str, Any]:
         same = {name: getattr(self, name) for name in ("estimand", "pairs", "level")}
         metrics = None if self._all else self.metrics
@@ -260,14 +266,19 @@ class Accumulator:
 
     def _sorted(self, parts: Sequence[Pairs]) -> WeightedPairs:
         """Pairs of all batches in order of confidence: once, for all metrics that sort."""
+        confidence, outcome, weight = self._joined(parts)
+        order = np.argsort(confidence, kind="stable")
+        sorted_weight = None if weight is None else weight[order]
+        return WeightedPairs(confidence[order], outcome[order], sorted_weight)
+
+    def _joined(self, parts: Sequence[Pairs]) -> WeightedPairs:
         nothing = Pairs(np.zeros(0), np.zeros(0))  # type: ignore[arg-type]  # outcomes as floats
         confidence, outcome = map(np.concatenate, zip(nothing, *parts, strict=True))
-        order = np.argsort(confidence, kind="stable")
         weight = None
         if any(kept.weight is not None for kept in self._kept):
             masses = ((kept.weight, kept.pairs.outcome.size) for kept in self._kept)
-            weight = np.concatenate([np.ones(n) if w is None else w for w, n in masses])[order]
-        return WeightedPairs(confidence[order], outcome[order], weight)
+            weight = np.concatenate([np.ones(n) if w is None else w for w, n in masses])
+        return WeightedPairs(confidence, outcome, weight)
 
 
 def _members(

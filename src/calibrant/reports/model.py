@@ -1,0 +1,220 @@
+"""The data of a report: aggregates of examples, which the page, Markdown and JSON show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from scipy.stats import beta
+
+from calibrant._core.binning import Bins
+from calibrant.calibrators.auto import Auto
+from calibrant.calibrators.scaling import Identity
+from calibrant.decide.thresholds import Threshold
+from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.intervals import Estimate
+from calibrant.metrics.reliability import reliability_of
+from calibrant.workflows.comparison import Comparison, Row
+from calibrant.workflows.effect import method_in_use
+
+Severity = Literal["good", "info", "warn", "bad"]
+SEVERITIES: tuple[Severity, ...] = ("good", "info", "warn", "bad")
+"""From harmless to serious."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples that belong together, such as a range of confidence or a predicted class."""
+
+    name: str
+    n: int
+    share: float
+    """Of all examples, by weight."""
+    confidence: float
+    """Mean of what was claimed."""
+    accuracy: float
+    """Share in which that happened."""
+    low: float
+    high: float
+    """Interval of the accuracy (Clopper and Pearson)."""
+    p_value: float
+    """Of a binomial test that confidences are probabilities."""
+
+    @property
+    def gap(self) -> float:
+        """Confidence less accuracy: positive where a model is over-confident."""
+        return self.confidence - self.accuracy
+
+    @property
+    def gap_ends(self) -> tuple[float, float]:
+        """Interval of the gap."""
+        return self.confidence - self.high, self.confidence - self.low
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """A class, or a tag."""
+
+    part: Part
+    """The examples that are predicted to be in the class, or all examples of the tag."""
+    labelled: float
+    """Share of the examples that have this label."""
+    claimed: float
+    """Mean probability of this class; NaN where it was not summed."""
+    bias_p_value: float
+    """Of a binomial test that ``claimed`` equals ``labelled``."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A threshold of confidence: share of the examples that reach it, and errors among them."""
+
+    threshold: float
+    coverage: float
+    error: float
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that was read."""
+
+    path: str
+    bytes: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Methods that were tried, and what the chosen one does."""
+
+    comparison: Comparison
+    chosen: Row | None
+    """None where no method could be chosen."""
+    coverage: list[Coverage]
+    """Answers after calibration, on the examples that methods were measured on."""
+    thresholds: list[Threshold]
+    """Guaranteed error rates after calibration."""
+
+    @property
+    def before(self) -> Evaluation | None:
+        """Figures without calibration, of the same examples."""
+        return self.comparison.measured.get("none")
+
+    @property
+    def after(self) -> Evaluation | None:
+        """Figures with the chosen method."""
+        return self.chosen.evaluation if self.chosen is not None else None
+
+    @property
+    def may_change_predictions(self) -> bool:
+        """True if ``auto`` was chosen and told that predictions may change."""
+        calibrator = self.chosen.calibrator if self.chosen is not None else None
+        return isinstance(calibrator, Auto) and calibrator.keep_argmax is False
+
+    @property
+    def changes_nothing(self) -> bool:
+        """True if the advice is to leave the model as it is, or there is none."""
+        if self.chosen is None or self.chosen.calibrator is None:
+            return True
+        return method_in_use(self.chosen.calibrator).name == Identity.name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One set of predictions and everything that a report says about it, but for the words."""
+
+    name: str
+    path: str
+    split: str
+    files: list[SourceFile]
+    class_names: list[str] | None
+    evaluation: Evaluation
+    answers: Part
+    """All examples, with the confidence in the predicted class."""
+    sure: Part
+    """The answers with a confidence above 0.9."""
+    certain: float
+    """Share of the answers with a confidence of exactly 1."""
+    ranges: list[Part]
+    """By range of confidence, of the estimand of the evaluation."""
+    classes: list[ClassFigures]
+    margins: list[Part]
+    """By difference of the two largest logits; empty for two classes and tags."""
+    coverage: list[Coverage]
+    weighted: bool
+    ignored: int
+    """Labels that were left out."""
+    by: str | None
+    """Column of the subgroups."""
+    warnings: list[str] = field(default_factory=list)
+    remedy: Remedy | None = None
+    remedy_error: str = ""
+    """Why no method was tried."""
+    first: tuple[str, Estimate] | None = None
+    """Name and ECE of the first set of predictions of the same report; None for that itself."""
+
+    @property
+    def word(self) -> str:
+        """Class or tag."""
+        return "tag" if self.evaluation.estimand == "multilabel" else "class"
+
+    @property
+    def probability(self) -> str:
+        """Name of what is measured, for sentences."""
+        if self.word == "tag":
+            return "probability of a tag"
+        return self.evaluation.probability or "confidence"
+
+    @property
+    def decisions(self) -> list[Coverage]:
+        """Thresholds to decide by: of calibrated confidences where a method was chosen."""
+        return self.remedy.coverage if self.remedy and self.remedy.coverage else self.coverage
+
+
+def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
+    """Return the parts of an evaluation from sums; empty ones are left out."""
+    curve, worth = reliability_of(bins, level=level or 0.9), bins.effective
+    parts = []
+    for i in np.flatnonzero(bins.count).tolist():
+        confidence, accuracy, low, high = (min(max(float(x[i]), 0.0), 1.0) for x in curve[1:5])
+        p_value = binomial_test(accuracy * float(worth[i]), float(worth[i]), confidence)
+        sums = int(bins.count[i]), float(curve.share[i])
+        parts.append(Part(names[i], *sums, confidence, accuracy, low, high, p_value))
+    return parts
+
+
+def empty_part(name: str) -> Part:
+    """Return a part without examples."""
+    return Part(name, 0, 0.0, math.nan, math.nan, math.nan, math.nan, 1.0)
+
+
+def binomial_test(right: float, n: float, probability: float) -> float:
+    """Return the two-sided p-value of ``right`` events in ``n`` with a mean probability.
+
+    Where the probabilities differ, the sum of events varies less than a binomial one (Hoeffding
+    1956), so that the test is valid, and cautious.
+
+    >>> round(binomial_test(60, 100, 0.5), 4), binomial_test(5, 5, 1.0)
+    (0.0569, 1.0)
+    """
+    p = min(max(probability, 0.0), 1.0)
+    at_least = float(beta.cdf(p, right, n - right + 1)) if right > 0 else 1.0
+    at_most = float(beta.sf(p, right + 1, n - right)) if right < n else 1.0
+    return min(1.0, 2 * min(at_least, at_most))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number (Holm 1979).
+
+    >>> holm([0.01, 0.5, 0.02])
+    [0.03, 0.5, 0.04]
+    """
+    order = np.argsort(p_values, kind="stable")
+    adjusted, running = [math.nan] * len(p_values), 0.0
+    for rank, i in enumerate(order.tolist()):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = running
+    return adjusted

@@ -1,0 +1,225 @@
+"""The application: the page, uploads, jobs and their results."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from calibrant import __version__
+from calibrant.display.html import escaped
+from calibrant.display.palette import themes
+from calibrant.ui.choices import STEPS, Choices
+from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
+from calibrant.ui.jobs import Busy, Job, Jobs, new_id
+from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads
+from calibrant.ui.worker import Look, Run
+
+PAGE = Path(__file__).with_name("page")
+ASSETS = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+RESULTS = {
+    "report.html": "text/html",
+    "report.md": "text/markdown",
+    "report.json": "application/json",
+    "calibrator.safetensors": "application/octet-stream",
+    "calibrator.onnx": "application/octet-stream",
+}
+"""Files of a finished job by name; no other can be asked for."""
+EXPANSION = 10
+"""Arrays may take that many times the memory of the largest file."""
+LARGEST_REQUEST = 10_000
+"""Bytes of a request other than an upload."""
+
+
+def make_app(guard: Guard, max_upload: int) -> App:
+    """Return the application; ``max_upload`` is in bytes.
+
+    Files are in a temporary folder, which is removed when the server stops.
+    """
+    service = Service(guard, max_upload)
+    routes = [
+        Route("/", service.index),
+        Route("/page/{name}", asset),
+        Route("/api/files", service.upload, methods=["POST"]),
+        Route("/api/sample", service.sample, methods=["POST"]),
+        Route("/api/jobs", service.run, methods=["POST"]),
+        Route("/api/jobs/{id}", service.job),
+        Route("/api/jobs/{id}/stop", service.stop, methods=["POST"]),
+        Route("/results/{id}/{name}", service.result),
+    ]
+    handlers: Any = {HTTPException: _explained}
+    app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
+    return Guarded(app, guard)
+
+
+@dataclass
+class Service:
+    """What requests share."""
+
+    guard: Guard
+    max_upload: int
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Own the temporary folder and the jobs while the server runs."""
+        with tempfile.TemporaryDirectory(
+            prefix="calibrant-ui-", ignore_cleanup_errors=True
+        ) as home:
+            self.uploads = Uploads(Path(home), self.max_upload)
+            self.jobs = Jobs(Path(home))
+            try:
+                yield
+            finally:
+                self.jobs.close()
+
+    async def index(self, request: Request) -> Response:
+        """Return the page, with the token that its requests need."""
+        values = {
+            "token": self.guard.token,
+            "limit": str(self.max_upload),
+            "suffixes": ",".join(SUFFIXES),
+            "version": __version__,
+        }
+        template = Template((PAGE / "index.html").read_text("utf-8"))
+        content = template.substitute({name: escaped(value) for name, value in values.items()})
+        return HTMLResponse(content, headers={"set-cookie": self.guard.set_cookie()})
+
+    async def upload(self, request: Request) -> Response:
+        """Take a file as the body of a request, and look at it."""
+        self._check_room()
+        name = unquote(request.headers.get("x-file-name", ""))
+        try:
+            self.uploads.check_size(int(request.headers.get("content-length", "0")))
+            key = await self.uploads.receive(name, request.stream())
+        except TooLarge as problem:
+            raise HTTPException(413, str(problem)) from problem
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except ValueError as problem:
+            raise HTTPException(415, str(problem)) from problem
+        return self._look(key)
+
+    async def sample(self, request: Request) -> Response:
+        """Take the embedded predictions as if they had been uploaded."""
+        self._check_room()
+        return self._look(await run_in_threadpool(self.uploads.add_sample))
+
+    def _look(self, key: str) -> Response:
+        upload = self._upload(key)
+        task = Look(upload.path, upload.name, EXPANSION * self.max_upload)
+        job = self._add(Job(task))
+        size = upload.path.stat().st_size
+        answer = {"file": key, "name": upload.name, "size": size, "job": job.id}
+        return JSONResponse(answer, status_code=202)
+
+    async def run(self, request: Request) -> Response:
+        """Fit, report and export with the choices of the user."""
+        content = await _json(request)
+        upload = self._upload(content.pop("file", None))
+        try:
+            choices = Choices.from_json(content)
+        except ValueError as problem:
+            raise HTTPException(400, str(problem)) from problem
+        key = new_id()
+        task = Run(upload.path, upload.name, self.jobs.folder(key), choices)
+        job = self._add(Job(task, STEPS, id=key))
+        return JSONResponse({"job": job.id}, status_code=202)
+
+    async def job(self, request: Request) -> Response:
+        """Return how far a job is."""
+        job = self._job(request)
+        folder = self.jobs.folder(job.id)
+        files = [name for name in RESULTS if job.state == "done" and (folder / name).is_file()]
+        sizes = {name: (folder / name).stat().st_size for name in files}
+        return JSONResponse({**job.to_dict(), "files": sizes})
+
+    async def stop(self, request: Request) -> Response:
+        """Stop a job."""
+        job = self._job(request)
+        await run_in_threadpool(self.jobs.stop, job)
+        return JSONResponse(job.to_dict())
+
+    async def result(self, request: Request) -> Response:
+        """Return a file of a finished job: the report to look at, or anything to keep."""
+        job, name = self._job(request), request.path_params["name"]
+        path = self.jobs.folder(job.id) / name if name in RESULTS else None
+        if path is None or job.state != "done" or not path.is_file():
+            raise HTTPException(404, "this job has no such file")
+        shown = name == "report.html" and "download" not in request.query_params
+        return FileResponse(
+            path,
+            media_type=RESULTS[name],
+            filename=name,
+            content_disposition_type="inline" if shown else "attachment",
+            headers={"content-security-policy": REPORT_POLICY},
+        )
+
+    def _check_room(self) -> None:
+        try:
+            self.jobs.check_room()
+        except Busy as problem:
+            raise HTTPException(429, str(problem)) from problem
+
+    def _add(self, job: Job) -> Job:
+        self._check_room()
+        return self.jobs.add(job)
+
+    def _job(self, request: Request) -> Job:
+        job = self.jobs.get(request.path_params["id"])
+        if job is None:
+            raise HTTPException(404, "this job is not known any more: choose the file again")
+        return job
+
+    def _upload(self, key: object) -> Upload:
+        upload = self.uploads.get(key)
+        if upload is None:
+            raise HTTPException(404, "this file is not known any more: choose it again")
+        return upload
+
+
+async def asset(request: Request) -> Response:
+    """Return a file of the page."""
+    name = request.path_params["name"]
+    if name not in ASSETS:
+        raise HTTPException(404, "there is no such file")
+    content = (PAGE / name).read_text("utf-8")
+    if name == "page.css":
+        content = f"{themes()}\n{content}"
+    return Response(content, media_type=ASSETS[name])
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """Return the object in the body of a request."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_REQUEST:
+            raise HTTPException(413, f"a request may have {LARGEST_REQUEST:,} bytes")
+    try:
+        content = json.loads(body)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise HTTPException(400, "the request must be a JSON object")
+    return content
+
+
+async def _explained(request: Request, problem: HTTPException) -> Response:
+    return JSONResponse({"error": problem.detail}, status_code=problem.status_code)

@@ -1,0 +1,215 @@
+"""The work on one file: looking at what it holds, and fitting, reporting and exporting."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.messages import printable
+from calibrant.artifacts import save
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.registry import calibrators_for
+from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split, open_dataset
+from calibrant.deploy.export import export_onnx
+from calibrant.reports.build import PREFER, report
+from calibrant.reports.model import Subject
+from calibrant.reports.remedies import usual_methods
+from calibrant.ui.choices import Choices
+from calibrant.workflows.fit import Fit, fit_and_measure
+
+NAMES_SHOWN = 12
+FITTED_METRICS = ("accuracy", "ece", "nll", "brier")
+
+
+# ------------------------------------------------------------------------- looking
+
+
+def look(path: str, memory: int) -> dict[str, Any]:
+    """Return what a prediction file holds and the choices that it leaves; only headers are read.
+
+    Its arrays may take ``memory`` bytes at most: a compressed file can hold far more than its size.
+    """
+    dataset = open_dataset(path)
+    _check_memory(dataset, memory)
+    splits = [split for name in dataset.splits if _is_usable(split := dataset.split(name))]
+    if not splits:
+        _explain(dataset)
+    first = splits[0]
+    multilabel = (
+        first.shards[0].column("labels").shape == (first.rows, *first.shape) != (first.rows,)
+    )
+    return {
+        "splits": [_described(split) for split in splits],
+        "fit_split": dataset.find(None, FIT_SPLITS),
+        "test_split": dataset.find(None, TEST_SPLITS),
+        "classes": first.classes,
+        "multilabel": multilabel,
+        "class_names": [printable(name) for name in (dataset.class_names or [])[:NAMES_SHOWN]],
+        "methods": list(_methods(dataset, splits, "multilabel" if multilabel else "auto")),
+        "onnx": all(map(find_spec, ("onnx", "onnxruntime", "onnxscript"))),
+    }
+
+
+def _check_memory(dataset: Dataset, memory: int) -> None:
+    columns = [column for arrays in dataset.files for column in arrays.values()]
+    size = sum(math.prod(column.shape) * column.dtype.itemsize for column in columns)
+    if size > memory:
+        raise ValueError(
+            f"{dataset.path}: its arrays take {size / 1e9:,.1f} GB, and this page reads up to "
+            f"{memory / 1e9:,.1f} GB: use the command line, which reads a file in chunks"
+        )
+
+
+def _is_usable(split: Split) -> bool:
+    """Return True if a split has scores and labels, which are then checked by their headers."""
+    if not {"logits", "probs"} & set(split.keys) or "labels" not in split.keys:
+        return False
+    for column in ("logits", "labels"):
+        split.shards[0].column(column)
+    return True
+
+
+def _explain(dataset: Dataset) -> None:
+    """Raise the error of a file in which no split has scores and labels."""
+    split = dataset.split(None, (*dataset.splits, ""))
+    split.shards[0].column("logits")
+    split.shards[0].column("labels")
+
+
+def _described(split: Split) -> dict[str, Any]:
+    features = split.shards[0].column("features").width if split.has_features else None
+    return {
+        "name": split.name,
+        "examples": split.rows,
+        "domain": split.domain,
+        "features": features,
+    }
+
+
+def _methods(
+    dataset: Dataset, splits: list[Split], estimand: EstimandChoice
+) -> Iterator[dict[str, Any]]:
+    """Yield the methods that the arrays and the number of classes suffice for, the usual first."""
+    known = calibrators_for(estimand)
+    usual = known.name("auto")
+    features = all(split.has_features for split in splits)
+    for name in sorted(known, key=lambda name: name != usual):
+        kind = known[name]
+        if name == "none" or (kind.two_classes_only and splits[0].classes != 2):
+            continue
+        if kind.needs_features <= features and kind.needs_head <= dataset.has_head:
+            yield {"name": name, "title": _title(kind), "summary": plain_text(kind.summary)}
+
+
+def _title(kind: type[Calibrator]) -> str:
+    """Return the name of a class in words.
+
+    >>> from calibrant.calibrators import SMART, EnsembleTemperatureScaling
+    >>> _title(EnsembleTemperatureScaling), _title(SMART)
+    ('Ensemble temperature scaling', 'SMART')
+    """
+    words = re.findall(r"[A-Z]+(?=[A-Z][a-z]|$)|[A-Z][a-z]+", kind.__name__)
+    return " ".join([words[0], *(w if w.isupper() else w.lower() for w in words[1:])])
+
+
+def plain_text(summary: str) -> str:
+    """Return a line of the documentation without its markup.
+
+    >>> plain_text("[averages](#how) the mean of `smart` and `odds`; see {doc}`smart`")
+    'averages the mean of smart and odds'
+    """
+    text = re.sub(r"; see \{doc\}`\w+`", "", summary)
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
+
+
+# ------------------------------------------------------------------------- running
+
+
+class Steps:
+    """Tells which step is under way and how far it is; the page shows it."""
+
+    def __init__(self, send: Callable[..., object]) -> None:
+        self.send = send
+
+    def start(self, number: int) -> None:
+        """Begin a step."""
+        self.send("step", number)
+
+    def progress(self, done: int, total: int) -> None:
+        """Report how much of the step is done."""
+        self.send("progress", done, total)
+
+
+def run(path: str, name: str, out: Path, choices: Choices, steps: Steps) -> dict[str, Any]:
+    """Fit, report and export into the folder ``out``; ``name`` stands for the path in results."""
+    dataset = replace(open_dataset(path), path=name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps.start(0)
+        fitted = _fit(dataset, choices, steps.progress)
+        save(fitted.calibrator, out / "calibrator.safetensors")
+        steps.start(1)
+        _report(dataset, out, choices, steps.progress)
+        steps.start(2)
+        problem = _export(fitted, dataset, out / "calibrator.onnx")
+    messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    notes = [message.replace(path, name) for message in messages]
+    return {
+        "lines": [printable(line) for line in fitted.describe()],
+        "notes": [printable(note) for note in dict.fromkeys(notes)],
+        "needs_features": bool(fitted.calibrator.needs_features),
+        "no_onnx": problem,
+    }
+
+
+def _fit(dataset: Dataset, choices: Choices, progress: Progress) -> Fit:
+    is_auto = choices.method == "auto" and choices.estimand != "multilabel"
+    return fit_and_measure(
+        dataset,
+        choices.method,
+        split=choices.fit_split,
+        options={"keep_argmax": choices.keep_argmax} if is_auto else None,
+        estimand=choices.estimand,
+        metrics=FITTED_METRICS,
+        progress=progress,
+    )
+
+
+def _report(dataset: Dataset, out: Path, choices: Choices, progress: Progress) -> None:
+    """Write the report, in which the chosen method is among those that are compared."""
+    classes = dataset.split(choices.test_split, PREFER).classes
+    usual = usual_methods(choices.estimand, classes)
+    made = report(
+        dataset,
+        split=choices.test_split,
+        fit_split=choices.fit_split,
+        methods=None if choices.method in usual else [*usual, choices.method],
+        keep_argmax=choices.keep_argmax,
+        estimand=choices.estimand,
+        progress=progress,
+    )
+    made = replace(made, subjects=[_renamed(each, dataset.path) for each in made.subjects])
+    for form in ("html", "md", "json"):
+        made.save(out / f"report.{form}")
+
+
+def _renamed(subject: Subject, name: str) -> Subject:
+    """Name the file of a set of predictions as the user does."""
+    return replace(subject, files=[replace(file, path=name) for file in subject.files])
+
+
+def _export(fitted: Fit, dataset: Dataset, target: Path) -> str | None:
+    """Write an ONNX file, or return the reason why there is none."""
+    tokens = len(dataset.split(fitted.split).shape) == 2
+    try:
+        export_onnx(fitted.calibrator, target, tokens=tokens)
+    except Exception as problem:  # of many kinds, from the depths of torch; the report counts more
+        return printable(str(problem))
+    return None

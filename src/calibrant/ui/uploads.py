@@ -1,0 +1,126 @@
+"""Prediction files that the page was given: under names of our own, in a folder that is removed."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from calibrant._core.messages import comma_separated, printable
+
+SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
+SAVE = "save the arrays with numpy.savez(path, logits=..., labels=...)"
+REASONS = {
+    **dict.fromkeys(
+        (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib"),
+        f"it is a pickle, which could run any code when it is opened; {SAVE}",
+    ),
+    ".npy": f"a .npy file holds one array, and labels belong to the logits; {SAVE}",
+}
+"""Why files of some kinds are refused."""
+KEPT = 6
+"""Files that are kept, more than there are jobs; those unused for longest make room for others."""
+LONGEST = 120
+"""Characters of a name that are shown."""
+
+
+class TooLarge(ValueError):
+    """A file with more bytes than the server takes."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file on the disk, and its name as the user knows it, which is only shown."""
+
+    name: str
+    folder: Path
+    suffix: str
+
+    @property
+    def path(self) -> Path:
+        """The file: neither folder nor name come from the client."""
+        return self.folder / f"{self.folder.name}{self.suffix}"
+
+
+def shown_name(name: str) -> str:
+    r"""Return the last part of a client's path, fit to be shown.
+
+    >>> shown_name("C:\\data\\val.npz"), shown_name("../../etc/passwd")
+    ('val.npz', 'passwd')
+    """
+    last = PurePosixPath(name.replace("\\", "/")).name
+    return printable(last)[-LONGEST:] or "unnamed"
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file that can be read here, or raise with the reason why not."""
+    suffix = PurePosixPath(shown_name(name)).suffix.lower()
+    if suffix in SUFFIXES:
+        return suffix
+    reason = REASONS.get(suffix, SAVE)
+    raise ValueError(
+        f"{shown_name(name)} cannot be read here: {reason} (read are {comma_separated(SUFFIXES)})"
+    )
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The files by their ids; each has a folder of its own in ``home``."""
+
+    home: Path
+    limit: int  # bytes of one file
+    files: dict[str, Upload] = field(default_factory=dict)
+
+    async def receive(self, name: str, chunks: AsyncIterator[bytes]) -> str:
+        """Write a file as it comes in and return its id; a file that fails leaves nothing."""
+        upload = self._new(shown_name(name), suffix_of(name))
+        size = 0
+        try:
+            with upload.path.open("wb") as file:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    self.check_size(size)
+                    file.write(chunk)
+            if not size:
+                raise ValueError(f"{upload.name} is empty: choose another file")
+        except BaseException:
+            shutil.rmtree(upload.folder)
+            raise
+        return self._keep(upload)
+
+    def check_size(self, size: int) -> None:
+        """Raise if a file of this size, in bytes, is too large."""
+        if size > self.limit:
+            raise TooLarge(
+                f"the file has more than {self.limit / 1e6:,.0f} MB, the limit of this page: start "
+                "it with a larger --max-upload, or use calibrant report and calibrant fit"
+            )
+
+    def add_sample(self) -> str:
+        """Add the predictions that come with calibrant and return their id."""
+        from calibrant.data.files import sample_path  # imports torch, which the server does without
+
+        upload = self._new(sample_path().name, sample_path().suffix)
+        shutil.copyfile(sample_path(), upload.path)
+        return self._keep(upload)
+
+    def get(self, key: object) -> Upload | None:
+        """Return a file, which then counts as used last."""
+        upload = self.files.pop(str(key), None)
+        if upload is not None:
+            self.files[str(key)] = upload
+        return upload
+
+    def _new(self, name: str, suffix: str) -> Upload:
+        folder = self.home / secrets.token_hex(8)
+        folder.mkdir()
+        return Upload(name, folder, suffix)
+
+    def _keep(self, upload: Upload) -> str:
+        while len(self.files) >= KEPT:
+            oldest = self.files.pop(next(iter(self.files)))
+            shutil.rmtree(oldest.folder, ignore_errors=True)
+        self.files[upload.folder.name] = upload
+        return upload.folder.name

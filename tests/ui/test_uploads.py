@@ -1,0 +1,108 @@
+"""Files are bounded, kept under names of our own, and removed."""
+
+import asyncio
+
+import pytest
+
+from calibrant.ui import uploads
+from calibrant.ui.uploads import TooLarge, Uploads, shown_name, suffix_of
+
+
+async def in_chunks(*chunks, problem=None):
+    for chunk in chunks:
+        yield chunk
+    if problem is not None:
+        raise problem
+
+
+def receive(store, name, *chunks, problem=None):
+    return asyncio.run(store.receive(name, in_chunks(*chunks, problem=problem)))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Uploads(tmp_path, limit=10)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../etc/cron.d/x.npz",
+        "..\\..\\windows\\x.npz",
+        "/abs/x.npz",
+        "x\x00y.npz",
+        "a/../b.NPZ",
+        "con.npz",
+        "日本 \u202e語.npz",
+        "x" * 5000 + ".npz",
+    ],
+)
+def test_no_name_of_the_client_reaches_the_disk(store, tmp_path, name):
+    key = receive(store, name, b"abc", b"def")
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert file == tmp_path / key / f"{key}.npz" == store.files[key].path
+    assert file.read_bytes() == b"abcdef"
+
+
+def test_the_shown_name_is_short_and_inert():
+    assert shown_name("x" * 5000 + ".npz").endswith("x.npz")
+    assert len(shown_name("x" * 5000 + ".npz")) == uploads.LONGEST
+    assert shown_name("a\x1b[31m\u202e.npz") == "a\\x1b[31m\\u202e.npz"
+    assert shown_name("") == shown_name("/") == "unnamed"
+
+
+def test_the_limit_holds_while_the_file_comes_in(store, tmp_path):
+    seen = []
+
+    async def much():
+        for i in range(100):
+            seen.append(i)
+            yield b"1234"
+
+    with pytest.raises(TooLarge, match="--max-upload"):
+        asyncio.run(store.receive("x.npz", much()))
+    assert len(seen) == 3
+    assert not list(tmp_path.iterdir())
+    assert receive(store, "x.npz", b"1234567890")
+
+
+@pytest.mark.parametrize("problem", [ConnectionError(), asyncio.CancelledError()])
+def test_a_file_that_breaks_off_leaves_nothing(store, tmp_path, problem):
+    with pytest.raises(type(problem)):
+        receive(store, "x.npz", b"12", problem=problem)
+    assert not list(tmp_path.iterdir())
+    assert not store.files
+
+
+def test_an_empty_file_is_refused(store, tmp_path):
+    with pytest.raises(ValueError, match=r"x\.npz is empty"):
+        receive(store, "x.npz")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model.pt", "could run any code"),
+        ("model.PTH", "could run any code"),
+        ("x.pkl", "could run any code"),
+        ("val_logits.npy", "holds one array"),
+        ("x.exe", "numpy.savez"),
+        ("npz", "numpy.savez"),
+        ("x.npz/y", "numpy.savez"),
+    ],
+)
+def test_other_kinds_of_files_are_refused_with_the_reason(name, reason):
+    with pytest.raises(ValueError, match=reason) as problem:
+        suffix_of(name)
+    assert ".safetensors" in str(problem.value)
+
+
+def test_the_file_unused_for_longest_makes_room(store, tmp_path):
+    keys = [receive(store, "x.npz", b"1") for _ in range(uploads.KEPT)]
+    assert store.get(keys[0]) is not None  # used now
+    receive(store, "x.npz", b"1")
+    assert len(list(tmp_path.iterdir())) == uploads.KEPT
+    assert store.get(keys[1]) is None
+    assert store.get(keys[0]) is not None
+    assert store.get("../" + keys[0]) is None

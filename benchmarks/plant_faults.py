@@ -1211,6 +1211,27 @@ FAULTS = (
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
+        "rounding-of-any-size",
+        "core",
+        "min(rows.shape[-1] * unit / 2, MOST_ROUNDING)",
+        "rows.shape[-1] * unit / 2",
+        ("core/test_checks",),
+    ),
+    Fault(
+        "features-in-order-of-columns",
+        "data",
+        "[str(i) for i in range(len(features))]",
+        "list(features)",
+        ("data/test_tables",),
+    ),
+    Fault(
+        "stream-silent-about-probabilities",
+        "metrics",
+        "first = not self.moments.count",
+        "first = False",
+        ("metrics/test_accumulator",),
+    ),
+    Fault(
         "band-of-one-example",
         "metrics",
         "worth = 1 / (weights**2 @ variance)",

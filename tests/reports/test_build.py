@@ -148,7 +148,8 @@ def test_predictions_may_change_where_that_is_asked_for():
     biased = {"logits": honest + np.array([3.0, 0, 0, 0]), "labels": labels}
     options: dict[str, Any] = {"methods": ["none", "auto"], "level": None}
     kept, free = (cal.report(biased, keep_argmax=keep, **options) for keep in (None, False))
-    changed = [each.subjects[0].remedy.comparison["auto"].argmax_changed for each in (kept, free)]
+    remedies: list[Any] = [each.subjects[0].remedy for each in (kept, free)]
+    changed = [remedy.comparison["auto"].argmax_changed for remedy in remedies]
     assert changed[0] == 0 < changed[1]
     shown = [each.to_markdown() for each in (kept, free)]
     assert ["--method auto --choices" in text for text in shown] == [False, True]

@@ -598,8 +598,8 @@ FAULTS = (
     Fault(
         "single-values-not-copied",
         "workflows",
-        "if (column.path, column.key) not in known and key not in others:",
-        "if column.shape and (column.path, column.key) not in known and key not in others:",
+        "if (column.path, column.key) not in known and key not in (",
+        "if column.shape and (column.path, column.key) not in known and key not in (",
         ("workflows/test_apply",),
     ),
     Fault(
@@ -1211,10 +1211,31 @@ FAULTS = (
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
-        "band-of-whole-width",
+        "rounding-of-any-size",
+        "core",
+        "min(rows.shape[-1] * unit / 2, MOST_ROUNDING)",
+        "rows.shape[-1] * unit / 2",
+        ("core/test_checks",),
+    ),
+    Fault(
+        "features-in-order-of-columns",
+        "data",
+        "[str(i) for i in range(len(features))]",
+        "list(features)",
+        ("data/test_tables",),
+    ),
+    Fault(
+        "stream-silent-about-probabilities",
         "metrics",
-        "blurred(noise, width / np.sqrt(2))",
-        "blurred(noise, width)",
+        "first = not self.moments.count",
+        "first = False",
+        ("metrics/test_accumulator",),
+    ),
+    Fault(
+        "band-of-one-example",
+        "metrics",
+        "worth = 1 / (weights**2 @ variance)",
+        "worth = 1 / (weights @ variance)",
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
@@ -1413,8 +1434,8 @@ FAULTS = (
     Fault(
         "auto-without-doubt",
         "calibrators",
-        "self.held_out(name).nll / DOUBT",
-        "self.held_out(name).nll",
+        "count * loss / DOUBT",
+        "count * loss",
         ("calibrators/test_auto",),
     ),
     Fault(
@@ -1637,8 +1658,8 @@ FAULTS = (
     Fault(
         "gridded-gradient-without-parts",
         "calibrators",
-        "by_total[cell] + along * total_rise",
-        "along * total_rise",
+        "GRID * np.diff(by_mass) + by_total[:-1]",
+        "GRID * np.diff(by_mass)",
         ("/test_objectives.py", "calibrators/test_objectives"),
     ),
     Fault(
@@ -1934,7 +1955,7 @@ FAULTS = (
     Fault(
         "trace-of-one-block",
         "calibrators",
-        "whole = torch.compiler.is_compiling() or torch.jit.is_tracing()",
+        "whole = torch.compiler.is_compiling() or tracing",
         "whole = torch.compiler.is_compiling()",
         ("deploy/test_trace",),
     ),

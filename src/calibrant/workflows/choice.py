@@ -114,7 +114,7 @@ class _Losses(Accumulator):
         super().__init__(metrics=["nll"], level=None, estimand=estimand)
         self.parts: list[tuple[FloatArray, BoolArray]] = []
 
-    def update(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
         """Add the losses of a batch."""
         checked, _ = labelled_examples(logits, labels, estimand=self.estimand)
         reduced = reduce_examples(checked)

@@ -262,7 +262,7 @@ class _Bench:
         def add(chunks: Iterator[Chunk]) -> int:
             floored = 0
             for chunk in chunks:
-                counts.update(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
+                counts.add(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
                 floored += chunk.floored
             return floored
 

@@ -18,7 +18,7 @@ from calibrant._core.checks import Values
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
 from calibrant.calibrators.registry import calibrators_for
-from calibrant.data.dataset import Data, Dataset, as_dataset, is_data
+from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, as_dataset, is_data
 from calibrant.reports.measure import measure
 from calibrant.reports.model import Subject
 from calibrant.reports.remedies import try_methods, usual_methods
@@ -209,6 +209,8 @@ def _subject(
         methods = usual_methods(options["estimand"], chosen.classes)
     steps.expect(len(methods))
     subject = measure(chosen, name, **figures)
+    fit_split = dataset.find(options["fit_split"], FIT_SPLITS)
+    subject = replace(subject, fit_split=chosen.name if fit_split is None else fit_split)
     steps.step()
     if not methods:
         return replace(subject, remedy_error="none were named")

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calibrant.data.dataset import ARRAYS
+from calibrant.data.dataset import ARRAYS, FIT_SPLITS, TEST_SPLITS
 from calibrant.metrics.registry import METRICS
 from calibrant.reports.checks import percent
 from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Subject
 
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 """Shares of answers that tables of thresholds show."""
+CALIBRATED = "calibrated.npz"
 QUESTION = "Can I trust this model's confidence?"
 
 
@@ -192,8 +193,8 @@ def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table
 def snippets(subject: Subject) -> list[Snippet]:
     """Commands and code for what to do next."""
     if subject.remedy is not None and subject.remedy.changes_nothing:
-        return _to_keep(subject)
-    return [*_to_calibrate(subject), *_to_keep(subject)]
+        return _to_keep(subject, _path(subject))
+    return [*_to_calibrate(subject), *_to_keep(subject, CALIBRATED)]
 
 
 def _path(subject: Subject) -> str:
@@ -208,9 +209,12 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
         flag, option = " --multilabel", ', estimand="multilabel"'
     elif subject.remedy and subject.remedy.may_change_predictions:
         flag, option = " --choices", ', options={"keep_argmax": False}'
+    if subject.fit_split not in FIT_SPLITS:
+        flag += f" --split {shlex.quote(subject.fit_split)}"
+        option += f", split={subject.fit_split!r}"
     commands = (
         f"calibrant fit {file} --method {method}{flag} -o calibrator",
-        f"calibrant apply calibrator {file} -o calibrated.npz",
+        f"calibrant apply calibrator {file} -o {CALIBRATED}",
         "calibrant export calibrator -o calibrator.onnx",
     )
     code = (
@@ -225,13 +229,18 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
     ]
 
 
-def _to_keep(subject: Subject) -> list[Snippet]:
+def _to_keep(subject: Subject, path: str) -> list[Snippet]:
     flag = " --multilabel" if subject.word == "tag" else ""
-    gate = f"calibrant evaluate {shlex.quote(_path(subject))}{flag} --max-ece {_limit(subject):g}"
+    if subject.split not in TEST_SPLITS:
+        flag += f" --split {shlex.quote(subject.split)}"
+    gate = f"calibrant evaluate {shlex.quote(path)}{flag} --max-ece {_limit(subject):g}"
+    stop = Snippet("Stop a release that is worse", "bash", gate)
+    if subject.word == "tag":  # a monitor takes exclusive classes only
+        return [stop]
     watch = "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail"
     return [
         Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
-        Snippet("Stop a release that is worse", "bash", gate),
+        stop,
     ]
 
 

@@ -150,6 +150,8 @@ class Subject:
     by: str | None
     """Column of the subgroups."""
     warnings: list[str] = field(default_factory=list)
+    fit_split: str = ""
+    """Split that methods are fitted on: the measured one itself if there is no other."""
     remedy: Remedy | None = None
     remedy_error: str = ""
     """Why no method was tried."""

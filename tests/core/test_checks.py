@@ -246,7 +246,7 @@ def test_estimands_refuse_what_does_not_fit_them(logits, labels, estimand, messa
             ValueError,
             r"probs must be in \[0, 1\], got NaN, negative or larger values",
         ),
-        ([[-1e-9, 1.0]], ValueError, "scores that are not probabilities go in as logits"),
+        ([[-1e-9, 1.0]], ValueError, "divide percentages by 100, and pass other scores as logits"),
         ([[math.nan, 1.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[INF, 0.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[0, 1]], TypeError, "probs must be floating point, got int64"),

@@ -215,3 +215,29 @@ def test_reports_show_themselves(calibrated):
     box = calibrated._repr_html_()
     assert "CAL015" in box
     assert "<script" not in box
+
+
+def commands(made):
+    """The copied commands of a report, by their title."""
+    return {each.title: each.code for each in content.snippets(made.subjects[0])}
+
+
+def test_commands_name_splits_that_are_not_the_usual_ones():
+    arrays = {f"noise_{name}": values for name, values in drawn(400, factor=3.0).items()}
+    shown = commands(cal.report(arrays, methods=["none", "ts"], split="noise"))
+    assert "--method ts --split noise -o" in shown["Fit a calibrator, and apply it"]
+    assert "\"ts\", split='noise')" in shown["The same in Python"]
+    assert "calibrated.npz --split noise --max-ece" in shown["Stop a release that is worse"]
+
+
+def test_commands_name_no_usual_split(over_confident):
+    assert not [code for code in commands(over_confident).values() if "split" in code]
+
+
+def test_tags_are_not_sent_to_the_monitor():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(300, 3))
+    labels = (logits + rng.logistic(size=logits.shape) > 0).astype(int)
+    tags = {"logits": 3 * logits, "labels": labels}
+    made = cal.report(tags, methods=["none", "pooled"], estimand="multilabel")
+    assert not [code for code in commands(made).values() if "monitor" in code]

@@ -1,5 +1,6 @@
 """Figures of prediction files: every kind, of every form of data, or a reason why not."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,9 @@ def test_files_are_written_whole_and_figures_closed(arrays, tmp_path):
     with pytest.raises(ValueError, match="unknown kind"):
         draw_file(arrays, out=out, kind="nothing")
     assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path, arrays):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'calibrant\[plot\]'"):
+        draw_file(arrays, out=tmp_path / "figure.png")

@@ -307,8 +307,8 @@ def logits_from_probs(probs: Values, *, tags: bool = False) -> tuple[FloatArray,
     exact, info = as_float64(scores), float_info(scores)
     if not ((exact >= 0) & (exact <= 1 + 4 * info.eps)).all():
         raise ValueError(
-            "probs must be in [0, 1], got NaN, negative or larger values: scores that are not "
-            "probabilities go in as logits"
+            "probs must be in [0, 1], got NaN, negative or larger values: divide percentages by "
+            "100, and pass other scores as logits"
         )
     one_each = tags or exact.ndim == 1
     rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact

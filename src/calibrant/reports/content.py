@@ -252,10 +252,13 @@ def _to_keep(subject: Subject) -> list[Snippet]:
     if remedy is not None and remedy.after is not None and not remedy.changes_nothing:
         file, evaluation = CALIBRATED, remedy.after
     gate = f"calibrant evaluate {file}{flag} --max-ece {_limit(evaluation['ece']):g}"
+    stop = Snippet("Stop a release that is worse", "bash", gate)
+    if subject.word == "tag":  # a monitor takes exclusive classes only
+        return [stop]
     watch = "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail"
     return [
         Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
-        Snippet("Stop a release that is worse", "bash", gate),
+        stop,
     ]
 
 

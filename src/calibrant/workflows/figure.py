@@ -24,7 +24,7 @@ from calibrant.metrics import curves
 from calibrant.metrics.ranking import RiskCoverage, risk_coverage
 from calibrant.metrics.reductions import event_probability
 from calibrant.plots.files import check_suffix
-from calibrant.plots.look import SizeName, figure_of, set_title
+from calibrant.plots.look import SizeName, figure_of, pyplot, set_title
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import check_fits
@@ -386,11 +386,9 @@ def draw_file(
     title : str
         Written above the figure.
     """
-    import matplotlib
-    from matplotlib import pyplot as plt
-
     check_suffix(out)
-    with matplotlib.rc_context({"backend": "agg"}), plots.look(size, dark=dark):
+    plt = pyplot()
+    with plt.rc_context({"backend": "agg"}), plots.look(size, dark=dark):
         drawn = figure(*data, **options)
         try:
             if title:

@@ -164,6 +164,11 @@ class Subject:
         return "tag" if self.evaluation.estimand == "multilabel" else "class"
 
     @property
+    def counted(self) -> str:
+        """What the numbers of examples count."""
+        return "labels" if self.word == "tag" else "examples"
+
+    @property
     def probability(self) -> str:
         """Name of what is measured, for sentences."""
         if self.word == "tag":

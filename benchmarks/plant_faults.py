@@ -1738,8 +1738,8 @@ FAULTS = (
     Fault(
         "step-closed-on-other-side",
         "calibrators",
-        "(edge < values)",
-        "(edge <= values)",
+        "flat[ahead] < values",
+        "flat[ahead] <= values",
         (
             "/test_pieces.py",
             "calibrators/test_piecewise",

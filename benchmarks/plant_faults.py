@@ -669,8 +669,8 @@ FAULTS = (
     Fault(
         "single-values-not-copied",
         "workflows",
-        "if (column.path, column.key) not in known and key not in others:",
-        "if column.shape and (column.path, column.key) not in known and key not in others:",
+        "if (column.path, column.key) not in known and key not in (",
+        "if column.shape and (column.path, column.key) not in known and key not in (",
         ("workflows/test_apply",),
     ),
     Fault(
@@ -851,7 +851,7 @@ FAULTS = (
     Fault(
         "lock-not-taken",
         "core",
-        "fcntl.flock(descriptor, fcntl.LOCK_EX)",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         ("core/test_atomic_files",),
     ),
@@ -1282,10 +1282,31 @@ FAULTS = (
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
-        "band-of-whole-width",
+        "rounding-of-any-size",
+        "core",
+        "min(rows.shape[-1] * unit / 2, MOST_ROUNDING)",
+        "rows.shape[-1] * unit / 2",
+        ("core/test_checks",),
+    ),
+    Fault(
+        "features-in-order-of-columns",
+        "data",
+        "[str(i) for i in range(len(features))]",
+        "list(features)",
+        ("data/test_tables",),
+    ),
+    Fault(
+        "stream-silent-about-probabilities",
         "metrics",
-        "blurred(noise, width / np.sqrt(2))",
-        "blurred(noise, width)",
+        "first = not self.moments.count",
+        "first = False",
+        ("metrics/test_accumulator",),
+    ),
+    Fault(
+        "band-of-one-example",
+        "metrics",
+        "worth = 1 / (weights**2 @ variance)",
+        "worth = 1 / (weights @ variance)",
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
@@ -1484,8 +1505,8 @@ FAULTS = (
     Fault(
         "auto-without-doubt",
         "calibrators",
-        "self.held_out(name).nll / DOUBT",
-        "self.held_out(name).nll",
+        "count * loss / DOUBT",
+        "count * loss",
         ("calibrators/test_auto",),
     ),
     Fault(
@@ -1708,8 +1729,8 @@ FAULTS = (
     Fault(
         "gridded-gradient-without-parts",
         "calibrators",
-        "by_total[cell] + along * total_rise",
-        "along * total_rise",
+        "GRID * np.diff(by_mass) + by_total[:-1]",
+        "GRID * np.diff(by_mass)",
         ("/test_objectives.py", "calibrators/test_objectives"),
     ),
     Fault(
@@ -1788,8 +1809,8 @@ FAULTS = (
     Fault(
         "step-closed-on-other-side",
         "calibrators",
-        "(edge < values)",
-        "(edge <= values)",
+        "flat[ahead] < values",
+        "flat[ahead] <= values",
         (
             "/test_pieces.py",
             "calibrators/test_piecewise",
@@ -2005,7 +2026,7 @@ FAULTS = (
     Fault(
         "trace-of-one-block",
         "calibrators",
-        "whole = torch.compiler.is_compiling() or torch.jit.is_tracing()",
+        "whole = torch.compiler.is_compiling() or tracing",
         "whole = torch.compiler.is_compiling()",
         ("deploy/test_trace",),
     ),
@@ -3096,6 +3117,20 @@ FAULTS = (
         "script-src 'none'",
         ("reports/test_in_browser",),
     ),
+    Fault(
+        "report-gate-on-uncalibrated-file",
+        "reports",
+        "file, evaluation = CALIBRATED, remedy.after",
+        "evaluation = remedy.after",
+        ("reports/test_build",),
+    ),
+    Fault(
+        "report-thresholds-rounded-to-one",
+        "reports",
+        "max(4, 2 - math.floor(math.log10(distance)))",
+        "4",
+        ("reports/test_forms",),
+    ),
     # The page.
     Fault(
         "page-for-any-host",
@@ -3123,6 +3158,13 @@ FAULTS = (
         "ui",
         'if not self._is_token(headers.get(TOKEN_HEADER, "")):',
         "if False:",
+        ("ui/test_guard",),
+    ),
+    Fault(
+        "page-and-cookies-of-neighbours",
+        "ui",
+        'if key == name), "")',
+        'if key), "")',
         ("ui/test_guard",),
     ),
     Fault(

@@ -1,3 +1,5 @@
+import functools
+import importlib
 import sys
 
 import numpy as np
@@ -29,6 +31,16 @@ def threads():
 def small_blocks(monkeypatch):
     """Blocks of a dozen numbers: a few rows each, and every input is worth several threads."""
     monkeypatch.setitem(_walk.CHUNK_SIZE, "cpu", 12)
+
+
+@pytest.fixture(scope="session")
+def operators_read_once():
+    """Let torch read the library of ONNX operators once, and not for each export."""
+    registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+    with pytest.MonkeyPatch.context() as patch:
+        read = functools.cache(registration.ONNXRegistry.from_torchlib)
+        patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(read))
+        yield
 
 
 @pytest.fixture

@@ -43,9 +43,9 @@ def given(tmp_path):
         heading = ("question", "correct_answer", "wrong_answer")
         csv.writer(file).writerows([heading, *rows, ("question 4", "right 4", "[]")])
     with (tmp_path / "truthfulqa.csv").open("w", newline="") as file:
-        heading = ("Question", "Best Answer", "Incorrect Answers")
-        rows = [("Why?", "Because", "So; so; because; No"), ("Who?", "I", "i")]
-        csv.writer(file).writerows([heading, *rows])
+        columns = ("Category", "Question", "Best Answer", "Correct Answers", "Incorrect Answers")
+        why = ("x", "Why?", "Because", "Because", "So; so; because; No")
+        csv.writer(file).writerows([columns, why, ("x", "Who?", "I", "I", "i")])
     chat = [{"conversations": ["ask", "answer it"]}] * 2
     (tmp_path / "lima.json").write_text(json.dumps(chat))
     return argparse.Namespace(data=tmp_path, examples=2, limit=10)

@@ -102,15 +102,6 @@ def test_the_warning_points_to_the_line_of_the_fit(rng):
 # What is chosen
 
 
-@pytest.mark.slow
-def test_calibrated_logits_are_mostly_left_alone():
-    left = 0
-    for seed in range(8):
-        logits, labels = drawn(np.random.default_rng(seed), 150, 4)
-        left += names_of(Auto(seed=seed).fit(logits, labels)) == ["none"]
-    assert left >= 5
-
-
 @pytest.mark.parametrize("temperature", [0.4, 2.5])
 def test_scaled_logits_are_not_left_alone(temperature):
     logits, labels = drawn(np.random.default_rng(0), 300, 5, temperature)
@@ -151,9 +142,9 @@ def test_fresh_data_are_never_worse_off_beyond_noise(rng, kind, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "classes"), [(50, 5), (100, 2), (200, 2)])
-def test_calibrated_data_lose_less_than_by_one_temperature(n, classes):
+def test_calibrated_data_are_mostly_left_alone_and_lose_less_than_by_a_temperature(n, classes):
     """The loss above that of the truth, over fits on few examples, as a mean over worlds."""
-    rng = np.random.default_rng(n + classes)
+    rng, left = np.random.default_rng(n + classes), 0
     lost: dict[str, list[float]] = {"auto": [], "ts": []}
     for _ in range(8):
         logits, labels = drawn(rng, n, classes)
@@ -161,9 +152,11 @@ def test_calibrated_data_lose_less_than_by_one_temperature(n, classes):
         for name in lost:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = CALIBRATORS[name]().fit(logits, labels).transform(fresh)
-            lost[name].append(cal.nll(found, answers) - cal.nll(fresh, answers))
+                fitted = CALIBRATORS[name]().fit(logits, labels)
+            lost[name].append(cal.nll(fitted.transform(fresh), answers) - cal.nll(fresh, answers))
+            left += isinstance(fitted, Auto) and names_of(fitted) == ["none"]
     assert np.mean(lost["auto"]) < np.mean(lost["ts"])
+    assert left >= 5
 
 
 # The figures
@@ -313,7 +306,7 @@ def by_feature(rng, n):
 
 
 def test_features_are_considered_where_they_are_given(rng):
-    logits, labels, features = by_feature(rng, 1500)
+    logits, labels, features = by_feature(rng, 700)
     plain = Auto(candidates=("none", "ts", "beta", "gc", "procal")).fit(logits, labels)
     assert [c.name for c in plain.candidates_] == ["none", "ts", "beta"]
     assert not plain.needs_features
@@ -417,7 +410,7 @@ def preferring(rng, n, classes=4):
 
 
 def test_what_other_predictions_would_gain_is_told(rng):
-    logits, labels = preferring(rng, 1500)
+    logits, labels = preferring(rng, 500)
     fitted = Auto().fit(logits, labels)
     assert fitted.keeps_argmax
     told = fitted.reasons_.splitlines()[-1]
@@ -472,9 +465,8 @@ def test_groups_change_the_figures_where_samples_repeat(rng):
     """Copies of a sample on both sides of a fold flatter the method."""
     logits, labels = drawn(rng, 60, 3, 1.0)
     twice, again, groups = np.tile(logits, (20, 1)), np.tile(labels, 20), np.tile(np.arange(60), 20)
-    last = "blend"
-    loose = Auto(candidates=("none", last)).fit(twice, again)
-    tight = Auto(candidates=("none", last)).fit(twice, again, groups=groups)
+    loose = Auto(candidates=("none", "vector")).fit(twice, again)
+    tight = Auto(candidates=("none", "vector")).fit(twice, again, groups=groups)
     assert loose.candidates_[0].nll == pytest.approx(tight.candidates_[0].nll, abs=1e-9)
     assert tight.candidates_[1].nll > loose.candidates_[1].nll + 0.01
 

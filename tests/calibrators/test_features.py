@@ -830,15 +830,21 @@ def judged(clip, logits, labels, features, head, weight=None):
     }
 
 
+@pytest.fixture(scope="module")
+def dense_grid():
+    """Data, and their metrics without clipping and at many clipping values."""
+    data = too_sure(np.random.default_rng(20260101))
+    values = np.linspace(0.02, np.abs(data[2]).max(), 80)
+    return data, judged(np.inf, *data), [judged(c, *data) for c in values]
+
+
 @pytest.mark.parametrize(
     ("objective", "loss"), [("nll", 0.0), ("ece", 0.02), ("nll", 0.5), ("ece", 0.5)]
 )
-def test_no_value_of_a_dense_grid_is_better_at_the_same_accuracy(objective, loss, rng):
-    data = too_sure(rng)
+def test_no_value_of_a_dense_grid_is_better_at_the_same_accuracy(objective, loss, dense_grid):
+    data, plain, dense = dense_grid
     module = FeatureClipping(objective=objective, max_accuracy_loss=loss, temperature=False)
     fitted(module, *data)
-    plain = judged(np.inf, *data)
-    dense = [judged(c, *data) for c in np.linspace(0.02, np.abs(data[2]).max(), 80)]
     allowed = [x for x in (plain, *dense) if x["accuracy"] >= (1 - loss) * plain["accuracy"]]
     found = judged(float(module.clip_), *data)
     assert found["accuracy"] >= (1 - loss) * plain["accuracy"] - 1e-9
@@ -1001,9 +1007,16 @@ def file_arrays(rng, **extra):
     return arrays | {"weight": head[0], "bias": head[1]} | extra
 
 
+class OnePartition(GroupCalibration):
+    """A group calibration whose fit is quick."""
+
+    def __init__(self):
+        super().__init__(partitions=1)
+
+
 @pytest.fixture
 def registered(monkeypatch):
-    for name, kind in (("gc_", GroupCalibration), ("fc_", FeatureClipping)):
+    for name, kind in (("gc_", OnePartition), ("fc_", FeatureClipping)):
         monkeypatch.setitem(CALIBRATORS, name, kind)
 
 
@@ -1018,7 +1031,7 @@ def registered(monkeypatch):
     ],
 )
 def test_methods_run_where_the_file_has_what_they_need(without, run, rng, monkeypatch):
-    some = {"gc_": GroupCalibration, "none": CALIBRATORS["none"], "fc_": FeatureClipping}
+    some = {"gc_": OnePartition, "none": CALIBRATORS["none"], "fc_": FeatureClipping}
     monkeypatch.setattr(comparison, "calibrators_for", lambda _: some)
     arrays = {k: v for k, v in file_arrays(rng).items() if k not in without}
     found = comparison.compare(arrays, level=None)

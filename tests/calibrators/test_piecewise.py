@@ -175,6 +175,7 @@ class Maps(nn.Module):
 
 
 @pytest.mark.parametrize(("shape", "tokens"), [((), True), ((10,), False)])
+@pytest.mark.usefixtures("operators_read_once")
 def test_exported(rng, tmp_path, monkeypatch, shape, tokens):
     monkeypatch.setattr(logging.getLogger("torch.onnx"), "level", logging.ERROR)
     module = Maps(rng, shape)

@@ -17,7 +17,7 @@ def saved(tmp_path, monkeypatch):
     artifacts.save(fitted("ts"), "saved")
 
 
-@pytest.mark.usefixtures("saved")
+@pytest.mark.usefixtures("saved", "operators_read_once")
 @pytest.mark.parametrize("suffix", EXPORTS)
 def test_export(run, suffix):
     options = ["--opset", "19"] if suffix == ".onnx" else []

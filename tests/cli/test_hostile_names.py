@@ -157,3 +157,17 @@ def test_results_and_warnings_in_python_show_them_as_text(in_folder, tmp_path):
         calibrant.evaluate(f"{FILE}.npz")
     assert SHOWN in str(problem.value)
     assert not CONTROL.search(str(problem.value))
+
+
+def test_line_breaks_in_names_break_no_table(run, tmp_path, monkeypatch, arrays):
+    monkeypatch.chdir(tmp_path)
+    arrays["region"] = np.array(["two\nlines", "a\ttab"])[np.arange(ROWS) % 2]
+    np.savez("a.npz", **arrays)
+    _, out, _ = run("evaluate", "a.npz", "--by", "region", "--metrics", "ece", "--level", "0")
+    assert [line.split()[0] for line in out.splitlines()[-2:]] in (
+        [r"two\nlines", r"a\ttab"],
+        [r"a\ttab", r"two\nlines"],
+    )
+    shown = str(calibrant.evaluate("a.npz", by="region", level=0)).splitlines()
+    assert sum(line.startswith("group ") for line in shown) == 2
+    assert any(line.startswith(r"group two\nlines, ") for line in shown)

@@ -246,7 +246,7 @@ def test_estimands_refuse_what_does_not_fit_them(logits, labels, estimand, messa
             ValueError,
             r"probs must be in \[0, 1\], got NaN, negative or larger values",
         ),
-        ([[-1e-9, 1.0]], ValueError, "scores that are not probabilities go in as logits"),
+        ([[-1e-9, 1.0]], ValueError, "divide percentages by 100, and pass other scores as logits"),
         ([[math.nan, 1.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[INF, 0.0]], ValueError, r"probs must be in \[0, 1\]"),
         ([[0, 1]], TypeError, "probs must be floating point, got int64"),
@@ -276,6 +276,40 @@ def test_sums_of_probabilities_may_be_off_in_the_fourth_decimal_only(dtype):
     assert cal.nll(probs=near, labels=[1]) == pytest.approx(-math.log(0.7), abs=2e-4)
     with pytest.raises(ValueError, match=r"probs must sum to one .* got 1\.0002 at row 0"):
         cal.nll(probs=far, labels=[1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("digits", "classes"), [(2, 2), (3, 3), (3, 20), (4, 100)])
+def test_probabilities_that_were_printed_with_few_digits_are_taken_as_stated(
+    rng, digits, classes, dtype
+):
+    exact = rng.dirichlet(np.ones(classes), 300)
+    printed = np.array([[float(f"{p:.{digits}f}") for p in row] for row in exact], dtype)
+    labels = exact.argmax(-1)
+    stated = -np.log(printed[np.arange(300), labels].astype(float))
+    assert cal.nll(probs=printed, labels=labels) == pytest.approx(stated.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0.333, 0.333, 0.332],  # three roundings of half a thousandth: 0.0015 at most
+        [0.3333, 0.333, 0.3327],  # four digits allow less
+        [0.33, 0.33, 0.32],
+        [0.1] * 9 + [0.08],  # more than a hundredth may be a class that is missing
+        [0.5, 0.4],
+    ],
+)
+def test_sums_beyond_the_rounding_of_printed_digits_are_refused(row):
+    good = np.full(len(row), 1 / len(row))
+    with pytest.raises(ValueError, match=r"probs must sum to one in each row, got .* at row 1"):
+        cal.nll(probs=np.array([good, row]), labels=[0, 0])
+
+
+def test_float16_is_too_coarse_to_tell_printed_digits():
+    row = np.array([[0.25, 0.25, 0.25, 0.2441]], np.float16)  # off by 0.006
+    with pytest.raises(ValueError, match="probs must sum to one"):
+        cal.nll(probs=row, labels=[0])
 
 
 # Pairs
@@ -429,12 +463,19 @@ def test_a_level_is_above_zero_and_at_most_99_percent(level):
         cal.evaluate(OK, YES, level=level)
 
 
-@pytest.mark.parametrize("level", [0, 0.995, 1.5, 90])
+@pytest.mark.parametrize("level", [-0.5, 0.995, 1.5, 90])
 @pytest.mark.parametrize("curve", [cal.metrics.reliability, cal.metrics.smooth_reliability])
 def test_the_level_of_a_curve_is_above_zero_and_at_most_99_percent(curve, level):
     message = f"level must be above 0 and at most 0.99, got {level}: 0.9 means 90 %"
     with pytest.raises(ValueError, match=message):
         curve(confidence=[0.5, 0.7], outcome=[1, 0], level=level)
+
+
+def test_level_zero_leaves_out_the_intervals_of_bars_but_a_band_needs_one():
+    bars = cal.metrics.reliability(confidence=[0.5, 0.7], outcome=[1, 0], level=0)
+    assert np.isnan(bars.low).all()
+    with pytest.raises(ValueError, match=r"level must be above 0 and at most 0\.99, got 0"):
+        cal.metrics.smooth_reliability(confidence=[0.5, 0.7], outcome=[1, 0], level=0)
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.0, 2])

@@ -54,11 +54,30 @@ def test_rules(columns, scores, names, labels, others):
         ("logit_a logit_b prob_a prob_c", "classes a, b and probabilities of a, c"),
         ("p_0 p_1 model_probs", "column model_probs beside p_0: rename"),
         ("p_0 p_1 split SPLIT", "columns split and SPLIT"),
+        ("p_0 p_1 feature_0 feature_00", "columns feature_0 and feature_00"),
     ],
 )
 def test_no_guessing(columns, message):
     with pytest.raises(ValueError, match=message):
         layout_of(columns.split(), "here")
+
+
+@pytest.mark.parametrize(
+    ("columns", "further", "others"),
+    [
+        ("label_b p_a label_a p_b", {"labels": "label_a label_b"}, ""),
+        ("Labels_1 logit_0 labels_0 logit_1", {"labels": "labels_0 Labels_1"}, ""),
+        ("p_a p_b label_a", {}, "label_a"),  # not of every tag
+        ("p_a p_b label label_a label_b", {}, "label_a label_b"),  # further columns
+        ("p_a p_b feature_1 features_0", {"features": "features_0 feature_1"}, ""),
+        ("p_a p_b feature_1 feature_2", {}, "feature_1 feature_2"),  # 0 is missing
+        ("p_a p_b feature_age", {}, "feature_age"),
+    ],
+)
+def test_rules_for_tags_and_features(columns, further, others):
+    layout = layout_of(columns.split(), "here")
+    assert layout.further == {key: value.split() for key, value in further.items()}
+    assert layout.others == others.split()
 
 
 def table(rows=200, seed=0):
@@ -124,6 +143,27 @@ def test_workflows_take_tables(tmp_path):
     )
     comparison = cal.compare(frame, ["none", "ts"], groups="group", level=None)
     assert comparison.n_fit == len(arrays["val_labels"])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("names", [None, NAMES])
+def test_tables_have_labels_of_tags_and_features(tmp_path, rng, suffix, names):
+    logits, features = rng.normal(size=(40, 3)), rng.normal(size=(40, 12))
+    labels = rng.choice([0, 1, -100], size=(40, 3))
+    arrays = {"logits": logits, "labels": labels, "features": features}
+    stored = arrays if names is None else arrays | {"class_names": names}
+    save_predictions(tmp_path / f"a{suffix}", stored)
+    split = open_dataset(tmp_path / f"a{suffix}").split()
+    for key, values in arrays.items():
+        np.testing.assert_array_equal(split.read(key), values)
+    found = cal.evaluate(tmp_path / f"a{suffix}", estimand="multilabel", level=None)
+    assert found == cal.evaluate(logits, labels, estimand="multilabel", level=None)
+
+
+def test_labels_of_tags_are_zero_or_one(tmp_path):
+    (tmp_path / "a.csv").write_text("p_a,p_b,label_a,label_b\n0.2,0.3,0,1\n0.2,0.3,0,0.5\n")
+    with pytest.raises(ValueError, match=r"a.csv, line 3: label_b must be 0, 1 or -100 .* got 0.5"):
+        cal.evaluate(tmp_path / "a.csv", estimand="multilabel")
 
 
 def test_apply_keeps_the_form_and_the_names(tmp_path):
@@ -209,7 +249,7 @@ def test_tables_beside_other_formats_are_no_shards(tmp_path):
 
 
 def test_what_no_table_holds(tmp_path):
-    for key, values in {"features": np.ones((3, 2)), "head_weight": np.ones((3, 2))}.items():
+    for key, values in {"margins": np.ones((3, 2)), "head_weight": np.ones((3, 2))}.items():
         with pytest.raises(ValueError, match=rf"cannot hold {key} of shape \(3, 2\); write \.npz"):
             save_predictions(tmp_path / "a.csv", {"logits": np.eye(3), key: values})
     arrays = {"val_logits": np.eye(3), "test_logits": np.eye(3), "test_id": np.arange(3)}

@@ -88,6 +88,7 @@ def planted(kind):
         (Short, ".pt2", rf"of 1: the shape is \(1, {CLASSES - 1}\), and \(1, {CLASSES}\) with"),
     ],
 )
+@pytest.mark.usefixtures("operators_read_once")
 def test_wrong_export_is_not_written(kind, suffix, message, tmp_path):
     path = tmp_path / f"calibrator{suffix}"
     path.write_text("as before")

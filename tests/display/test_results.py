@@ -18,7 +18,13 @@ from calibrant.llm.answers.graded import GradedAnswers
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.workflows import Reply
-from calibrant.metrics.curves import confidence_histogram, reliability, smooth_reliability
+from calibrant.metrics.curves import (
+    confidence_histogram,
+    reliability,
+    reliability_by_class,
+    reliability_by_margin,
+    smooth_reliability,
+)
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.workflows.choice import Choice
@@ -68,6 +74,7 @@ def results(data):
         *(cal.threshold(logits, labels, max_error=0.3), nothing, cal.conformal(logits, labels)),
         *(decide(file, max_error=0.4), decide(file, max_error=0.4).rule, cal.MaCCal()),
         *(reliability(logits, labels), smooth_reliability(logits, labels)),
+        *(reliability_by_class(logits, labels)[0], reliability_by_margin(logits, labels)[0]),
         *(confidence_histogram(logits, labels), risk_coverage(logits, labels)),
         *(answer, Reply(answer, 0.5, 0.2), Reply(answer, 0.5, 0.9)),
         *(shaded_text(["x", HOSTILE], [0.1, np.nan]), evaluate_answers(confidence, right)),
@@ -99,6 +106,14 @@ def test_every_result_but_a_reply_has_a_frame(results):
     for result in results:
         if not isinstance(result, Reply) and "not fitted" not in repr(result):
             assert isinstance(result.to_frame(), pandas.DataFrame)
+
+
+def test_frames_of_classes_say_which(data):
+    pytest.importorskip("pandas")
+    for curve in reliability_by_class(data.logits, data.labels):
+        frame = curve.to_frame()
+        assert set(frame["class"]) == {curve.number}
+        np.testing.assert_array_equal(frame["accuracy"], curve.reliability.accuracy)
 
 
 def test_numbers_of_an_evaluation_are_those_of_its_json(data):

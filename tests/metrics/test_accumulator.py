@@ -199,6 +199,19 @@ def test_threads_change_no_class_wise_interval(rng):
         )
 
 
+def test_a_stream_of_probabilities_in_the_place_of_logits_warns_once(rng):
+    probs, labels = rng.dirichlet(np.ones(3), 40), rng.integers(3, size=40)
+    stream = cal.Accumulator(level=None)
+    by = np.arange(20) % 2
+    with pytest.warns(UserWarning, match=r"logits look like prob.* pass them as probs=") as told:
+        stream.update(probs[:20], labels[:20], by=by)
+    stream.update(probs[20:], labels[20:], by=by)  # warnings are errors in tests
+    assert [warning.filename for warning in told] == [__file__]
+    assert stream.compute().n == 40
+    cal.Accumulator().update(probs=probs, labels=labels)
+    cal.Accumulator(estimand="multilabel").update(probs, rng.integers(2, size=(40, 3)))
+
+
 def test_like_makes_an_empty_one_of_the_same_form():
     one = cal.Accumulator(
         bins=7, estimand="binary", pairs=True, metrics=["ks", "ece"], level=0.5, seed=3

@@ -44,6 +44,22 @@ def test_several_curves_are_drawn_by_their_names(pairs):
     assert len({line.get_color() for line in axes.get_lines()}) == 2
 
 
+def test_a_threshold_close_to_one_is_told_from_it(pairs):
+    limit = cal.decide.Threshold(0.999991, 0.1, 0.0, 0.1, 500, 0.1, 0.95)
+    drawn_figure = plots.threshold_plot(cal.metrics.risk_coverage(**pairs), limit=limit)
+    assert drawn_figure.axes[0].get_title(loc="left") == "threshold 99.9991 %"
+    assert repr(limit).startswith("Threshold(0.99999100: accepts")
+
+
+def test_a_curve_without_intervals_has_no_band(pairs):
+    curve = cal.metrics.risk_coverage(**pairs).without_intervals()
+    axes: Any = curve.plot()
+    assert legend(axes) == ["by confidence", "no order", "best order"]
+    lower: Any = plots.threshold_plot(curve).axes[1]
+    assert legend(lower) == ["wrong among these"]
+    assert np.isfinite([*axes.get_ylim(), *lower.get_ylim()]).all()
+
+
 def test_intervals_of_the_risk_are_wilsons(pairs):
     """At the z that 80 % has: roots of (risk - p)^2 = z^2 p (1 - p) / n."""
     curve = cal.metrics.risk_coverage(**pairs, level=0.8)

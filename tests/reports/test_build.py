@@ -10,6 +10,7 @@ import pytest
 
 import calibrant as cal
 from calibrant.data import save_predictions
+from calibrant.reports import content
 from tests.reports.conftest import drawn
 
 QUICK: dict[str, Any] = {"methods": [], "level": None}
@@ -103,10 +104,12 @@ def test_the_command_makes_the_report_again(files, run):
         "level": 0.8,
         "methods": ["none", "ts"],
         "split": "cold",
+        "keep_argmax": False,
     }
     first = cal.report("monday.npz", **odd)
     words = shlex.split(first.provenance.command)
     assert words[:3] == ["calibrant", "report", "monday.npz"]
+    assert words[-3:] == ["--choices", "-o", "report.html"]
     assert run(*words[1:-1], "again.json")[0] == 0
     first, again = json.loads(first.to_json()), json.loads(Path("again.json").read_text("utf-8"))
     for result in (first, again):
@@ -116,6 +119,35 @@ def test_the_command_makes_the_report_again(files, run):
     assert first["subjects"][0]["evaluation"] == again["subjects"][0]["evaluation"]
     assert first["subjects"][0]["remedy"] == again["subjects"][0]["remedy"]
     assert first["provenance"]["options"] == again["provenance"]["options"]
+
+
+def test_there_is_no_command_for_arrays(files):
+    none = cal.report("monday.npz", methods=["none"], level=None).provenance.command
+    assert none == "calibrant report monday.npz --methods none --level 0 -o report.html"
+    result = cal.report({"a": "monday.npz", "b": drawn(50)}, **QUICK)
+    assert result.provenance.command == ""
+    assert "calibrant report" not in result.to_html() + result.to_markdown()
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_commands_to_copy_work_whatever_the_splits_are_called(files, run, factor):
+    parts = {name: drawn(400, factor=factor, seed=k) for k, name in enumerate(("fit", "my day"))}
+    save_predictions(
+        "p.npz", {f"{name}_{key}": v for name, part in parts.items() for key, v in part.items()}
+    )
+    result = cal.report("p.npz", split="my day", fit_split="fit", methods=["none", "ts"])
+    lines = [
+        line
+        for snippet in content.snippets(result.subjects[0])
+        if snippet.language == "bash"
+        for line in snippet.code.splitlines()
+    ]
+    verbs = ["fit", "apply", "evaluate"]
+    commands = [shlex.split(line)[1:] for line in lines]
+    commands = [words for words in commands if words[0] in verbs]
+    assert [words[0] for words in commands] == (verbs if factor > 1 else verbs[-1:])
+    # among them the limit, which the calibrated predictions keep and the others do not
+    assert [run(*words)[0] for words in commands] == [0] * len(commands)
 
 
 def test_progress_ends_at_its_total():
@@ -148,9 +180,12 @@ def test_predictions_may_change_where_that_is_asked_for():
     biased = {"logits": honest + np.array([3.0, 0, 0, 0]), "labels": labels}
     options: dict[str, Any] = {"methods": ["none", "auto"], "level": None}
     kept, free = (cal.report(biased, keep_argmax=keep, **options) for keep in (None, False))
-    changed = [each.subjects[0].remedy.comparison["auto"].argmax_changed for each in (kept, free)]
+    changed = []
+    for each in (kept, free):
+        remedy = each.subjects[0].remedy
+        assert remedy is not None
+        changed.append(remedy.comparison["auto"].argmax_changed or 0)
     assert changed[0] == 0 < changed[1]
     shown = [each.to_markdown() for each in (kept, free)]
     assert ["--method auto --choices" in text for text in shown] == [False, True]
     assert ['options={"keep_argmax": False}' in text for text in shown] == [False, True]
-    assert free.provenance.command.endswith("--choices -o report.html")

@@ -1,12 +1,15 @@
 """Findings by known truth: data that were simulated with a fault show it, others do not."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calibrant.reports import CHECKS, report
+from calibrant.reports.findings import findings_of
+from calibrant.reports.verdict import verdict_of
 from tests.reports.conftest import drawn
 
 DOCS = Path(__file__).parents[2] / "docs" / "findings.md"
@@ -139,3 +142,14 @@ def test_every_code_is_documented(code):
     assert f"({code.lower()})= ## {code}: {check.title}" in text
     for sentence in (check.meaning, check.fix):
         assert " ".join(sentence.split()) in text
+
+
+def test_the_verdict_follows_the_interval_where_the_test_sees_nothing(over_confident):
+    (subject,) = over_confident.subjects
+    evaluation = subject.evaluation
+    assert evaluation["ece"].low > 0.05
+    unsure = replace(evaluation, test=evaluation.test._replace(p_value=0.05))
+    doubted = replace(subject, evaluation=unsure)
+    found = findings_of(doubted)
+    assert "CAL015" not in {f.code for f in found}
+    assert verdict_of(doubted, found).answer == "No"

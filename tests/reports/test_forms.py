@@ -9,8 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 import calibrant as cal
+from calibrant.reports import content
 from calibrant.reports.files import form_of
 from tests.reports.conftest import drawn
 
@@ -174,6 +176,22 @@ def test_tags_weights_and_two_classes_make_pages():
     assert "With a guarantee" not in page
 
 
+def test_thresholds_close_to_one_have_the_digits_that_matter():
+    data = drawn(800, factor=12.0)
+    probs = torch.as_tensor(data["logits"]).softmax(-1).amax(-1).numpy()
+    subject = cal.report(data, methods=[], level=None).subjects[0]
+    for share, threshold, _ in content.decisions_table(subject.decisions).rows:
+        assert 100 * (probs >= float(threshold)).mean() == pytest.approx(float(share[:-2]), abs=0.3)
+    assert sum(float(p.threshold) > 0.99995 for p in subject.decisions) > 40
+
+
+def test_the_guarantee_names_its_calibrator():
+    result = cal.report(drawn(800, factor=3.0), methods=["none", "ts"], level=None)
+    words = "with 95 % certainty, for ts as fitted here, on a random half of the plain arrays"
+    assert words in result.to_html()
+    assert words in result.to_markdown()
+
+
 def test_a_calibrated_model_is_left_as_it_is():
     page = cal.report(drawn(600), methods=["none", "ts"], level=None).to_html()
     assert "Leave it as it is" in page
@@ -197,3 +215,29 @@ def test_reports_show_themselves(calibrated):
     box = calibrated._repr_html_()
     assert "CAL015" in box
     assert "<script" not in box
+
+
+def commands(made):
+    """The copied commands of a report, by their title."""
+    return {each.title: each.code for each in content.snippets(made.subjects[0])}
+
+
+def test_commands_name_splits_that_are_not_the_usual_ones():
+    arrays = {f"noise_{name}": values for name, values in drawn(400, factor=3.0).items()}
+    shown = commands(cal.report(arrays, methods=["none", "ts"], split="noise"))
+    assert "--method ts --split noise -o" in shown["Fit a calibrator, and apply it"]
+    assert "\"ts\", split='noise')" in shown["The same in Python"]
+    assert "calibrated.npz --split noise --max-ece" in shown["Stop a release that is worse"]
+
+
+def test_commands_name_no_usual_split(over_confident):
+    assert not [code for code in commands(over_confident).values() if "split" in code]
+
+
+def test_tags_are_not_sent_to_the_monitor():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(300, 3))
+    labels = (logits + rng.logistic(size=logits.shape) > 0).astype(int)
+    tags = {"logits": 3 * logits, "labels": labels}
+    made = cal.report(tags, methods=["none", "pooled"], estimand="multilabel")
+    assert not [code for code in commands(made).values() if "monitor" in code]

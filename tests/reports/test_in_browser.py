@@ -1,5 +1,7 @@
 """Pages in a browser: what they do with a script, without one, on a phone and in the dark."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -103,6 +105,8 @@ def test_the_slider_tells_the_errors_of_the_answers(shown, over_confident):
         point = points[index]
         assert f"Answer {100 * point.coverage:.1f} %" in text
         assert f"{100 * point.error:.2f} % of these answers are wrong" in text
+        threshold = float(re.findall(r"at least ([\d.]+)\. ", text)[0])
+        assert threshold == pytest.approx(point.threshold, abs=5e-5)
         widths = [float(bar.size["width"]) for bar in shown.find_all(".stack i")]
         whole = shown.find(".stack").size["width"]
         assert np.isclose(sum(widths) / whole, point.coverage, atol=0.01)

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 import calibrant as cal
 from calibrant.reports import report
@@ -71,13 +72,18 @@ def test_tags_are_measured_one_by_one():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(200, 3))
     p = 1 / (1 + np.exp(-logits))
-    labels = (rng.random(p.shape) < p).astype(int)
+    labels = (rng.random(p.shape) < p**2).astype(int)
+    labels[25:, 1] = -100
     subject = measured({"logits": logits, "labels": labels}, estimand="multilabel", level=None)
     for k, figures in enumerate(subject.classes):
+        claimed, happened = p[labels[:, k] >= 0, k], labels[labels[:, k] >= 0, k]
         assert figures.part.name == f"tag {k}"
-        assert figures.part.n == 200
-        assert figures.part.confidence == pytest.approx(p[:, k].mean())
-        assert figures.part.accuracy == pytest.approx(labels[:, k].mean())
+        assert figures.part.n == len(happened) == (25 if k == 1 else 200)
+        assert figures.part.confidence == pytest.approx(claimed.mean())
+        assert figures.part.accuracy == pytest.approx(happened.mean())
+        count = int(happened.sum()), len(happened), float(claimed.mean())
+        tails = [binomtest(*count, alternative=side).pvalue for side in ("less", "greater")]
+        assert figures.bias_p_value == pytest.approx(2 * min(tails))
     assert subject.coverage == []
 
 

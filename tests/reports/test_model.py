@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from calibrant._core.binning import fill
+from calibrant._core.binning import Bins, fill
 from calibrant.reports.model import binomial_test, holm, parts_of
 
 
@@ -44,3 +44,7 @@ def test_parts_count_weights_and_leave_out_what_is_empty():
     assert high.accuracy == pytest.approx(0.75)
     assert high.gap == pytest.approx(high.confidence - 0.75)
     assert high.low < 0.75 < high.high
+
+
+def test_no_examples_have_no_parts():
+    assert parts_of(Bins.empty(np.arange(4.0)), ["a", "b", "c"], 0.9) == []

@@ -12,6 +12,7 @@ from tests.support.features import CLASSES, QUICK
 
 
 @pytest.mark.parametrize("samples", [0, 2])
+@pytest.mark.usefixtures("operators_read_once")
 def test_retrained_classifier_is_exported_to_onnx(data, tmp_path, samples):
     module = MaCCal(**QUICK, keep=0.7, samples=samples).fit(*data)
     assert cal.export_onnx(module, tmp_path / "classifier.onnx") <= 1e-5

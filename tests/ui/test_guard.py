@@ -88,6 +88,13 @@ def test_reading_needs_the_secret_of_the_address(path, query, cookie):
     assert "lacks its token" in reason_for(scope("GET", path, query, cookie=cookie))
 
 
+@pytest.mark.parametrize("other", ['chat={"open": true}', "a b=1", "=", "é=é"])
+def test_cookies_of_other_servers_on_this_machine_do_not_matter(other):
+    """They come with every request, and those that came to be first stand before ours."""
+    for cookie in (f"{other}; calibrant-8321=secret", f"calibrant-8321=secret; {other}"):
+        assert GUARD.refusal(scope("GET", "/results/1/report.html", cookie=cookie)) is None
+
+
 def test_the_printed_address_opens_the_page():
     assert GUARD.address == "http://127.0.0.1:8321/?token=secret"
     assert GUARD.refusal(scope("GET", "/", "token=secret", cookie=None)) is None

@@ -5,6 +5,8 @@ import signal
 import threading
 from contextlib import closing, suppress
 from multiprocessing import Pipe
+from multiprocessing.context import SpawnProcess
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +65,20 @@ def test_steps_are_sent_at_once_and_progress_at_intervals():
     assert received[0] == ("progress", (0, 1000))
     assert received[-2:] == [("step", (1,)), ("progress", (0, 5))]
     assert len(received) < 100
+
+
+def test_a_process_can_be_killed_while_it_starts(monkeypatch):
+    """A job may be stopped in the moment in which its process is made."""
+    one = Worker()
+
+    class Starting(SpawnProcess):
+        def start(self):
+            one.kill()
+
+    context = SimpleNamespace(Pipe=Pipe, Process=Starting)
+    monkeypatch.setattr(worker, "get_context", lambda _: context)
+    with closing(one.start()):
+        pass
 
 
 def pid(one):

@@ -1,5 +1,6 @@
 """Figures of prediction files: every kind, of every form of data, or a reason why not."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,10 @@ def test_a_calibrator_shows_before_and_after(arrays, ts):
         ({"kind": "margins", "by": "group"}, "subgroups of one file"),
         ({"kind": "compare", "calibrator": True}, "fits calibrators of its own"),
         ({"max_error": 0.1}, "belongs to the kind threshold"),
+        (
+            {"kind": "threshold", "max_error": 0.1, "sample_weight": "w"},
+            "counts examples and takes no sample_weight",
+        ),
         ({"methods": ["ts"]}, "belong to the kind compare"),
         ({"calibrator": True, "twice": True}, "with a calibrator is of one file, got 2"),
         ({"kind": "classes", "twice": True}, "classes is of one file, got 2"),
@@ -144,7 +149,7 @@ def test_a_threshold_is_found_on_other_examples(arrays):
     limit = cal.threshold(data["val_logits"], data["val_labels"], max_error=0.3)
     drawn_figure = figure(data, kind="threshold", max_error=0.3)
     title = drawn_figure.axes[0].get_title(loc="left")
-    assert title == f"threshold {100 * limit.threshold:.4g} %"
+    assert title == f"threshold {100 * round(limit.threshold, 4):.10g} %"
 
 
 @pytest.mark.parametrize(
@@ -166,3 +171,9 @@ def test_files_are_written_whole_and_figures_closed(arrays, tmp_path):
     with pytest.raises(ValueError, match="unknown kind"):
         draw_file(arrays, out=out, kind="nothing")
     assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path, arrays):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'calibrant\[plot\]'"):
+        draw_file(arrays, out=tmp_path / "figure.png")

@@ -21,6 +21,7 @@ from torch import Tensor
 from calibrant._core.messages import printable
 
 IGNORED = -100  # label of an example that does not count, as in torch's cross_entropy
+MOST_ROUNDING = 0.01  # of the sum of a row of printed probabilities
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
 LARGEST_FEATURE = 1e18  # float32 holds the squares of smaller ones
@@ -306,8 +307,8 @@ def logits_from_probs(probs: Values, *, tags: bool = False) -> tuple[FloatArray,
     exact, info = as_float64(scores), float_info(scores)
     if not ((exact >= 0) & (exact <= 1 + 4 * info.eps)).all():
         raise ValueError(
-            "probs must be in [0, 1], got NaN, negative or larger values: scores that are not "
-            "probabilities go in as logits"
+            "probs must be in [0, 1], got NaN, negative or larger values: divide percentages by "
+            "100, and pass other scores as logits"
         )
     one_each = tags or exact.ndim == 1
     rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
@@ -319,16 +320,34 @@ def logits_from_probs(probs: Values, *, tags: bool = False) -> tuple[FloatArray,
 
 
 def check_sums(probs: FloatArray, eps: float) -> None:
-    """Raise unless rows of probabilities of a precision ``eps`` sum to one."""
+    """Raise unless rows of probabilities of a precision ``eps`` sum to one, but for rounding."""
     # each entry is rounded by half an eps at most, so a row of honest entries is off by less
     tolerance = max(1e-4, 4 * eps)
     off = np.abs(probs.sum(-1) - 1)
-    if (off > tolerance).any():
-        at = tuple(int(i) for i in np.argwhere(off > tolerance)[0])
+    wrong = off > tolerance
+    if wrong.any():
+        wrong[wrong] = off[wrong] > _printed_rounding(probs[wrong], eps)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise ValueError(
             f"probs must sum to one in each row, got {probs[at].sum():.6g} at {_place(at)}: "
             "normalise them, or pass the scores as logits"
         )
+
+
+def _printed_rounding(rows: FloatArray, eps: float) -> FloatArray:
+    """How far off one the rounding of printed digits can make the sum of each row, ``(n,)``.
+
+    That is half a unit of the last digit for each class, and at most a hundredth: beyond, a class
+    may be missing as well. Rows that are not decimals of two to six digits get 0.
+    """
+    allowed = np.zeros(len(rows))
+    for digits in range(6, 1, -1):  # fewer digits allow more
+        unit = 10.0**-digits
+        if unit > 100 * eps:  # else any number of this precision would be near such a decimal
+            printed = (np.abs(rows - rows.round(digits)) <= eps).all(-1)
+            allowed[printed] = min(rows.shape[-1] * unit / 2, MOST_ROUNDING)
+    return allowed * (1 + 1e-6)  # the sum itself is rounded too
 
 
 def _asarray(values: Values) -> Logits:

@@ -23,9 +23,18 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
+def printable_name(text: str) -> str:
+    r"""Return a name for a line or a cell of a table: line breaks and tabs are escaped too.
+
+    >>> print(printable_name("two\nlines"))
+    two\nlines
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def comma_separated(names: Iterable[str]) -> str:
     """Join names for an error message; "nothing" if there are none."""
-    return printable(", ".join(names)) or "nothing"
+    return ", ".join(map(printable_name, names)) or "nothing"
 
 
 def unknown_name(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calibrant._core.messages import printable
+from calibrant._core.messages import printable, printable_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +43,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     >>> aligned([["method", "ECE"], ["ts", "0.91 %"]])
     ['method     ECE', 'ts      0.91 %']
     """
+    rows = [[printable_name(cell) for cell in row] for row in rows]
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     cells = ([row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in rows)
     return ["  ".join(line).rstrip() for line in cells]

@@ -15,15 +15,14 @@ def place(values: Tensor, edges: Tensor) -> Tensor:
     Edges are sorted, ``(m,)`` or, one row per class, ``(classes, m)`` filled up with ``BEYOND``.
     """
     # while torch.jit.trace records, sizes are tensors
-    width, flat = int(edges.shape[-1]), edges.to(values.dtype).reshape(-1)
-    below = torch.zeros_like(values, dtype=torch.int64)
-    step = 1 << width.bit_length() >> 1
-    while step:
-        ahead = below + step
-        edge = flat[_row(edges) + ahead.clamp(max=width) - 1]
-        below = torch.where((ahead <= width) & (edge < values), ahead, below)
-        step >>= 1
-    return below
+    left, flat = int(edges.shape[-1]), edges.to(values.dtype).reshape(-1)
+    start = _row(edges) - 1  # the place of the last edge that is known to be below
+    last = torch.zeros_like(values, dtype=torch.int64) + start
+    while left:  # edges behind it that may be below: as many for all values, so none is beyond
+        ahead = last + (left + 1) // 2
+        last = torch.where(flat[ahead] < values, ahead, last)
+        left //= 2
+    return last - start
 
 
 def at_place(table: Tensor, index: Tensor) -> Tensor:

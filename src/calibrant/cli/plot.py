@@ -13,7 +13,7 @@ from calibrant.cli import shared
 @click.argument("pred", nargs=-1, required=True)
 @click.option("-o", "--out", required=True, metavar="OUT", help="A .pdf, .png or .svg file.")
 @click.option(
-    "--kind", default="reliability", show_default=True, metavar="NAME", help="As listed below."
+    "--kind", default="reliability", show_default=True, metavar="NAME", help="As listed above."
 )
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("draw", "test"))
 @click.option("--by", metavar="COLUMN", help="Draw each value of this column.")

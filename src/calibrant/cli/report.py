@@ -89,4 +89,6 @@ def report(
     message = shared.how_written(out)
     result.save(out)
     shared.say(message)
-    shared.say(f"{result.verdict.answer}. {result.verdict.sentence}")
+    several = len(result.verdicts) > 1
+    for name, verdict in result.verdicts.items():
+        shared.say(f"{name}: {verdict}" if several else str(verdict))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from calibrant._core.messages import printable
+from calibrant._core.messages import printable, printable_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -186,7 +186,8 @@ def text_table(
         layout: Any = {"overflow": "fold"} if i < names else {"justify": "right", "no_wrap": True}
         table.add_column(heading, style="bold" if i in bold else "", **layout)
     for cells in rows:
-        table.add_row(*cells, style="bold" if marked and cells[0] == marked else "")
+        shown = map(printable_name, cells)
+        table.add_row(*shown, style="bold" if marked and cells[0] == marked else "")
     return table
 
 

@@ -47,7 +47,8 @@ class CsvTable(Reader):
                 f"{path} has no column of logits or probabilities; its first line names {shown}: "
                 f"{RULES}"
             )
-        rows, self._numeric = sum(1 for _ in self._rows()), set(chain(*self.layout.scores.values()))
+        self._numeric = set(chain(*self.layout.stacked.values()))
+        rows = sum(1 for _ in self._rows())
         self.headers = {
             name: Header((rows,), np.dtype(np.float64 if name in self._numeric else str))
             for name in self._at

@@ -40,7 +40,7 @@ def _with_layout(reader: formats.ParquetReader) -> Reader:
     layout = layout_of(single, path)
     if not layout.scores:
         return reader
-    for column in chain.from_iterable(layout.scores.values()):
+    for column in chain.from_iterable(layout.stacked.values()):
         if headers[column].dtype.kind not in "biuf":
             raise ValueError(f"{path}: {column} must be numbers, got {headers[column].dtype.name}")
     return TableReader(reader, replace(layout, others=[*layout.others, *lists]))

@@ -6,20 +6,24 @@ what a probability is told by the names of the columns, never by their values.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 
-from calibrant._core.checks import IntArray
+from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import ClassNumbers, LabelError, score_column
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header, Reader, joined, rechunked
 from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, owner, split_names
 
 LABEL_NAMES = ("labels", "label", "y_true", "y", "target")
+FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
+"""Columns of labels, one for each tag, and of features, numbered from 0."""
 SPLIT = "split"
 MOST_SPLITS = 100
 RULES = (
@@ -33,10 +37,16 @@ class Layout:
     """The columns of a table by their meaning."""
 
     scores: dict[str, list[str]]  # columns of "logits" or "probs", in the order of the classes
+    further: dict[str, list[str]]  # columns of "features", and of "labels" where classes are tags
     names: list[str]  # of the classes; none where one column stands for two classes
     labels: str | None
     split: str | None
     others: list[str]
+
+    @property
+    def stacked(self) -> dict[str, list[str]]:
+        """The columns that make an array ``(n, columns)``, all of them numbers."""
+        return self.scores | self.further
 
     @property
     def class_names(self) -> list[str] | None:
@@ -83,7 +93,8 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
     for alike in (labels, splits):
         if len(alike) > 1:
             raise _ambiguous(where, *alike[:2])
-    known = {*used, *labels, *splits}
+    further = _further(columns, names, where, tags=not labels)
+    known = {*used, *labels, *splits, *chain.from_iterable(further.values())}
     others = [column for column in columns if column not in known]
     if scores and (confusing := [c for c in others if split_names([c])]):
         raise ValueError(
@@ -91,7 +102,32 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
             "taken for a split of that name"
         )
     label, split = (next(iter(columns), None) for columns in (labels, splits))
-    return Layout(scores, names, label, split, others)
+    return Layout(scores, further, names, label, split, others)
+
+
+def _further(
+    columns: Sequence[str], names: Sequence[str], where: str, *, tags: bool
+) -> dict[str, list[str]]:
+    """Return the columns of features 0, 1, ..., and those of ``tags``: of labels of every class."""
+    found: dict[str, dict[str, str]] = {}
+    for column in columns:
+        if match := FURTHER.fullmatch(column):
+            by_name = found.setdefault(f"{match['array'].lower()}s", {})
+            name = match["name"]
+            name = str(int(name)) if name.isdecimal() else name
+            if name in by_name:
+                raise _ambiguous(where, by_name[name], column)
+            by_name[name] = column
+    features = found.get("features", {})
+    wanted = {
+        "labels": list(names) if tags else [],
+        "features": [str(i) for i in range(len(features))],
+    }
+    return {
+        array: [found[array][name] for name in order]
+        for array, order in wanted.items()
+        if order and set(found.get(array, ())) == set(order)
+    }
 
 
 def _ordered(by_class: Mapping[str, str], where: str) -> list[str]:
@@ -146,14 +182,16 @@ class TableArrays:
         self._meaning: dict[str, tuple[str, str]] = {}  # split and column of each key
         self.headers: dict[str, Header] = {}
         # whole numbers become floats
-        scores = {
-            domain: np.result_type(np.float16, *(table.headers[c].dtype for c in columns))
-            for domain, columns in layout.scores.items()
+        stacked = {
+            array: np.result_type(np.float16, *(table.headers[c].dtype for c in columns))
+            for array, columns in layout.stacked.items()
         }
+        stacked |= {"labels": np.dtype(np.int64)} if "labels" in stacked else {}
         for split, rows in self._rows_by_split().items():
-            for domain, dtype in scores.items():
-                shape = (rows, len(layout.names)) if layout.names else (rows,)
-                self._add(split, domain, Header(shape, dtype))
+            for array, dtype in stacked.items():
+                alone = array in layout.scores and not layout.names  # one column for two classes
+                shape = (rows,) if alone else (rows, len(layout.stacked[array]))
+                self._add(split, array, Header(shape, dtype))
             if layout.labels is not None:
                 self._add(split, "labels", Header((rows,), np.dtype(np.int64)))
             for other in layout.others:
@@ -202,20 +240,33 @@ class TableArrays:
     def _arrays(self, split: str, column: str, rows: int, dtype: np.dtype[Any]) -> Iterator[Array]:
         layout = self._layout
         numbers = ClassNumbers(layout.names)
-        if column == "labels":
-            columns = [layout.labels] if layout.labels is not None else []
+        if column == "labels" and layout.labels is not None:
+            columns = [layout.labels]
         else:
-            columns = layout.scores.get(column, [column])
+            columns = layout.stacked.get(column, [column])
         wanted = [*columns, *([] if layout.split is None else [layout.split])]
         for batch in self._table.batches(wanted, rows):
-            if column in layout.scores:
+            if column in layout.stacked:
                 stacked = np.stack([batch.columns[c] for c in columns], axis=-1)
-                values = (stacked if layout.names else stacked[:, 0]).astype(dtype, copy=False)
+                if column == "labels":
+                    self._check_tags(stacked, batch, columns)
+                alone = column in layout.scores and not layout.names
+                values = (stacked[:, 0] if alone else stacked).astype(dtype, copy=False)
             elif column == "labels":
                 values = self._numbered(numbers, batch, columns[0])
             else:
                 values = batch.columns[columns[0]]
             yield values if layout.split is None else values[self._splits(batch) == split]
+
+    def _check_tags(self, labels: Array, batch: Batch, columns: Sequence[str]) -> None:
+        """Raise unless labels of tags are 0, 1 or ignored, before they become whole numbers."""
+        wrong = np.argwhere(~np.isin(labels, (0, 1, IGNORED)))
+        if wrong.size:
+            row, tag = wrong[0]
+            raise ValueError(
+                f"{self.path}, {batch.place(row)}: {columns[tag]} must be 0, 1 or {IGNORED} "
+                f"(unknown), got {labels[row, tag]:g}"
+            )
 
     def _numbered(self, numbers: ClassNumbers, batch: Batch, column: str) -> IntArray:
         try:
@@ -296,8 +347,9 @@ def _table_columns(
 ) -> dict[str, Any]:
     if not isinstance(values, np.ndarray):
         return {column: values}
-    if column in SCORES and values.ndim == 2:
-        classes = range(values.shape[1]) if names is None else names
+    if column in (*SCORES, "labels", "features") and values.ndim == 2:
+        numbers = range(values.shape[1])
+        classes = numbers if names is None or column == "features" else names
         return {f"{column}_{name}": values[:, i] for i, name in enumerate(classes)}
     if values.ndim > (2 if form == ".parquet" else 1) or not values.ndim:  # parquet has lists
         raise _no_table(form, f"{key} of shape {values.shape}")

@@ -19,7 +19,7 @@ from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import probabilities
 from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import Html, joined, notebook
-from calibrant.display.results import heading, one_line, verdict
+from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.metrics.reductions import Input, check_one_input
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
@@ -181,7 +181,8 @@ class DecisionRule(nn.Module):
         if self.guarantee.threshold == math.inf:
             most = f"{100 * self.guarantee.max_error:g} %"
             return f"No answer is accepted: too few examples to show an error of at most {most}."
-        return f"Accept an answer if its confidence is at least {self.guarantee.threshold:.4f}."
+        least = threshold_text(self.guarantee.threshold)
+        return f"Accept an answer if its confidence is at least {least}."
 
     def __repr__(self) -> str:
         return one_line(self, self.instruction().rstrip("."), self.describe())

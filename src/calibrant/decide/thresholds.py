@@ -16,7 +16,7 @@ from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores,
 from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
 from calibrant.display.html import Html, joined, notebook
-from calibrant.display.results import facts, heading, one_line, verdict
+from calibrant.display.results import facts, heading, one_line, threshold_text, verdict
 from calibrant.metrics.ranking import risk_coverage
 from calibrant.metrics.reductions import Data, Input, answers_from, keywords
 
@@ -60,7 +60,7 @@ class Threshold(NamedTuple):
             return one_line(self, "accepts none", f"{self.n:,} examples")
         return one_line(
             self,
-            f"{self.threshold:.4f}: accepts {100 * self.coverage:.1f} %",
+            f"{threshold_text(self.threshold)}: accepts {100 * self.coverage:.1f} %",
             f"{100 * self.error:.2f} % of them wrong",
             f"max_error={self.max_error:g}, level={self.level:g}",
         )
@@ -76,7 +76,7 @@ class Threshold(NamedTuple):
         """Return the numbers as HTML, without style."""
         none = "No answer is accepted: there are too few examples to show such an error."
         values = {
-            "accept from a confidence of": f"{self.threshold:.4f}",
+            "accept from a confidence of": threshold_text(self.threshold),
             "share accepted": f"{100 * self.coverage:.1f} %",
             "wrong among them": f"{100 * self.error:.2f} %",
             "upper bound": f"{100 * self.bound:.2f} %",

@@ -7,6 +7,7 @@ named tuples have no other bases.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -27,6 +28,17 @@ def one_line(result: object, *words: str) -> str:
     """
     said = ", ".join(" ".join(word.split()) for word in words if word)
     return f"{type(result).__name__}({printable(said)})"
+
+
+def threshold_text(confidence: float) -> str:
+    """Return a threshold with the digits that tell it from 1, which few answers reach.
+
+    >>> threshold_text(0.71843), threshold_text(0.9999955), threshold_text(1.0)
+    ('0.7184', '0.99999550', '1.0000')
+    """
+    distance = 1 - confidence
+    digits = 4 if distance <= 0 else max(4, 2 - math.floor(math.log10(distance)))
+    return f"{confidence:.{digits}f}"
 
 
 def heading(title: str, *notes: str) -> Html:

@@ -97,7 +97,7 @@ class Accumulator:
         """An accumulator of the same form that has seen nothing."""
         return Accumulator(**self._form(), seed=self.seed)
 
-    @np.errstate(under="ignore")
+    @checks.warnings_at_caller()
     def update(
         self,
         logits: Input = None,
@@ -110,8 +110,26 @@ class Accumulator:
         """Add logits ``(..., classes)``, or ``probs``, with labels ``(...)``.
 
         ``sample_weight`` and ``by``, the subgroups to report on, have one value per label or per
-        row of labels. A refused batch leaves no trace.
+        row of labels. A refused batch leaves no trace. A warning tells if the logits of the first
+        batch look like probabilities.
         """
+        first = not self.moments.count
+        self.add(logits, labels, probs=probs, sample_weight=sample_weight, by=by)
+        if first and logits is not None and self.estimand != "multilabel":  # tags sum to anything
+            checks.warn_of_probs(checks.as_scores(logits), "if they are, pass them as probs=")
+        return self
+
+    @np.errstate(under="ignore")
+    def add(
+        self,
+        logits: Input = None,
+        labels: Input = None,
+        *,
+        probs: Input = None,
+        sample_weight: Input = None,
+        by: Input = None,
+    ) -> Accumulator:
+        """Add a batch as :meth:`update` does, without its warning: callers look at all of it."""
         if labels is not None:
             labels, logits, probs = without_frames(labels, logits, probs)
         examples, floored = labelled_examples(logits, labels, probs, sample_weight, self.estimand)
@@ -140,7 +158,7 @@ class Accumulator:
             part = None if weights is None else weights[where]
             subgroup = self.by.setdefault(name, self.like())
             columns: dict[str, Any] = {domain: scores[where], "sample_weight": part}
-            subgroup.update(labels=targets[where], **columns)
+            subgroup.add(labels=targets[where], **columns)
         return self
 
     def merge(self, other: Accumulator) -> Accumulator:

@@ -105,6 +105,18 @@ class ClassReliability(NamedTuple):
     """Of the class, from 0."""
     reliability: Reliability
 
+    def __repr__(self) -> str:
+        return one_line(self, f"class {self.number}", repr(self.reliability))
+
+    def _repr_html_(self) -> str:
+        return notebook(self.reliability.chart(f"class {self.number}"))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Frame of the reliability, with the number of the class in front. Needs pandas."""
+        frame = self.reliability.to_frame()
+        frame.insert(0, "class", self.number)
+        return frame
+
 
 class Histogram(NamedTuple):
     """Share of all examples per bin of confidence that are right, and that are wrong."""

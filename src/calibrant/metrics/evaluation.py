@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrant._core.binning import RULE, Bins
 from calibrant._core.chunks import Estimand
-from calibrant._core.messages import printable
+from calibrant._core.messages import printable, printable_name
 from calibrant._core.tables import frame, latex_table
 from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
 from calibrant.display.results import Kind, heading, long_table, one_line, verdict
@@ -150,7 +150,7 @@ class Evaluation(Mapping[str, Estimate]):
         for name, part in self.by.items():
             metric = "ece" if "ece" in part else next(iter(part))
             shown = " ".join(part.table()[list(part).index(metric)])
-            lines.append(f"group {name}, {part.n:,} examples: {shown}".rstrip())
+            lines.append(f"group {printable_name(name)}, {part.n:,} examples: {shown}".rstrip())
         said = [self.describe(), *lines, self.verdict(), self.hint()]
         return printable("\n".join(filter(None, said)))
 

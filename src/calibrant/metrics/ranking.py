@@ -99,7 +99,7 @@ class RiskCoverage(NamedTuple):
     low: FloatArray
     high: FloatArray
     level: float
-    """Coverage of the intervals."""
+    """Coverage of the intervals; NaN without."""
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the curve as by :func:`calibrant.plots.risk_coverage_plot`, with its options."""
@@ -118,14 +118,26 @@ class RiskCoverage(NamedTuple):
         kept: dict[str, Any] = {name: column[places] for name, column in self._columns().items()}
         return self._replace(**kept)
 
+    def without_intervals(self) -> RiskCoverage:
+        """Return the curve alone: for examples that are not independent, intervals are too narrow.
+
+        >>> curve = risk_coverage(confidence=[0.9, 0.8], outcome=[1, 0]).without_intervals()
+        >>> curve.risk, curve.low
+        (array([0. , 0.5]), array([nan, nan]))
+        """
+        unknown = np.full_like(self.risk, np.nan)
+        return self._replace(low=unknown, high=unknown, level=math.nan)
+
     def chart(self) -> str:
         """Curve as SVG, with that of no order and that of the best one."""
         whole = float(self.risk[-1]) if self.risk.size else math.nan
         # with all wrong answers last, errors begin when only they are left
         kept = np.linspace(0.01, 1, 100)
         best = np.maximum(kept - (1 - whole), 0) / kept
+        known = not math.isnan(self.level)
+        interval = f", {100 * self.level:g} % interval at each point" if known else ""
         lines = [
-            Line("by confidence", self.coverage, self.risk, self.low, self.high),
+            Line(f"by confidence{interval}", self.coverage, self.risk, self.low, self.high),
             Line("best order", kept, best, colour="good", dashed=True),
             Line("no order", [0, 1], [whole, whole], colour="muted", dashed=True),
         ]

@@ -144,6 +144,18 @@ class MonitorReport:
     def fragment(self) -> Html:
         """Return the windows and their charts as HTML, without style."""
         headings, *rows = self.table()
+        return joined(
+            [
+                heading("Monitor report", self.describe()),
+                verdict(self.advice(), "good" if self.alarm is None else "bad"),
+                side_by_side(*self.charts()),
+                html_table(headings, rows),
+                remarks(self.remarks()),
+            ]
+        )
+
+    def charts(self) -> tuple[str, str]:
+        """Return the evidence of a drift and the gap by window, as SVG."""
         names = [row["window"] for row in self.windows]
         alarm = None if self.alarm is None else self.alarm.window
         evidence = drift_chart(
@@ -161,15 +173,7 @@ class MonitorReport:
             alarm=alarm,
             form=percent,
         )
-        return joined(
-            [
-                heading("Monitor report", self.describe()),
-                verdict(self.advice(), "good" if self.alarm is None else "bad"),
-                side_by_side(evidence, gaps),
-                html_table(headings, rows),
-                remarks(self.remarks()),
-            ]
-        )
+        return evidence, gaps
 
     def _repr_html_(self) -> str:
         return notebook(self.fragment())

@@ -107,6 +107,7 @@ def look(size: SizeName = "page", *, dark: bool | None = None) -> Iterator[None]
     >>> float(axes.figure.get_figwidth())
     3.3
     """
+    pyplot()
     check_choice("size", size, get_args(SizeName))
     given = None if dark is None else DARK if dark else LIGHT
     with _in_use(Look(SIZES[size], given or _palette()), paper=given is not None):
@@ -186,7 +187,7 @@ def in_look(draw: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(draw)
     def drawn(*args: P.args, **options: P.kwargs) -> R:
-        _pyplot()
+        pyplot()
         ax = names.bind(*args, **options).arguments.get("ax")
         chosen, figure = current(), getattr(ax, "figure", None)
         if figure is not None:
@@ -197,7 +198,8 @@ def in_look(draw: Callable[P, R]) -> Callable[P, R]:
     return drawn
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Return matplotlib.pyplot, or raise an error that names the extra."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -210,7 +212,7 @@ def new_axes(ax: Axes | None, *, height: float = 0.8) -> Axes:
     """Return dressed axes: those given, or of a new figure whose height is a share of its width."""
     if ax is None:
         width = current().size.panel
-        ax = _pyplot().subplots(figsize=(width, height * width), layout="constrained")[1]
+        ax = pyplot().subplots(figsize=(width, height * width), layout="constrained")[1]
     dress(ax)
     return ax
 
@@ -226,7 +228,7 @@ def panels(count: int, *, height: float, columns: int | None = None) -> list[Axe
     across = -(-count // rows)
     width = min(size.width, across * size.panel)
     tall = height * (width - 5 * em) / across + 2.5 * em
-    grid = _pyplot().subplots(
+    grid = pyplot().subplots(
         rows,
         across,
         figsize=(width, rows * tall + 5 * em),

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from calibrant._core.checks import FloatArray
+from calibrant.display.results import threshold_text
 from calibrant.plots.data import Limit, RiskCurve, SetSizes
 from calibrant.plots.look import current, figure_of, in_look, legend, new_axes, panels, text_of
 
@@ -72,9 +73,16 @@ def _risk_line(
     line: dict[str, Any] = {"color": colour, "ls": dashes, "lw": look.thick, "label": label}
     axes.plot(x, 100 * curve.risk[some], marker=_marker(x), **line)
     if banded:
-        interval = f"{100 * curve.level:g} % interval, at each point"
-        low, high = 100 * curve.low[some], 100 * curve.high[some]
-        axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, label=interval)
+        _band(axes, x, curve, colour)
+
+
+def _band(axes: Axes, x: FloatArray, curve: RiskCurve, colour: str) -> None:
+    """Draw the intervals at the points that are drawn, if there are any."""
+    if math.isnan(curve.level):
+        return
+    some, label = _thinned(len(curve.risk)), f"{100 * curve.level:g} % interval, at each point"
+    low, high = 100 * curve.low[some], 100 * curve.high[some]
+    axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, label=label)
 
 
 @in_look
@@ -94,10 +102,8 @@ def threshold_plot(curve: RiskCurve, *, limit: Limit | None = None) -> Figure:
     line: dict[str, Any] = {"lw": look.thick, "marker": _marker(x)}
     upper.plot(x, 100 * curve.coverage[some], color=colour, **line)
     upper.set(ylabel="answered (%)", ylim=(0, 103))
-    interval = f"{100 * curve.level:g} % interval, at each point"
-    low, high = 100 * curve.low[some], 100 * curve.high[some]
     lower.plot(x, 100 * curve.risk[some], color=other, label="wrong among these", **line)
-    lower.fill_between(x, low, high, color=other, alpha=0.2, lw=0, label=interval)
+    _band(lower, x, curve, other)
     lower.set(ylabel="wrong (%)", xlabel="least confidence of an answer")
     lower.set_ylim(0, 160 * _level_of_errors(curve))
     for ax in (upper, lower):
@@ -131,7 +137,7 @@ def _mark(upper: Axes, lower: Axes, curve: RiskCurve, limit: Limit) -> str:
         ax.annotate(
             words, (at, 100 * value), offset, textcoords="offset points", weight="bold", va="bottom"
         )
-    return f"threshold {100 * limit.threshold:.4g} %"
+    return f"threshold {100 * float(threshold_text(limit.threshold)):.10g} %"
 
 
 @in_look
@@ -177,7 +183,8 @@ def _few_sizes(sizes: SetSizes) -> tuple[Any, FloatArray, FloatArray]:
 def _level_of_errors(curve: RiskCurve) -> float:
     """Return the largest error of curves, but for that of the few most confident answers."""
     many = curve.coverage >= min(0.05, float(curve.coverage[-1]))
-    return max(float(curve.risk[many].max()), float(curve.high[-1]) / 1.2)
+    largest = float(curve.risk[many].max())
+    return largest if math.isnan(curve.level) else max(largest, float(curve.high[-1]) / 1.2)
 
 
 def _marker(points: Any) -> str:

@@ -19,7 +19,7 @@ from calibrant._core.checks import Values
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
 from calibrant.calibrators.registry import calibrators_for
-from calibrant.data.dataset import Data, Dataset, as_dataset, is_data
+from calibrant.data.dataset import ARRAYS, Data, Dataset, as_dataset, is_data
 from calibrant.reports.measure import measure
 from calibrant.reports.model import Subject
 from calibrant.reports.remedies import try_methods, usual_methods
@@ -257,15 +257,17 @@ def _is_simple(value: Any) -> bool:
 
 
 def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]) -> str:
-    """Return the command line that makes this report again."""
+    """Return the command line that makes this report again; empty for arrays, which have none."""
     paths = dict.fromkeys(dataset.path for dataset, _ in sets.values())
+    if ARRAYS in paths:
+        return ""
     splits = dict.fromkeys(split for _, split in sets.values() if split)
     words = ["calibrant", "report", *paths]
     words += [word for split in splits for word in ("--split", split)]
     names = {"fit_split": None, "by": None, "sample_weight": None, "methods": None}
     usual = {**names, "bins": 15, "level": 0.9, "seed": 0}
     for name, default in usual.items():
-        value = options[name]
+        value = options[name] or 0 if name == "level" else options[name]
         if value != default:
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             words += [f"--{name.replace('_', '-')}", text]

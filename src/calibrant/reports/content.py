@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from calibrant.data.dataset import ARRAYS
+from calibrant.display.results import threshold_text
+from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.registry import METRICS
 from calibrant.reports.checks import percent
-from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Subject
+from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Severity, Subject
 
+WORDS: dict[Severity, str] = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
+"""Severities of findings, as they are shown."""
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 """Shares of answers that tables of thresholds show."""
+CALIBRATED = "calibrated.npz"
+"""File that the advised commands write."""
 QUESTION = "Can I trust this model's confidence?"
 
 
@@ -147,7 +153,7 @@ def decisions_table(points: Sequence[Coverage]) -> Table:
         if nearest not in shown:
             shown.append(nearest)
     rows = [
-        (percent(point.coverage), f"{point.threshold:.4f}", percent(point.error, 2))
+        (percent(point.coverage), threshold_text(point.threshold), percent(point.error, 2))
         for point in shown
     ]
     return Table(("answered", "confidence at least", "wrong among these"), rows)
@@ -162,9 +168,19 @@ def guarantees_table(remedy: Remedy) -> Table:
             rows.append((limit, "none found", "-", "-"))
         else:
             shares = percent(each.coverage), percent(each.error, 2)
-            rows.append((limit, f"{each.threshold:.4f}", *shares))
+            rows.append((limit, threshold_text(each.threshold), *shares))
     headings = ("errors at most", "confidence at least", "answered", "observed errors")
     return Table(headings, rows)
+
+
+def guarantees_caption(remedy: Remedy) -> str:
+    """Return what is guaranteed, and for which calibrator: another fit has other confidences."""
+    assert remedy.chosen is not None
+    level = f"{100 * remedy.thresholds[0].level:g} %"
+    return (
+        f"Each threshold keeps its error rate with {level} certainty, for {remedy.chosen.method} "
+        f"as fitted here, on {remedy.comparison.fitted_on}"
+    )
 
 
 def overview_table(subjects: Sequence[Subject], answers: Sequence[str]) -> Table:
@@ -202,15 +218,18 @@ def _path(subject: Subject) -> str:
 
 def _to_calibrate(subject: Subject) -> list[Snippet]:
     path, file = _path(subject), shlex.quote(_path(subject))
-    method = subject.remedy.chosen.method if subject.remedy and subject.remedy.chosen else "auto"
-    flag, option = "", ""
+    remedy = subject.remedy
+    method = remedy.chosen.method if remedy and remedy.chosen else "auto"
+    fitted_on = remedy.fit_split if remedy else ""
+    flag = _split_flag(fitted_on, "val")
+    option = f", split={fitted_on!r}" if flag else ""
     if subject.word == "tag":
-        flag, option = " --multilabel", ', estimand="multilabel"'
-    elif subject.remedy and subject.remedy.may_change_predictions:
-        flag, option = " --choices", ', options={"keep_argmax": False}'
+        flag, option = f"{flag} --multilabel", f'{option}, estimand="multilabel"'
+    elif remedy and remedy.may_change_predictions:
+        flag, option = f"{flag} --choices", f'{option}, options={{"keep_argmax": False}}'
     commands = (
         f"calibrant fit {file} --method {method}{flag} -o calibrator",
-        f"calibrant apply calibrator {file} -o calibrated.npz",
+        f"calibrant apply calibrator {file} -o {CALIBRATED}",
         "calibrant export calibrator -o calibrator.onnx",
     )
     code = (
@@ -226,17 +245,29 @@ def _to_calibrate(subject: Subject) -> list[Snippet]:
 
 
 def _to_keep(subject: Subject) -> list[Snippet]:
-    flag = " --multilabel" if subject.word == "tag" else ""
-    gate = f"calibrant evaluate {shlex.quote(_path(subject))}{flag} --max-ece {_limit(subject):g}"
+    flag = _split_flag(subject.split, "test")
+    flag += " --multilabel" if subject.word == "tag" else ""
+    remedy = subject.remedy
+    file, evaluation = shlex.quote(_path(subject)), subject.evaluation
+    if remedy is not None and remedy.after is not None and not remedy.changes_nothing:
+        file, evaluation = CALIBRATED, remedy.after
+    gate = f"calibrant evaluate {file}{flag} --max-ece {_limit(evaluation['ece']):g}"
+    stop = Snippet("Stop a release that is worse", "bash", gate)
+    if subject.word == "tag":  # a monitor takes exclusive classes only
+        return [stop]
     watch = "calibrant monitor today.npz --calibrator calibrator --state watch.json --fail"
     return [
         Snippet("Watch it in use: a window of labelled examples at a time", "bash", watch),
-        Snippet("Stop a release that is worse", "bash", gate),
+        stop,
     ]
 
 
-def _limit(subject: Subject) -> float:
-    """Return a limit of the ECE that the model keeps, calibrated if that is the advice."""
-    after = subject.remedy.after if subject.remedy else None
-    ece = (after or subject.evaluation)["ece"].value
-    return max(0.02, math.ceil(100 * ece) / 100)
+def _split_flag(name: str, usual: str) -> str:
+    """Return the option that names a split; empty for one that the command takes by itself."""
+    return f" --split {shlex.quote(name)}" if name not in ("", usual) else ""
+
+
+def _limit(ece: Estimate) -> float:
+    """Return a limit that the ECE of other examples will keep too, if nothing changes."""
+    most = ece.value if math.isnan(ece.high) else max(ece.value, ece.high)
+    return max(0.02, math.ceil(100 * most) / 100)

@@ -137,7 +137,7 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "CAL008",
-            "Confidence does not tell right from wrong",
+            "Confidence hardly tells right from wrong",
             "Right and wrong answers have similar confidences. Calibration cannot repair that: it "
             "can make confidences honest, not informative.",
             "Improve the model or its features, or use another score of confidence; do not select "

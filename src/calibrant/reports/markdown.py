@@ -13,7 +13,6 @@ from calibrant.reports.model import Subject
 from calibrant.reports.results import Results
 
 MARKS = {"bad": "🔴", "warn": "🟠", "info": "🔵", "good": "🟢"}
-WORDS = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
 MOST_CLASSES = 10
 _ENTITIES = {
     "&": "&amp;",
@@ -100,7 +99,7 @@ def _verdict(report: Results, subject: Subject) -> list[str]:
 
 def _findings(found: Sequence[Finding]) -> list[str]:
     lines = [
-        f"- {MARKS[f.severity]} **{f.code} {escaped(f.title)}** ({WORDS[f.severity]}): "
+        f"- {MARKS[f.severity]} **{f.code} {escaped(f.title)}** ({content.WORDS[f.severity]}): "
         f"{escaped(f'{f.evidence} {f.fix}')}"
         for f in found
     ]
@@ -144,7 +143,8 @@ def _now(subject: Subject) -> Iterator[str]:
     if subject.decisions:
         lines += table(content.decisions_table(subject.decisions))
     if subject.remedy is not None and subject.remedy.thresholds:
-        lines += ["With 95 % certainty:", "", *table(content.guarantees_table(subject.remedy))]
+        lines += [f"{escaped(content.guarantees_caption(subject.remedy))}:", ""]
+        lines += table(content.guarantees_table(subject.remedy))
     yield from _details("What to do now", lines)
 
 
@@ -153,7 +153,8 @@ def _provenance(report: Results) -> Iterator[str]:
     yield f"calibrant {escaped(made.calibrant)}, Python {made.python}, NumPy {made.numpy}, "
     yield f"torch {escaped(made.torch)}; {made.created}"
     yield ""
-    yield from fenced("bash", made.command)
+    if made.command:
+        yield from fenced("bash", made.command)
     for file in dict.fromkeys(file for subject in report.subjects for file in subject.files):
         digest = f"sha256 {file.sha256}" if file.sha256 else "not hashed"
         yield f"- {escaped(file.path)}: {file.bytes:,} bytes, {digest}"

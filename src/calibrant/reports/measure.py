@@ -207,15 +207,15 @@ def _classes(
     frequency, claimed = _frequencies(total, size)
     held = np.flatnonzero(sums.count).tolist()
     parts = dict(zip(held, parts_of(sums, names, level), strict=True))
-    worth = total.moments.effective
-    if total.estimand == "multilabel":
-        worth /= size
+    # labels of a tag may be missing; every example is of some class
+    whole = np.full(size, total.moments.effective)
+    worth = (sums.effective if total.estimand == "multilabel" else whole).tolist()
     return [
         ClassFigures(
             parts.get(k) or empty_part(names[k]),
             labelled=frequency[k],
             claimed=claimed[k],
-            bias_p_value=_bias_test(frequency[k], claimed[k], worth),
+            bias_p_value=_bias_test(frequency[k], claimed[k], worth[k]),
         )
         for k in range(size)
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from scipy.stats import beta
+from scipy.special import betainc
 
 from calibrant._core.binning import Bins
 from calibrant.calibrators.auto import Auto
@@ -97,6 +97,8 @@ class Remedy:
     """Answers after calibration, on the examples that methods were measured on."""
     thresholds: list[Threshold]
     """Guaranteed error rates after calibration."""
+    fit_split: str = ""
+    """Name of the split that methods were fitted on; empty for plain arrays."""
 
     @property
     def before(self) -> Evaluation | None:
@@ -162,6 +164,11 @@ class Subject:
         return "tag" if self.evaluation.estimand == "multilabel" else "class"
 
     @property
+    def counted(self) -> str:
+        """What the numbers of examples count."""
+        return "labels" if self.word == "tag" else "examples"
+
+    @property
     def probability(self) -> str:
         """Name of what is measured, for sentences."""
         if self.word == "tag":
@@ -176,6 +183,8 @@ class Subject:
 
 def parts_of(bins: Bins, names: Sequence[str], level: float | None) -> list[Part]:
     """Return the parts of an evaluation from sums; empty ones are left out."""
+    if not bins.count.any():
+        return []
     curve, worth = reliability_of(bins, level=level or 0.9), bins.effective
     parts = []
     for i in np.flatnonzero(bins.count).tolist():
@@ -201,8 +210,9 @@ def binomial_test(right: float, n: float, probability: float) -> float:
     (0.0569, 1.0)
     """
     p = min(max(probability, 0.0), 1.0)
-    at_least = float(beta.cdf(p, right, n - right + 1)) if right > 0 else 1.0
-    at_most = float(beta.sf(p, right + 1, n - right)) if right < n else 1.0
+    # tails of the binomial distribution; scipy.stats would take a second for 5,000 classes
+    at_least = float(betainc(right, n - right + 1, p)) if right > 0 else 1.0
+    at_most = float(betainc(n - right, right + 1, 1 - p)) if right < n else 1.0
     return min(1.0, 2 * min(at_least, at_most))
 
 

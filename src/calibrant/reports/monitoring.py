@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from calibrant.display.elements import percent
 from calibrant.display.html import Html, joined, tag
-from calibrant.display.svg import drift_chart
 from calibrant.monitor import MonitorReport
 from calibrant.reports.content import Snippet, Table
 from calibrant.reports.files import write_form
@@ -131,22 +129,10 @@ def _hero(report: MonitorReport) -> Html:
 
 
 def _over_time(report: MonitorReport) -> Html:
-    names = [str(row["window"]) for row in report.windows]
-    alarm = None if report.alarm is None else report.alarm.window
-
-    def values(key: str) -> Sequence[float]:
-        return [row[key] for row in report.windows]
-
-    evidence = drift_chart(
-        names, values("e_value"), label="e-value", limit=report.limit, alarm=alarm, log=True
-    )
-    gaps = drift_chart(
-        names, values("gap"), label="confidence minus accuracy", alarm=alarm, form=percent
-    )
+    evidence, gaps = report.charts()
     charts = (chart(evidence, "Evidence of a drift"), chart(gaps, "Gap"))
-    return section(
-        "time", tag("h2", "Over time"), tag("div", *charts, class_="columns") if names else ""
-    )
+    shown = tag("div", *charts, class_="columns") if report.windows else ""
+    return section("time", tag("h2", "Over time"), shown)
 
 
 def _windows(report: MonitorReport) -> Html:

@@ -86,7 +86,7 @@ for (const field of document.querySelectorAll("input[type=search]")) {
   });
 }
 
-// Slider over thresholds: rows of [threshold, share answered, errors among these].
+// Slider over thresholds: rows of [threshold as text, share answered, errors among these].
 const percent = (value, digits) => `${(100 * value).toFixed(digits)} %`;
 for (const box of document.querySelectorAll(".slider")) {
   const points = JSON.parse(box.querySelector("script").textContent);
@@ -96,7 +96,7 @@ for (const box of document.querySelectorAll(".slider")) {
     const [threshold, coverage, error] = points[input.value];
     box.querySelector("[data-value=answered]").textContent = percent(coverage, 1);
     box.querySelector("[data-value=wrong]").textContent = percent(error, 2);
-    box.querySelector("[data-value=threshold]").textContent = threshold.toFixed(4);
+    box.querySelector("[data-value=threshold]").textContent = threshold;
     box.querySelector("[data-value=left]").textContent = percent(1 - coverage, 1);
     right.style.width = `${100 * coverage * (1 - error)}%`;
     wrong.style.width = `${100 * coverage * error}%`;

@@ -127,7 +127,8 @@ def _box(results: Results, subject: Subject, name: str) -> Html:
 def _provenance(results: Results) -> Html:
     made = results.provenance
     versions = f"{made.calibrant} (Python {made.python}, NumPy {made.numpy}, torch {made.torch})"
-    facts = {"made": made.created, "calibrant": versions, "command": made.command}
+    facts = {"made": made.created, "calibrant": versions}
+    facts |= {"command": made.command} if made.command else {}
     named = {name: value for name, value in made.options.items() if value is not None}
     facts |= {name.replace("_", " "): str(value) for name, value in named.items()}
     rows = [

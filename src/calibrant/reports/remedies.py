@@ -61,23 +61,28 @@ def try_methods(
             executor=executor,
             progress=progress,
         )
-        (_, measured), _ = fit_and_test(dataset, fit_split, split, seed)
-        return _remedy(comparison, measured, estimand, executor)
+        splits, _ = fit_and_test(dataset, fit_split, split, seed)
+        return _remedy(comparison, *splits, estimand, executor)
 
 
 def _remedy(
-    comparison: Comparison, measured: Split, estimand: EstimandChoice, executor: Executor | None
+    comparison: Comparison,
+    fitted: Split,
+    measured: Split,
+    estimand: EstimandChoice,
+    executor: Executor | None,
 ) -> Remedy:
     method = comparison.choice()
     chosen = None if method is None else comparison[method]
     if chosen is None or chosen.calibrator is None or estimand == "multilabel":
-        return Remedy(comparison, chosen, [], [])
+        return Remedy(comparison, chosen, [], [], fitted.name)
     stream = Accumulator(pairs=True, metrics=["accuracy"], level=None, estimand=estimand)
     meter = Meter([chosen.calibrator], stream)
     meter.walk(measured, executor)
     kind = resolve_estimand(estimand, comparison.classes)
     answers, _ = answers_of(stream.kept_pairs(), kind)
-    return Remedy(comparison, chosen, coverage_of(answers), _guaranteed(answers))
+    thresholds = _guaranteed(answers)
+    return Remedy(comparison, chosen, coverage_of(answers), thresholds, fitted.name)
 
 
 def _guaranteed(answers: WeightedPairs) -> list[Threshold]:

@@ -20,7 +20,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made a report: versions, time, options, and the command that repeats it."""
+    """What made a report: versions, time, options, and the command that repeats it.
+
+    The command is empty where arrays were passed, which are in no file.
+    """
 
     calibrant: str
     python: str

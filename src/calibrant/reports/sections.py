@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from calibrant.display.html import Html, joined, tag
+from calibrant.display.results import threshold_text
 from calibrant.display.svg import Line, forest_chart, line_chart
 from calibrant.reports import content
 from calibrant.reports.checks import percent
@@ -17,7 +18,6 @@ from calibrant.reports.shell import chart, scrollable, section, snippet, unbroke
 from calibrant.reports.unchecked import Unchecked
 from calibrant.reports.verdict import Verdict
 
-WORDS: dict[Severity, str] = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
 MOST_CLASSES = 1000
 """Rows of the tables of classes, over all sets of predictions of a page."""
 MOST_GROUPS = 40
@@ -120,7 +120,7 @@ class Sections:
             f"h{self.level + 1}",
             tag("span", finding.code, class_="code"),
             finding.title,
-            tag("span", WORDS[finding.severity], class_="badge"),
+            tag("span", content.WORDS[finding.severity], class_="badge"),
         )
         summary = tag(
             "summary", heading, tag("span", unbroken(finding.evidence), class_="evidence")
@@ -279,7 +279,9 @@ class Sections:
 
     def _slider(self, of: str) -> Html:
         points = self.subject.decisions
-        rows = [[round(p.threshold, 5), round(p.coverage, 4), round(p.error, 5)] for p in points]
+        rows = [
+            (threshold_text(p.threshold), round(p.coverage, 4), round(p.error, 5)) for p in points
+        ]
         data = Html(f'<script type="application/json">{json.dumps(rows)}</script>')
         label = self.name("slider")
         start = min(range(len(points)), key=lambda i: abs(points[i].coverage - 0.9))
@@ -313,9 +315,9 @@ class Sections:
         remedy = self.subject.remedy
         if remedy is None or not remedy.thresholds:
             return []
-        caption = "Thresholds that keep an error rate with 95 % certainty"
         table = content.guarantees_table(remedy)
-        return [self._block("With a guarantee", scrollable(table, caption))]
+        shown = scrollable(table, content.guarantees_caption(remedy))
+        return [self._block("With a guarantee", shown)]
 
     def next_steps(self) -> Html:
         """Return commands and code to copy."""
@@ -336,7 +338,10 @@ def counted(found: Sequence[Finding]) -> str:
     """Return how many findings of each severity there are, in words."""
     counts = {s: sum(finding.severity == s for finding in found) for s in SEVERITIES[::-1]}
     plural: dict[Severity, str] = {"warn": "warnings", "info": "notes"}
-    named = {s: WORDS[s] if n == 1 else plural.get(s, WORDS[s]) for s, n in counts.items()}
+    named = {
+        s: content.WORDS[s] if n == 1 else plural.get(s, content.WORDS[s])
+        for s, n in counts.items()
+    }
     texts = [f"{n} {named[s]}" for s, n in counts.items() if n]
     return ", ".join(texts) or "Nothing was found"
 

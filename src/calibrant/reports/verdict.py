@@ -62,7 +62,8 @@ def _severity(subject: Subject, codes: dict[str, Finding]) -> Severity:
     value, low, _ = evaluation["ece"]
     if evaluation.test is None:  # without intervals
         return "bad" if value >= LARGE else "warn" if value >= 2 * SMALL else "good"
-    if evaluation.test.p_value >= SIGNIFICANT:
+    # near its level, the test may see nothing where the interval is far from zero
+    if evaluation.test.p_value >= SIGNIFICANT and low < SMALL:
         return "info" if cannot_tell(evaluation) else "good"
     over = codes.get("CAL001")
     if low >= LARGE or (over is not None and over.severity == "bad"):
@@ -87,15 +88,16 @@ def _conclusion(subject: Subject, severity: Severity) -> str:
     part, ece = subject.answers, subject.evaluation["ece"]
     if severity == "info":
         return (
-            f"{subject.evaluation.n:,} examples leave everything open: the error may be "
+            f"{subject.evaluation.n:,} {subject.counted} leave everything open: the error may be "
             f"{percent(ece.low)} or {percent(ece.high)}."
         )
     if severity == "good":
         return f"A stated {subject.probability} is off by {percent(ece.value, 2)} on average."
     worst = worst_range(subject)
     if ece.low < SMALL and worst is not None:
+        what = "the " * (subject.word == "tag") + subject.probability
         return (
-            f"On average that is close, but not everywhere: where {subject.probability} is "
+            f"On average that is close, but not everywhere: where {what} is "
             f"{worst.name}, {percent(worst.confidence)} is claimed and {percent(worst.accuracy)} "
             "happens."
         )

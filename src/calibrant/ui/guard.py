@@ -12,7 +12,6 @@ import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
@@ -179,8 +178,7 @@ def _from_this_origin(headers: Mapping[str, str], host: str) -> bool:
 
 
 def _cookie(headers: Mapping[str, str], name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    # http.cookies stops at the first cookie that is not to its liking, such as JSON in quotes, and
+    # the cookies of all servers on this machine come together
+    pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+    return next((value for key, _, value in pairs if key == name), "")

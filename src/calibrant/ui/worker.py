@@ -116,8 +116,9 @@ class Worker:
         if self._connection is None or self._process is None or not self._process.is_alive():
             context = get_context("spawn")  # a fork would copy locks that threads hold
             self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=work, args=(theirs,), daemon=True)
-            self._process.start()
+            process = context.Process(target=work, args=(theirs,), daemon=True)
+            process.start()
+            self._process = process  # only now: another thread may kill what it finds here
             theirs.close()
         return self._connection
 

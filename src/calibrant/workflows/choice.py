@@ -129,7 +129,7 @@ class _Losses(Accumulator):
         self.parts += other.parts
         return self
 
-    def update(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
+    def add(self, logits: Any = None, labels: Any = None, **others: Any) -> Accumulator:
         """Add the losses of a batch."""
         checked, _ = labelled_examples(logits, labels, estimand=self.estimand)
         reduced = reduce_examples(checked)

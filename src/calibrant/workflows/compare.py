@@ -289,6 +289,6 @@ def _counted(empty: Accumulator, chunks: Iterator[Chunk]) -> tuple[Accumulator, 
     """Counts of one shard, and its probabilities of zero."""
     counts, floored = empty.like(), 0
     for chunk in chunks:
-        counts.update(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
+        counts.add(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
         floored += chunk.floored
     return counts, floored

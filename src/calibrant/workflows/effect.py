@@ -266,7 +266,7 @@ class Meter:
         """Add the rows of a chunk."""
         weight = chunk.get("sample_weight")
         if self.before is not None:
-            self.before.update(chunk.logits, chunk.labels, sample_weight=weight)
+            self.before.add(chunk.logits, chunk.labels, sample_weight=weight)
         self.floored += chunk.floored
         kept = _labelled(chunk)
         if not kept.any():
@@ -278,7 +278,7 @@ class Meter:
         rows = np.asarray(kept.any(-1)) if tags else kept
         after = self._calibrated(chunk, rows, logits[rows])
         weights = None if weight is None else spread(weight, kept.shape, "sample_weight")[rows]
-        self.after.update(after, labels[rows], sample_weight=weights)
+        self.after.add(after, labels[rows], sample_weight=weights)
         changed = _predicted(logits[rows], tags=tags) != _predicted(after, tags=tags)
         self.changed += int((changed & kept[rows]).sum())
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from calibrant._core.checks import Values, as_scores, check_order, warnings_at_caller
+from calibrant._core.checks import Values, check_order, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data
-from calibrant.data.score_warnings import warn_if_probs
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
@@ -99,8 +98,6 @@ def evaluate(
         _check_arrays(split, by=by, sample_weight=sample_weight)
         if data is not None and labels is not None:
             check_order(data, labels)
-        if data is not None and estimand != "multilabel":  # tags may add up to anything
-            warn_if_probs(as_scores(data), "logits", "pass them as probs=")
         total.update(data, labels, probs=probs, sample_weight=sample_weight, by=by)
         return total.compute()
     multilabel = estimand == "multilabel"
@@ -141,6 +138,6 @@ def _measured(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:
     """Sums of one shard."""
     sums = empty.like()
     for chunk in chunks:
-        sums.update(**chunk.columns)
+        sums.add(**chunk.columns)
         del chunk  # before the next one is read
     return sums

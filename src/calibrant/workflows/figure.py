@@ -24,7 +24,7 @@ from calibrant.metrics import curves
 from calibrant.metrics.ranking import RiskCoverage, risk_coverage
 from calibrant.metrics.reductions import event_probability
 from calibrant.plots.files import check_suffix
-from calibrant.plots.look import SizeName, figure_of, set_title
+from calibrant.plots.look import SizeName, figure_of, pyplot, set_title
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.workflows.apply import check_fits
@@ -357,6 +357,11 @@ def _check(request: Request, name: str, kind: Kind) -> None:
         )
     if request.max_error is not None and name != "threshold":
         raise ValueError(f"max_error belongs to the kind threshold, got kind {name}")
+    if request.max_error is not None and request.sample_weight is not None:
+        raise ValueError(
+            "max_error marks a threshold whose guarantee counts examples and takes no "
+            "sample_weight: leave one of them out"
+        )
     if request.methods is not None and name != "compare":
         raise ValueError(f"methods belong to the kind compare, got kind {name}")
 
@@ -381,11 +386,9 @@ def draw_file(
     title : str
         Written above the figure.
     """
-    import matplotlib
-    from matplotlib import pyplot as plt
-
     check_suffix(out)
-    with matplotlib.rc_context({"backend": "agg"}), plots.look(size, dark=dark):
+    plt = pyplot()
+    with plt.rc_context({"backend": "agg"}), plots.look(size, dark=dark):
         drawn = figure(*data, **options)
         try:
             if title:

@@ -84,7 +84,7 @@ def _read(empty: Accumulator, chunks: Iterator[Chunk]) -> None:
     """Check every row of a shard."""
     sums = empty.like()
     for chunk in chunks:
-        sums.update(**chunk.columns)
+        sums.add(**chunk.columns)
 
 
 def _uniform(dataset: Dataset) -> Dataset:

@@ -34,14 +34,20 @@ def test_answers_show_risk_and_coverage():
     confidence = rng.random(3000)
     right = rng.random(3000) < confidence
     evaluation = evaluate_answers(confidence, right, level=None)
-    curve, whole = evaluation.risk_coverage, risk_coverage(confidence=confidence, outcome=right)
+    assert evaluation.risk_coverage is not None
+    assert np.isnan(evaluation.risk_coverage.low).all()
+    evaluation = evaluate_answers(confidence, right, level=0.8)
+    curve = evaluation.risk_coverage
+    whole = risk_coverage(confidence=confidence, outcome=right, level=0.8)
     assert curve is not None
     assert len(curve.risk) == 200
     for place in (0, 57, -1):  # each point is one of the whole curve
         at = np.flatnonzero(whole.threshold == curve.threshold[place])
         assert whole.risk[at] == curve.risk[place]
+        assert whole.high[at] == curve.high[place]
     assert curve.coverage[-1] == 1
     assert curve.risk[-1] == pytest.approx(1 - right.mean())
     risk, reliability = charts(evaluation._repr_html_())
     assert "risk against coverage" in risk.attrib["aria-label"]
+    assert "80 % interval at each point" in evaluation._repr_html_()
     assert "Reliability" in reliability.attrib["aria-label"]

@@ -101,6 +101,16 @@ def test_repeated_tokens_do_not_narrow_intervals(tokens):
         np.testing.assert_allclose(one[name], several[name], rtol=0.02, atol=1e-3)
 
 
+def test_curves_have_no_intervals_that_take_tokens_for_independent(tokens):
+    evaluation = evaluate_tokens(*tokens)
+    assert evaluation.level == 0.9
+    assert evaluation.risk_coverage is not None
+    for curve in (evaluation.reliability(), evaluation.risk_coverage):
+        assert np.isnan([*curve.low, *curve.high, curve.level]).all()
+    assert evaluation.reliability().ece == evaluation["ece"]
+    assert "interval at each point" not in evaluation._repr_html_()
+
+
 def test_auroc_of_single_tokens_has_the_error_of_delong(rng):
     claimed = rng.random(400)
     right = rng.random(400) < claimed

@@ -16,7 +16,7 @@ from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.display.html import notebook
-from calibrant.display.results import heading, one_line
+from calibrant.display.results import heading, one_line, threshold_text
 from calibrant.display.svg import Line, line_chart
 from calibrant.llm.answers import confidence as confidences
 from calibrant.llm.answers.confidence import SMALLEST, Aggregator, Answers
@@ -238,7 +238,8 @@ class AnswerCalibrator:
             return one_line(self, f"aggregate={self.aggregate!r}, stage={self.stage!r}, not fitted")
         few = {name: values for name, values in self.learned_.items() if values.size <= 3}
         learned = [f"{n}=[{', '.join(f'{v:.4g}' for v in values)}]" for n, values in few.items()]
-        limit = "" if self.threshold_ is None else f"threshold={self.threshold_.threshold:.4g}"
+        found = self.threshold_
+        limit = "" if found is None else f"threshold={threshold_text(found.threshold)}"
         return one_line(self, f"{self.aggregate or 'confidences'}, {self.stage}", *learned, limit)
 
     def _repr_html_(self) -> str:

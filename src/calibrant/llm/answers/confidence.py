@@ -243,5 +243,6 @@ def evaluate_answers(
         estimates["aurc"] = intervals.logit_interval(*area, level)
     rest = {f.name: getattr(binary, f.name) for f in fields(Evaluation)}
     rest["metrics"] = {name: estimates[name] for name in ANSWER_METRICS}
-    curve = ranking.risk_coverage(confidence=claimed, outcome=outcome).thinned()
+    curve = ranking.risk_coverage(confidence=claimed, outcome=outcome, level=level or 0.9).thinned()
+    curve = curve if level else curve.without_intervals()
     return ConfidenceEvaluation(**rest, risk_coverage=curve)

@@ -26,6 +26,7 @@ from calibrant.metrics import gaps, intervals, ranking
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Cells, Estimate
 from calibrant.metrics.ranking import RiskCoverage
+from calibrant.metrics.reliability import Reliability
 
 MAX_DRAWS = 1 << 23
 """Random numbers in memory at a time: documents times replicates."""
@@ -46,11 +47,22 @@ class ConfidenceEvaluation(Evaluation):
     documents : int
         Number of documents of the tokens; 0 for answers.
     risk_coverage : RiskCoverage or None
-        Error rate among the most confident, at some of the thresholds.
+        Error rate among the most confident, at some of the thresholds; of answers with intervals.
     """
 
     documents: int = 0
     risk_coverage: RiskCoverage | None = None
+
+    def reliability(self) -> Reliability:
+        """Return the numbers of a reliability diagram; bins of tokens have no intervals.
+
+        Tokens of a document are not independent: intervals by their number would be too narrow.
+        """
+        curve = super().reliability()
+        if not self.documents:
+            return curve
+        unknown = np.full_like(curve.accuracy, np.nan)
+        return curve._replace(low=unknown, high=unknown, level=math.nan)
 
     def charts(self) -> list[str]:
         """Risk-coverage curve, as SVG."""
@@ -251,7 +263,7 @@ class _Tokens(NamedTuple):
             bins=self.filled,
             level=level,
             documents=self.documents,
-            risk_coverage=curve.thinned(),
+            risk_coverage=curve.thinned().without_intervals(),
         )
 
     def influence(self) -> FloatArray:

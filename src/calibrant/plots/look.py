@@ -243,6 +243,22 @@ def panels(count: int, *, height: float, columns: int | None = None) -> list[Axe
     return axes[:count]
 
 
+def panel_title(ax: Axes, title: object) -> None:
+    """Set the title of one of several panels, cut to what its width holds."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    spec, figure, text = ax.get_subplotspec(), ax.figure, current().size.text
+    assert spec is not None
+    points = 72 * figure.bbox.width / figure.dpi / spec.get_gridspec().ncols
+    font, shown = FontProperties(weight="bold"), text_of(title)
+    for longest in range(len(str(title)), 3, -1):
+        if TextPath((0, 0), shown, text, font).get_extents().width <= points - 4 * text:
+            break  # ticks stand beside
+        shown = text_of(title, longest)
+    ax.set_title(shown)
+
+
 def dress(ax: Axes) -> None:
     """Give axes the text, ticks and frame of the look, wherever they come from."""
     chosen = current()

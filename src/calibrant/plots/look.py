@@ -231,7 +231,7 @@ def panels(count: int, *, height: float, columns: int | None = None) -> list[Axe
     grid = pyplot().subplots(
         rows,
         across,
-        figsize=(width, rows * tall + 5 * em),
+        figsize=(width, rows * tall + 6 * em),
         squeeze=False,
         layout="compressed",  # as constrained, and square diagrams stay next to each other
     )[1]

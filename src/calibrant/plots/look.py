@@ -252,7 +252,7 @@ def panel_title(ax: Axes, title: object) -> None:
     assert spec is not None
     points = 72 * figure.bbox.width / figure.dpi / spec.get_gridspec().ncols
     font, shown = FontProperties(weight="bold"), text_of(title)
-    for longest in range(len(str(title)), 3, -1):
+    for longest in range(len(shown), 3, -1):
         if TextPath((0, 0), shown, text, font).get_extents().width <= points - 4 * text:
             break  # ticks stand beside
         shown = text_of(title, longest)

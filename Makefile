@@ -19,8 +19,9 @@ demo: .venv/.installed
 	$(BIN)/calibrant demo
 
 # Whole files go to one of two processes, so that what a file shares is made once.
+# They share the cores, so each has one thread; tests of threads set how many they need.
 test: check .venv/.installed-browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Random and hostile inputs in all processes: make fuzz MINUTES=60
 MINUTES ?= 60

@@ -357,3 +357,15 @@ def test_margin_diagrams_show_a_diagram_for_each_group(count):
         np.testing.assert_allclose(boxes(bars)[:, 3], group.reliability.accuracy[seen])
         title = axes.get_title(loc="left")
         assert title == f"margin {group.low:.1f} to {group.high:.1f}"
+
+
+def test_titles_of_panels_are_cut_to_their_width(pairs):
+    curve = cal.metrics.reliability(**pairs)
+    with plots.look("column"):
+        figure: Any = plots.reliability_diagrams(
+            {"M" * 24: curve, "a$x$ (n = 12,345,678,901)": curve}
+        )
+    assert_whole(figure)
+    first, second = (ax._left_title.get_window_extent() for ax in figure.axes)
+    assert first.x1 < second.x0
+    assert figure.axes[0].get_title("left").endswith("M…")

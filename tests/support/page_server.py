@@ -83,7 +83,9 @@ def page_server(max_upload: int = 2_000_000) -> Iterator[Client]:
     with listening("127.0.0.1", 0) as listener:
         guard = Guard("127.0.0.1", listener.getsockname()[1])
         app = make_app(guard, max_upload)
-        server = uvicorn.Server(uvicorn.Config(app, ws="none", log_level="warning"))
+        # without a limit the server waits for connections that a client keeps open
+        config = uvicorn.Config(app, ws="none", log_level="warning", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -78,8 +78,10 @@ class Described(nn.Module):
         changed = [f"{name}={value!r}" for name, value, default in plain if value != default]
         if not self._classes:
             return ", ".join([*changed, "not fitted"])
-        columns = "tags" if self.multilabel else "classes"
-        return ", ".join([*changed, *self._key_values(), f"{columns}={self._classes}"])
+        columns = f"{'tags' if self.multilabel else 'classes'}={self._classes}"
+        if self._classes == 1 and not self.multilabel:
+            columns = "one logit"
+        return ", ".join([*changed, *self._key_values(), columns])
 
     def _key_values(self) -> Iterator[str]:
         """Yield the learned values that fit into a line."""

@@ -92,12 +92,12 @@ def reliability_of(
     ece = Estimate(float(np.abs(filled.gap).sum())) if ece is None else ece
     share = filled.weight / filled.total
     curve = (filled.edges, filled.confidence, filled.accuracy, low, high, share)
-    return Reliability(*curve, math.nan if level is None else level, ece, probability)
+    return Reliability(*curve, level or math.nan, ece, probability)
 
 
 def _clopper_pearson(filled: Bins, level: float | None) -> tuple[FloatArray, FloatArray]:
     """Intervals of the accuracy per bin."""
-    if level is None:
+    if not level:
         return np.full(filled.weight.size, np.nan), np.full(filled.weight.size, np.nan)
     check_level(level)
     with np.errstate(invalid="ignore"):

@@ -231,7 +231,7 @@ def panels(count: int, *, height: float, columns: int | None = None) -> list[Axe
     grid = pyplot().subplots(
         rows,
         across,
-        figsize=(width, rows * tall + 5 * em),
+        figsize=(width, rows * tall + 6 * em),
         squeeze=False,
         layout="compressed",  # as constrained, and square diagrams stay next to each other
     )[1]
@@ -241,6 +241,22 @@ def panels(count: int, *, height: float, columns: int | None = None) -> list[Axe
     for ax in axes[:count]:
         dress(ax)
     return axes[:count]
+
+
+def panel_title(ax: Axes, title: object) -> None:
+    """Set the title of one of several panels, cut to what its width holds."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    spec, figure, text = ax.get_subplotspec(), ax.figure, current().size.text
+    assert spec is not None
+    points = 72 * figure.bbox.width / figure.dpi / spec.get_gridspec().ncols
+    font, shown = FontProperties(weight="bold"), text_of(title)
+    for longest in range(len(shown), 3, -1):
+        if TextPath((0, 0), shown, text, font).get_extents().width <= points - 4 * text:
+            break  # ticks stand beside
+        shown = text_of(title, longest)
+    ax.set_title(shown)
 
 
 def dress(ax: Axes) -> None:

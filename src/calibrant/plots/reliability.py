@@ -20,7 +20,7 @@ from calibrant.plots.data import (
     Shares,
     SmoothCurve,
 )
-from calibrant.plots.look import current, in_look, legend, new_axes, panels, text_of
+from calibrant.plots.look import current, in_look, legend, new_axes, panel_title, panels, text_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +94,7 @@ def reliability_diagrams(data: Mapping[str, BinnedCurve | HasReliability]) -> Fi
         drawn = _bars(_square(ax, curve.probability), curve, "")
         handles = handles or drawn
         _counts(ax, curve.edges, curve.share, most, named=ax is axes[0])
-        ax.set_title(text_of(title, 26))
+        panel_title(ax, title)
         _corner(ax, error_text(curve), low=_is_above(curve, curve.share))
     _outer_only(axes)
     return _with_legend(axes, handles)
@@ -159,7 +159,7 @@ def smooth_diagrams(curves: Mapping[str, SmoothCurve]) -> Figure:
     handles: list[Any] = []
     for ax, (title, curve) in zip(axes, curves.items(), strict=True):
         handles = _smooth(_square(ax, curve.probability), curve, "")
-        ax.set_title(text_of(title, 26))
+        panel_title(ax, title)
     _outer_only(axes)
     return _with_legend(axes, handles)
 
@@ -187,7 +187,7 @@ def confidence_histograms(shares: Mapping[str, Shares]) -> Figure:
     for ax, (title, each) in zip(axes, shares.items(), strict=True):
         handles = _histogram(ax, each)
         ax.set_ylim(50 * least, 300)
-        ax.set_title(text_of(title, 26))
+        panel_title(ax, title)
     for handle, name in zip(handles[2:], ("accuracy", "mean confidence"), strict=False):
         handle.set_label(name)
     _outer_only(axes)

@@ -61,14 +61,26 @@ def fitted_heads(
     model: Any, tokenizer: Any, given: argparse.Namespace
 ) -> dict[str, FittedHead | None]:
     """No head, and the heads that the tokens of LIMA give."""
-    documents = llm.read_documents(given.data / "lima.json", limit=given.documents)
     with TemporaryDirectory() as folder:
-        table = llm.collect(model, documents, folder, tokenizer=tokenizer, length=512)
+        documents = lima(tokenizer, given.data / "lima.json", Path(folder) / "lima.jsonl")
+        read = llm.read_documents(documents, limit=given.documents)
+        table = llm.collect(model, read, f"{folder}/table", tokenizer=tokenizer, length=512)
         heads: dict[str, FittedHead | None] = {"": None}
         for kind in ("global", "linear"):
             heads[f"_{kind}"] = llm.fit_head(table, kind, device=given.device)
             print(json.dumps({kind: heads[f"_{kind}"].figures}), flush=True)
     return heads
+
+
+def lima(tokenizer: Any, chats: Path, plain: Path) -> Path:
+    """The file of documents: for models without a chat template, questions as plain prompts."""
+    if tokenizer.chat_template:
+        return chats
+    with plain.open("w") as stream:
+        for one in json.loads(chats.read_text()):
+            prompt = f"Question: {one['instruction']}\nAnswer: "
+            stream.write(json.dumps({"prompt": prompt, "answer": one["output"]}) + "\n")
+    return plain
 
 
 def answered(

@@ -17,7 +17,6 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.chunks import Progress
 from calibrant._core.class_names import Frame, is_frame
-from calibrant._core.engines import mapped
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
@@ -38,14 +37,13 @@ from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
 from calibrant.data.shards import (
     BadShard,
     Chunk,
-    Report,
     Shard,
     agreeing,
     located,
+    run_all,
     run_or_refuse,
     run_shard,
     sampled_labels,
-    unreported,
 )
 from calibrant.display.results import one_line
 
@@ -210,25 +208,13 @@ class Split:
             if progress is not None:
                 progress(done, total)
 
-        results = self._results(work, executor, report)
+        results = run_all(work, self.shards, executor, report)
         for shard, result in zip(self.shards, results, strict=True):
             if isinstance(result, BadShard):
                 assert skipped is not None
                 skipped[shard.path] = result.message
             else:
                 yield result
-
-    def _results(
-        self, work: Callable[[Shard, Report], T], executor: Executor | None, report: Report
-    ) -> Iterator[T]:
-        """Yield the result of each shard, from here or from an executor."""
-        if executor is None:
-            yield from (work(shard, report) for shard in self.shards)
-            return
-        alone = partial(unreported, work)
-        for shard, result in zip(self.shards, mapped(executor, alone, self.shards), strict=True):
-            report(shard.rows)
-            yield result
 
     def warn_if_probs(self) -> None:
         """Warn if the logits look like probabilities; tags may add up to anything."""

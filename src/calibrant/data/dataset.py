@@ -393,20 +393,33 @@ def open_dataset(
     >>> data.splits, data.split("val").read("logits").shape, data.has_head
     (['val', 'test'], (5000, 10), True)
     """
-    files = OpenFiles()
-    shards: list[Columns] = []
+    place = os.fspath(path)
+    opened = partial(_opened, OpenFiles())
+    shards, skipped = opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
+    kept = None if cache is None else os.fspath(cache)
+    return Dataset(place, shards, cache=kept, skipped=skipped)
+
+
+def opened_shards(
+    path: str,
+    shards: Sequence[ShardFiles],
+    opened: Callable[[ShardFiles], Columns],
+    *,
+    skip_bad: bool,
+) -> tuple[list[Columns], dict[str, str]]:
+    """Return the arrays of each shard, and with ``skip_bad`` the errors of others by path."""
+    arrays: list[Columns] = []
     skipped: dict[str, str] = {}
-    for shard in find_shards(os.fspath(path)):
+    for shard in shards:
         try:
-            shards.append(_opened(files, shard))
+            arrays.append(opened(shard))
         except (ValueError, OSError) as problem:
             if not skip_bad:
                 raise
             skipped[next(iter(shard.values()))] = str(problem)
-    if not shards:
+    if not arrays:
         raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
-    kept = None if cache is None else os.fspath(cache)
-    return Dataset(os.fspath(path), shards, cache=kept, skipped=skipped)
+    return arrays, skipped
 
 
 def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:

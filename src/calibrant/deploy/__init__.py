@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from calibrant.deploy.attach import CalibratedModel, calibrated
 from calibrant.deploy.collect import collect
+from calibrant.deploy.collect_shards import collect_shards
 from calibrant.deploy.export import export_onnx, export_program
 from calibrant.deploy.fold import fold_into_linear
 
@@ -14,6 +15,7 @@ __all__ = [
     "CalibratedModel",
     "calibrated",
     "collect",
+    "collect_shards",
     "export_onnx",
     "export_program",
     "fold_into_linear",

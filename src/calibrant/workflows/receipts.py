@@ -158,11 +158,11 @@ def _finish(write: Write, skip_bad: bool, job: ShardJob, report: Report) -> BadS
         content = {"input": source, "made_from": job.made_from, "output": output}
         job.out.write(job.receipt, json.dumps(content))
     except OSError as problem:
-        raise OSError(
-            problem.errno,
+        message = (
             f"{job.target} was not written ({problem.strerror or problem}); finished shards are "
-            "kept: remove the cause, and run the same again",
-        ) from problem
+            "kept: remove the cause, and run the same again"
+        )
+        raise OSError(*filter(None, [problem.errno]), message) from problem
     except (TypeError, ValueError) as problem:
         if not skip_bad:
             raise

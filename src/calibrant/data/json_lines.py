@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import json
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class JsonLines(Reader):
         for _, line in self._objects():
             rows += 1
             for key, value in line.items():
-                kinds.setdefault(key, set()).add(type(value))
+                kinds.setdefault(key, set()).add(_kind(value))
                 counts[key] = counts.get(key, 0) + 1
         self.headers = {
             key: _header(rows, {*found, *([type(None)] if counts[key] < rows else [])})
@@ -40,19 +39,19 @@ class JsonLines(Reader):
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the object of every line that is not blank, with the number of the line."""
-        with io.TextIOWrapper(self.reopened(), encoding="utf-8-sig") as text:
-            number = 0
-            try:
-                while line := text.readline(LONGEST_LINE):
-                    number += 1
-                    if line.strip():
-                        yield number, self._object(number, line)
-            except UnicodeDecodeError as error:
-                raise self._error(number + 1, "no UTF-8; save the file in that encoding") from error
+        with self.reopened() as stream:
+            for number in itertools.count(1):
+                line = stream.readline(LONGEST_LINE)
+                if not line:
+                    return
+                if line.strip():
+                    yield number, self._object(number, line)
 
-    def _object(self, number: int, line: str) -> dict[str, Any]:
+    def _object(self, number: int, line: bytes) -> dict[str, Any]:
         try:
-            content = json.loads(line)
+            content = json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise self._error(number, "no UTF-8; save the file in that encoding") from error
         except (ValueError, RecursionError) as error:
             raise self._error(number, f"no JSON ({error})") from error
         if not isinstance(content, dict):
@@ -70,8 +69,13 @@ class JsonLines(Reader):
             raise NoArrayError(
                 f"{self.path}: {key} must be text, or numbers, in every line; fill or drop others"
             )
-        while chunk := list(islice(values, rows)):
+        while chunk := list(itertools.islice(values, rows)):
             yield np.array(chunk, header.dtype)
+
+
+def _kind(value: object) -> type:
+    large = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+    return object if large else type(value)
 
 
 def _header(rows: int, kinds: set[type]) -> Header:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -131,9 +132,12 @@ def collect_shards(
             stack.enter_context(evaluating(model))
             named = array_classifier(model if device is None else model.to(device))
         else:
-            file = None if weights is None else os.fspath(weights)
-            named = ModelName(model, file, length, device, dtype, trust_remote_code)
+            file, call = None if weights is None else os.fspath(weights), uuid.uuid4().hex
+            named = ModelName(model, file, length, device, dtype, trust_remote_code, call)
+            stack.callback(load_classifier.cache_clear)  # it may fill the memory of a GPU
         run = _Run.of(named, inputs, labels, last_layer, batch_size)
+        if executor is not None:
+            load_classifier.cache_clear()
         dataset = open_inputs(data, skip_bad=skip_bad)
         shards, skipped = _usable(dataset, run, skip_bad)
         folder = output_folder(os.fspath(out))

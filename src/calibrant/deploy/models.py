@@ -67,6 +67,7 @@ class ModelName:
     device: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
+    call: str = ""  # of a run: processes that outlive it load the model of the next one anew
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ def test_types_of_json_lines(tmp_path):
     lines = [
         '{"i": 1, "f": 1, "b": true, "t": "\u00e9", "mixed": 1, "some": 0, "l": [1], "big": 1}',
         "",
-        '{"i": -2, "f": 0.5, "b": false, "t": "", "mixed": "x", "l": [2, 3], "big": 9223372036854775808}',
+        f'{{"i": -2, "f": 0.5, "b": false, "t": "", "mixed": "x", "l": [2, 3], "big": {1 << 63}}}',
     ]
     (tmp_path / "a.jsonl").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
     (columns,) = open_inputs(tmp_path / "a.jsonl").files

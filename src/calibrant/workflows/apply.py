@@ -189,17 +189,22 @@ def part_of_input(target: str, dataset: Dataset) -> ValueError:
 
 def check_fits(calibrator: Calibrator, split: Split) -> None:
     """Raise unless a calibrator takes the scores and features of a split."""
-    calibrator.check_logits(torch.zeros(1, *split.shape))
-    if calibrator.one_logit and split.shape:
-        raise ValueError(
-            f"{split.path} has {math.prod(split.shape)} scores per row, but this "
-            f"{type(calibrator).__name__} was fitted on one logit per row"
-        )
+    check_shape(calibrator, split.shape, split.path)
     if calibrator.needs_features:
         check_features(calibrator, split)
         width = split.shards[0].column("features").shape[1:]
         with located(split.path):
             calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
+
+
+def check_shape(calibrator: Calibrator, shape: tuple[int, ...], where: str) -> None:
+    """Raise unless a calibrator takes rows of scores of a shape."""
+    calibrator.check_logits(torch.zeros(1, *shape))
+    if calibrator.one_logit and shape:
+        raise ValueError(
+            f"{where} has {math.prod(shape)} scores per row, but this "
+            f"{type(calibrator).__name__} was fitted on one logit per row"
+        )
 
 
 def _others(dataset: Dataset, left_out: Sequence[str]) -> dict[str, list[Column]]:

@@ -123,14 +123,14 @@ def test_a_mapping_of_arrays(fitted, probs, applied):
     ],
 )
 def test_lists_keep_their_type_and_missing_ones(kind, expected, fitted, data):
-    logits = data[0][:ROWS]
-    column = pa.array([*np.float16(logits).tolist()[:2], None, *np.float16(logits)[3:]], kind())
+    logits = data[0][:ROWS].astype(np.float16)
+    column = pa.array([*logits[:2], None, *logits[3:]], kind())
     table = pa.table({"logits": column})
     result = calibrate_table(table, fitted)["calibrated"]
     assert result.type == expected()
     assert [i for i in range(ROWS) if result[i].as_py() is None] == [2]
     values = np.array([result[i].as_py() for i in range(ROWS) if i != 2])
-    wanted = np.delete(fitted.predict_proba(np.float16(logits)), 2, axis=0)
+    wanted = np.delete(fitted.predict_proba(logits), 2, axis=0)
     np.testing.assert_allclose(values, wanted, atol=1e-6)
     assert calibrate_table(table.slice(0, 0), fitted).schema.field("calibrated").type == expected()
 
@@ -299,7 +299,7 @@ def test_a_function_of_duckdb(lists, fitted, applied, tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_batches_of_spark(lists, fitted, applied, tmp_path):
     sql = pytest.importorskip("pyspark.sql")
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+    types = pytest.importorskip("pyspark.sql.pandas.types")
 
     def calibrate(batches):
         for batch in batches:
@@ -307,8 +307,8 @@ def test_batches_of_spark(lists, fitted, applied, tmp_path):
 
     spark = sql.SparkSession.builder.master("local[1]").getOrCreate()
     scores = spark.read.parquet(str(lists))
-    schema = calibrate_table(to_arrow_schema(scores.schema).empty_table(), fitted).schema
-    result = scores.mapInArrow(calibrate, from_arrow_schema(schema))
+    schema = calibrate_table(types.to_arrow_schema(scores.schema).empty_table(), fitted).schema
+    result = scores.mapInArrow(calibrate, types.from_arrow_schema(schema))
     result.write.parquet(str(tmp_path / "out"))
     spark.stop()
     check_file(tmp_path / "out" / "*.parquet", applied)

@@ -199,9 +199,15 @@ def test_processes_of_torchrun_share_the_shards(tmp_path, shards, monkeypatch):
 
 
 @pytest.mark.slow
-def test_processes_of_a_pool_load_the_same_model(tmp_path, shards):
+def test_processes_of_a_pool_load_the_same_model(tmp_path, shards, monkeypatch):
     """New weights are those of this process; weights that differ there are refused."""
+    monkeypatch.setenv("CALIBRANT_KILLED", str(tmp_path / "killed"))
     with WorkerPool(2) as pool:
+        killed = "tests.support.classifiers:KilledOnce"
+        result = collect_shards(killed, shards, tmp_path / "once", executor=pool)
+        assert (tmp_path / "killed").exists()
+        assert result.describe() == "wrote 4 shards"
+        assert_complete(tmp_path / "once", ARRAYS["inputs"][:, :3])
         result = collect_shards(LINEAR, shards, tmp_path / "out", executor=pool)
         assert result.describe() == "wrote 4 shards"
         assert_complete(tmp_path / "out", expected())

@@ -1,9 +1,13 @@
 """Small classifiers that other processes can build by their names, and texts for them."""
 
+import os
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from tests.support.language_models import transformers, word_tokenizer
+from tests.support.shard_tasks import die
 
 WORDS = [
     *("<pad>", "<s>", "</s>", "<unk>"),
@@ -37,6 +41,17 @@ class Broken(nn.Module):
     def forward(self, inputs):
         logits = inputs[:, :3].clone()
         return logits.log()  # NaN of negative inputs
+
+
+class KilledOnce(nn.Module):
+    """Ends its process at the first batch, unless the file that a variable names is there."""
+
+    def forward(self, inputs):
+        marker = Path(os.environ["CALIBRANT_KILLED"])
+        if not marker.exists():
+            marker.touch()
+            die(inputs)
+        return inputs[:, :3]
 
 
 def no_model():

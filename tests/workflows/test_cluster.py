@@ -19,6 +19,7 @@ import calibrant
 from calibrant._core.engines import open_engine
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
+from calibrant.deploy import collect_shards
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.compare import compare
 from calibrant.workflows.fit import fit
@@ -272,3 +273,15 @@ class scheduler_process:
         for process in (self.scheduler, self.worker):
             process.kill()
             process.wait()
+
+
+def test_models_run_on_the_workers(tmp_path, executor):
+    inputs = np.random.default_rng(0).normal(size=(60, 8))
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        np.savez(tmp_path / "in" / f"{i}.npz", inputs=inputs[15 * i : 15 * (i + 1)])
+    arguments = "tests.support.classifiers:linear", tmp_path / "in"
+    collect_shards(*arguments, tmp_path / "cluster", executor=executor)
+    collect_shards(*arguments, tmp_path / "here")
+    found, expected = (open_dataset(tmp_path / name).split() for name in ("cluster", "here"))
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from calibrant._core.checks import check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.class_names import ClassNumbers, LabelError
-from calibrant._core.messages import comma_separated
+from calibrant._core.messages import comma_separated, printable
 from calibrant._core.torch_models import evaluating, layer_inputs, logits_of, name_of, own_rank
 from calibrant.data.columns import Column, Columns, read_all
 from calibrant.data.dataset import Dataset
@@ -340,4 +340,5 @@ def _labels(column: Column, names: Sequence[str], classes: int) -> Array:
     try:
         return ClassNumbers(names or [str(i) for i in range(classes)])(values)
     except LabelError as error:
-        raise ValueError(f"{column.path}, row {error.row}: {column.key} {error}") from error
+        problem = f"{column.path}, row {error.row}: {column.key} {error}"
+        raise ValueError(printable(problem)) from error

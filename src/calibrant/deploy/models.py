@@ -196,17 +196,9 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
         config = transformers.AutoConfig.from_pretrained(model.name, **options)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
-        raise ValueError(f"MODEL must be {FORMS}, got {model.name}: {reason}") from error
-    kinds = [
-        kind for name in config.architectures or [] for kind in (TEXTS, IMAGES) if kind in name
-    ]
-    if not kinds:
-        raise ValueError(
-            f"{model.name} must be a classifier of texts or images ({TEXTS}, {IMAGES}), got "
-            f"{comma_separated(config.architectures or ['nothing'])}; token tables of language "
-            "models are made by: calibrant llm collect"
-        )
-    module, report = getattr(transformers, f"AutoModel{kinds[0]}").from_pretrained(
+        raise ValueError(f"model must be {FORMS}, got {model.name}: {reason}") from error
+    kind = _kind(model.name, config.architectures or [])
+    module, report = getattr(transformers, f"AutoModel{kind}").from_pretrained(
         model.name,
         dtype=precision,
         output_loading_info=True,
@@ -216,15 +208,27 @@ def _pretrained(model: ModelName, target: torch.device | None, precision: Any) -
     check_complete(report, model.name, type(module).__name__)
     module = (module if target is None else module.to(target)).eval()
     names = tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    if kinds[0] == TEXTS:
+    if kind == TEXTS:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model.name, **options)
         length = _longest(model.length, tokenizer.model_max_length, config)
-        about = f"{tokenizer!r} {length}"
-        return Classifier(module, partial(_encoded, tokenizer, length), ("text",), names, about)
+        encode, about = partial(_encoded, tokenizer, length), f"{tokenizer!r} {length}"
+        return Classifier(module, encode, ("text",), names, about)
     processor = transformers.AutoImageProcessor.from_pretrained(model.name, **options)
-    encode = partial(_processed, processor, module.dtype)
     about = json.dumps(processor.to_dict(), sort_keys=True, default=str)
+    encode = partial(_processed, processor, module.dtype)
     return Classifier(module, encode, ("pixel_values",), names, about)
+
+
+def _kind(name: str, architectures: Sequence[str]) -> str:
+    """Return what a model classifies, from the names of its classes."""
+    for kind in (TEXTS, IMAGES):
+        if any(architecture.endswith(kind) for architecture in architectures):
+            return kind
+    raise ValueError(
+        f"{name} must be a classifier of texts or images ({TEXTS}, {IMAGES}), got "
+        f"{comma_separated(architectures)}; token tables of language models are made "
+        "by: calibrant llm collect"
+    )
 
 
 def _longest(length: int | None, longest: int, config: Any) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,9 @@ def test_bad_shards_are_named_or_skipped(tmp_path):
     assert "6.npz: the model refused 3 examples (RuntimeError: mat1 and mat2" in refused
     assert len(list(out.glob("*.npz"))) == 4
     assert_complete(out, expected())
+    (folder / "3.npz").write_bytes((folder / "6.npz").read_bytes())
+    with pytest.warns(UserWarning, match=r"3\.npz was made from an earlier version of its input"):
+        collect_shards(LINEAR, folder, out, skip_bad=True)
     with pytest.raises(ValueError, match=r"every shard of .* is bad; the first: .*6\.npz"):
         collect_shards(LINEAR, folder / "6.npz", tmp_path / "none", skip_bad=True)
 
@@ -306,7 +310,8 @@ def test_pairs_of_texts_and_names_of_classes(tmp_path, reviews):
     rows = [{"a": texts[0], "b": texts[1], "y": "positive"}, {"a": "good", "b": "bad", "y": "-100"}]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    collect_shards(folder, path, tmp_path / "out", inputs=["a", "b"], last_layer="classifier")
+    options: Any = {"inputs": ["a", "b"], "last_layer": "classifier"}
+    collect_shards(Path(folder), path, tmp_path / "out", **options)
     split = open_dataset(tmp_path / "out").split()
     assert split.labels.tolist() == [2, -100]
     assert split.features.shape == (2, 16)
@@ -385,6 +390,13 @@ def test_several_inputs_by_position_and_one_logit(tmp_path):
     assert split.labels.tolist() == [0, 1] * 4 + [0]
     with pytest.raises(ValueError, match=r"in\.npz has no column inputs, only first, second"):
         collect_shards(name, tmp_path / "in.npz", out)
+
+
+def test_options_of_models_with_names(tmp_path, shards):
+    options: dict[str, Any] = {"weights": "w.safetensors", "length": 4, "dtype": "bfloat16"}
+    for name, value in options.items():
+        with pytest.raises(ValueError, match=f"{name} is for models that are loaded by a name"):
+            collect_shards(nn.Linear(8, 3), shards, tmp_path / "out", **{name: value})
 
 
 def test_half_precision_is_written_wide(tmp_path, shards):

@@ -21,7 +21,14 @@ from calibrant._core.checks import check_whole
 from calibrant._core.chunks import Progress
 from calibrant._core.class_names import ClassNumbers, LabelError
 from calibrant._core.messages import comma_separated, printable
-from calibrant._core.torch_models import evaluating, layer_inputs, logits_of, name_of, own_rank
+from calibrant._core.torch_models import (
+    evaluating,
+    layer_inputs,
+    logits_of,
+    name_of,
+    own_device,
+    own_rank,
+)
 from calibrant.data.columns import Column, Columns, read_all
 from calibrant.data.dataset import Dataset
 from calibrant.data.formats import Array
@@ -44,7 +51,7 @@ FORMATS = (".npz", ".safetensors", ".parquet", ".arrow", ".feather")
 
 
 def collect_shards(
-    model: str | nn.Module,
+    model: str | os.PathLike[str] | nn.Module,
     data: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
@@ -71,7 +78,7 @@ def collect_shards(
 
     Parameters
     ----------
-    model : str or nn.Module
+    model : str, path or nn.Module
         A Hugging Face folder, or a name on the hub, of a classifier of texts or images;
         ``"package.module:factory"``, where the factory returns an ``nn.Module``; a ``.pt2`` file of
         ``torch.export``; or a module, unless there is an executor.
@@ -128,12 +135,13 @@ def collect_shards(
     with ExitStack() as stack:
         named: ModelName | Classifier
         if isinstance(model, nn.Module):
-            _check_alone(model, executor)
+            _check_module(model, executor, weights=weights, length=length, dtype=dtype)
             stack.enter_context(evaluating(model))
-            named = array_classifier(model if device is None else model.to(device))
+            named = array_classifier(model if device is None else model.to(own_device(device)))
         else:
-            file, call = None if weights is None else os.fspath(weights), uuid.uuid4().hex
-            named = ModelName(model, file, length, device, dtype, trust_remote_code, call)
+            name, file = os.fspath(model), None if weights is None else os.fspath(weights)
+            call = uuid.uuid4().hex
+            named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
             stack.callback(load_classifier.cache_clear)  # it may fill the memory of a GPU
         run = _Run.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
@@ -152,12 +160,17 @@ def collect_shards(
     return replace(result, skipped=skipped)
 
 
-def _check_alone(model: nn.Module, executor: Executor | None) -> None:
+def _check_module(model: nn.Module, executor: Executor | None, **loading: Any) -> None:
+    """Raise for what only a model with a name can do."""
+    kind = type(model).__name__
     if executor is not None:
         raise ValueError(
             "with an executor the model must be a name, so that each process can load it, got a "
-            f"{type(model).__name__}"
+            f"{kind}"
         )
+    for option, value in loading.items():
+        if value not in (None, "auto"):
+            raise ValueError(f"{option} is for models that are loaded by a name, got a {kind}")
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,8 @@ def write_shards(
             written.append(job.target)
         else:
             skipped[job.path] = problem.message
+            if earlier[job.target] is not None:
+                warn(f"{job.target} was made from an earlier version of its input: remove it")
     kept = [job.target for job in jobs if earlier[job.target] == job.made_from]
     changed = [target for target in written if earlier[target] is not None]
     return WrittenShards(written, kept, changed, maker, skipped)

@@ -697,8 +697,8 @@ FAULTS = (
     Fault(
         "folder-in-place-of-a-shard-skipped",
         "data",
-        "(p for p in paths if p.suffix.lower() in READERS)",
-        "(p for p in paths if p.suffix in READERS and p.is_file())",
+        "(p for p in paths if p.suffix.lower() in formats)",
+        "(p for p in paths if p.suffix in formats and p.is_file())",
         ("data/test_dataset",),
     ),
     Fault(
@@ -2232,8 +2232,8 @@ FAULTS = (
     Fault(
         "applied-tags-sum-to-one",
         "workflows",
-        "each = values.ndim == 1 or calibrator.multilabel",
-        "each = values.ndim == 1",
+        "each = wide.ndim == 1 or calibrator.multilabel",
+        "each = wide.ndim == 1",
         ("workflows/test_multilabel",),
     ),
     Fault(

@@ -130,7 +130,8 @@ def _tensors(dtype: torch.dtype, columns: Sequence[Array]) -> Inputs:
 def _built(name: str, module: str, attribute: str) -> nn.Module:
     """Return what a factory returns, or a module that has the name."""
     state = torch.get_rng_state()
-    torch.default_generator.manual_seed(0)  # new weights are the same in every process
+    # new weights are the same in every process
+    torch.set_rng_state(torch.Generator().manual_seed(0).get_state())
     try:
         found: Any = import_module(module)
         for part in attribute.split("."):

@@ -117,6 +117,18 @@ def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
     wait_for_workers(executor)
 
 
+def test_models_run_on_the_workers(tmp_path, executor):
+    inputs = np.random.default_rng(0).normal(size=(60, 8))
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        np.savez(tmp_path / "in" / f"{i}.npz", inputs=inputs[15 * i : 15 * (i + 1)])
+    arguments = "tests.support.classifiers:linear", tmp_path / "in"
+    collect_shards(*arguments, tmp_path / "cluster", executor=executor)
+    collect_shards(*arguments, tmp_path / "here")
+    found, expected = (open_dataset(tmp_path / name).split() for name in ("cluster", "here"))
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)
+
+
 def test_workers_are_killed_from_outside(shards, executor, cluster):
     def kill():
         time.sleep(0.7)
@@ -273,15 +285,3 @@ class scheduler_process:
         for process in (self.scheduler, self.worker):
             process.kill()
             process.wait()
-
-
-def test_models_run_on_the_workers(tmp_path, executor):
-    inputs = np.random.default_rng(0).normal(size=(60, 8))
-    (tmp_path / "in").mkdir()
-    for i in range(4):
-        np.savez(tmp_path / "in" / f"{i}.npz", inputs=inputs[15 * i : 15 * (i + 1)])
-    arguments = "tests.support.classifiers:linear", tmp_path / "in"
-    collect_shards(*arguments, tmp_path / "cluster", executor=executor)
-    collect_shards(*arguments, tmp_path / "here")
-    found, expected = (open_dataset(tmp_path / name).split() for name in ("cluster", "here"))
-    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from calibrant.cli import engine, shared
+from calibrant.cli.llm import DEVICE, DTYPE, TRUST
 
 
 @click.command(context_settings={"show_default": True})
@@ -28,9 +29,9 @@ from calibrant.cli import engine, shared
     type=click.IntRange(1),
     help="Truncate texts to this number of tokens.  [default: what the model takes]",
 )
-@shared.DEVICE
-@shared.DTYPE
-@shared.TRUST
+@DEVICE
+@DTYPE
+@TRUST
 @engine.engine_options
 @engine.SKIP_BAD
 @click.option("-o", "--out", required=True, metavar="DIR", help="Folder for a file per shard.")

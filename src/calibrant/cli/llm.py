@@ -10,18 +10,7 @@ import click
 
 from calibrant._core.messages import printable
 from calibrant.cli import shared
-from calibrant.cli.shared import (
-    AS_JSON,
-    DEVICE,
-    DTYPE,
-    LEVEL,
-    SET,
-    TRUST,
-    new_console,
-    progress_bar,
-    say,
-    until_closed,
-)
+from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +22,11 @@ if TYPE_CHECKING:
     from calibrant.llm.answers.grading import QuestionSet
     from calibrant.llm.workflows import Evaluations, Reply
 
+DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
+DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
+TRUST = click.option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
+)
 HEAD = click.option("--head", "folder", metavar="DIR", help="Head of 'llm fit'.")
 CONFIDENCES = ("geometric", "product", "arithmetic", "first", "minimum", "p_true")
 STAGES = ("beta", "sigmoid", "isotonic")

@@ -46,11 +46,6 @@ SET = click.option(
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
 )
-DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
-DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
-TRUST = click.option(
-    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
-)
 BINARY = click.option(
     "--binary",
     "estimand",

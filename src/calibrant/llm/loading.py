@@ -11,7 +11,7 @@ from calibrant._core.checks import warn
 from calibrant._core.pretrained import (
     check_complete,
     check_model,
-    check_options,
+    check_options as check_options,
     check_transformers,
 )
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, warn
 from calibrant._core.messages import printable
-from calibrant._core.pretrained import check_options
 from calibrant.display.html import notebook
 from calibrant.display.results import one_line
 from calibrant.llm import loading
@@ -58,7 +57,7 @@ def collect_file(
     of :func:`~calibrant.llm.collect`. Returns the table, and the number of documents.
     """
     # mistakes in these show before the slow load of the model
-    check_options(device=device, dtype=dtype)
+    loading.check_options(device=device, dtype=dtype)
     file = DocumentFile(documents)
     tokenizer = loading.load_tokenizer(model, trust_remote_code=trust_remote_code)
     texts = file.encode(DocumentEncoder(tokenizer, length), limit, skip_bad)

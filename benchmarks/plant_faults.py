@@ -568,6 +568,48 @@ FAULTS = (
         ("workflows/test_apply_shards",),
     ),
     Fault(
+        "every-rank-takes-every-shard",
+        "deploy",
+        "jobs[rank::ranks]",
+        "jobs",
+        ("deploy/test_collect_shards",),
+    ),
+    Fault(
+        "layer-not-in-the-receipt",
+        "deploy",
+        "json.dumps([self.fingerprint, self.inputs, self.labels, self.last_layer])",
+        "json.dumps([self.fingerprint, self.inputs, self.labels])",
+        ("deploy/test_collect_shards",),
+    ),
+    Fault(
+        "worker-with-other-weights",
+        "deploy",
+        "if model.fingerprint != self.fingerprint:",
+        "if not model.fingerprint:",
+        ("deploy/test_collect_shards",),
+    ),
+    Fault(
+        "text-labels-by-first-appearance",
+        "deploy",
+        "ClassNumbers(names or [str(i) for i in range(classes)])(values)",
+        "np.unique(values, return_inverse=True)[1]",
+        ("deploy/test_collect_shards",),
+    ),
+    Fault(
+        "missing-scores-take-those-of-others",
+        "deploy",
+        "places = pa.array(np.cumsum(valid) - 1, mask=~valid)",
+        "places = pa.array(np.arange(len(valid)) % valid.sum())",
+        ("deploy/test_dataframes",),
+    ),
+    Fault(
+        "features-of-rows-without-scores",
+        "deploy",
+        "inputs = None if features is None else features[start : start + rows]",
+        "inputs = None if features is None else features[: len(chunk)][::-1]",
+        ("deploy/test_dataframes",),
+    ),
+    Fault(
         "table-of-a-changed-shard",
         "data",
         "return [path, column.key, list(column.fingerprint or ())]",
@@ -655,8 +697,8 @@ FAULTS = (
     Fault(
         "folder-in-place-of-a-shard-skipped",
         "data",
-        "(p for p in paths if p.suffix.lower() in READERS)",
-        "(p for p in paths if p.suffix in READERS and p.is_file())",
+        "(p for p in paths if p.suffix.lower() in formats)",
+        "(p for p in paths if p.suffix in formats and p.is_file())",
         ("data/test_dataset",),
     ),
     Fault(
@@ -2190,8 +2232,8 @@ FAULTS = (
     Fault(
         "applied-tags-sum-to-one",
         "workflows",
-        "each = values.ndim == 1 or calibrator.multilabel",
-        "each = values.ndim == 1",
+        "each = wide.ndim == 1 or calibrator.multilabel",
+        "each = wide.ndim == 1",
         ("workflows/test_multilabel",),
     ),
     Fault(

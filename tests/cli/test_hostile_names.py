@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from typing import Any
 
 import click
@@ -52,6 +53,13 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}.npz", "--method", "ts", "--set", f"{NAME}=1", "-o", "ts"],
     ],
     "apply": [[FILE, f"{FILE}.npz", "-o", f"{FILE}2.npz"], [FILE, FILE, "-o", "x.npz"]],
+    "collect": [
+        ["torch.nn:Identity", f"{FILE}.npz", "--inputs", "logits", "-o", f"{FILE}5"],
+        ["torch.nn:Identity", f"{FILE}.npz", "--inputs", NAME, "-o", "x"],
+        ["torch.nn:Identity", f"{FILE}.jsonl", "--skip-bad", "-o", "x"],
+        ["torch.nn:Identity", f"{FILE}.npz", "--inputs", "region", "-o", "x"],
+        [FILE, "t.jsonl", "-o", "x"],
+    ],
     "export": [[FILE, "-o", f"{FILE}.{NAME}"], [f"{FILE}.npz", "-o", "x.onnx"]],
     "compare": [
         [f"{FILE}/{FILE}.npz", "--methods", "none,ts", "--level", "0"],
@@ -113,6 +121,7 @@ def in_folder(tmp_path, monkeypatch, arrays):
     """Work where everything that can have a name has that one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which collect adds the working folder
     arrays["region"] = np.array([NAME, "b"])[np.arange(ROWS) % 2]
     np.savez(f"{FILE}.npz", **arrays)
     np.savez("split.npz", **{f"{NAME}_{key}": arrays[key] for key in ("logits", "labels")})

@@ -16,11 +16,10 @@ import pytest
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
-from calibrant.data.outputs import OutputFolder
 from calibrant.data.readers import WRITERS
-from calibrant.workflows import apply_shards as module
 from calibrant.workflows.apply import apply
-from calibrant.workflows.apply_shards import RECEIPTS, apply_shards
+from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.receipts import RECEIPTS
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
 
 ARRAYS = predictions(rows=60, classes=3)
@@ -147,13 +146,19 @@ def test_an_input_that_is_gone(tmp_path, shards, halved):
     apply_shards(halved, shards, out)  # nothing to warn of
 
 
+class Repeating(ThreadPoolExecutor):
+    """Runs every task four times, side by side."""
+
+    def map(self, fn, *iterables, **options):
+        (items,) = iterables
+        return iter(list(super().map(fn, [item for item in items for _ in range(4)]))[::4])
+
+
 def test_two_writers_of_one_shard_leave_one_whole_file(tmp_path, shards, halved):
     """A retry may run beside a task that was taken for lost."""
     out = tmp_path / "out"
-    dataset = open_dataset(shards)
-    jobs = module._jobs(halved, dataset, OutputFolder(str(out)), {"": (3,)})
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda job: module._write(halved, job), jobs * 4))
+    with Repeating(4) as pool:
+        assert apply_shards(halved, shards, out, executor=pool).describe() == "wrote 4 shards"
     assert_complete(out)
     assert apply_shards(halved, shards, out).describe().startswith("wrote 0 shards")
 

@@ -19,6 +19,7 @@ import calibrant
 from calibrant._core.engines import open_engine
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
+from calibrant.deploy import collect_shards
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.compare import compare
 from calibrant.workflows.fit import fit
@@ -114,6 +115,18 @@ def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
     assert results == [(n, total) for n, total in zip([20, 30, 40, 40, 40, 30], sums, strict=True)]
     assert len(list(tmp_path.glob("ran-*"))) > len(sums)  # the shard of the kill ran twice
     wait_for_workers(executor)
+
+
+def test_models_run_on_the_workers(tmp_path, executor):
+    inputs = np.random.default_rng(0).normal(size=(60, 8))
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        np.savez(tmp_path / "in" / f"{i}.npz", inputs=inputs[15 * i : 15 * (i + 1)])
+    arguments = "tests.support.classifiers:linear", tmp_path / "in"
+    collect_shards(*arguments, tmp_path / "cluster", executor=executor)
+    collect_shards(*arguments, tmp_path / "here")
+    found, expected = (open_dataset(tmp_path / name).split() for name in ("cluster", "here"))
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)
 
 
 def test_workers_are_killed_from_outside(shards, executor, cluster):

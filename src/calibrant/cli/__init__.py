@@ -26,6 +26,7 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of to
 # Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "bench": ["bench"],
+    "collect": ["collect"],
     "compare": ["compare", "demo"],
     "decide": ["decide"],
     "evaluate": ["evaluate"],

@@ -28,6 +28,7 @@ VERBS = {
     "bench": ["bench"],
     "compare": ["compare", "demo"],
     "decide": ["decide"],
+    "estimate": ["estimate"],
     "evaluate": ["evaluate"],
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],

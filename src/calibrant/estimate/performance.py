@@ -28,7 +28,7 @@ from calibrant.estimate.predictions import INCLUSION, NEVER, Summary, batch_spli
 from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
 from calibrant.estimate.sampling import read_labels
 from calibrant.estimate.strata import Strata, fill_strata, make_strata, pooled
-from calibrant.estimate.watch import Shift, find_shifts, label_shift_weights, seen_rows
+from calibrant.estimate.watch import BINS, Shift, find_shifts, label_shift_weights, seen_rows
 from calibrant.metrics.reliability import Estimate
 from calibrant.monitor import Monitor, WindowEstimate
 from calibrant.retrain.adapter import as_calibrator
@@ -42,6 +42,8 @@ TOLERANCE = 0.02
 """Gap of confidence and accuracy, beyond the error of a reference, that labels may show."""
 UNEXPLAINED = 0.25
 """Part of a shift that changed class frequencies may leave, to be taken for its cause."""
+DISTINCT = 5
+"""Size of a shift, in units of its noise, from which its cause can be told."""
 FEWEST_LABELS = 30
 """Labels of a batch from which it is estimated without any promise."""
 
@@ -53,7 +55,7 @@ class Explanation(NamedTuple):
     shifts: list[Shift]
     new_prior: FloatArray | None = None  # with changed class frequencies
 
-    def size(self, level: float) -> float:
+    def size(self, level: float = math.inf) -> float:
         """Return the largest shift that is not chance, at a level for all views together."""
         significant = [s.size for s in self.shifts if s.p_value < level / len(self.shifts)]
         return max(significant, default=0.0)
@@ -205,7 +207,7 @@ class PerformanceEstimator:
         if status == "withdrawn" and labels >= FEWEST_LABELS:
             status = "labels"
         metrics = self._metrics(batch, explanations, status, widening)
-        prior = explanations[0].new_prior if explanations else None
+        prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
         return PerformanceEstimate(
             n=batch.n,
             classes=batch.predicted.size,
@@ -213,7 +215,7 @@ class PerformanceEstimator:
             level=self.level,
             status=status,
             reasons=reasons,
-            shifts=explanations[-1].shifts if explanations else [],
+            shifts=_plain(explanations).shifts if explanations else [],
             widening=widening,
             reference=0 if reference is None else reference.rows.label.size,
             labels=labels,
@@ -222,9 +224,10 @@ class PerformanceEstimator:
         )
 
     def _explanations(self, batch: Summary, reference: Summary) -> list[Explanation]:
-        """Return the reference as it is last, and in front with class frequencies that fit better.
+        """Return the reference as it is, and with class frequencies that fit better, if there are.
 
-        A label shift is looked for only where the batch differs from the reference at all.
+        A label shift is looked for only where the batch differs from the reference at all. It comes
+        first, and gives the estimate, if the shift is large enough to tell it from others.
         """
         index = make_strata(reference.labelled)
         seen = batch.seen()
@@ -249,15 +252,18 @@ class PerformanceEstimator:
             find_shifts(seen, weighted, seed=self.seed),
             prior,
         )
-        left = explained.size(self.drift_level)
-        return [explained, plain] if left < UNEXPLAINED * plain.size(self.drift_level) else [plain]
+        if explained.size() >= UNEXPLAINED * plain.size():
+            return [plain]
+        noise = BINS * (1 / seen.size + 1 / reference.seen().size)
+        return [explained, plain] if plain.size() > DISTINCT * noise else [plain, explained]
 
     def _promise(self, explanations: Sequence[Explanation]) -> tuple[Status, list[str], float]:
         """Return the state of the promise, its reasons, and by how much intervals widen."""
         if not explanations:
             return "unchecked", [], 0.0
         assert self._reference is not None
-        plain, best = explanations[-1], explanations[0]
+        plain = _plain(explanations)
+        best = min(explanations, key=lambda e: e.size(self.drift_level))
         if plain.size(self.drift_level) == 0:
             return "holds", [], 0.0
         widening = math.sqrt(best.size(self.drift_level)) * _deviation(self._reference)
@@ -265,7 +271,7 @@ class PerformanceEstimator:
         views = [s.view for s in plain.shifts if s.p_value < limit]
         reasons = [f"{comma_separated(views)} shifted from the reference"]
         if best.new_prior is not None:
-            reasons.append("changed class frequencies explain most of it")
+            reasons.append("changed class frequencies would explain most of it")
         if widening > self.tolerance:
             hidden = f"a hidden shift as large could change accuracy by {100 * widening:.0f} points"
             return "withdrawn", [*reasons, hidden], widening
@@ -280,7 +286,7 @@ class PerformanceEstimator:
             return f"the monitor raised an alarm at window {monitor.alarm.window}"
         if not batch.rows.label.size:
             return ""
-        strata = explanations[-1].strata if explanations else None
+        strata = _plain(explanations).strata if explanations else None
         tolerance = TOLERANCE + (0.0 if strata is None else strata.error())
         watch = Monitor(false_alarms=self.false_alarms, tolerance=min(tolerance, 0.49))
         watch.observe(*_answers(batch, strata), window=1)
@@ -332,6 +338,11 @@ def _with_labels(
     if alone or not evidence:
         return [fill_strata(make_strata(selected), selected)]
     return [pooled(s, fill_strata(s.stratum, selected)) for s in evidence if s is not None]
+
+
+def _plain(explanations: Sequence[Explanation]) -> Explanation:
+    """Return the explanation without changed class frequencies."""
+    return next(e for e in explanations if e.new_prior is None)
 
 
 def _around(estimates: Sequence[Estimate]) -> Estimate:

@@ -111,6 +111,17 @@ def test_labels_revoke_the_promise_and_replace_it(rng):
     assert result["accuracy"].low < truth < result["accuracy"].high
 
 
+def test_labels_alone_are_not_widened_by_a_shift(rng):
+    reference = as_data(*labelled(rng, 3000))
+    logits, labels = labelled(rng, 3000, scale=1.0)
+    known = np.where(np.arange(3000) % 10 == 0, labels, -100)
+    result = cal.estimate_performance(logits, reference, labels=known)
+    assert (result.status, result.widening) == ("labels", 0)
+    accuracy = result["accuracy"]
+    assert accuracy.low < (logits.argmax(1) == labels).mean() < accuracy.high
+    assert accuracy.high - accuracy.low < 0.12
+
+
 def test_selected_labels_are_weighted_by_their_inclusion(rng):
     """Wrong answers at one confidence are labelled nine times as often."""
     n = 20_000

@@ -205,7 +205,7 @@ class PerformanceEstimator:
         if revoked:
             status, reasons, widening = "withdrawn", [*reasons, revoked], 0.0
         if status == "withdrawn" and labels >= FEWEST_LABELS:
-            status = "labels"
+            status, widening = "labels", 0.0
         metrics = self._metrics(batch, explanations, status, widening)
         prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
         return PerformanceEstimate(

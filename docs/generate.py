@@ -15,6 +15,7 @@ TITLES = {
     "decide": "Decide",
     "deploy": "Deploy",
     "monitor": "Monitor",
+    "estimate": "Estimate without labels",
     "losses": "Train: losses",
     "retrain": "Train: masked classifiers",
     "data": "Prediction files",
@@ -39,7 +40,11 @@ MORE = {
         *("figure.figure", "figure.draw_file"),
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
-    "monitor": ("report.Alarm", "report.Drift"),
+    "monitor": ("report.Alarm", "report.Drift", "estimates.WindowEstimate"),
+    "estimate": (
+        *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
+        *("sampling.LabelSample", "watch.Shift"),
+    ),
     "reports": ("results.Results", "results.Provenance", "model.Subject", "model.Part"),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),

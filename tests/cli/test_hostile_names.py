@@ -46,6 +46,14 @@ LINES: dict[str, list[list[str]]] = {
         [FILE, "--split", "none"],
         ["split.npz", f"--{NAME}"],
     ],
+    "estimate": [
+        [f"{FILE}.npz", "--ignore-labels"],
+        [f"{FILE}.npz", "--ignore-labels", "--json"],
+        [f"{FILE}.npz", "--label-budget", "5", "-o", f"{FILE}.csv"],
+        [f"{FILE}.npz", "--labels", f"{FILE}.npz"],
+        ["split.npz", "--split", "none"],
+        [f"{FILE}.npz", "--reference", FILE, "--reference-split", NAME],
+    ],
     "fit": [
         [f"{FILE}.npz", "--method", "ts", "-o", FILE],
         [f"{FILE}.npz", "--method", "ts", "-o", "ts", "--json"],

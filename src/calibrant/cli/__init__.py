@@ -29,6 +29,7 @@ VERBS = {
     "collect": ["collect"],
     "compare": ["compare", "demo"],
     "decide": ["decide"],
+    "estimate": ["estimate"],
     "evaluate": ["evaluate"],
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],

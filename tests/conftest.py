@@ -35,11 +35,14 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture(scope="session")
 def operators_read_once():
-    """Let torch read the library of ONNX operators once, and not for each export."""
+    """Let torch read its operators and those of ONNX once, and not for each export."""
     registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+    utils = importlib.import_module("torch._export.utils")
     with pytest.MonkeyPatch.context() as patch:
         read = functools.cache(registration.ONNXRegistry.from_torchlib)
         patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(read))
+        once = functools.cache(utils._materialize_cpp_cia_ops)
+        patch.setattr(utils, "_materialize_cpp_cia_ops", once)
         yield
 
 

@@ -11,9 +11,19 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 import calibrant as cal
+from calibrant._core.binning import uniform_edges
+from calibrant.metrics import intervals
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.intervals import INPUTS, Cells, class_cells_of
-from calibrant.metrics.reductions import labelled_examples, reduce_examples
+from calibrant.metrics.gaps import total, under
+from calibrant.metrics.intervals import (
+    INPUTS,
+    Cells,
+    cells_of,
+    class_cells_of,
+    error_interval,
+)
+from calibrant.metrics.reductions import labelled_examples, pairs_from, reduce_examples
+from calibrant.metrics.smooth import smoothed, smoothed_excess
 from tests.support.metrics import ANY_CLASSES
 from tests.support.simulate import drawn, drawn_pairs
 
@@ -227,6 +237,21 @@ def test_runs_of_draws_are_parts_of_one(rng):
     next(cells.runs(0.5))  # of which the rest is drawn later
     hits = np.random.default_rng(3).binomial(trials, claimed - 0.5 * gap)
     np.testing.assert_allclose(cells.drawn(0.5), 0.25 / 20 * (trials * claimed - hits), atol=1e-15)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+@pytest.mark.parametrize(
+    ("error", "excess", "cells"),
+    [(total, None, 15), (under, None, 15), (smoothed, smoothed_excess, 30)],
+)
+def test_shortcuts_change_no_interval(rng, monkeypatch, error, excess, cells, temperature):
+    """Neither a comparison at less cost nor candidates that are left out as too low."""
+    pairs = pairs_from(*drawn(rng, 150, 4, temperature))
+    filled = pairs.filled(uniform_edges(cells))
+    found = error_interval(0.0, error, cells_of(filled, filled, 200, 0), 0.9, excess)
+    last = intervals._last
+    monkeypatch.setattr(intervals, "_last", lambda holds, matters=None: last(holds))
+    assert found == error_interval(0.0, error, cells_of(filled, filled, 200, 0), 0.9)
 
 
 def test_the_seed_decides_the_test(rng):

@@ -1,5 +1,6 @@
 import functools
 import importlib
+import logging
 import multiprocessing.context
 import multiprocessing.forkserver
 import sys
@@ -68,6 +69,8 @@ def operators_read_once():
         patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(read))
         once = functools.cache(utils._materialize_cpp_cia_ops)
         patch.setattr(utils, "_materialize_cpp_cia_ops", once)
+        # which would write down every graph, since pytest listens to all loggers
+        patch.setattr("torch._logging._internal.trace_log", logging.Logger("silent"))
         yield
 
 

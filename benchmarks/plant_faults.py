@@ -1078,6 +1078,34 @@ FAULTS = (
         within="residuals",
     ),
     Fault(
+        "operators-in-place-stay-imprecise",
+        "deploy",
+        '.split(".")[0].rstrip("_")',
+        '.split(".")[0]',
+        ("deploy/test_export.py",),
+    ),
+    Fault(
+        "smooth-ece-compared-at-half-the-width",
+        "metrics",
+        "(np.array([bound])) - bound",
+        "(np.array([bound / 2])) - bound",
+        ("metrics/test_smooth",),
+    ),
+    Fault(
+        "smce-compared-without-signs",
+        "metrics",
+        "np.abs(residual.sum(-1)) - bound",
+        "np.abs(residual).sum(-1) - bound",
+        ("metrics/test_smooth",),
+    ),
+    Fault(
+        "upper-end-without-constant-gaps",
+        "metrics",
+        "return bool(excess(each.gaps(scale)[None], least)[0] > 0)",
+        "return bool(excess(each.gaps(scale)[None], 2 * least)[0] > 0)",
+        ("metrics/test_intervals",),
+    ),
+    Fault(
         "smce-half-rise",
         "metrics",
         "rise[rank] = 2 * step",
@@ -1087,8 +1115,8 @@ FAULTS = (
     Fault(
         "one-sided-normal-interval",
         "metrics",
-        "reach = float(norm.ppf((1 + level) / 2)) * deviation",
-        "reach = float(norm.ppf(level)) * deviation",
+        "reach = float(ndtri((1 + level) / 2)) * deviation",
+        "reach = float(ndtri(level)) * deviation",
         ("intervals",),
         within="mean_interval",
     ),
@@ -1312,8 +1340,8 @@ FAULTS = (
     Fault(
         "beta-quantile-without-one",
         "metrics",
-        "beta.ppf(tail, hits, effective - hits + 1)",
-        "beta.ppf(tail, hits, effective - hits)",
+        "betaincinv(hits, effective - hits + 1, tail)",
+        "betaincinv(hits, effective - hits, tail)",
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
@@ -2614,8 +2642,8 @@ FAULTS = (
     Fault(
         "student-one-sided",
         "llm",
-        "t.ppf((1 + level) / 2, documents - 1)",
-        "t.ppf(level, documents - 1)",
+        "stdtrit(documents - 1, (1 + level) / 2)",
+        "stdtrit(documents - 1, level)",
         ("/test_llm_evaluate.py", "llm/tokens/test_evaluate"),
     ),
     Fault(

@@ -6,9 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from calibrant.workflows.apply import apply
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.receipts import RECEIPTS
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
+from tests.support.warm_scripts import run_script
 
 ARRAYS = predictions(rows=60, classes=3)
 
@@ -233,9 +232,7 @@ apply_shards(load(sys.argv[1]), sys.argv[2], sys.argv[3])
 def test_a_process_is_killed_while_it_writes(tmp_path, shards, halved):
     out = tmp_path / "out"
     calibrant.save(halved, tmp_path / "ts")
-    command = [sys.executable, "-c", KILLED, tmp_path / "ts", shards, out]
-    path = str(Path(calibrant.__file__).parents[1])
-    ended = subprocess.run([*map(str, command)], env={**os.environ, "PYTHONPATH": path})
+    ended = run_script(KILLED, tmp_path / "ts", shards, out)
     assert ended.returncode == -signal.SIGKILL
     before = stamps(out)
     assert sorted(before) == ["00000-of-00004.npz", "00001-of-00004.npz"]

@@ -1,11 +1,11 @@
 """Faults on a real dask scheduler with two worker processes: nothing lost or counted twice."""
 
+import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -260,22 +260,8 @@ class scheduler_process:
     def __enter__(self):
         self.file = self.folder / "scheduler.json"
         place = ["--scheduler-file", str(self.file), "--no-dashboard"]
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.scheduler = subprocess.Popen(
-            [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", *place], **quiet
-        )
-        self.worker = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "distributed.cli.dask_worker",
-                "--nthreads",
-                "1",
-                "--no-nanny",
-                *place,
-            ],
-            **quiet,
-        )
+        self.scheduler = started("dask_scheduler", "--port", "0", *place)
+        self.worker = started("dask_worker", "--nthreads", "1", "--no-nanny", *place)
         until = time.monotonic() + 60
         while not self.file.exists() and time.monotonic() < until:
             time.sleep(0.1)
@@ -284,4 +270,19 @@ class scheduler_process:
     def __exit__(self, *_):
         for process in (self.scheduler, self.worker):
             process.kill()
-            process.wait()
+            process.join()
+
+
+def started(*command):
+    """Start a command of dask in a process of its own."""
+    process = multiprocessing.get_context("spawn").Process(target=command_of_dask, args=command)
+    process.start()
+    return process
+
+
+def command_of_dask(name, *arguments):
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    module = importlib.import_module(f"distributed.cli.{name}")
+    module.main(list(arguments))

@@ -2495,8 +2495,8 @@ FAULTS = (
     Fault(
         "abstains-at-the-threshold",
         "llm",
-        " < self.threshold_.threshold",
-        " <= self.threshold_.threshold",
+        (" < self.threshold_.threshold", "np.asarray(values < limit.threshold)"),
+        (" <= self.threshold_.threshold", "np.asarray(values <= limit.threshold)"),
         ("/test_llm_answers.py", "llm/answers/test_calibrator"),
     ),
     Fault(

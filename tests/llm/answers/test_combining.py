@@ -156,5 +156,6 @@ def test_the_gain_has_the_standard_error_of_questions():
     assert gain.value == pytest.approx(difference.mean())
     assert gain.deviation == pytest.approx(difference.std(ddof=1) / np.sqrt(40))
     # ten answers to each question that are all alike are worth one
-    repeated = paired_gain(*np.repeat([before, after], 10, axis=1), np.repeat(np.arange(40), 10))
+    groups = np.repeat(np.arange(40), 10)
+    repeated = paired_gain(before[groups], after[groups], groups)
     assert repeated == pytest.approx(gain)

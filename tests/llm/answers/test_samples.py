@@ -49,7 +49,7 @@ def test_agreement_is_a_share_of_the_samples():
     with pytest.raises(TypeError, match="list of texts"):
         agreement("Lima", "Lima")
     with pytest.raises(TypeError, match="list of texts"):
-        agreement("Lima", ["Lima", None])
+        agreement("Lima", ["Lima", None])  # type: ignore[list-item]
 
 
 def test_a_text_joins_the_first_cluster_whose_first_text_means_the_same():

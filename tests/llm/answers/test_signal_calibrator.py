@@ -187,7 +187,7 @@ def test_unfitted_maps_say_so():
     with pytest.raises(RuntimeError, match="no threshold"):
         empty.abstains([0.5])
     with pytest.raises(ValueError, match="stage"):
-        SignalCalibrator(stage="cubic")
+        SignalCalibrator(stage="cubic")  # type: ignore[arg-type]
 
 
 def test_weights_are_shown(fitted):

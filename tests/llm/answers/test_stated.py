@@ -41,7 +41,9 @@ from calibrant.llm.answers.stated import LEVELS, LIKELIHOODS, stated_confidence
     ],
 )
 def test_what_is_read(said, value):
-    assert stated_confidence(said) == (pytest.approx(value, abs=1e-12), "")
+    found = stated_confidence(said)
+    assert found.value == pytest.approx(value, abs=1e-12)
+    assert not found.reason
 
 
 @pytest.mark.parametrize(

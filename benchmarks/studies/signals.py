@@ -8,7 +8,8 @@ everything is fitted and chosen on the first half and measured on the second. On
 and method, means over the splits: ``raw`` signals, each signal with a ``beta`` map (``map``), the
 signal that was best on the first half (``best single``), the combination (``combined``), and what
 SignalCalibrator uses of the two (``used``); ``kept`` is the share of splits in which it uses the
-combination. Where uqlm and lm-polygraph are installed, so are their ways to probabilities.
+combination. Raw figures are of the answers that have the signal. Where uqlm and lm-polygraph are
+installed, so are their ways to probabilities.
 
     python benchmarks/studies/signals.py --formulas > docs/data/table_signals_formulas.csv
 
@@ -33,7 +34,7 @@ import signals_peers as peers
 from rows import Rows, read, write_tables
 
 import calibrant as cal
-from calibrant.llm import SignalCalibrator, signals_of
+from calibrant.llm import SignalCalibrator, answer_confidence, signals_of
 from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.llm.answers.signals import SignalRows, graded_signals
 
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("answers", nargs="?", type=Path)
     parser.add_argument("--tables", type=Path)
     parser.add_argument("--formulas", action="store_true")
+    parser.add_argument("--stated-scale", type=float, default=1, help="of numbers without a sign")
     given = parser.parse_args()
     if given.tables:
         write_tables(given.tables, tables(read(given.tables / "signals.csv")))
@@ -58,22 +60,22 @@ def main() -> None:
     elif given.answers is None:
         parser.error("a folder of answers is wanted, or --tables FOLDER, or --formulas")
     else:
-        study(given.answers)
+        study(given.answers, given.stated_scale)
 
 
 # ---------------------------------------------------------------------------------- the measures
 
 
-def study(folder: Path) -> None:
+def study(folder: Path, scale: float) -> None:
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for file in sorted(folder.glob("*.jsonl")):
-        writer.writerows(measured(file))
+        writer.writerows(measured(file, scale))
         sys.stdout.flush()
 
 
-def measured(file: Path) -> Iterator[dict[str, object]]:
-    graded = graded_signals(signals_of(with_entropy(read_rows(file))))
+def measured(file: Path, scale: float) -> Iterator[dict[str, object]]:
+    graded = graded_signals(signals_of(with_others(read_rows(file)), stated_scale=scale))
     name, model = file.stem.split(".", 1)
     about = {"set": name, "model": model, "n": len(graded.correct)}
     about["accuracy"] = f"{graded.correct.mean():.4f}"
@@ -88,14 +90,18 @@ def measured(file: Path) -> Iterator[dict[str, object]]:
         yield {**about, "signal": signal, "method": method, **means}
 
 
-def with_entropy(answers: AnswerRows) -> AnswerRows:
-    """Add the mean entropy of the tokens, where it is known, as a signal from elsewhere."""
-    rows = [
-        {**row, "signals": {"entropy": float(np.exp(-np.mean(row["token_entropy"])))}}
-        if row.get("token_entropy")
-        else row
-        for row in answers.rows
-    ]
+def with_others(answers: AnswerRows) -> AnswerRows:
+    """Add signals from elsewhere: the entropy of the tokens, and their probabilities with heads."""
+    rows = []
+    for row in answers.rows:
+        more = {
+            f"geometric, {head} head": float(answer_confidence([row[f"token_probs_{head}"]])[0])
+            for head in ("global", "linear")
+            if f"token_probs_{head}" in row
+        }
+        if row.get("token_entropy"):
+            more["entropy"] = float(np.exp(-np.mean(row["token_entropy"])))
+        rows.append({**row, "signals": {**more, **row.get("signals", {})}})
     return AnswerRows(answers.places, rows)
 
 
@@ -114,12 +120,17 @@ def one_split(graded: SignalRows, seed: int) -> tuple[bool, np.ndarray, Chances]
     chances[("", BEST)] = fitted.fitted_.alone(table)
     chances[("", COMBINED)] = fitted.fitted_.together(table)
     chances[("", USED)] = fitted.predict(test)
+    # the others take no missing values
+    whole = [name for name, values in graded.values.items() if not np.isnan(values).any()]
+    both = [{name: half[name] for name in whole} for half in (train, test)]
     for name, rival in peers.rivals().items():
-        chances[("", name)] = rival(train, right, test)
+        chances[("", name)] = rival(both[0], right, both[1])
     return fitted.kept_, graded.correct[second], chances
 
 
 def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
+    has = ~np.isnan(confidence)  # of a raw signal
+    confidence, correct = confidence[has], correct[has]
     likelihood = np.maximum(np.where(correct, confidence, 1 - confidence), 1e-12)
     return {
         "ece": cal.ece(confidence=confidence, outcome=correct),

@@ -129,12 +129,13 @@ def test_answers_of_another_source_are_refused(said, mapped, tmp_path, change, m
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.filterwarnings("always:none of the 12")
+@pytest.mark.filterwarnings("always:none of the 12", "always:12 of 12 stated")
 def test_a_signal_that_all_answers_lack_is_reported(said, mapped, tmp_path):
     new = written(tmp_path / "x.jsonl", [{**row, "stated": "85"} for row in drawn_rows(1)[:12]])
     code, _, err = said("apply", mapped, new, "-o", tmp_path / "out.jsonl")
     assert code == 0
     assert "none of the 12 answers has the signal stated, which 88 % of those of the fit had" in err
+    assert "12 of 12 stated confidences are numbers above 1 without a percent sign" in err
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from calibrant.llm.answers.grading import Confidence, QuestionSet
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
-from calibrant.llm.answers.signals import graded_signals, signal_values, signals_of
+from calibrant.llm.answers.signals import UNREAD, graded_signals, signal_values, signals_of
+from calibrant.llm.answers.stated import OFF_SCALE
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.documents import DocumentEncoder
@@ -278,7 +279,7 @@ def fit_signals(
     allows (:func:`~calibrant.llm.signals_of`). The map keeps their names and the source of the
     answers, and refuses others.
     """
-    graded = graded_signals(signals_of(answers), names)
+    graded = graded_signals(_with_signals(answers), names)
     right = graded.correct
     fitted = SignalCalibrator(stage=stage).fit(
         graded.values, right, groups=graded.groups, source=graded.source
@@ -320,8 +321,22 @@ def apply_answers(
     return [{**row, "abstains": bool(x)} for row, x in zip(rows, abstains, strict=True)]
 
 
+def _with_signals(answers: AnswerRows) -> AnswerRows:
+    """Compute the signals of rows; warn of stated numbers that have another scale."""
+    found = signals_of(answers)
+    reasons = [row.get(UNREAD, {}).get("stated", "") for row in found.rows]
+    off = sum(reason.startswith(OFF_SCALE) for reason in reasons)
+    if off:
+        warn(
+            f"{off:,} of {len(reasons):,} stated confidences are numbers above 1 without a percent "
+            "sign, and not read: compute the signals first, by calibrant llm answers signals "
+            "--stated-scale"
+        )
+    return found
+
+
 def _by_signals(calibrator: SignalCalibrator, answers: AnswerRows) -> FloatArray:
-    values = signal_values(signals_of(answers), calibrator.needed_)
+    values = signal_values(_with_signals(answers), calibrator.needed_)
     for name, column in values.items():
         if len(column) >= MANY and np.isnan(column).all() and calibrator.coverage_[name]:
             warn(

@@ -78,6 +78,15 @@ def test_top_tokens_bound_the_entropy_of_all():
         assert middle["top_margin"] == low["top_margin"]
 
 
+def test_both_bounds_of_the_entropy_are_reached():
+    packed, equal = [0.5, 0.2, 0.2, 0.1], [0.5, 0.2, 0.1, 0.1, 0.1]
+    for probs, end in ((packed, 1), (equal, 0)):
+        top, size = shown(np.array([probs]), 2), len(probs)
+        low = top_token_confidence(top, vocabulary=size)["top_entropy"]
+        middle = top_token_confidence(top, vocabulary=size, bound="middle")["top_entropy"]
+        assert (low, 2 * middle - low)[end] == pytest.approx(math.exp(-entropy(probs)))
+
+
 def test_the_entropy_is_exact_if_nothing_is_hidden():
     probs = drawn_positions(np.random.default_rng(1), 2, 6)
     truth = math.exp(-np.mean([entropy(row) for row in probs]))

@@ -82,7 +82,7 @@ def top_token_confidence(
 
     The first two are exact. The entropy depends on hidden tokens too: it is largest if they all are
     equally likely, and smallest if as few of them as possible hold the rest
-    (:mod:`calibrant.llm.answers.topk`).
+    (``calibrant.llm.answers.topk``).
 
     Parameters
     ----------

@@ -36,11 +36,11 @@ class SignalCalibrator:
 
     Every signal gets a map of its own, as that of :class:`~calibrant.llm.AnswerCalibrator`, and the
     log-odds of these chances are combined with weights that are not negative
-    (:mod:`calibrant.llm.answers.combining`). The combination is compared with the best single
-    signal on held-out answers: both are fitted, and the best signal and the shrinkage are chosen,
-    anew for each of five folds. It is kept if it lowers the log loss by more than the standard
-    error of the difference, and below that of every single signal; otherwise the best signal is
-    used alone.
+    (``calibrant.llm.answers.combining`` has the equation). The combination is compared with the
+    best single signal on held-out answers: both are fitted, and the best signal and the shrinkage
+    are chosen, anew for each of five folds. It is kept if it lowers the log loss by more than the
+    standard error of the difference, and below that of every single signal; otherwise the best
+    signal is used alone.
 
     An answer that lacks a signal still gets a chance: from the others, or, if the one signal in use
     is missing, that of such answers.
@@ -182,7 +182,8 @@ class SignalCalibrator:
     ) -> Threshold:
         """Find the confidence threshold that limits the error of the answers above it.
 
-        As :meth:`AnswerCalibrator.control`, of answers that are not those of :meth:`fit`.
+        As :meth:`calibrant.llm.AnswerCalibrator.control`; the answers must not be those of
+        :meth:`fit`.
         """
         confidence = self.predict(signals)
         outcome = outcomes(correct, len(confidence))

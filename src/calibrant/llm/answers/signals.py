@@ -91,8 +91,7 @@ def signals_of(
                           ``minimum``: see :func:`~calibrant.llm.answer_confidence`
     ``top_logprobs``      ``top_probability``, ``top_margin``, ``top_entropy``: see
                           :func:`~calibrant.llm.answers.scores.top_token_confidence`
-    ``stated``            ``stated``: see
-                          :func:`~calibrant.llm.answers.stated.stated_confidence`
+    ``stated``            ``stated``: see :func:`~calibrant.llm.stated_confidence`
     ``samples``           ``agreement_exact``, ``agreement``: shares of samples that
                           equal the answer, as written and normalised;
                           ``semantic_negentropy``: 1 minus the normalised

@@ -1,8 +1,8 @@
 """Confidences that a model states in words or numbers, read without guessing.
 
 Every text has at most one reading; a text with two, or with none, has no confidence but a reason.
-The numbers of :data:`LIKELIHOODS` are the midpoints of the ranges in Intelligence Community
-Directive 203 (2015); those of :data:`LEVELS` are equally spaced. Only their order matters once a
+The numbers of ``LIKELIHOODS`` are the midpoints of the ranges in Intelligence Community
+Directive 203 (2015); those of ``LEVELS`` are equally spaced. Only their order matters once a
 map is fitted to them.
 """
 
@@ -41,6 +41,8 @@ LEVELS = {
 """Confidences by the words for a level."""
 BARE = ("very low", "low", "medium", "moderate", "high", "very high")
 """Levels that must stand alone or before a noun: "low" alone may be about anything."""
+OFF_SCALE = "the number is off the scale"
+"""Begin of the reason why a number without a percent sign is not read."""
 LONGEST = 4000
 """Characters at the end of a text that are read: confidences are stated after the answer."""
 
@@ -84,7 +86,7 @@ def stated_confidence(said: Any, *, scale: float = 1) -> Stated:
     """Read the confidence that a model stated.
 
     Percents (``90 %``), fractions (``9/10``, ``9 out of 10``), numbers from 0 to ``scale``, words
-    (:data:`LIKELIHOODS` and :data:`LEVELS`) and a field of JSON (``{"confidence": 0.9}``) are
+    (``LIKELIHOODS`` and ``LEVELS``) and a field of JSON (``{"confidence": 0.9}``) are
     read. Where ``confidence:`` or the like stands in a text, only what follows it on the line
     counts. There is no value for bounds and ranges ("at least 80 %", "80 to 90 %"), for the chance
     to be wrong, for two different numbers, and where the model declines to answer. Of longer texts
@@ -132,7 +134,7 @@ def _from_fields(fields: Mapping[Any, Any], scale: float) -> Stated:
 
 def _on_scale(number: float, scale: float) -> Stated:
     if not 0 <= number <= scale:
-        return Stated(None, f"the number is not from 0 to {scale:g}, the scale")
+        return Stated(None, f"{OFF_SCALE} from 0 to {scale:g}")
     return Stated(number / scale)
 
 

@@ -2965,7 +2965,7 @@ FAULTS = (
     Fault(
         "combination-always-kept",
         "llm",
-        "bool(gain.value > gain.deviation and together.mean() < each.min())",
+        "bool(together.mean() < min(alone.mean(), each.min()))",
         "True",
         ("llm/answers/test_signal_calibrator",),
     ),

@@ -6,10 +6,9 @@ ANSWERS is a folder of files SET.MODEL.jsonl with the material of each answer (t
 stated, judges or signals) and whether it was right. Each file is split into halves five times;
 everything is fitted and chosen on the first half and measured on the second. One row for each file
 and method, means over the splits: ``raw`` signals, each signal with a ``beta`` map (``map``), the
-signal that was best on the first half (``best single``), the combination (``combined``), and what
-SignalCalibrator uses of the two (``used``); ``kept`` is the share of splits in which it uses the
-combination. Raw figures are of the answers that have the signal. Where uqlm and lm-polygraph are
-installed, so are their ways to probabilities.
+signal that was best on the first half (``best single``), and the combination (``combined``). Raw
+figures are of the answers that have the signal. Where uqlm and lm-polygraph are installed, so are
+their ways to probabilities.
 
     python benchmarks/studies/signals.py --formulas > docs/data/table_signals_formulas.csv
 
@@ -24,7 +23,6 @@ import argparse
 import csv
 import statistics
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,14 +32,15 @@ import signals_peers as peers
 from rows import Rows, read, write_tables
 
 import calibrant as cal
-from calibrant.llm import SignalCalibrator, answer_confidence, signals_of
+from calibrant.llm import answer_confidence, signals_of
+from calibrant.llm.answers.combining import fit_combined
 from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.llm.answers.signals import SignalRows, graded_signals
 
 SPLITS = 5
 FIGURES = ("ece", "nll", "brier", "auroc")
-COLUMNS = ("set", "model", "n", "accuracy", "signal", "method", *FIGURES, "kept")
-BEST, COMBINED, USED = "best single", "combined", "used"
+COLUMNS = ("set", "model", "n", "accuracy", "signal", "method", *FIGURES)
+BEST, COMBINED = "best single", "combined"
 Table = list[tuple[str, ...]]
 Chances = dict[tuple[str, str], np.ndarray]
 
@@ -81,10 +80,9 @@ def measured(file: Path, scale: float) -> Iterator[dict[str, object]]:
     about["accuracy"] = f"{graded.correct.mean():.4f}"
     runs: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for seed in range(SPLITS):
-        kept, right, chances = one_split(graded, seed)
+        right, chances = one_split(graded, seed)
         for key, values in chances.items():
-            share = {"kept": float(kept)} if key[1] == USED else {}
-            runs[key].append({**figures(values, right), **share})
+            runs[key].append(figures(values, right))
     for (signal, method), found in runs.items():
         means = {key: f"{statistics.fmean(run[key] for run in found):.4f}" for key in found[0]}
         yield {**about, "signal": signal, "method": method, **means}
@@ -105,27 +103,26 @@ def with_others(answers: AnswerRows) -> AnswerRows:
     return AnswerRows(answers.places, rows)
 
 
-def one_split(graded: SignalRows, seed: int) -> tuple[bool, np.ndarray, Chances]:
+def one_split(graded: SignalRows, seed: int) -> tuple[np.ndarray, Chances]:
     order = np.random.default_rng(seed).permutation(len(graded.correct))
     first, second = np.array_split(order, 2)
     train, test = (
         {name: values[half] for name, values in graded.values.items()} for half in (first, second)
     )
     right = graded.correct[first]
-    fitted = SignalCalibrator().fit(train, right, groups=graded.groups[first])
-    table = np.stack(list(test.values()), axis=1)
-    maps = fitted.fitted_.each(table)
+    before, after = (np.stack(list(half.values()), axis=1) for half in (train, test))
+    fitted = fit_combined(before, right, graded.groups[first], "beta")
+    maps = fitted.each(after)
     chances: Chances = {(name, "raw"): values for name, values in test.items()}
     chances |= {(name, "map"): maps[:, i] for i, name in enumerate(test)}
-    chances[("", BEST)] = fitted.fitted_.alone(table)
-    chances[("", COMBINED)] = fitted.fitted_.together(table)
-    chances[("", USED)] = fitted.predict(test)
+    chances[("", BEST)] = fitted.alone(after)
+    chances[("", COMBINED)] = fitted.together(after)
     # the others take no missing values
     whole = [name for name, values in graded.values.items() if not np.isnan(values).any()]
     both = [{name: half[name] for name in whole} for half in (train, test)]
     for name, rival in peers.rivals().items():
         chances[("", name)] = rival(both[0], right, both[1])
-    return fitted.kept_, graded.correct[second], chances
+    return graded.correct[second], chances
 
 
 def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
@@ -183,24 +180,21 @@ def by_file(rows: Rows) -> Table:
     table: Table = [
         (
             *("set", "model", "n", "right %", "AUROC % best single", "AUROC % combined"),
-            *("log loss best single", "log loss combined", "log loss used", "kept in % of splits"),
+            *("log loss best single", "log loss combined"),
         )
     ]
-    best, combined, used = (by_files(rows, "", name) for name in (BEST, COMBINED, USED))
+    best, combined = (by_files(rows, "", name) for name in (BEST, COMBINED))
     for at, row in best.items():
         both = (row, combined[at])
         table.append(
             (
                 *(*at, row["n"], f"{100 * float(row['accuracy']):.1f}"),
                 *(f"{100 * float(one['auroc']):.1f}" for one in both),
-                *(f"{float(one['nll']):.3f}" for one in (*both, used[at])),
-                f"{100 * float(used[at]['kept']):.0f}",
+                *(f"{float(one['nll']):.3f}" for one in both),
             )
         )
     return table
 
 
 if __name__ == "__main__":
-    # few right answers are a result here
-    warnings.filterwarnings("ignore", message=".* are too few to compare signals")
     main()

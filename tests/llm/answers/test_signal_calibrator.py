@@ -37,15 +37,16 @@ def test_a_combination_that_helps_is_kept(fitted):
     assert found.mean() == pytest.approx(right.mean(), abs=0.03)
 
 
-def test_copies_of_one_signal_and_noise_are_not_kept():
+def test_a_combination_that_does_not_help_is_not_kept():
     signals, right = simulated(n=300)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(2)
     copies = {"a": signals["stated"], "b": signals["stated"], "noise": rng.random(300)}
     fitted = SignalCalibrator(stage="sigmoid").fit(copies, right)
     assert not fitted.kept_
     assert fitted.best_ == "a"
     assert fitted.needed_ == ["a"]
     assert "a is used alone" in fitted.verdict()
+    assert fitted.gain_.low < 0
     alone = AnswerCalibrator(None, stage="sigmoid").fit(copies["a"], right)
     np.testing.assert_allclose(fitted.predict(copies), alone.predict(copies["a"]), atol=1e-9)
 
@@ -111,7 +112,9 @@ def test_maps_come_back_from_files(fitted, tmp_path):
     ("part", "value", "message"),
     [
         ("names", ["a", "a", "b"], "different texts"),
-        ("names", ["a"], "one of 1 signals"),
+        ("names", ["a"], "for each of 1 signals"),
+        ("names", None, "different texts"),
+        ("singles", None, "for each of 3 signals"),
         ("best", 3, "one of 3 signals"),
         ("best", True, "one of 3 signals"),
         ("kept", 1, "true or false"),

@@ -25,6 +25,8 @@ from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
 from calibrant.metrics import intervals, ranking
 
 FOLDS = 5
+OVERLAP = 1 + FOLDS / (FOLDS - 1)
+"""Factor of the variance of a cross-validated difference."""
 RIDGES = (1000.0, 100.0, 10.0, 1.0, 0.1)
 """Strengths of the shrinkage towards the best signal that are tried, the strongest first."""
 CERTAINTY = 0.99
@@ -302,10 +304,14 @@ class Gain(NamedTuple):
 
 
 def paired_gain(before: FloatArray, after: FloatArray, groups: IntArray) -> Gain:
-    """Return the mean of ``before - after``, with the standard error of independent questions."""
+    """Return the mean of ``before - after`` of held-out answers, with its standard error.
+
+    That of independent questions, enlarged since the answers that the maps of two folds were fitted
+    to overlap (Nadeau and Bengio 2003).
+    """
     difference = before - after
     mean = float(difference.mean())
     _, member = np.unique(groups, return_inverse=True)
     sums = np.bincount(member, difference - mean)
-    spread = len(sums) / max(len(sums) - 1, 1)
+    spread = OVERLAP * len(sums) / max(len(sums) - 1, 1)
     return Gain(mean, float(np.sqrt(spread * (sums**2).sum())) / len(difference))

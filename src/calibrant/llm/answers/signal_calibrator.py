@@ -38,9 +38,8 @@ class SignalCalibrator:
     log-odds of these chances are combined with weights that are not negative
     (``calibrant.llm.answers.combining`` has the equation). The combination is compared with the
     best single signal on held-out answers: both are fitted, and the best signal and the shrinkage
-    are chosen, anew for each of five folds. It is kept if it lowers the log loss by more than the
-    standard error of the difference, and below that of every single signal; otherwise the best
-    signal is used alone.
+    are chosen, anew for each of five folds. It is used if its log loss is lower, and lower than
+    that of every single signal; otherwise the best signal is used alone.
 
     An answer that lacks a signal still gets a chance: from the others, or, if the one signal in use
     is missing, that of such answers.
@@ -140,7 +139,7 @@ class SignalCalibrator:
             self.gain_ = mean_interval(*gain, LEVEL)
             # where several signals are about as good, the choice of the best one is itself unstable
             # and costs log loss: the combination must beat each of them as well
-            self.kept_ = bool(gain.value > gain.deviation and together.mean() < each.min())
+            self.kept_ = bool(together.mean() < min(alone.mean(), each.min()))
 
     @property
     def best_(self) -> str:
@@ -212,7 +211,9 @@ class SignalCalibrator:
         gain = f"the log loss falls by {self.gain_.value:.4f} ({100 * LEVEL:.0f} %: {ends})"
         if self.kept_:
             return f"The combination is used: against the best signal alone {gain}."
-        return f"{self.best_} is used alone: with all signals {gain}, which is not enough."
+        return (
+            f"{self.best_} is used alone: no signal is beaten by all together, with which {gain}."
+        )
 
     def __repr__(self) -> str:
         if self.fitted_ is None:
@@ -282,11 +283,11 @@ class SignalCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
         if not isinstance(state, Mapping) or {*state} != STATE:
             raise ValueError(f"a signal calibrator has {sorted(STATE)}, got {state!r:.200}")
-        made, count = cls(stage=state["stage"]), len(state["names"])
+        made = cls(stage=state["stage"])
         made.names_ = _names(state["names"])
-        singles = [_single(one, made.stage) for one in state["singles"]]
-        best, kept = state["best"], state["kept"]
-        if len(singles) != count or type(best) is not int or not 0 <= best < count:
+        count, best, kept = len(made.names_), state["best"], state["kept"]
+        singles = _singles(state["singles"], made.stage, count)
+        if type(best) is not int or not 0 <= best < count:
             raise ValueError(f"best must be the number of one of {count} signals, got {best!r}")
         if not isinstance(kept, bool):
             raise ValueError(f"kept must be true or false, got {kept!r:.40}")
@@ -346,6 +347,12 @@ def _comparable(right: BoolArray, member: IntArray) -> bool:
 def _single_state(single: Single) -> dict[str, Any]:
     inner = None if single.calibrator is None else single.calibrator.state()
     return {**single._asdict(), "calibrator": inner}
+
+
+def _singles(states: Any, stage: str, count: int) -> list[Single]:
+    if not isinstance(states, list) or len(states) != count:
+        raise ValueError(f"singles must be a map for each of {count} signals, got {states!r:.80}")
+    return [_single(state, stage) for state in states]
 
 
 def _single(state: Any, stage: str) -> Single:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import shared
+from calibrant.cli import judge, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def evaluate(
         results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
         for title, evaluations in results:
-            _print_evaluations(title, evaluations)
+            shared.print_evaluations(title, evaluations)
         return
     content = [
         {"source": title, **{name: one.to_dict() for name, one in evaluations.items()}}
@@ -371,7 +371,7 @@ def fit_map(file: str, out: str, confidence: Any, stage: Any, form: str | None) 
         with until_closed():
             shared.write_json({name: one.to_dict() for name, one in evaluations.items()})
     else:
-        _print_evaluations(file, evaluations)
+        shared.print_evaluations(file, evaluations)
     usage = f"calibrant llm answers apply {out} FILE -o OUT"
     if fitted.source_.confidence in CONFIDENCES and fitted.source_.prompt in ("chat", "plain"):
         usage = f"calibrant llm ask MODEL QUESTION --answers {out}"
@@ -419,24 +419,6 @@ def _was_passed(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _print_evaluations(title: str, results: Evaluations) -> None:
-    from rich.table import Table
-
-    with until_closed():
-        console = new_console()
-        first = next(iter(results.values()))
-        console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
-        table = Table(box=None, pad_edge=False)
-        table.add_column("")
-        for name, evaluation in results.items():
-            table.add_column(name, justify="right")
-            table.add_column(evaluation.interval_heading, justify="right", style="dim")
-        for rows in zip(*(evaluation.table() for evaluation in results.values()), strict=True):
-            cells = (cell for _, value, interval in rows for cell in (value, interval))
-            table.add_row(rows[0][0], *cells)
-        console.print(table)
-
-
 def _print_reply(reply: Reply, max_new_tokens: int) -> None:
     console = new_console()
     with until_closed():
@@ -461,3 +443,6 @@ def _shaded(answer: Answer) -> Text:
         style = "" if doubt < 0.1 else f"on rgb({80 + round(130 * doubt)},40,40)"
         shaded.append(printable(text), style=style)
     return shaded
+
+
+llm.add_command(judge.judge)

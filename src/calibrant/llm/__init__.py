@@ -20,6 +20,9 @@ from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.judges.judged import read_judged
+from calibrant.llm.judges.rates import success_rate
+from calibrant.llm.judges.report import judge_report
 from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
@@ -40,15 +43,18 @@ __all__ = [
     "exact_match",
     "fingerprint_of",
     "fit_head",
+    "judge_report",
     "load_model",
     "open_table",
     "read_answers",
     "read_documents",
+    "read_judged",
     "read_mmlu",
     "read_questions",
     "read_truthfulqa",
     "shaded_text",
     "short_prompt",
+    "success_rate",
     "token_predictions",
     "top_confidence",
 ]

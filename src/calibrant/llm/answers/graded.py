@@ -108,7 +108,7 @@ class AnswerRows(NamedTuple):
         the geometric mean, only if no row has a confidence.
         """
         tokens = self._token_probs()
-        source = self._common_source()
+        source = self.source()
         if aggregate is None and any("confidence" in row for row in self.rows):
             pairs = zip(self.places, self.rows, strict=True)
             stated = np.array([_confidence(row, place) for place, row in pairs])
@@ -126,7 +126,7 @@ class AnswerRows(NamedTuple):
             return []
         return [_token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
 
-    def _common_source(self) -> Source:
+    def source(self) -> Source:
         """Source of all rows; raise if they differ."""
         sources = [_source_of(row) for row in self.rows]
         for place, source in zip(self.places, sources, strict=True):

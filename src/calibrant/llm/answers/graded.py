@@ -18,6 +18,7 @@ from calibrant._core.messages import printable
 from calibrant._core.tables import frame
 from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.option_bias import OptionBias
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.tokens.reading import parse_lines, read_text
 
@@ -50,6 +51,8 @@ class GradedAnswers(NamedTuple):
         Of the confidences.
     token_probs : list of (tokens,)
         Probabilities of the tokens of each answer; empty if they are unknown.
+    option_bias : OptionBias or None
+        Preference for some letters, of multiple choice by letters.
     """
 
     questions: list[str]
@@ -58,6 +61,7 @@ class GradedAnswers(NamedTuple):
     correct: BoolArray
     source: Source
     token_probs: Sequence[FloatArray] = ()
+    option_bias: OptionBias | None = None
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"

@@ -88,7 +88,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of options that are never right
-        {"ask": ask, "table": table}[options.pop("verb")](**options)
+        (ask if options.pop("verb") == "ask" else table)(**options)
 
 
 if __name__ == "__main__":

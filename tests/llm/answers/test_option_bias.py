@@ -23,8 +23,13 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def network():
-    return quiz_model(), quiz_tokenizer()
+def model():
+    return quiz_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
 
 
 def shown(options, preference, orders):
@@ -98,30 +103,30 @@ def test_forms_of_the_result(rng):
         option_orders("some", 4)  # type: ignore[arg-type]
 
 
-def test_a_model_is_asked_in_every_order(network):
-    found, labels = ask_choices(*network, QUESTIONS, prefix="", permutations="cyclic")
+def test_a_model_is_asked_in_every_order(model, tokenizer):
+    found, labels = ask_choices(model, tokenizer, QUESTIONS, prefix="", permutations="cyclic")
     assert labels.tolist() == [1, 0]
     total = np.zeros((2, 4))
     for shift in range(4):
         for i, one in enumerate(QUESTIONS):
             turned = Question(one.text, (), one.choices[shift:] + one.choices[:shift], 0)
-            (row,), _ = ask_choices(*network, [turned], prefix="")
+            (row,), _ = ask_choices(model, tokenizer, [turned], prefix="")
             total[i] += np.roll(row, shift)
     np.testing.assert_allclose(found, log_softmax(total / 4, -1), atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")  # of few questions
-def test_graded_answers_have_both_forms_and_their_preference(network):
+def test_graded_answers_have_both_forms_and_their_preference(model, tokenizer):
     asked = QuestionSet(QUESTIONS, [], "letters")
-    found = grade_questions(*network, asked, permutations="all")
+    found = grade_questions(model, tokenizer, asked, permutations="all")
     assert [*found] == ["before", "permuted"]
-    permuted = ask_permuted_each(*network, QUESTIONS, {"": None}, permutations="all")[""]
+    permuted = ask_permuted_each(model, tokenizer, QUESTIONS, {"": None}, permutations="all")[""]
     np.testing.assert_allclose(found["permuted"].confidence, np.exp(permuted.averaged().max(-1)))
-    plain = grade_questions(*network, asked)["before"]
+    plain = grade_questions(model, tokenizer, asked)["before"]
     np.testing.assert_allclose(found["before"].confidence, plain.confidence, rtol=1e-5)
     bias = found["before"].option_bias
     assert bias is not None
     assert bias.n == 2
     assert found["permuted"].source.confidence == "letters, permuted"
     with pytest.raises(ValueError, match="permutations are for answers by letters, and these are"):
-        grade_questions(*network, QuestionSet(QUESTIONS, [], "texts"), permutations="all")
+        grade_questions(model, tokenizer, QuestionSet(QUESTIONS, [], "texts"), permutations="all")

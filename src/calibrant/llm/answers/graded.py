@@ -53,6 +53,8 @@ class GradedAnswers(NamedTuple):
         Probabilities of the tokens of each answer; empty if they are unknown.
     option_bias : OptionBias or None
         Preference for some letters, of multiple choice by letters.
+    token_texts : list of list of str
+        Texts that the tokens of each answer add; empty if they are unknown.
     """
 
     questions: list[str]
@@ -62,6 +64,7 @@ class GradedAnswers(NamedTuple):
     source: Source
     token_probs: Sequence[FloatArray] = ()
     option_bias: OptionBias | None = None
+    token_texts: Sequence[list[str]] = ()
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -82,6 +85,8 @@ class GradedAnswers(NamedTuple):
             row: Row = {"question": question, "answer": answer}
             if self.token_probs:
                 row["token_probs"] = self.token_probs[i].tolist()
+            if self.token_texts:
+                row["token_texts"] = self.token_texts[i]
             row |= {"confidence": float(self.confidence[i]), **about}
             rows.append({**row, "correct": bool(self.correct[i])})
         return rows
@@ -97,7 +102,7 @@ class AnswerRows(NamedTuple):
         """Return the answers with their grades, which every row must have."""
         confidence, source, tokens = self.confidences(aggregate)
         pairs = list(zip(self.places, self.rows, strict=True))
-        correct = np.array([_grade(row, place) for place, row in pairs], dtype=bool)
+        correct = np.array([grade_of(row, place) for place, row in pairs], dtype=bool)
         questions, answers = (
             [str(row.get(name, "")) for row in self.rows] for name in ("question", "answer")
         )
@@ -128,7 +133,9 @@ class AnswerRows(NamedTuple):
     def _token_probs(self) -> list[FloatArray]:
         if not all("token_probs" in row for row in self.rows):
             return []
-        return [_token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
+        return [
+            token_probs_of(row, place) for place, row in zip(self.places, self.rows, strict=True)
+        ]
 
     def source(self) -> Source:
         """Source of all rows; raise if they differ."""
@@ -249,7 +256,8 @@ def _confidence(row: Row, place: str) -> float:
     return number
 
 
-def _grade(row: Row, place: str) -> bool:
+def grade_of(row: Mapping[str, Any], place: str) -> bool:
+    """Return True if the answer, or another part, of a row is right."""
     value = row.get("correct")
     known = GRADES.get(str(value).strip().lower().removesuffix(".0"))
     if known is None:
@@ -260,7 +268,8 @@ def _grade(row: Row, place: str) -> bool:
     return known
 
 
-def _token_probs(row: Row, place: str) -> FloatArray:
+def token_probs_of(row: Row, place: str) -> FloatArray:
+    """Return the token probabilities of a row."""
     value = row["token_probs"]
     try:
         values = np.array(json.loads(value) if isinstance(value, str) else value, np.float64)

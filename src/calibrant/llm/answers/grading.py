@@ -219,6 +219,7 @@ def _written(
             np.array([bool(judge(text, question)) for text, question in pairs]),
             source_of(model, head, rule, prompt),
             [answer.probs for answer in answers[name]],
+            token_texts=[answer.token_texts for answer in answers[name]],
         )
     return graded
 

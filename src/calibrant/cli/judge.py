@@ -16,22 +16,21 @@ if TYPE_CHECKING:
 STAGES = ("beta", "sigmoid", "isotonic")
 
 
-class _Ends(click.ParamType[Any]):
-    """Two numbers with a comma."""
-
-    name = "low,high"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, float]:
-        try:
-            low, high = (float(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} must be the lowest and the highest score, as 1,10", param, ctx)
-        return low, high
+def _ends(_: Any, __: Any, value: str | None) -> tuple[float, float] | None:
+    """Return the two numbers of an option."""
+    if value is None:
+        return None
+    try:
+        low, high = (float(part) for part in value.split(","))
+    except ValueError:
+        message = f"{value!r} must be the lowest and the highest score, as 1,10"
+        raise click.BadParameter(message) from None
+    return low, high
 
 
 SCALE = click.option(
     "--scale",
-    type=_Ends(),
+    callback=_ends,
     metavar="LOW,HIGH",
     help="Lowest and highest score.  [default: votes, or numbers from 0 to 1]",
 )

@@ -15,6 +15,7 @@ from calibrant.llm.answers.questions import (
     short_prompt,
 )
 from calibrant.llm.answers.shading import shaded_text
+from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
@@ -54,6 +55,7 @@ __all__ = [
     "read_truthfulqa",
     "shaded_text",
     "short_prompt",
+    "stream",
     "success_rate",
     "token_predictions",
     "top_confidence",

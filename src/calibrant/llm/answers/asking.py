@@ -179,7 +179,7 @@ def ask_each(
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    limit = Limit(max_new_tokens, _ends(model, tokenizer), one_line)
+    limit = Limit(max_new_tokens, end_ids(model, tokenizer), one_line)
     for name, generation, _ in _generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
@@ -267,7 +267,7 @@ def ask_choices_each(
     letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
     prompts = choice_prompts(questions, shots)
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    first_token = Limit(1, _ends(model, tokenizer))
+    first_token = Limit(1, end_ids(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, heads, first_token, batch, progress)
     for name, generation, first in runs:
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
@@ -309,7 +309,7 @@ def ask_true(
     for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    first_token = Limit(1, _ends(model, tokenizer))
+    first_token = Limit(1, end_ids(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, {"": fitted}, first_token, batch, progress)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
@@ -354,7 +354,7 @@ def _generations(
             progress(done, len(prompts))
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
+def end_ids(model: Any, tokenizer: Any) -> set[int]:
     """Tokens at which an answer ends.
 
     Besides those of the generation config these are all special ones: from some files, such as

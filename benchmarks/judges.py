@@ -1,6 +1,6 @@
 """How often intervals of success rates contain the truth, and how much a judge narrows them.
 
-    python benchmarks/judges.py > docs/data/table_judges.csv
+    python benchmarks/judges.py > docs/data/judges.csv
 
 A system is right at a known rate, and a judge errs in a known way. Of 2,000 answers, 20 to 500 have
 labels. Each cell has the share of 1,000 simulated data sets whose 90 % interval contains the rate

@@ -1,7 +1,7 @@
 """Option bias: correction by calibration beside averages over orders of the options.
 
     python benchmarks/studies/option_bias.py ask MODEL MMLU logits.npz --limit 300 --shots 1
-    python benchmarks/studies/option_bias.py table logits.npz ... > docs/data/table_option_bias.csv
+    python benchmarks/studies/option_bias.py table logits.npz ... > docs/data/option_bias.csv
 
 The first command asks a model questions of MMLU with their options in all four cyclic orders. The
 second measures answers from one order, calibrated ones (each question by a fit on other folds),

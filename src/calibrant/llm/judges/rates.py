@@ -205,12 +205,12 @@ def _fitted(data: Labels, level: float) -> RateEstimate:
         np.bincount(data.clusters, x)
         for x in (residuals, influence, data.weight, residuals * _widening(data, slope))
     )
-    squares, concentration = float(sums @ sums), float(shares @ shares)
+    squares = float(sums @ sums)
     uncertainty = Uncertainty(
-        residual=float(wide @ wide) / concentration,
-        skew=float((sums**3).sum()) / squares / concentration if squares else 0.0,
+        residual=float(wide @ wide),
+        skew=float((sums**3).sum()) / squares if squares else 0.0,
         predicted=max(float(whole @ whole) - squares, 0.0),
-        concentration=concentration,
+        largest=float(shares.max()),
         dispersion=_dispersion(data),
         parameters=int(data.strata.max()) + 1 + (slope != 0),
     )

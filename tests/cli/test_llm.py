@@ -307,6 +307,22 @@ def test_the_model_may_be_held_to_its_answers(run, saved, lettered, monkeypatch,
     assert asked["keep_predictions"] == bool(options)
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_options_in_other_orders(run, saved, lettered):
+    start = ("llm", "evaluate", lettered, "--model", saved / "model", "--permutations", "cyclic")
+    code, out, err = run(*start, "--level", "0", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert {"before", "permuted"} <= {*found}
+    assert [*found["option_bias"]] == ["before", "permuted"]
+    assert found["option_bias"]["before"]["right"] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    _, out, _ = run(*start)
+    assert "permuted: chosen letters of 3 questions" in " ".join(out.split())
+    code, _, err = run(*start[:2], saved / "questions.txt", *start[3:])
+    assert code == 2
+    assert "--permutations is for letters" in err
+
+
 @pytest.mark.parametrize("shots", [8, 11])
 def test_too_many_shots_are_refused(run, saved, shots):
     start = ("llm", "evaluate", saved / "questions.txt", "--model", "none", "--shots", shots)
@@ -319,7 +335,7 @@ def test_too_many_shots_are_refused(run, saved, shots):
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_unused_options_are_refused(run, saved, lettered):
     options = [("--confidence", "first"), ("--limit", "3"), ("--shots", "5")]
-    for option in (*options, ("--keep-predictions",)):
+    for option in (*options, ("--keep-predictions",), ("--permutations", "all")):
         code, _, err = run("llm", "evaluate", saved / "table", *option)
         assert code == 2
         assert f"{option[0]} is for questions" in " ".join(err.split())

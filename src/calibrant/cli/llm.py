@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import llm_signals, shared
+from calibrant.cli import claims, judge, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from calibrant.llm import Answer
     from calibrant.llm.answers.graded import GradedAnswers
     from calibrant.llm.answers.grading import QuestionSet
+    from calibrant.llm.answers.option_bias import OptionBias
     from calibrant.llm.workflows import Evaluations, Reply
+
+    Biases = Mapping[str, OptionBias]
+    Result = tuple[str, Evaluations, Biases]
 
 DEVICE = click.option("--device", help="A torch device.  [default: where the model is]")
 DTYPE = click.option("--dtype", default="auto", help="Precision of the model.")
@@ -143,6 +147,11 @@ def fit(
     help="Calibrate multiple choice without changing an answer of the model.",
 )
 @click.option(
+    "--permutations",
+    type=click.Choice(("cyclic", "all")),
+    help="Also ask multiple choice with its options in other orders, and average.",
+)
+@click.option(
     "--chat",
     is_flag=True,
     help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
@@ -162,6 +171,7 @@ def evaluate(
     model: str | None,
     confidence: Any,
     keep_predictions: bool,
+    permutations: Any,
     chat: bool,
     saved: str | None,
     level: float,
@@ -177,7 +187,9 @@ def evaluate(
     QUESTIONS, with --model, is a text file of questions and answers, graded by exact match; a
     folder of MMLU, graded by the letter; or TruthfulQA.csv, where the best answer has to be
     likelier than each incorrect one (MC1). MMLU of 100 questions or more is also measured
-    calibrated, each by a fit on others: it corrects a preference for some letters.
+    calibrated, each by a fit on others: it corrects a preference for some letters. With
+    --permutations it is asked in several orders of its options, too, over which the preference
+    averages out: the reference, at several times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
     is right; with --head, the confidences after it. Correct the grades there as you like.
@@ -193,33 +205,35 @@ def evaluate(
     from calibrant.llm.workflows import evaluate_table
 
     fitted = load(folder, FittedHead) if folder else None
-    results: Iterable[tuple[str, Evaluations]]
+    results: Iterable[Result]
     if model is None:
-        names = ("confidence", "keep_predictions", "limit", "shots", "chat", "saved")
-        _check_unused(paths, *names)
+        names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
+        _check_unused(paths, *names, "saved")
         evaluations = evaluate_table(open_table(list(paths)), fitted, level=level or None)
-        results = [("tokens", evaluations)]
+        results = [("tokens", evaluations, {})]
     else:
         # mistakes in these show before the slow load of the model
-        asked = _read_questions(paths, confidence, saved, chat=chat, **drawing)
+        asked = _read_questions(paths, confidence, permutations, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         options = {"fitted": fitted, "confidence": confidence, "chat": chat}
-        options |= {"keep_predictions": keep_predictions}
+        options |= {"keep_predictions": keep_predictions, "permutations": permutations}
         results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
-        for title, evaluations in results:
-            _print_evaluations(title, evaluations)
+        for title, evaluations, biases in results:
+            shared.print_evaluations(title, evaluations)
+            _print_biases(biases)
         return
-    content = [
-        {"source": title, **{name: one.to_dict() for name, one in evaluations.items()}}
-        for title, evaluations in results
-    ]
+    content = [_as_json(*result) for result in results]
     with until_closed():
         shared.write_json(content if len(content) > 1 else content[0])
 
 
 def _read_questions(
-    paths: tuple[str, ...], confidence: str | None, saved: str | None, **drawing: Any
+    paths: tuple[str, ...],
+    confidence: str | None,
+    permutations: str | None,
+    saved: str | None,
+    **drawing: Any,
 ) -> dict[str, QuestionSet]:
     from calibrant.llm.answers.graded import check_suffix
     from calibrant.llm.answers.grading import read_question_set
@@ -232,6 +246,8 @@ def _read_questions(
     for path, questions in asked.items():
         if confidence and questions.form != "written":
             raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
+        if permutations and questions.form != "letters":
+            raise click.UsageError(f"--permutations is for letters, and {path} has none")
     return asked
 
 
@@ -241,7 +257,7 @@ def _measure(
     level: float | None,
     saved: str | None,
     **options: Any,
-) -> Iterator[tuple[str, Evaluations]]:
+) -> Iterator[Result]:
     """Yield the evaluations of each set of questions when they are there."""
     from calibrant.llm.answers.graded import write_rows
     from calibrant.llm.answers.grading import check_lengths, grade_questions
@@ -260,9 +276,24 @@ def _measure(
         if saved:
             rows += _last(graded).rows()
             write_rows(saved, rows)  # after each set, so that an error costs only those to come
-        yield path, evaluate_graded(graded, level=level)
+        biases = {name: each.option_bias for name, each in graded.items() if each.option_bias}
+        yield path, evaluate_graded(graded, level=level), biases
     if saved:
         say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {saved} -o MAP")
+
+
+def _as_json(title: str, evaluations: Evaluations, biases: Biases) -> dict[str, Any]:
+    content = {"source": title, **{name: one.to_dict() for name, one in evaluations.items()}}
+    if biases:
+        content["option_bias"] = {name: bias.to_dict() for name, bias in biases.items()}
+    return content
+
+
+def _print_biases(biases: Biases) -> None:
+    console = new_console()
+    with until_closed():
+        for name, bias in biases.items():
+            console.print(f"{name}: {bias.describe()}", style="dim", soft_wrap=True)
 
 
 def _last(graded: Mapping[str, GradedAnswers]) -> GradedAnswers:
@@ -388,7 +419,7 @@ def fit_map(
         with until_closed():
             shared.write_json({name: one.to_dict() for name, one in evaluations.items()})
     else:
-        _print_evaluations(file, evaluations)
+        shared.print_evaluations(file, evaluations)
     usage = f"calibrant llm answers apply {out} FILE -o OUT"
     if fitted.source_.confidence in CONFIDENCES and fitted.source_.prompt in ("chat", "plain"):
         usage = f"calibrant llm ask MODEL QUESTION --answers {out}"
@@ -438,24 +469,6 @@ def _was_passed(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _print_evaluations(title: str, results: Evaluations) -> None:
-    from rich.table import Table
-
-    with until_closed():
-        console = new_console()
-        first = next(iter(results.values()))
-        console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
-        table = Table(box=None, pad_edge=False)
-        table.add_column("")
-        for name, evaluation in results.items():
-            table.add_column(name, justify="right")
-            table.add_column(evaluation.interval_heading, justify="right", style="dim")
-        for rows in zip(*(evaluation.table() for evaluation in results.values()), strict=True):
-            cells = (cell for _, value, interval in rows for cell in (value, interval))
-            table.add_row(rows[0][0], *cells)
-        console.print(table)
-
-
 def _print_reply(reply: Reply, max_new_tokens: int) -> None:
     console = new_console()
     with until_closed():
@@ -480,3 +493,7 @@ def _shaded(answer: Answer) -> Text:
         style = "" if doubt < 0.1 else f"on rgb({80 + round(130 * doubt)},40,40)"
         shaded.append(printable(text), style=style)
     return shaded
+
+
+llm.add_command(claims.claims)
+llm.add_command(judge.judge)

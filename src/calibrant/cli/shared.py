@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from calibrant.llm.workflows import Evaluations
+
 
 NARROWEST = 80  # columns of tables: in fewer they would lose figures, so terminals break the lines
 SECONDS_PER_LINE = 10  # of progress, where there is no terminal to draw a bar on
@@ -189,6 +191,25 @@ def text_table(
         shown = map(printable_name, cells)
         table.add_row(*shown, style="bold" if marked and cells[0] == marked else "")
     return table
+
+
+def print_evaluations(title: str, results: Evaluations) -> None:
+    """Print the evaluations of a language model side by side."""
+    from rich.table import Table
+
+    with until_closed():
+        console = new_console()
+        first = next(iter(results.values()))
+        console.print(f"{title}: {first.describe()}", style="dim", soft_wrap=True)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for name, evaluation in results.items():
+            table.add_column(name, justify="right")
+            table.add_column(evaluation.interval_heading, justify="right", style="dim")
+        for rows in zip(*(evaluation.table() for evaluation in results.values()), strict=True):
+            cells = (cell for _, value, interval in rows for cell in (value, interval))
+            table.add_row(rows[0][0], *cells)
+        console.print(table)
 
 
 def how_written(out: str, anew: str = "wrote") -> str:

@@ -49,15 +49,15 @@ def _span(text: str, prob: float) -> str:
     return f'<span class="cal-t{doubt}" style="--c:{shade}%" title="{number}">{shown}</span>'
 
 
-def token_scale() -> Html:
-    """Return the key of the shades."""
+def token_scale(unit: str = "token") -> Html:
+    """Return the key of the shades; ``unit`` is what has a probability."""
     steps = (1.0, 0.75, 0.5, 0.25, 0.0)
     swatches = shaded_tokens([f" {100 * step:.0f} % " for step in steps], steps)
-    note = "Probability of each token; underlined below 50 %."
+    note = f"Probability of each {unit}; underlined below 50 %."
     return tag("div", joined([swatches, remarks([note])]), class_="cal-key")
 
 
-def token_table(tokens: Sequence[str], probs: Sequence[float]) -> Html:
+def token_table(tokens: Sequence[str], probs: Sequence[float], unit: str = "token") -> Html:
     """Return the numbers as a table that opens on request."""
     rows = [
         (repr(text)[1:-1], "-" if math.isnan(p) else f"{100 * p:.1f} %")
@@ -65,7 +65,7 @@ def token_table(tokens: Sequence[str], probs: Sequence[float]) -> Html:
     ]
     left = len(tokens) - len(rows)
     more = [f"and {left:,} more"] if left else []
-    table = joined([html_table(("token", "probability"), rows), remarks(more)])
+    table = joined([html_table((unit, "probability"), rows), remarks(more)])
     return tag("details", tag("summary", "numbers"), table)
 
 

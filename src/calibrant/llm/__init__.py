@@ -18,11 +18,15 @@ from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.answers.stated import stated_confidence
+from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
+from calibrant.llm.judges.judged import read_judged
+from calibrant.llm.judges.rates import success_rate
+from calibrant.llm.judges.report import judge_report
 from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
@@ -44,10 +48,12 @@ __all__ = [
     "exact_match",
     "fingerprint_of",
     "fit_head",
+    "judge_report",
     "load_model",
     "open_table",
     "read_answers",
     "read_documents",
+    "read_judged",
     "read_mmlu",
     "read_questions",
     "read_truthfulqa",
@@ -55,6 +61,8 @@ __all__ = [
     "short_prompt",
     "signals_of",
     "stated_confidence",
+    "stream",
+    "success_rate",
     "token_predictions",
     "top_confidence",
 ]

@@ -17,6 +17,12 @@ from calibrant.display.results import one_line
 from calibrant.llm import huggingface
 from calibrant.llm.answers.choices import LETTERS, choice_logits, choice_tokens, p_true
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant.llm.answers.option_bias import (
+    Permutations,
+    PermutedChoices,
+    option_orders,
+    reordered,
+)
 from calibrant.llm.answers.questions import Question, choice_prompt
 from calibrant.llm.answers.shading import ShadedText, shaded_text
 from calibrant.llm.fingerprint import fingerprint_of
@@ -173,7 +179,7 @@ def ask_each(
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    limit = Limit(max_new_tokens, end_tokens(model, tokenizer), one_line)
+    limit = Limit(max_new_tokens, end_ids(model, tokenizer), one_line)
     for name, generation, _ in _generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
@@ -192,6 +198,7 @@ def ask_choices(
     shots: Sequence[Question] = (),
     fitted: FittedHead | None = None,
     prefix: str | None = None,
+    permutations: Permutations | None = None,
     batch: int = 8,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, IntArray]:
@@ -205,20 +212,44 @@ def ask_choices(
         Solved examples; those with the subject of a question precede it, or all if none has it.
     prefix : str, optional
         As for ``calibrant.llm.answers.choices.choice_tokens``.
+    permutations : {"cyclic", "all"}, optional
+        Ask each question with its options in several orders, and average their log-probabilities:
+        a preference for some letters cancels. It takes as many times longer.
     model, tokenizer, fitted, batch, progress
         As for :func:`ask`.
     """
-    logits, labels = ask_choices_each(
-        model,
-        tokenizer,
-        questions,
-        {"": fitted},
-        shots=shots,
-        prefix=prefix,
-        batch=batch,
-        progress=progress,
-    )
+    options: Any = {"shots": shots, "prefix": prefix, "batch": batch, "progress": progress}
+    if permutations is not None:
+        asked = ask_permuted_each(
+            model, tokenizer, questions, {"": fitted}, permutations=permutations, **options
+        )[""]
+        return asked.averaged(), asked.labels
+    logits, labels = ask_choices_each(model, tokenizer, questions, {"": fitted}, **options)
     return logits[""], labels
+
+
+def ask_permuted_each(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    heads: Mapping[str, FittedHead | None],
+    *,
+    permutations: Permutations,
+    **options: Any,
+) -> dict[str, PermutedChoices]:
+    """Ask each question with its options in several orders, for several heads by name.
+
+    ``options`` are those of :func:`ask_choices`. The solved examples keep their orders.
+    """
+    orders = option_orders(permutations, _common_choices(questions))
+    asked = [reordered(question, order) for question in questions for order in orders]
+    logits, _ = ask_choices_each(model, tokenizer, asked, heads, **options)
+    labels = np.array([question.answer for question in questions])
+    shape = len(questions), len(orders), -1
+    return {
+        name: PermutedChoices(values.reshape(shape), labels, orders)
+        for name, values in logits.items()
+    }
 
 
 def ask_choices_each(
@@ -233,20 +264,25 @@ def ask_choices_each(
     progress: Progress | None = None,
 ) -> tuple[dict[str, FloatArray], IntArray]:
     """:func:`ask_choices` once, with the logits of several heads by name; None for no head."""
-    counts = {len(question.choices) for question in questions}
-    if len(counts) != 1 or not min(counts):
-        raise ValueError(
-            f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
-        )
-    letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
+    letters = choice_tokens(tokenizer, LETTERS[: _common_choices(questions)], prefix=prefix)
     prompts = choice_prompts(questions, shots)
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    first_token = Limit(1, end_tokens(model, tokenizer))
+    first_token = Limit(1, end_ids(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, heads, first_token, batch, progress)
     for name, generation, first in runs:
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
     labels = np.array([question.answer for question in questions])
     return {name: np.concatenate(parts) for name, parts in logits.items()}, labels
+
+
+def _common_choices(questions: Sequence[Question]) -> int:
+    """Return the number of choices that all questions have."""
+    counts = {len(question.choices) for question in questions}
+    if len(counts) != 1 or not min(counts):
+        raise ValueError(
+            f"questions must have equally many choices, got {sorted(counts)}: ask them separately"
+        )
+    return counts.pop()
 
 
 def choice_prompts(questions: Sequence[Question], shots: Sequence[Question]) -> list[str]:
@@ -273,7 +309,7 @@ def ask_true(
     for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    first_token = Limit(1, end_tokens(model, tokenizer))
+    first_token = Limit(1, end_ids(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, {"": fitted}, first_token, batch, progress)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
@@ -318,7 +354,7 @@ def _generations(
             progress(done, len(prompts))
 
 
-def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+def end_ids(model: Any, tokenizer: Any) -> set[int]:
     """Tokens at which an answer ends.
 
     Besides those of the generation config these are all special ones: from some files, such as

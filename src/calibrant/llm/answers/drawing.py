@@ -11,7 +11,7 @@ from torch import nn
 from calibrant._core.checks import check_whole
 from calibrant._core.chunks import Progress
 from calibrant.llm import huggingface
-from calibrant.llm.answers.asking import GREEDY, Limit, end_tokens, length_of, outputs
+from calibrant.llm.answers.asking import GREEDY, Limit, end_ids, length_of, outputs
 
 SAMPLED = {
     **GREEDY,
@@ -51,7 +51,7 @@ def draw_answers(
         the answers are drawn from the calibrated distribution.
     """
     check_whole("samples", samples)
-    limit = Limit(max_new_tokens, end_tokens(model, tokenizer), one_line)
+    limit = Limit(max_new_tokens, end_ids(model, tokenizer), one_line)
     options = {**SAMPLED, "num_return_sequences": samples}
     device = huggingface.inputs_device(model)
     drawn: list[list[str]] = []

@@ -18,6 +18,7 @@ from calibrant._core.messages import printable
 from calibrant._core.tables import frame
 from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
+from calibrant.llm.answers.option_bias import OptionBias
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.tokens.reading import parse_lines, read_text
 
@@ -50,6 +51,10 @@ class GradedAnswers(NamedTuple):
         Of the confidences.
     token_probs : list of (tokens,)
         Probabilities of the tokens of each answer; empty if they are unknown.
+    option_bias : OptionBias or None
+        Preference for some letters, of multiple choice by letters.
+    token_texts : list of list of str
+        Texts that the tokens of each answer add; empty if they are unknown.
     """
 
     questions: list[str]
@@ -58,6 +63,8 @@ class GradedAnswers(NamedTuple):
     correct: BoolArray
     source: Source
     token_probs: Sequence[FloatArray] = ()
+    option_bias: OptionBias | None = None
+    token_texts: Sequence[list[str]] = ()
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -78,6 +85,8 @@ class GradedAnswers(NamedTuple):
             row: Row = {"question": question, "answer": answer}
             if self.token_probs:
                 row["token_probs"] = self.token_probs[i].tolist()
+            if self.token_texts:
+                row["token_texts"] = self.token_texts[i]
             row |= {"confidence": float(self.confidence[i]), **about}
             rows.append({**row, "correct": bool(self.correct[i])})
         return rows
@@ -101,7 +110,7 @@ class AnswerRows(NamedTuple):
     def grades(self) -> BoolArray:
         """Return whether each answer is right; every row must say so."""
         pairs = zip(self.places, self.rows, strict=True)
-        return np.array([_grade(row, place) for place, row in pairs], dtype=bool)
+        return np.array([grade_of(row, place) for place, row in pairs], dtype=bool)
 
     def confidences(
         self, aggregate: Aggregator | None = None
@@ -128,7 +137,9 @@ class AnswerRows(NamedTuple):
     def _token_probs(self) -> list[FloatArray]:
         if not all("token_probs" in row for row in self.rows):
             return []
-        return [token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
+        return [
+            token_probs_of(row, place) for place, row in zip(self.places, self.rows, strict=True)
+        ]
 
     def source(self) -> Source:
         """Source of all rows; raise if they differ."""
@@ -250,7 +261,8 @@ def stated_number(row: Row, place: str) -> float:
     return number
 
 
-def _grade(row: Row, place: str) -> bool:
+def grade_of(row: Mapping[str, Any], place: str) -> bool:
+    """Return True if the answer, or another part, of a row is right."""
     value = row.get("correct")
     known = GRADES.get(str(value).strip().lower().removesuffix(".0"))
     if known is None:
@@ -261,7 +273,7 @@ def _grade(row: Row, place: str) -> bool:
     return known
 
 
-def token_probs(row: Row, place: str) -> FloatArray:
+def token_probs_of(row: Row, place: str) -> FloatArray:
     """Return the probabilities of the tokens of a row."""
     values = numbers(row["token_probs"], "token_probs", place)
     wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]

@@ -20,6 +20,7 @@ from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.answers.graded import GradedAnswers
 from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
+from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.fingerprint import fingerprint_of
@@ -85,6 +86,7 @@ def grade_questions(
     chat: bool = False,
     grade: Grade | None = None,
     keep_predictions: bool = False,
+    permutations: Permutations | None = None,
     progress: Progress | None = None,
 ) -> dict[str, GradedAnswers]:
     """Let a model answer questions; return its answers ``before`` and, with a head, ``after``.
@@ -104,7 +106,14 @@ def grade_questions(
         Letters of at least 100 questions are also returned ``calibrated``, each question by
         :class:`calibrant.Auto`, fitted on the answers in other folds. It corrects a preference for
         some letters and may so change answers, unless this is True.
+    permutations : {"cyclic", "all"}, optional
+        Ask questions that are answered by letters with their options in several orders, and also
+        return the answers ``permuted``, by averages over the orders, which have no preference.
     """
+    if permutations is not None and asked.form != "letters":
+        raise ValueError(
+            f"permutations are for answers by letters, and these are {asked.form}: leave them out"
+        )
     if grade is not None and asked.form != "written":
         raise ValueError(
             f"grade is for written answers, and these are {asked.form}: replace the form of the "
@@ -121,16 +130,45 @@ def grade_questions(
             model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
         )
         return {name: _chosen(asked, rows, sources[name]) for name, rows in texts.items()}
-    logits, labels = asking.ask_choices_each(
-        model, tokenizer, asked.questions, heads, shots=asked.shots, progress=progress
+    return _lettered(
+        model, tokenizer, asked, heads, sources, keep_predictions, permutations, progress
     )
-    graded = {name: _chosen(asked, rows, sources[name]) for name, rows in logits.items()}
+
+
+def _lettered(
+    model: Any,
+    tokenizer: Any,
+    asked: QuestionSet,
+    heads: Mapping[str, FittedHead | None],
+    sources: Mapping[str, Source],
+    keep_predictions: bool,
+    permutations: Permutations | None,
+    progress: Progress | None,
+) -> dict[str, GradedAnswers]:
+    options: Any = {"shots": asked.shots, "progress": progress}
+    permuted: dict[str, PermutedChoices] = {}
+    if permutations is None:
+        logits, labels = asking.ask_choices_each(
+            model, tokenizer, asked.questions, heads, **options
+        )
+    else:
+        permuted = asking.ask_permuted_each(
+            model, tokenizer, asked.questions, heads, permutations=permutations, **options
+        )
+        logits = {name: each.logits[:, 0] for name, each in permuted.items()}
+        labels = next(iter(permuted.values())).labels
+    tried = {name: (rows, sources[name]) for name, rows in logits.items()}
+    *_, (last, (rows, source)) = tried.items()
+    if permuted:
+        renamed = source._replace(confidence="letters, permuted")
+        tried["permuted"] = permuted[last].averaged(), renamed
     if len(labels) >= FEWEST:
-        *_, (last, rows) = logits.items()
-        better = calibrated_choices(rows, labels, keep_predictions)
-        source = sources[last]._replace(confidence="letters, calibrated")
-        graded["calibrated"] = _chosen(asked, better, source)
-    return graded
+        renamed = source._replace(confidence="letters, calibrated")
+        tried["calibrated"] = calibrated_choices(rows, labels, keep_predictions), renamed
+    return {
+        name: _chosen(asked, rows, origin)._replace(option_bias=option_bias(rows, labels))
+        for name, (rows, origin) in tried.items()
+    }
 
 
 def _chosen(
@@ -181,6 +219,7 @@ def _written(
             np.array([bool(judge(text, question)) for text, question in pairs]),
             source_of(model, head, rule, prompt),
             [answer.probs for answer in answers[name]],
+            token_texts=[answer.token_texts for answer in answers[name]],
         )
     return graded
 

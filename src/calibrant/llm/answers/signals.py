@@ -23,7 +23,7 @@ from calibrant.llm.answers.graded import (
     Row,
     numbers,
     stated_number,
-    token_probs,
+    token_probs_of,
     unpacked_cell,
 )
 from calibrant.llm.answers.samples import (
@@ -242,7 +242,7 @@ def _checked(name: str, value: Any, place: str) -> float | None:
 
 
 def _of_tokens(row: Row, place: str, _: Reading) -> dict[str, Any]:
-    probs = [token_probs(row, place)]
+    probs = [token_probs_of(row, place)]
     return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}  # type: ignore[arg-type]
 
 

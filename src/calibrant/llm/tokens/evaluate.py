@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +48,13 @@ class ConfidenceEvaluation(Evaluation):
         Number of documents of the tokens; 0 for answers.
     risk_coverage : RiskCoverage or None
         Error rate among the most confident, at some of the thresholds; of answers with intervals.
+    unit : {"tokens", "claims"}
+        Parts of documents: tokens, or claims of answers.
     """
 
     documents: int = 0
     risk_coverage: RiskCoverage | None = None
+    unit: Literal["tokens", "claims"] = "tokens"
 
     def reliability(self) -> Reliability:
         """Return the numbers of a reliability diagram; bins of tokens have no intervals.
@@ -76,7 +79,10 @@ class ConfidenceEvaluation(Evaluation):
     def describe(self) -> str:
         """Describe in one line what was measured."""
         counted, event = f"{self.n:,} answers", "the answer is right"
-        if self.documents:
+        if self.documents and self.unit == "claims":
+            counted = f"{self.n:,} claims of {self.documents:,} answers"
+            event = "the claim is right"
+        elif self.documents:
             counted = f"{self.n:,} tokens of {self.documents:,} documents"
             event = "the likeliest token comes next"
         return f"{counted}; confidence that {event}; {self.binning}"

@@ -1,0 +1,191 @@
+"""Preference of a model for some letters of multiple choice, and orders of the options without it.
+
+A model that is asked every question with its options in several orders shows the preference, and
+averages of its log-probabilities over the orders do not have it: they are the reference for what
+calibration corrects from one order alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from scipy.special import log_softmax
+from scipy.stats import chi2
+
+from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, check_choice
+from calibrant._core.tables import columns_frame
+from calibrant.display.html import html_table, notebook
+from calibrant.display.results import heading, one_line
+from calibrant.llm.answers.choices import LETTERS
+from calibrant.llm.answers.questions import Question
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Permutations: TypeAlias = Literal["cyclic", "all"]
+"""Rotations of the options, one for each; or all orders, 24 of four options."""
+Order: TypeAlias = tuple[int, ...]
+"""Numbers of the options in the order in which they are shown."""
+
+
+def option_orders(permutations: Permutations, choices: int) -> list[Order]:
+    """Return the orders in which a question with so many options is asked, its own first.
+
+    >>> option_orders("cyclic", 3)
+    [(0, 1, 2), (1, 2, 0), (2, 0, 1)]
+    """
+    check_choice("permutations", permutations, ("cyclic", "all"))
+    numbers = tuple(range(choices))
+    if permutations == "all":
+        return list(itertools.permutations(numbers))
+    return [numbers[i:] + numbers[:i] for i in numbers]
+
+
+def reordered(question: Question, order: Order) -> Question:
+    """Return a question with its options in another order.
+
+    >>> reordered(Question("2 + 2?", ("4",), ("3", "4"), 1), (1, 0))
+    Question(text='2 + 2?', references=('4',), choices=('4', '3'), answer=0, subject='')
+    """
+    choices = tuple(question.choices[i] for i in order)
+    return replace(question, choices=choices, answer=order.index(question.answer))
+
+
+class OptionBias(NamedTuple):
+    """How often each letter is chosen, and how often it is right. Arrays are ``(letters,)``.
+
+    Attributes
+    ----------
+    chosen, right : shares of the questions
+    prob : mean probability of the letter
+    p_value : float
+        Of the hypothesis that letters are chosen as often as they are right (Stuart and Maxwell's
+        test; orders of the same question count together). Small if there is a preference.
+    n : int
+        Questions.
+    orders : int
+        Orders of the options in which each was asked.
+    """
+
+    chosen: FloatArray
+    right: FloatArray
+    prob: FloatArray
+    p_value: float
+    n: int
+    orders: int = 1
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Names of the options."""
+        return LETTERS[: len(self.chosen)]
+
+    @property
+    def excess(self) -> float:
+        """Share of the answers that would have to move to another letter."""
+        return float(np.abs(self.chosen - self.right).sum() / 2)
+
+    def describe(self) -> str:
+        """Describe the preference in a sentence."""
+        shares = zip(self.letters, self.chosen, self.right, strict=True)
+        parts = [f"{name} {100 * c:.0f} % ({100 * r:.0f} %)" for name, c, r in shares]
+        times = f", each in {self.orders} orders" if self.orders > 1 else ""
+        return (
+            f"chosen letters of {self.n:,} questions{times}, and how often they are right: "
+            f"{', '.join(parts)}; p = {self.p_value:.2g} for no preference"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        columns = {name: getattr(self, name).tolist() for name in ("chosen", "right", "prob")}
+        about = {"p_value": self.p_value, "n": self.n, "orders": self.orders}
+        return {"letters": list(self.letters), **columns, "excess": self.excess, **about}
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{100 * self.excess:.1f} % of answers", f"p = {self.p_value:.2g}")
+
+    def _repr_html_(self) -> str:
+        columns = (self.chosen, self.right, self.prob)
+        cells = zip(self.letters, *columns, strict=True)
+        rows = [(name, *(f"{100 * x:.1f} %" for x in values)) for name, *values in cells]
+        table = html_table(("option", "chosen", "right", "mean probability"), rows)
+        return notebook(heading("Option bias", self.describe()), table)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each letter. Needs pandas."""
+        columns = {"chosen": self.chosen, "right": self.right, "prob": self.prob}
+        return columns_frame({"option": list(self.letters), **columns})
+
+
+def option_bias(logits: Values, labels: Values) -> OptionBias:
+    """Measure the preference for some letters.
+
+    Parameters
+    ----------
+    logits : (n, letters) or (n, orders, letters)
+        Of the letters, in the order in which the options were shown.
+    labels : (n,) or (n, orders)
+        Numbers of the right letters.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> labels = rng.integers(4, size=300)
+    >>> preferring_a = rng.gumbel(size=(300, 4)) + [1.0, 0, 0, 0]
+    >>> option_bias(preferring_a, labels).p_value < 0.001
+    True
+    """
+    scores, right = as_float64(logits), as_labels(labels)
+    scores = scores[:, None] if scores.ndim == 2 else scores
+    right = right.reshape(len(right), -1)
+    if scores.ndim != 3 or right.shape != scores.shape[:2] or scores.shape[2] < 2:
+        raise ValueError(
+            f"logits must be (n, letters) and labels (n,), or both with orders after n, got "
+            f"{np.shape(logits)} and {np.shape(labels)}"
+        )
+    letters = scores.shape[2]
+    shares = [np.eye(letters)[numbers].mean(1) for numbers in (scores.argmax(-1), right)]
+    prob = np.exp(log_softmax(scores, axis=-1)).mean((0, 1))
+    chosen, true = (share.mean(0) for share in shares)
+    p_value = _homogeneity(shares[0] - shares[1])
+    return OptionBias(chosen, true, prob, p_value, *scores.shape[:2])
+
+
+def _homogeneity(differences: FloatArray) -> float:
+    """P-value of Wald's test that differences ``(n, letters)``, which sum to 0, have mean 0."""
+    n, mean = len(differences), differences.mean(0)
+    inverse = np.linalg.pinv(differences.T @ differences / n, hermitian=True)
+    return float(chi2.sf(n * mean @ inverse @ mean, len(mean) - 1))
+
+
+class PermutedChoices(NamedTuple):
+    """Logits of questions that were asked with their options in several orders.
+
+    Attributes
+    ----------
+    logits : (n, orders, letters)
+        Of the letters, in the order in which the options were shown.
+    labels : (n,)
+        Right options, by their numbers in the questions.
+    orders : list of tuple
+        Numbers of the options in the order in which they were shown; the first is their own.
+    """
+
+    logits: FloatArray
+    labels: IntArray
+    orders: Sequence[Order]
+
+    def averaged(self) -> FloatArray:
+        """Return the log-probabilities ``(n, options)`` of the options, averaged over orders."""
+        total = np.zeros_like(self.logits[:, 0])
+        for shown, order in zip(self.logits.swapaxes(0, 1), self.orders, strict=True):
+            total[:, list(order)] += log_softmax(shown, axis=-1)
+        return np.asarray(log_softmax(total / len(self.orders), axis=-1))
+
+    def bias(self) -> OptionBias:
+        """Return the preference for letters, over all orders."""
+        places = np.argsort(np.array(self.orders), axis=1)  # where each option is shown
+        return option_bias(self.logits, places[:, self.labels].T)

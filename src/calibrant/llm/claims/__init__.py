@@ -1,0 +1,1 @@
+"""Claims: parts of long answers, each with a confidence of its own."""

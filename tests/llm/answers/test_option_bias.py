@@ -1,0 +1,132 @@
+"""Preferences for letters: found by a test, and gone from averages over orders."""
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+from scipy.stats import chi2
+
+from calibrant.llm.answers.asking import ask_choices, ask_permuted_each
+from calibrant.llm.answers.grading import QuestionSet, grade_questions
+from calibrant.llm.answers.option_bias import (
+    PermutedChoices,
+    option_bias,
+    option_orders,
+    reordered,
+)
+from calibrant.llm.answers.questions import Question
+from tests.support.language_models import quiz_model, quiz_tokenizer
+
+QUESTIONS = [
+    Question("what is it", ("two",), ("one", "two", "three", "four"), 1),
+    Question("is it", ("red",), ("red", "blue", "yes", "no"), 0),
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return quiz_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quiz_tokenizer()
+
+
+def shown(options, preference, orders):
+    """Logits of letters, from those of options and a preference for letters."""
+    return np.stack([options[:, list(order)] + preference for order in orders], 1)
+
+
+@pytest.mark.parametrize("permutations", ["cyclic", "all"])
+def test_averages_over_orders_have_no_preference(rng, permutations):
+    options = rng.normal(size=(50, 4))
+    orders = option_orders(permutations, 4)
+    assert len({*orders}) == len(orders) == {"cyclic": 4, "all": 24}[permutations]
+    logits = shown(options, [3.0, 0.0, -1.0, 0.5], orders)
+    found = PermutedChoices(logits, rng.integers(4, size=50), orders).averaged()
+    # what the softmax of each order adds is the same for all options
+    np.testing.assert_allclose(found, log_softmax(options, -1), atol=1e-12)
+
+
+def test_right_letters_follow_the_orders(rng):
+    labels, orders = np.array([2, 0]), option_orders("cyclic", 3)
+    bias = PermutedChoices(np.zeros((2, 3, 3)), labels, orders).bias()
+    np.testing.assert_allclose(bias.right, 1 / 3)
+    asked = Question("?", ("c",), ("a", "b", "c"), 2)
+    assert [reordered(asked, order).answer for order in orders] == [2, 1, 0]
+    assert reordered(asked, orders[1]).choices == ("b", "c", "a")
+
+
+def stuart_maxwell(chosen, right, letters):
+    """The test of marginal homogeneity from the table of counts (Stuart 1955)."""
+    table = np.zeros((letters, letters))
+    for i, j in zip(chosen, right, strict=True):
+        table[i, j] += 1
+    off = (table.sum(1) - table.sum(0))[:-1]
+    covariance = -(table + table.T)
+    np.fill_diagonal(covariance, table.sum(0) + table.sum(1) - 2 * np.diag(table))
+    statistic = off @ np.linalg.inv(covariance[:-1, :-1]) @ off
+    return chi2.sf(statistic, letters - 1)
+
+
+def test_the_test_is_that_of_stuart_and_maxwell(rng):
+    logits = rng.normal(size=(200, 4)) + np.array([0.3, 0, 0, 0])
+    labels = rng.integers(4, size=200)
+    found = option_bias(logits, labels)
+    assert found.p_value == pytest.approx(stuart_maxwell(logits.argmax(-1), labels, 4))
+    np.testing.assert_allclose(found.chosen, np.bincount(logits.argmax(-1)) / 200)
+    np.testing.assert_allclose(found.right, np.bincount(labels) / 200)
+    np.testing.assert_allclose(found.prob, np.exp(log_softmax(logits, -1)).mean(0))
+    assert found.excess == pytest.approx(np.maximum(found.chosen - found.right, 0).sum())
+
+
+def test_orders_of_a_question_count_together():
+    """A model without a preference is suspected in one of twenty cases, not more."""
+    orders, rejected = option_orders("cyclic", 4), 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        logits = shown(3 * rng.normal(size=(60, 4)), 0.0, orders)
+        logits += 0.5 * rng.normal(size=logits.shape)
+        rejected += PermutedChoices(logits, rng.integers(4, size=60), orders).bias().p_value < 0.05
+    assert rejected <= 18
+
+
+def test_forms_of_the_result(rng):
+    found = option_bias(rng.normal(size=(20, 3)), rng.integers(3, size=20))
+    assert found.letters == ("A", "B", "C")
+    assert "chosen letters of 20 questions" in found.describe()
+    assert found.to_dict()["letters"] == ["A", "B", "C"]
+    assert "mean probability" in found._repr_html_()
+    with pytest.raises(ValueError, match="logits must be"):
+        option_bias(np.zeros((3, 2)), np.zeros(2, int))
+    with pytest.raises(ValueError, match="permutations must be"):
+        option_orders("some", 4)  # type: ignore[arg-type]
+
+
+def test_a_model_is_asked_in_every_order(model, tokenizer):
+    found, labels = ask_choices(model, tokenizer, QUESTIONS, prefix="", permutations="cyclic")
+    assert labels.tolist() == [1, 0]
+    total = np.zeros((2, 4))
+    for shift in range(4):
+        for i, one in enumerate(QUESTIONS):
+            turned = Question(one.text, (), one.choices[shift:] + one.choices[:shift], 0)
+            (row,), _ = ask_choices(model, tokenizer, [turned], prefix="")
+            total[i] += np.roll(row, shift)
+    np.testing.assert_allclose(found, log_softmax(total / 4, -1), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of few questions
+def test_graded_answers_have_both_forms_and_their_preference(model, tokenizer):
+    asked = QuestionSet(QUESTIONS, [], "letters")
+    found = grade_questions(model, tokenizer, asked, permutations="all")
+    assert [*found] == ["before", "permuted"]
+    permuted = ask_permuted_each(model, tokenizer, QUESTIONS, {"": None}, permutations="all")[""]
+    np.testing.assert_allclose(found["permuted"].confidence, np.exp(permuted.averaged().max(-1)))
+    plain = grade_questions(model, tokenizer, asked)["before"]
+    np.testing.assert_allclose(found["before"].confidence, plain.confidence, rtol=1e-5)
+    bias = found["before"].option_bias
+    assert bias is not None
+    assert bias.n == 2
+    assert found["permuted"].source.confidence == "letters, permuted"
+    with pytest.raises(ValueError, match="permutations are for answers by letters, and these are"):
+        grade_questions(model, tokenizer, QuestionSet(QUESTIONS, [], "texts"), permutations="all")

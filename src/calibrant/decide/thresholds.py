@@ -189,11 +189,11 @@ def threshold(
     order = np.argsort(-claimed)
     accepted = np.searchsorted(-claimed[order], -grid, side="right")
     wrong = np.append(0, np.cumsum(happened[order] == 0))[accepted]
-    tested = Tested(grid, accepted, wrong, binomial_p_values(accepted, wrong, max_error))
-    return lowest_passing(tested, claimed.size, max_error=max_error, level=level)
+    trials = Trials(grid, accepted, wrong, binomial_p_values(accepted, wrong, max_error))
+    return lowest_passing(trials, claimed.size, max_error=max_error, level=level)
 
 
-class Tested(NamedTuple):
+class Trials(NamedTuple):
     """Tests of the thresholds of :func:`threshold_grid`, from high to low; each ``(thresholds,)``.
 
     Attributes
@@ -217,17 +217,17 @@ def binomial_p_values(
     return np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
 
 
-def lowest_passing(tested: Tested, n: int, *, max_error: float, level: float) -> Threshold:
+def lowest_passing(trials: Trials, n: int, *, max_error: float, level: float) -> Threshold:
     """Return the lowest threshold that passes in the procedure of :func:`threshold`, of n units."""
     shares = _shares(max_error)
-    levels, passed = _fallback(tested.p_values, (1 - level) * shares)
+    levels, passed = _fallback(trials.p_values, (1 - level) * shares)
     if not passed.any():
         _warn_of_none(n, max_error, level, float(shares.max()))
         return Threshold(math.inf, 0.0, math.nan, math.nan, n, max_error, level)
     at = int(passed.nonzero()[0][-1])
-    m, k = int(tested.accepted[at]), float(tested.wrong[at])
+    m, k = int(trials.accepted[at]), float(trials.wrong[at])
     bound = float(beta.ppf(1 - levels[at], k + 1, m - k))
-    return Threshold(float(tested.grid[at]), m / n, k / m, bound, n, max_error, level)
+    return Threshold(float(trials.grid[at]), m / n, k / m, bound, n, max_error, level)
 
 
 def threshold_grid(max_error: float) -> FloatArray:

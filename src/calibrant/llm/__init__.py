@@ -17,6 +17,9 @@ from calibrant.llm.answers.questions import (
 from calibrant.llm.answers.shading import shaded_text
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.gate.fitting import fit_gate
+from calibrant.llm.gate.gate import Gate
+from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
@@ -30,6 +33,8 @@ __all__ = [
     "Answer",
     "AnswerCalibrator",
     "FittedHead",
+    "Gate",
+    "GateWatch",
     "answer_confidence",
     "ask",
     "attached",
@@ -39,6 +44,7 @@ __all__ = [
     "evaluate_tokens",
     "exact_match",
     "fingerprint_of",
+    "fit_gate",
     "fit_head",
     "load_model",
     "open_table",

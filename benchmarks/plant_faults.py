@@ -3142,8 +3142,8 @@ FAULTS = (
     Fault(
         "page-for-names-of-others",
         "ui",
-        "return not is_loopback(self.host) and _is_address(name)",
-        "return not is_loopback(self.host)",
+        "return not is_loopback(host) and _is_address(name)",
+        "return not is_loopback(host)",
         ("ui/test_guard",),
     ),
     Fault(

@@ -105,18 +105,18 @@ def test_cuts_have_the_shares_that_they_stand_for(rng):
 def test_the_state_is_kept(gate, rng):
     watch = GateWatch(gate)
     confidence, correct = calibrated(gate, rng, 300)
-    watch.note(confidence, range(300))
-    watch.label(range(100), correct[:100])
+    watch.note(confidence, [f"r{i}" for i in range(300)])
+    watch.label([f"r{i}" for i in range(100)], correct[:100])
     again = GateWatch.from_state(json.loads(json.dumps(watch.state())))
     assert again.state() == watch.state()
-    assert again.label(range(300), correct) == 200
+    assert again.label([f"r{i}" for i in range(300)], correct) == 200
     assert "100 grades, 200 answers that wait" in watch.describe()
 
 
 def test_the_oldest_are_dropped(gate):
     watch = GateWatch(gate)
-    watch.note(np.full(PENDING + 5, 0.9), range(PENDING + 5))
-    assert watch.label([4, 5], [True, True]) == 1
+    watch.note(np.full(PENDING + 5, 0.9), [str(i) for i in range(PENDING + 5)])
+    assert watch.label(["4", "5"], [True, True]) == 1
 
 
 @pytest.mark.parametrize("change", [{"cuts": [2.0] * CUTS}, {"cuts": []}, {"extra": 1}])
@@ -129,12 +129,12 @@ def test_a_file_is_updated_by_several(gate, tmp_path):
     file = WatchFile(tmp_path / "watch.json", gate)
 
     def add(i):
-        WatchFile(tmp_path / "watch.json", gate).update(lambda watch: watch.note([0.9], [i]))
+        WatchFile(tmp_path / "watch.json", gate).update(lambda watch: watch.note([0.9], [f"r{i}"]))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(12)))
     assert file.read().confidences.seen == 12
-    assert {*file.read().pending.waiting} == {*range(12)}
+    assert {*file.read().pending.waiting} == {f"r{i}" for i in range(12)}
 
 
 def test_a_failed_change_leaves_the_file(gate, tmp_path):

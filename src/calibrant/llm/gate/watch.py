@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,14 +53,15 @@ class GateWatch:
         self.grades, self.confidences = gate.drift.grades.like(), gate.drift.confidences.like()
         self.pending = PendingPredictions(PENDING)
 
-    def note(self, confidence: Values, ids: Iterable[Id] | None = None) -> None:
-        """Add calibrated confidences of answers, with ids if grades may come later."""
+    def note(self, confidence: Values, ids: Sequence[Id | None] = ()) -> None:
+        """Add calibrated confidences of answers, with the ids of those whose grades may come."""
         values = as_float64(confidence)
         if not values.size:
             return
-        if ids is not None:
-            keys = as_ids(ids)
-            self.pending.add(keys, values.tolist(), [1] * len(keys))
+        if ids:
+            known = [(key, c) for key, c in zip(ids, values.tolist(), strict=True) if key]
+            keys, waiting = as_ids([key for key, _ in known]), [c for _, c in known]
+            self.pending.add(keys, waiting, [1] * len(keys))
         self.confidences.observe(*above(self.cuts, values, self.confidences.seen))
 
     def label(self, ids: Iterable[Id], correct: Iterable[bool]) -> int:

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     """Graded answers of two kinds, and a gate."""
     folder = tmp_path_factory.mktemp("gate")
     rng = np.random.default_rng(0)
-    answers = [graded_answers(rng, 600, sharp=0.2, kind=kind, source="judge") for kind in "ab"]
+    answers = [graded_answers(rng, 600, sharp=0.5, kind=kind, source="judge") for kind in "ab"]
     write_rows(folder / "graded.jsonl", joined(*answers).rows)
     return folder
 
@@ -54,7 +54,9 @@ def test_fit_saves_a_gate_and_says_what_it_promises(run, folder, tmp_path):
     assert saved.promise() in " ".join(out.split())
     assert saved.bands[0].accept.n == 800
     assert f"next: calibrant llm gate check {tmp_path / 'gate'} FILE" in " ".join(err.split())
-    code, out, err = run(*start, "--by-kind", "--verifier-misses", "0.05", "--json")
+    code, out, err = run(
+        *start, "--by-kind", "--verifier-misses", "0.05", "--max-error", "0.2", "--json"
+    )
     assert code == 0, err
     told = json.loads(out)
     assert [band["kinds"] for band in told["bands"]] == [["a"], ["b"]]

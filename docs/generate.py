@@ -47,6 +47,8 @@ MORE = {
         *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
         *("answers.sources.Source", "workflows.fit_answers", "workflows.apply_answers"),
+        *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
+        *("gate.judging.judge_rows", "gate.mcp_tools.make_server", "gate.server.serve_gate"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
     ),

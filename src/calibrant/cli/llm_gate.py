@@ -190,7 +190,8 @@ def watch(folder: str, grades: str | None, state: str, fail: bool, form: str | N
         else:
             console = new_console()
             console.print(found.describe(), style="dim", soft_wrap=True)
-            console.print(found.withdrawn or "no drift detected: the promise holds", style="bold")
+            verdict = found.withdrawn or "no drift detected: the promise holds"
+            console.print(verdict, style="bold", soft_wrap=True)
     return int(fail and bool(found.withdrawn))
 
 
@@ -289,8 +290,8 @@ def _print_gate(fitted: Gate) -> None:
     console.print(fitted.describe(), style="dim", soft_wrap=True)
     headings, *rows = fitted.table()
     console.print(shared.text_table(headings, rows))
-    for decision in ("accept", "verify"):
-        console.print(fitted.promise(decision), style="bold", soft_wrap=True)
+    for promise in filter(None, map(fitted.promise, ("accept", "verify"))):
+        console.print(promise, style="bold", soft_wrap=True)
     console.print(
         "This holds for answers from the same source and population as the graded ones.",
         soft_wrap=True,

@@ -15,7 +15,7 @@ from calibrant.llm.gate.verdicts import Terms
 from calibrant.llm.workflows import calibrated, fit_answers
 from tests.support.graded_answers import graded_answers, joined, true_error
 
-pytestmark = pytest.mark.filterwarnings("ignore:no threshold keeps")
+pytestmark = pytest.mark.filterwarnings("ignore:no threshold keeps", "ignore:no answer of kinds")
 
 
 def quiet_gate(answers, **options):
@@ -106,7 +106,7 @@ def test_rare_kinds_share_a_threshold_with_a_warning(rng):
     assert [band.kinds for band in gate.bands] == [("a",), ("b", "c")]
     assert {band.accept.level for band in gate.bands} == {0.975}
     assert gate.bands[0].accept.n + gate.bands[1].accept.n == 700
-    assert "for a, for b, c together" in gate.promise()
+    assert "It holds for each of: a; b, c together." in gate.promise()
 
 
 def test_what_a_verifier_leaves_is_promised():

@@ -169,7 +169,7 @@ def test_the_most_careful_of_several():
 
 def test_it_shows_itself(gate):
     assert gate.promise("verify").startswith("With 90 % certainty, at most 20 %")
-    assert "for b, c together" in gate._repr_html_()
+    assert "a; b, c together" in gate._repr_html_()
     assert "Gate(With 90 % certainty" in repr(gate)
     pytest.importorskip("pandas")
     assert gate.to_frame()["decision"].tolist() == ["accept", "verify"] * 2

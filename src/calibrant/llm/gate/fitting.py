@@ -214,7 +214,14 @@ def _band(
     member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
     options: dict[str, Any] = {"unit": terms.unit, "level": level}
     chosen = scored.where(member & (parts == 1))
+    if not chosen.units:
+        raise ValueError(
+            f"no graded answer of kinds {comma_separated(kinds or ())} is left for a threshold: "
+            "grade more of them, or leave them out"
+        )
     accept = find_threshold(chosen, max_error=terms.max_error, **options)
+    if kinds is not None and not accept.coverage:
+        warn(f"no answer of kinds {comma_separated(kinds)} is accepted")
     if terms.verifier_misses is None:
         return Band(accept, None, kinds)
     # other answers than those that the threshold for accepting was found with, and only those

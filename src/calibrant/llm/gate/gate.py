@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HEADINGS = (
-    *("kind", "graded", "accept from", "accepted", "wrong among them"),
+    *("kind", "graded", "accept from", "accepted", "wrong"),
     *("verify from", "to verify"),
 )
 
@@ -148,10 +148,10 @@ class Gate:
         if not text or not self._by_kind:
             return text
         sets = (
-            f"for {band.name()}{' together' if len(band.kinds or ()) > 1 else ''}"
+            f"{band.name()}{' together' if len(band.kinds or ()) > 1 else ''}"
             for band in self.bands
         )
-        return f"{text.removesuffix('.')}: {', '.join(sets)}."
+        return f"{text} It holds for each of: {'; '.join(sets)}."
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, and a row of cells for each band."""

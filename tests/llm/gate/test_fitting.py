@@ -10,7 +10,7 @@ from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.gate import fitting
 from calibrant.llm.gate.fitting import fit_gate
-from calibrant.llm.gate.promises import Scored
+from calibrant.llm.gate.promises import Scored, find_threshold
 from calibrant.llm.gate.verdicts import Terms
 from calibrant.llm.workflows import calibrated, fit_answers
 from tests.support.graded_answers import graded_answers, joined, true_error
@@ -39,6 +39,28 @@ def test_the_map_and_the_thresholds_have_different_answers(rng):
     assert below is not None
     assert below.n < 300 < below.n + 300
     assert below.max_error == pytest.approx(0.5)
+
+
+def test_no_answer_is_used_twice(rng, monkeypatch):
+    """The map has other answers than the thresholds, and they have other ones than each other."""
+    answers = graded_answers(rng, 600)
+    used = []
+
+    def fit(graded, **options):
+        used.append(graded.confidence)
+        return fit_answers(graded, **options)
+
+    def find(scored, **options):
+        used.append(np.array([answers.rows[i]["confidence"] for i in scored.unit]))
+        return find_threshold(scored, **options)
+
+    monkeypatch.setattr(fitting, "fit_answers", fit)
+    monkeypatch.setattr(fitting, "find_threshold", find)
+    fit_gate(answers, max_error=0.2, verifier_misses=0.4)
+    assert [len(values) for values in used[:2]] == [200, 200]
+    assert 0 < len(used[2]) < 200
+    everything = np.concatenate(used)
+    assert len(np.unique(everything)) == len(everything)
 
 
 def test_a_map_of_other_answers_leaves_all_for_the_thresholds(rng):

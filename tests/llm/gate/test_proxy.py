@@ -278,6 +278,9 @@ def test_bad_requests(served):
         assert answer.status_code == 404
         assert "this gate serves" in answer.json()["error"]["message"]
     assert httpx.get(address).status_code == 405
+    seen = len(served.upstream.seen)
+    assert httpx.get(f"{served.base}/models/..%2f..%2fadmin").status_code == 404
+    assert len(served.upstream.seen) == seen
 
 
 def test_other_bodies_pass_with_the_verdict_in_the_header(served):

@@ -89,6 +89,18 @@ def fit_gate(
     -------
     Gate
         With a warning if there are too few answers to promise anything.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> probs = [rng.beta(20, 1, size=3) for _ in range(1500)]  # of the tokens of answers
+    >>> chance = [one.prod() for one in probs]
+    >>> rows = [{"token_probs": p, "correct": rng.random() < c} for p, c in zip(probs, chance)]
+    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1, verifier_misses=0.25)
+    >>> for decision in ("accept", "verify"):
+    ...     print(gate.promise(decision))
+    With 95 % certainty, at most 10 % of the accepted answers are wrong.
+    With 95 % certainty, at most 40 % of the answers to verify are wrong: a verifier that ...
     """
     terms = Terms(max_error, level, unit, verifier_misses).check()
     with warnings_at_caller():

@@ -117,6 +117,14 @@ def judge_rows(
 
     With ``state``, the file of a watch, the answers are noted there, and a promise that was
     withdrawn is not used.
+
+    >>> from calibrant.llm import fit_gate
+    >>> rng = np.random.default_rng(0)
+    >>> graded = [{"confidence": c, "correct": rng.random() < c} for c in rng.beta(9, 1, 900)]
+    >>> gate = fit_gate(AnswerRows.of(graded), max_error=0.1)
+    >>> new = AnswerRows.of([{"id": "a", "confidence": 0.99}, {"id": "b"}])
+    >>> [(row["id"], row["verdict"]) for row in judge_rows(gate, new)]
+    [('a', 'accept'), ('b', 'person')]
     """
     file = None if state is None else WatchFile(state, gate)
     verdicts = gate.check(answers, "" if file is None else file.read().withdrawn)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 from starlette.applications import Starlette
@@ -145,7 +145,10 @@ class Proxy:
         """Pass on a request about models."""
         if reason := self.settings.refusal(request.headers):
             return _error(403, reason)
-        path = request.url.path.removeprefix("/v1")
+        name = request.path_params.get("name", "")
+        if {".", ".."} & {*name.split("/")}:  # which could lead to another path of the upstream
+            return _error(404, "there is no such model")
+        path = f"/models/{quote(name)}" if name else "/models"
         return await self._answered("GET", path, request, b"", None)
 
     async def chat(self, request: Request) -> Response:

@@ -79,7 +79,7 @@ def test_nothing_to_accept_exits_with_1(run, tmp_path):
     code, out, err = run(*start, "--max-error", "0.01")
     assert code == 1
     assert "warning: no threshold keeps the error at 0.01" in " ".join(err.split())
-    assert "none" in out
+    assert "No answer is accepted" in out
 
 
 def test_check_writes_a_line_for_each_answer(run, gate, tmp_path):

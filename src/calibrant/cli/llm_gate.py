@@ -290,9 +290,9 @@ def _print_gate(fitted: Gate) -> None:
     console.print(fitted.describe(), style="dim", soft_wrap=True)
     headings, *rows = fitted.table()
     console.print(shared.text_table(headings, rows))
-    for promise in filter(None, map(fitted.promise, ("accept", "verify"))):
+    promises = [fitted.promise(decision) for decision in ("accept", "verify")]
+    for promise in filter(None, promises):
         console.print(promise, style="bold", soft_wrap=True)
-    console.print(
-        "This holds for answers from the same source and population as the graded ones.",
-        soft_wrap=True,
-    )
+    about = "This holds for answers from the same source and population as the graded ones."
+    none = "No answer is accepted: the graded answers do not show so small an error."
+    console.print(about if any(promises) else none, soft_wrap=True)

@@ -2577,13 +2577,6 @@ FAULTS = (
         ("llm/gate/test_proxy",),
     ),
     Fault(
-        "upstream-left-writing",
-        "llm",
-        "finally:  # also when the client has gone\n                await reply.aclose()",
-        "finally:\n                pass",
-        ("llm/gate/test_proxy",),
-    ),
-    Fault(
         "token-of-the-gate-not-compared",
         "llm",
         'return "" if right else "the request lacks',

@@ -17,6 +17,7 @@ from calibrant.artifacts.objects import artifact_of
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
 from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.gate.fitting import fit_gate
 from calibrant.llm.gate.watch import GateWatch
@@ -29,7 +30,7 @@ from tests.fuzz.calibrators import quick
 from tests.support.simulate import drawn, drawn_pairs
 
 OTHERS = [
-    *["prior", "threshold", "sets", "decision", "answers", "monitor"],
+    *["prior", "threshold", "sets", "decision", "answers", "signals", "monitor"],
     *["gate", "gate_watch"],
     *[f"head {kind}" for kind in HEADS],
 ]
@@ -101,6 +102,8 @@ def original(kind: str) -> Any:
             watch = GateWatch(original("gate"))
             watch.note([0.5, 0.9], ["a", "b"])
             return watch
+        if kind == "signals":
+            return SignalCalibrator().fit({"a": pairs[0], "b": pairs[0] ** 2}, pairs[1])
         return Monitor(window=50, keep=2).observe(*pairs)
 
 

@@ -28,6 +28,7 @@ KINDS = {
     "answers": "calibrant.llm:AnswerCalibrator",
     "gate": "calibrant.llm:Gate",
     "gate_watch": "calibrant.llm:GateWatch",
+    "signals": "calibrant.llm:SignalCalibrator",
     "monitor": "calibrant.monitor:Monitor",
 }
 

@@ -86,12 +86,13 @@ def fit(file: str, out: str, mapped: str | None, form: str | None, **options: An
     \b
     Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
     """  # noqa: D301
-    from calibrant.artifacts import load, save
+    from calibrant.artifacts import save
     from calibrant.llm import fit_gate
     from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.workflows import load_map
 
     if mapped is not None:
-        options["calibrator"] = load(mapped)
+        options["calibrator"] = load_map(mapped)
     fitted = fit_gate(read_rows(file), **options)
     written = shared.how_written(out, "saved in")
     save(fitted, out)

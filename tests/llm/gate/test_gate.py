@@ -7,10 +7,11 @@ import pytest
 
 import calibrant as cal
 from calibrant.decide import Threshold
-from calibrant.llm import AnswerCalibrator, Gate
+from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
 from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.sources import Source, SourceError
 from calibrant.llm.gate.drift import DriftReference
+from calibrant.llm.gate.judging import Judge
 from calibrant.llm.gate.verdicts import Band, Terms, Verdict, most_careful
 
 
@@ -148,6 +149,34 @@ def test_a_map_of_another_kind_is_refused(gate):
     monitor = {"kind": "monitor", "state": cal.Monitor().state()}
     with pytest.raises(ValueError, match="a gate needs a map of answers, got a Monitor"):
         Gate.from_state({**gate.state(), "map": monitor})
+
+
+def test_maps_of_signals(drift, tmp_path):
+    rng = np.random.default_rng(2)
+    odds = rng.normal(1, 1.5, size=(2, 1500))
+    right = rng.random(1500) < 1 / (1 + np.exp(-odds.sum(0)))
+    signals = dict(zip(("stated", "judge"), 1 / (1 + np.exp(-odds)), strict=True))
+    fitted = SignalCalibrator().fit(
+        {name: values[:500] for name, values in signals.items()}, right[:500]
+    )
+    rows = [
+        {"signals": {name: float(signals[name][i]) for name in signals}, "correct": bool(right[i])}
+        for i in range(500, 1500)
+    ]
+    gate = fit_gate(AnswerRows.of(rows), max_error=0.1, calibrator=fitted)
+    cal.save(gate, tmp_path / "gate")
+    again = cal.load(tmp_path / "gate", Gate)
+    said = verdicts(again, *rows)
+    accepted = np.array([one.verdict == "accept" for one in said])
+    assert 0.2 < accepted.mean() < 1
+    wanted = fitted.predict({name: values[500:] for name, values in signals.items()})
+    assert [one.confidence for one in said] == pytest.approx(wanted.tolist())
+    lacks = {"signals": {"stated": 0.999, "judge": None}}
+    _, one = verdicts(again, rows[0], lacks)
+    assert (one.verdict, one.confidence) == ("person", None)
+    assert one.reason == "it lacks judge, which every graded answer had"
+    with pytest.raises(ValueError, match="this gate is for stated, judge, which no server returns"):
+        Judge(again)
 
 
 def test_a_gate_that_accepts_nothing_says_so(drift):

@@ -76,7 +76,7 @@ def fit_gate(
         is about them together. All promises hold at the same time with certainty ``level``: each
         test gets an equal part of ``1 - level`` (Bonferroni).
     verifier_misses : float in (0, 1), optional
-    calibrator : AnswerCalibrator or another map of answers, optional
+    calibrator : AnswerCalibrator or SignalCalibrator, optional
         Fitted on other answers. By default a map is fitted here, of the form ``stage``, on
         confidences of the answers or on their ``aggregate`` of token probabilities.
     false_alarms : float in (0, 1)

@@ -7,13 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from calibrant._core.checks import warnings_at_caller
-from calibrant._core.messages import printable_name
+from calibrant._core.messages import comma_separated, printable_name
 from calibrant._core.tables import frame
 from calibrant.artifacts.objects import class_of, kind_of
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.llm.answers.graded import AnswerRows, Row
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import signal_values, signals_of
 from calibrant.llm.answers.sources import Source, SourceError
 from calibrant.llm.gate.drift import DriftReference
 from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
@@ -35,7 +39,7 @@ class Gate:
 
     Parameters
     ----------
-    calibrator : AnswerCalibrator, or another map of answers
+    calibrator : AnswerCalibrator or SignalCalibrator
         Applied by :func:`calibrant.llm.workflows.apply_answers`.
     bands : sequence of Band
         One for all kinds of questions, or one for each set of kinds with promises of its own.
@@ -117,7 +121,8 @@ class Gate:
     def _scores(self, answers: AnswerRows) -> list[float | str]:
         """Return the calibrated probability of each answer, or why there is none."""
         try:
-            return [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
+            chances = [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
+            return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
         except SourceError:
             raise
         except ValueError as error:
@@ -125,6 +130,21 @@ class Gate:
                 return [str(error)]
         singles = (AnswerRows([place], [row]) for place, row in zip(*answers, strict=True))
         return [score for one in singles for score in self._scores(one)]
+
+    def _lacks(self, answers: AnswerRows) -> list[str]:
+        """Return what each answer lacks of the signals that every graded answer had."""
+        fitted = self.calibrator
+        if not isinstance(fitted, SignalCalibrator):
+            return [""] * len(answers.rows)
+        # a map of signals estimates missing ones, which is as good as at the fit only if they are
+        # missing as often as there
+        always = [name for name in fitted.needed_ if fitted.coverage_[name] == 1]
+        values = signal_values(signals_of(answers), always) if always else {}
+        return [
+            f"it lacks {comma_separated(lacking)}, which every graded answer had" if lacking else ""
+            for i in range(len(answers.rows))
+            for lacking in [[name for name in always if np.isnan(values[name][i])]]
+        ]
 
     def _verdict(self, row: Row, score: float | str, withdrawn: str) -> Verdict:
         if isinstance(score, str):

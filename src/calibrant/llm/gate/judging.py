@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrant._core.checks import BoolArray, IntArray
-from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant._core.messages import comma_separated
+from calibrant.llm.answers.confidence import AGGREGATORS
 from calibrant.llm.answers.graded import AnswerRows, Row
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.responses import Asked, Choice, Collected
 from calibrant.llm.gate.verdicts import Verdict, most_careful
@@ -34,13 +36,7 @@ class Judge:
     """
 
     def __init__(self, gate: Gate, state: str | os.PathLike[str] | None = None) -> None:
-        fitted = gate.calibrator
-        if isinstance(fitted, AnswerCalibrator) and fitted.aggregate is None:
-            said = fitted.source_.confidence or "confidences of unknown origin"
-            raise ValueError(
-                f"this gate is for {said}, which no server returns: fit a gate on token_probs, or "
-                "use calibrant llm gate check"
-            )
+        _check_served(gate)
         self.gate = gate
         self.file = None if state is None else WatchFile(state, gate)
         self.withdrawn = "" if self.file is None else self.file.read().withdrawn
@@ -103,6 +99,20 @@ class Judge:
             with self._lock:  # a full disk must not lose them
                 self._notes = [*notes, *self._notes]
             raise
+
+
+def _check_served(gate: Gate) -> None:
+    """Raise if the gate needs confidences that cannot be computed from a response."""
+    fitted = gate.calibrator
+    if isinstance(fitted, SignalCalibrator):
+        needed = [name for name in fitted.needed_ if name not in AGGREGATORS]
+    else:
+        needed = [] if fitted.aggregate else [fitted.source_.confidence or "other confidences"]
+    if needed:
+        raise ValueError(
+            f"this gate is for {comma_separated(needed)}, which no server returns: fit a gate on "
+            "token_probs, or use calibrant llm gate check"
+        )
 
 
 def _noted(watch: GateWatch, ids: tuple[str, ...], confidences: tuple[float, ...]) -> str:

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from calibrant.llm.answers.graded import Row
 
+ROUNDING = 1e-3
+"""Excess over 0 of log-probabilities that were computed in half precision."""
+
 
 class Asked(NamedTuple):
     """What of a request matters for its answers.
@@ -90,12 +93,13 @@ class Choice:
             return "the upstream returned no log-probabilities"
         if not all(_is_number(value) for value in self.logprobs):
             return "some log-probabilities of the upstream are no numbers"
+        if max(self.logprobs) > ROUNDING:
+            return "some log-probabilities of the upstream are above 0"
         return ""
 
     def row(self, asked: Asked, model: str, kind: str) -> Row:
         """Return the answer as a row for a gate."""
-        # more than 1 by rounding alone is for the map to allow, and anything beyond to refuse
-        probs = [math.exp(min(value, 700.0)) for value in self.logprobs]
+        probs = [math.exp(min(value, 0.0)) for value in self.logprobs]
         return {
             "question": asked.question,
             "answer": self.text,

@@ -44,7 +44,7 @@ class GateWatch:
     ''
     >>> watch.note(rng.beta(2, 2, 500))  # other questions
     >>> watch.withdrawn
-    'the promise is withdrawn: the confidences differ from those at the fit, by 8... answers'
+    'the promise is withdrawn: the confidences differ from those at the fit, by ... answers'
     """
 
     def __init__(self, gate: Gate) -> None:

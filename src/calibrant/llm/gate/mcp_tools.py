@@ -25,14 +25,8 @@ def make_server(gate: Gate, state: str | os.PathLike[str] | None = None) -> Any:
     state : path, optional
         File of the drift watch: answers are noted there, and a withdrawn promise is respected.
     """
-    try:
-        from mcp.server.mcpserver import MCPServer
-    except ImportError as error:
-        remedy = "pip install 'calibrant[mcp]'"
-        raise ImportError(f"calibrant llm gate mcp needs mcp 2.0 or later: {remedy}") from error
-
     file = None if state is None else WatchFile(state, gate)
-    server = MCPServer("calibrant-gate", instructions=INSTRUCTIONS, log_level="WARNING")
+    server = _empty_server()
 
     @server.tool()
     def check_answer(
@@ -72,6 +66,15 @@ def make_server(gate: Gate, state: str | os.PathLike[str] | None = None) -> Any:
         }
 
     return server
+
+
+def _empty_server() -> Any:
+    try:
+        from mcp.server.mcpserver import MCPServer
+    except ImportError as error:
+        remedy = "pip install 'calibrant[mcp]'"
+        raise ImportError(f"calibrant llm gate mcp needs mcp 2.0 or later: {remedy}") from error
+    return MCPServer("calibrant-gate", instructions=INSTRUCTIONS, log_level="WARNING")
 
 
 def _checked(gate: Gate, file: WatchFile | None, row: Row, key: str) -> dict[str, Any]:

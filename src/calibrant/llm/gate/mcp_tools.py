@@ -28,7 +28,6 @@ def make_server(gate: Gate, state: str | os.PathLike[str] | None = None) -> Any:
     file = None if state is None else WatchFile(state, gate)
     server = _empty_server()
 
-    @server.tool()
     def check_answer(
         question: str,
         answer: str,
@@ -55,7 +54,6 @@ def make_server(gate: Gate, state: str | os.PathLike[str] | None = None) -> Any:
             row["confidence"] = confidence
         return _checked(gate, file, row, id)
 
-    @server.tool()
     def gate_promise() -> dict[str, Any]:
         """Return what the gate promises, and the source of the confidences that it is for."""
         return {
@@ -65,6 +63,8 @@ def make_server(gate: Gate, state: str | os.PathLike[str] | None = None) -> Any:
             "source": gate.source._asdict(),
         }
 
+    for tool in (check_answer, gate_promise):
+        server.add_tool(tool)
     return server
 
 

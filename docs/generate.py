@@ -52,6 +52,8 @@ MORE = {
         *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
         *("answers.sources.Source", "workflows.fit_answers", "workflows.apply_answers"),
+        *("gate.verdicts.Verdict", "gate.verdicts.Terms", "gate.verdicts.Band"),
+        *("gate.judging.judge_rows", "gate.mcp_tools.make_server", "gate.server.serve_gate"),
         *("workflows.fit_signals", "workflows.SignalFit", "answers.samples.agreement"),
         *("answers.samples.clusters", "answers.samples.semantic_entropy"),
         *("answers.samples.by_entailment", "answers.samples.by_embedding"),

@@ -16,8 +16,11 @@ from calibrant.artifacts import formats
 from calibrant.artifacts.objects import artifact_of
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.graded import AnswerRows
 from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.fingerprint import ModelFingerprint
+from calibrant.llm.gate.fitting import fit_gate
+from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
@@ -28,6 +31,7 @@ from tests.support.simulate import drawn, drawn_pairs
 
 OTHERS = [
     *["prior", "threshold", "sets", "decision", "answers", "signals", "monitor"],
+    *["gate", "gate_watch"],
     *[f"head {kind}" for kind in HEADS],
 ]
 TAGS = [f"tags {name}" for name in TAG_CALIBRATORS]
@@ -90,6 +94,14 @@ def original(kind: str) -> Any:
             return decide.conformal(logits, labels)
         if kind == "answers":
             return AnswerCalibrator(None).fit(*pairs)
+        if kind == "gate":
+            answers = zip(*(values.tolist() for values in pairs), strict=True)
+            rows = [{"confidence": c, "correct": bool(right)} for c, right in answers]
+            return fit_gate(AnswerRows.of(rows), max_error=0.3, verifier_misses=0.5)
+        if kind == "gate_watch":
+            watch = GateWatch(original("gate"))
+            watch.note([0.5, 0.9], ["a", "b"])
+            return watch
         if kind == "signals":
             return SignalCalibrator().fit({"a": pairs[0], "b": pairs[0] ** 2}, pairs[1])
         return Monitor(window=50, keep=2).observe(*pairs)

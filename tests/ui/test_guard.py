@@ -2,7 +2,8 @@
 
 import pytest
 
-from calibrant.ui.guard import Guard, is_loopback
+from calibrant._core.addresses import is_loopback
+from calibrant.ui.guard import Guard
 
 GUARD = Guard("127.0.0.1", 8321, token="secret")
 OWN = {

@@ -38,7 +38,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     obj : object
         A fitted calibrator, a ``PriorCorrection``, ``MaCCal``, ``Threshold``, ``ConformalSets``,
         ``DecisionRule``, ``Monitor``, or of :mod:`calibrant.llm` a ``FittedHead``,
-        ``AnswerCalibrator`` or ``SignalCalibrator``.
+        ``AnswerCalibrator``, ``SignalCalibrator``, ``Gate`` or ``GateWatch``.
     path : path
         A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
         suffix .safetensors or .json, the file itself. The parent folder must exist.

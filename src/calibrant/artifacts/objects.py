@@ -26,6 +26,8 @@ KINDS = {
     "retrained": "calibrant.retrain:RetrainedClassifier",
     "head": "calibrant.llm:FittedHead",
     "answers": "calibrant.llm:AnswerCalibrator",
+    "gate": "calibrant.llm:Gate",
+    "gate_watch": "calibrant.llm:GateWatch",
     "signals": "calibrant.llm:SignalCalibrator",
     "monitor": "calibrant.monitor:Monitor",
 }
@@ -54,7 +56,8 @@ def kind_of(obj: Any) -> str:
     raise TypeError(f"a {type(obj).__name__} cannot be saved: choose an object of kind {known}")
 
 
-def _class_of(kind: Any) -> Any:
+def class_of(kind: Any) -> Any:
+    """Return the class of the name of a kind."""
     calibrators = calibrator_kinds()
     if not isinstance(kind, str) or kind not in {*calibrators, *KINDS}:
         raise unknown_name("kind", kind, [*calibrators, *KINDS])
@@ -96,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 def restored(artifact: Artifact) -> Any:
     """Make the object that an artifact describes, or raise ValueError."""
-    cls = _class_of(artifact.kind)
+    cls = class_of(artifact.kind)
     if hasattr(cls, "from_state"):
         return _from_text(cls, artifact)
     if not isinstance(artifact.extra, dict):
@@ -145,7 +148,7 @@ def _from_text(cls: Any, artifact: Artifact) -> Any:
 
 
 def _built(kind: Any, config: Any) -> Any:
-    cls = _class_of(kind)
+    cls = class_of(kind)
     build = getattr(cls, "from_config", cls)
     if not isinstance(config, dict):
         raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")

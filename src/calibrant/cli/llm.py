@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import claims, judge, llm_signals, shared
+from calibrant.cli import claims, judge, llm_gate, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ CONFIDENCE = click.option(
 @click.group(context_settings={"show_default": True})
 def llm() -> None:
     """Calibrate language models: token by token, and answer by answer."""
+
+
+llm.add_command(llm_gate.gate)
 
 
 @llm.command()

@@ -11,7 +11,14 @@ import torch
 from scipy.special import betaincinv, expit, logit
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores, warn
+from calibrant._core.checks import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    as_float64,
+    as_scores,
+    warn,
+)
 from calibrant._core.tables import frame
 from calibrant.decide.probabilities import check_share
 from calibrant.display.html import Html, joined, notebook
@@ -172,40 +179,78 @@ def threshold(
     >>> round(limit.threshold, 2), round(limit.coverage, 2), round(limit.error, 2)
     (0.84, 0.32, 0.08)
     """
-    from scipy.stats import binom
-
     if data.get("sample_weight") is not None:
         raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
     claimed, happened, _ = answers_from(logits, labels, **data)
     check_share(max_error, "max_error", "0.05 allows 5 % of wrong answers")
     check_share(level, "level", "0.95 means 95 %")
-    grid, shares = _grid(max_error)
-    grid = _as_held(grid, data.get("confidence"))
+    grid = _as_held(threshold_grid(max_error), data.get("confidence"))
     order = np.argsort(-claimed)
     accepted = np.searchsorted(-claimed[order], -grid, side="right")
     wrong = np.append(0, np.cumsum(happened[order] == 0))[accepted]
-    p_values = np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
-    levels, passed = _fallback(p_values, (1 - level) * shares)
+    trials = Trials(grid, accepted, wrong, binomial_p_values(accepted, wrong, max_error))
+    return lowest_passing(trials, claimed.size, max_error=max_error, level=level)
+
+
+class Trials(NamedTuple):
+    """Tests of the thresholds of :func:`threshold_grid`, from high to low; each ``(thresholds,)``.
+
+    Attributes
+    ----------
+    grid : confidences from which on to accept
+    accepted : number of independent units that each accepts
+    wrong : number of those that are wrong, or the sum of their losses in [0, 1]
+    p_values : of the hypotheses that the error is above ``max_error``
+    """
+
+    grid: FloatArray
+    accepted: IntArray
+    wrong: FloatArray | IntArray
+    p_values: FloatArray
+
+
+def binomial_p_values(
+    accepted: IntArray, wrong: FloatArray | IntArray, max_error: float
+) -> FloatArray:
+    """P-values of errors above ``max_error``, from counts; 1 where nothing is accepted."""
+    from scipy.stats import binom
+
+    return np.where(accepted > 0, binom.cdf(wrong, accepted, max_error), 1.0)
+
+
+def lowest_passing(trials: Trials, n: int, *, max_error: float, level: float) -> Threshold:
+    """Return the lowest threshold that passes in the procedure of :func:`threshold`, of n units."""
+    shares = _shares(max_error)
+    levels, passed = _fallback(trials.p_values, (1 - level) * shares)
     if not passed.any():
-        _warn_of_none(claimed.size, max_error, level, float(shares.max()))
-        return Threshold(math.inf, 0.0, math.nan, math.nan, claimed.size, max_error, level)
+        _warn_of_none(n, max_error, level, float(shares.max()))
+        return Threshold(math.inf, 0.0, math.nan, math.nan, n, max_error, level)
     at = int(passed.nonzero()[0][-1])
-    m, k = int(accepted[at]), int(wrong[at])
+    m, k = int(trials.accepted[at]), float(trials.wrong[at])
     bound = float(betaincinv(k + 1, m - k, 1 - levels[at]))
-    share = m / claimed.size
-    return Threshold(float(grid[at]), share, k / m, bound, claimed.size, max_error, level)
+    return Threshold(float(trials.grid[at]), m / n, k / m, bound, n, max_error, level)
 
 
-def _grid(max_error: float) -> tuple[FloatArray, FloatArray]:
-    """Thresholds from high to low, and the share of the error probability that enters at each."""
+def threshold_grid(max_error: float) -> FloatArray:
+    """Thresholds that are tried, from high to low; the last one accepts everything."""
+    middle, step = _steps(max_error)
+    return np.append(expit(middle + step / STEPS), 0.0)
+
+
+def _shares(max_error: float) -> FloatArray:
+    """Share of the error probability that enters at each threshold."""
+    _, step = _steps(max_error)
+    shares = np.where(step % STEPS == 0, FALL ** -np.abs(step / STEPS), 0.0)
+    return np.append(shares / shares.sum(), 0.0)
+
+
+def _steps(max_error: float) -> tuple[float, IntArray]:
+    """Log-odds of the threshold in the middle, and the steps from it to all but the last one."""
     # Half a step lower, so that 1 - max_error and other round numbers, at which confidences tie,
     # lie between two thresholds: which side such a tie is on must not hang on its last digit.
     middle = float(logit(1 - max_error)) - 0.5 / STEPS
     below = max(0, math.ceil(middle + REACH))
-    step = np.arange(REACH * STEPS, -below * STEPS - 1, -1)
-    shares = np.where(step % STEPS == 0, FALL ** -np.abs(step / STEPS), 0.0)
-    # the last one accepts everything
-    return np.append(expit(middle + step / STEPS), 0.0), np.append(shares / shares.sum(), 0.0)
+    return middle, np.arange(REACH * STEPS, -below * STEPS - 1, -1)
 
 
 def _as_held(grid: FloatArray, values: Input) -> FloatArray:
@@ -236,5 +281,5 @@ def _warn_of_none(n: int, max_error: float, level: float, share: float) -> None:
         f"no threshold keeps the error at {max_error:g} with {level:.0%} certainty on these {n:,} "
         f"examples, so none is accepted; about {needed:,} confident ones without a mistake are "
         "needed: label more, calibrate first, or allow more errors",
-        stacklevel=4,
+        stacklevel=5,
     )

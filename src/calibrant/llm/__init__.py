@@ -21,6 +21,9 @@ from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
+from calibrant.llm.gate.fitting import fit_gate
+from calibrant.llm.gate.gate import Gate
+from calibrant.llm.gate.watch import GateWatch
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
@@ -37,6 +40,8 @@ __all__ = [
     "Answer",
     "AnswerCalibrator",
     "FittedHead",
+    "Gate",
+    "GateWatch",
     "SignalCalibrator",
     "answer_confidence",
     "ask",
@@ -47,6 +52,7 @@ __all__ = [
     "evaluate_tokens",
     "exact_match",
     "fingerprint_of",
+    "fit_gate",
     "fit_head",
     "judge_report",
     "load_model",

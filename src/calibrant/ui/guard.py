@@ -8,12 +8,13 @@ chosen at each start and handed out in the printed address only.
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
+
+from calibrant._core.addresses import from_this_origin, names_server, to_open
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -21,7 +22,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_HEADER = "x-calibrant-token"
 READING = ("GET", "HEAD")
 
@@ -62,8 +62,7 @@ class Guard:
     @property
     def address(self) -> str:
         """Address to open, with the secret; that of this machine if the host stands for all."""
-        host = "127.0.0.1" if _is_any(self.host) else self.host
-        return f"http://{_bracketed(host)}:{self.port}/?token={self.token}"
+        return f"http://{to_open(self.host)}:{self.port}/?token={self.token}"
 
     def set_cookie(self) -> str:
         """Return the header by which the page hands the secret to the browser."""
@@ -78,7 +77,8 @@ class Guard:
         if not self.is_own(host):
             return "this server does not answer to that host name: open the address it has printed"
         if scope["method"] not in READING:
-            if not _from_this_origin(headers, host):
+            site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+            if not from_this_origin(site, origin, host):
                 return "this request comes from another site, which may not change anything here"
             if not self._is_token(headers.get(TOKEN_HEADER, "")):
                 return "this request lacks the token of the page: reload the page"
@@ -87,18 +87,8 @@ class Guard:
         return "the address lacks its token: open the address that calibrant ui has printed"
 
     def is_own(self, host: str) -> bool:
-        """Return True if a ``Host`` header names this server.
-
-        An address in digits does so wherever the server answers other machines: nobody can point
-        it elsewhere, as with a name.
-        """
-        name, _, port = host.rpartition(":")
-        if port != str(self.port):
-            return False
-        name = name.removeprefix("[").removesuffix("]").lower()
-        if name in LOOPBACK or name == self.host.lower():
-            return True
-        return not is_loopback(self.host) and _is_address(name)
+        """Return True if a ``Host`` header names this server."""
+        return names_server(host, self.host, self.port)
 
     def _is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -142,39 +132,6 @@ async def _answer(status: int, text: str, send: Send) -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach the host.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host.lower() == "localhost":
-        return True
-    return _is_address(host) and ipaddress.ip_address(host).is_loopback
-
-
-def _is_any(host: str) -> bool:
-    return _is_address(host) and ipaddress.ip_address(host).is_unspecified
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _from_this_origin(headers: Mapping[str, str], host: str) -> bool:
-    """Return True unless the browser says that another origin sent the request."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    return site in (None, "same-origin") and origin in (None, f"http://{host}")
 
 
 def _cookie(headers: Mapping[str, str], name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from calibrant._core import addresses
 from calibrant.ui.guard import Guard
 
 HOST = "127.0.0.1"
@@ -62,21 +63,7 @@ def serve(
 
 def listening(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens on a port, by default on 8321 or else on any that is free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.getaddrinfo(host, None, family)
-    except (OSError, UnicodeError) as problem:
-        raise ValueError(
-            f"--host must be an address or a name of this machine, got {host!r}: leave it out for "
-            f"{HOST}"
-        ) from problem
-    try:
-        return socket.create_server((host, PORT if port is None else port), family=family)
-    except OSError as problem:
-        if port is None:
-            return socket.create_server((host, 0), family=family)
-        reason = problem.strerror or problem
-        raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
+    return addresses.listening(host, port, PORT)
 
 
 def _uvicorn() -> Any:

@@ -19,7 +19,7 @@ from calibrant._core.tables import frame
 from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence, evaluate_answers
 from calibrant.llm.answers.option_bias import OptionBias
-from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.sources import Source, SourceError
 from calibrant.llm.tokens.reading import parse_lines, read_text
 
 if TYPE_CHECKING:
@@ -98,14 +98,27 @@ class AnswerRows(NamedTuple):
     places: list[str]
     rows: list[Row]
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> AnswerRows:
+        """Return rows that are not from a file.
+
+        >>> AnswerRows.of([{"confidence": 0.9, "correct": True}]).places
+        ['answer 1']
+        """
+        return cls([f"answer {i + 1}" for i in range(len(rows))], [dict(row) for row in rows])
+
     def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
         """Return the answers with their grades, which every row must have."""
         confidence, source, tokens = self.confidences(aggregate)
-        correct = self.grades()
         questions, answers = (
             [str(row.get(name, "")) for row in self.rows] for name in ("question", "answer")
         )
-        return GradedAnswers(questions, answers, confidence, correct, source, tokens)
+        return GradedAnswers(questions, answers, confidence, self.grades(), source, tokens)
+
+    def where(self, chosen: BoolArray) -> AnswerRows:
+        """Return the chosen rows, ``(n,)`` bool."""
+        at = np.flatnonzero(chosen)
+        return AnswerRows([self.places[i] for i in at], [self.rows[i] for i in at])
 
     def grades(self) -> BoolArray:
         """Return whether each answer is right; every row must say so."""
@@ -147,7 +160,7 @@ class AnswerRows(NamedTuple):
         for place, source in zip(self.places, sources, strict=True):
             if source != sources[0]:
                 said = sources[0].differences(source) or [f"{sources[0]}, not {source}"]
-                raise ValueError(
+                raise SourceError(
                     f"the source of the confidence differs between {self.places[0]} and {place} "
                     f"({printable('; '.join(said))}): use a file for each source"
                 )

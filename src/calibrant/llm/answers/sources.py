@@ -7,6 +7,10 @@ from typing import NamedTuple
 from calibrant._core.messages import printable
 
 
+class SourceError(ValueError):
+    """Confidences of another source than wanted, or of several."""
+
+
 class Source(NamedTuple):
     """Origin of confidences; an empty part is unknown.
 
@@ -42,4 +46,4 @@ class Source(NamedTuple):
         differing = self.differences(other)
         if differing:
             said = printable("; ".join(differing))
-            raise ValueError(f"the answer calibrator was fitted on {said}: {remedy}")
+            raise SourceError(f"the answer calibrator was fitted on {said}: {remedy}")

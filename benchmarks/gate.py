@@ -1,0 +1,228 @@
+"""Promises of gates, kept or broken, on simulated answers whose truth is known.
+
+For each situation, gates are fitted to many samples of graded answers. A promise is broken if, in
+a large sample of new answers, more of the accepted (or verified) ones are wrong than promised; this
+may happen in a share of ``1 - level`` of the samples. The naive threshold, the lowest one with few
+enough errors among the answers it was found with, and promises that take turns for independent
+answers stand beside it. Prints a table; asserts nothing.
+
+    python benchmarks/gate.py --runs 400
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
+
+import argparse
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrant.llm import Gate, GateWatch, fit_gate
+from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.workflows import calibrated
+
+MAX_ERROR, LEVEL, MISSES = 0.1, 0.9, 0.3
+NEW = 60_000
+"""New answers, or conversations, by which promises are judged."""
+
+
+class Answers(NamedTuple):
+    """Answers, each ``(n,)``; conversations and kinds where a situation has them."""
+
+    confidence: np.ndarray
+    correct: np.ndarray
+    conversation: np.ndarray
+    kind: np.ndarray
+
+    def rows(self, *, with_conversations: bool = True) -> AnswerRows:
+        names = ("confidence", "correct", "conversation", "kind")
+        columns = zip(*(values.tolist() for values in self), strict=True)
+        rows = [dict(zip(names, values, strict=True)) for values in columns]
+        if not with_conversations:
+            rows = [{**row, "conversation": None} for row in rows]
+        return AnswerRows.of(rows)
+
+
+def plain(confidence: np.ndarray, right: np.ndarray, kind: Any = "all") -> Answers:
+    n = len(confidence)
+    kinds = np.broadcast_to(np.asarray(kind), n)
+    return Answers(confidence, right, np.arange(n), kinds)
+
+
+def over_confident(rng: np.random.Generator, n: int) -> Answers:
+    """Of confidence c, a share of c**2 is right."""
+    confidence = rng.beta(6, 1, n)
+    return plain(confidence, rng.random(n) < confidence**2)
+
+
+def just_too_bad(rng: np.random.Generator, n: int) -> Answers:
+    """Confidences say nothing, and a little more is wrong than may be."""
+    return plain(rng.uniform(0.6, 1, n), rng.random(n) >= 1.03 * MAX_ERROR)
+
+
+def kinds(rng: np.random.Generator, n: int) -> Answers:
+    """An easy kind, one that is just too bad, and two rare ones that are too bad together."""
+    at = rng.choice(4, n, p=[0.5, 0.4, 0.06, 0.04])
+    error = np.array([0.02, 1.03 * MAX_ERROR, 0.3, 0.02])[at]
+    names = np.array(["easy", "hard", "rare", "odd"])[at]
+    return plain(rng.uniform(0.6, 1, n), rng.random(n) >= error, names)
+
+
+def alike(rng: np.random.Generator, n: int) -> Answers:
+    """Conversations of 10 to 20 turns, all right or, just too often, all wrong."""
+    number = np.repeat(np.arange(n), rng.integers(10, 21, n))
+    right = (rng.random(n) >= 1.03 * MAX_ERROR)[number]
+    return Answers(rng.uniform(0.6, 1, number.size), right, number, np.full(number.size, "all"))
+
+
+def related(rng: np.random.Generator, n: int) -> Answers:
+    """Conversations of 4 turns with calibrated confidences, and one stroke of luck for all."""
+    number = np.repeat(np.arange(n), 4)
+    confidence = 1 - 0.4 * rng.random(4 * n) ** 2
+    return Answers(confidence, rng.random(n)[number] < confidence, number, np.full(4 * n, "all"))
+
+
+def loss(answers: Answers, chosen: np.ndarray, unit: str) -> float:
+    """Share of wrong ones among the chosen answers, as the promise counts them."""
+    if not chosen.any():
+        return 0.0
+    if unit == "answer":
+        return float((~answers.correct[chosen]).mean())
+    turns = np.bincount(answers.conversation, chosen)
+    wrong = np.bincount(answers.conversation, chosen & ~answers.correct)
+    some = turns > 0
+    return float((wrong[some] / turns[some] if unit == "turn" else wrong[some] > 0).mean())
+
+
+def decisions(gate: Gate, new: Answers) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Accepted and verified answers, for each set of kinds."""
+    chance = calibrated(gate.calibrator, new.confidence)
+    accepted, verified = [], []
+    for accept, verify, names in gate.bands:
+        member = np.ones(len(chance), bool) if names is None else np.isin(new.kind, names)
+        accepted.append(member & (chance >= accept.threshold))
+        if verify is not None:
+            low = (chance < accept.threshold) & (chance >= verify.threshold)
+            verified.append(member & low)
+    return accepted, verified
+
+
+def naive(gate: Gate, sample: Answers, new: Answers) -> np.ndarray:
+    """New answers above the lowest threshold with few enough errors in the sample itself."""
+    chance = calibrated(gate.calibrator, sample.confidence)
+    order = np.argsort(-chance)
+    error = np.cumsum(~sample.correct[order]) / np.arange(1, len(order) + 1)
+    fine = np.flatnonzero(error <= MAX_ERROR)
+    lowest = chance[order[fine[-1]]] if fine.size else np.inf
+    return calibrated(gate.calibrator, new.confidence) >= lowest
+
+
+class Situation(NamedTuple):
+    """What is drawn, how many graded answers or conversations, and the options of the gate."""
+
+    draw: Callable[[np.random.Generator, int], Answers]
+    n: int
+    options: dict[str, Any]
+
+
+SITUATIONS = (
+    Situation(over_confident, 300, {}),
+    Situation(over_confident, 1500, {}),
+    Situation(just_too_bad, 300, {}),
+    Situation(just_too_bad, 1500, {}),
+    Situation(kinds, 1800, {"by_kind": True}),
+    Situation(over_confident, 900, {"verifier_misses": MISSES}),
+    Situation(alike, 450, {"unit": "turn"}),
+    Situation(related, 450, {"unit": "turn"}),
+    Situation(alike, 450, {"unit": "conversation"}),
+    Situation(related, 450, {"unit": "conversation"}),
+)
+
+
+def measure(situation: Situation, runs: int) -> dict[str, float]:
+    """Shares of broken promises, and the mean share of accepted answers."""
+    draw, n, options = situation
+    unit = options.get("unit", "answer")
+    new = draw(np.random.default_rng(10**6), NEW)
+    broken: dict[str, list[bool]] = {"gate": [], "naive": [], "as answers": []}
+    share = []
+    for seed in range(runs):
+        sample = draw(np.random.default_rng(seed), n)
+        terms = {"max_error": MAX_ERROR, "level": LEVEL, "seed": seed}
+        gate = fit_gate(sample.rows(), **terms, **options)
+        accepted, verified = decisions(gate, new)
+        bad = any(loss(new, chosen, unit) > MAX_ERROR for chosen in accepted)
+        bad |= any(MISSES * loss(new, chosen, unit) > MAX_ERROR for chosen in verified)
+        broken["gate"].append(bad)
+        share.append(sum(chosen.mean() for chosen in accepted))
+        groups = [new.kind == name for name in np.unique(new.kind)]
+        lowest = naive(gate, sample, new)
+        broken["naive"].append(any(loss(new, lowest & g, unit) > MAX_ERROR for g in groups))
+        if unit != "answer":
+            other = fit_gate(sample.rows(with_conversations=False), **terms)
+            chosen = decisions(other, new)[0][0]
+            broken["as answers"].append(loss(new, chosen, unit) > MAX_ERROR)
+    found = {name: float(np.mean(values)) for name, values in broken.items() if values}
+    return {**found, "accepted": float(np.mean(share))}
+
+
+def alarms(n: int, runs: int) -> dict[str, float]:
+    """Share of false alarms, and answers until an alarm, for references of n graded answers."""
+    found: dict[str, list[float]] = {"false": [], "confidences": [], "grades": []}
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        gate = fit_gate(over_confident(rng, n).rows(), max_error=0.3)
+        watch = GateWatch(gate)
+        calm = over_confident(rng, 3000)
+        chance = calibrated(gate.calibrator, calm.confidence)
+        watch.note(chance)
+        watch.observe(chance, calm.correct)
+        found["false"].append(bool(watch.withdrawn))
+        found["confidences"].append(delay(gate, rng, confidence=True))
+        found["grades"].append(delay(gate, rng, confidence=False))
+    rate = float(np.mean(found.pop("false")))
+    return {"false": rate, **{name: float(np.median(values)) for name, values in found.items()}}
+
+
+def delay(gate: Gate, rng: np.random.Generator, *, confidence: bool) -> float:
+    """Answers until an alarm, if they become harder or, at equal confidence, worse."""
+    watch = GateWatch(gate)
+    for step in range(50, 6001, 50):
+        sure = rng.beta(3, 1, 50) if confidence else rng.beta(6, 1, 50)
+        chance = calibrated(gate.calibrator, sure)
+        if confidence:
+            watch.note(chance)
+        else:
+            watch.observe(chance, rng.random(50) < sure**4)
+        if watch.withdrawn:
+            return float(step)
+    return float("inf")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100)
+    runs = parser.parse_args().runs
+    warnings.simplefilter("ignore")  # of gates that accept nothing
+    print(f"{runs} samples each; a promise may be broken in {100 * (1 - LEVEL):.0f} % of them\n")
+    print(f"{'situation':<16}{'graded':>8}  {'gate for':<34}{'broken %':>9}{'naive %':>9}", end="")
+    print(f"{'as answers %':>14}{'accepted %':>12}")
+    for situation in SITUATIONS:
+        found = {name: 100 * value for name, value in measure(situation, runs).items()}
+        about = ", ".join(f"{k}={v}" for k, v in situation.options.items()) or "answers"
+        other = f"{found['as answers']:.1f}" if "as answers" in found else "-"
+        print(f"{situation.draw.__name__:<16}{situation.n:>8}  {about:<34}", end="")
+        print(f"{found['gate']:>9.1f}{found['naive']:>9.1f}{other:>14}{found['accepted']:>12.1f}")
+    print(f"\n{'drift watch':<16}{'graded':>8}{'false alarms %':>16}", end="")
+    print(f"{'answers until an alarm':>26}{'grades until an alarm':>24}")
+    for n in (300, 1000, 3000):
+        found = alarms(n, max(runs // 5, 1))
+        print(f"{'':<16}{n:>8}{100 * found['false']:>16.1f}", end="")
+        print(f"{found['confidences']:>26.0f}{found['grades']:>24.0f}")
+
+
+if __name__ == "__main__":
+    main()

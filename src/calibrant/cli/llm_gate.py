@@ -1,0 +1,299 @@
+"""The verbs llm gate fit, check, watch, serve and mcp."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrant.cli import shared
+from calibrant.cli.shared import AS_JSON, new_console, say, until_closed
+
+if TYPE_CHECKING:
+    from calibrant.llm import Gate
+
+UNITS = ("answer", "turn", "conversation")
+AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
+STAGES = ("beta", "sigmoid", "isotonic")
+STATE = click.option(
+    "--state", metavar="FILE", help="Watch for drift in this .json file; made where it is missing."
+)
+EXPOSED = (
+    "warning: other machines can reach the gate at {}, and nothing is encrypted: leave out --host "
+    "to keep it on this machine"
+)
+
+
+@click.group(context_settings={"show_default": True})
+def gate() -> None:
+    """Accept answers, verify them, or hand them to a person, at a promised error."""
+
+
+@gate.command()
+@click.argument("file")
+@click.option("-o", "--out", required=True, metavar="GATE", help="Where to save the gate.")
+@click.option(
+    "--max-error", type=float, required=True, metavar="FRACTION", help="Largest share of errors."
+)
+@click.option(
+    "--level", type=float, default=0.95, metavar="FRACTION", help="Certainty of the promise."
+)
+@click.option(
+    "--unit",
+    type=click.Choice(UNITS),
+    default="answer",
+    help="What the promise counts; rows of one conversation belong together unless it is answer.",
+)
+@click.option("--by-kind", is_flag=True, help="Thresholds for each kind of question.")
+@click.option(
+    "--verifier-misses",
+    type=float,
+    metavar="FRACTION",
+    help="Share of wrong answers that your verifier lets through.  [default: no verifier]",
+)
+@click.option("--map", "mapped", metavar="MAP", help="Map of 'llm answers fit' on other answers.")
+@click.option(
+    "--confidence",
+    "aggregate",
+    type=click.Choice(AGGREGATES),
+    help="Compute confidences from the token probabilities.  [default: those of FILE, else "
+    "geometric]",
+)
+@click.option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
+@click.option(
+    "--false-alarms",
+    type=float,
+    default=0.05,
+    metavar="FRACTION",
+    help="Probability of ever withdrawing the promise without drift.",
+)
+@click.option("--seed", default=0, help="Seed of the split.")
+@AS_JSON
+def fit(file: str, out: str, mapped: str | None, form: str | None, **options: Any) -> int:
+    """Find from graded answers which ones to accept.
+
+    FILE is .jsonl or .csv, as for 'llm answers fit'. A third of the answers is for the map from
+    confidences to probabilities, the others are for the thresholds. Rows may have a kind (of
+    question) and a conversation.
+
+    \b
+    Examples:
+      calibrant llm gate fit graded.jsonl --max-error 0.05 -o gate
+      calibrant llm gate fit graded.jsonl --max-error 0.05 --by-kind --verifier-misses 0.2 -o gate
+      calibrant llm gate fit chats.jsonl --max-error 0.1 --unit conversation -o gate
+
+    \b
+    Exit status: 0 done, 1 nothing can be accepted, 2 could not run.
+    """  # noqa: D301
+    from calibrant.artifacts import save
+    from calibrant.llm import fit_gate
+    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.workflows import load_map
+
+    if mapped is not None:
+        options["calibrator"] = load_map(mapped)
+    fitted = fit_gate(read_rows(file), **options)
+    written = shared.how_written(out, "saved in")
+    save(fitted, out)
+    with until_closed():
+        if form == "json":
+            shared.write_json(_summary(fitted))
+        else:
+            _print_gate(fitted)
+    say(f"{written}; next: calibrant llm gate check {out} FILE, or serve {out} --upstream URL")
+    return int(not fitted.accepts_some)
+
+
+@gate.command()
+@click.argument("folder", metavar="GATE")
+@click.argument("file")
+@click.option("-o", "--out", metavar="FILE", help="Write there instead, .jsonl or .csv.")
+@STATE
+@click.option("--fail", is_flag=True, help="Exit with 1 unless every answer is accepted.")
+def check(folder: str, file: str, out: str | None, state: str | None, fail: bool) -> int:
+    """Judge answers: a row with 'verdict', 'calibrated', 'threshold' and 'reason' for each.
+
+    FILE is .jsonl or .csv, with the confidence or token_probs of each answer, and its kind where
+    the gate has kinds. Rows are written as JSON lines. The verdict is accept, verify, or person;
+    answers whose confidence is missing or no number are for a person. Answers of another source
+    than those of the fit are refused.
+
+    With --state the answers are noted for the drift watch, under their id if they have one, and a
+    promise that was withdrawn is not used.
+
+    \b
+    Examples:
+      calibrant llm gate check gate new.jsonl > judged.jsonl
+      calibrant llm gate check gate new.jsonl --state watch.json --fail -o judged.jsonl
+
+    \b
+    Exit status: 0 done, 1 an answer is not accepted and --fail, 2 could not run.
+    """  # noqa: D301
+    from calibrant.artifacts import load
+    from calibrant.llm import Gate
+    from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
+    from calibrant.llm.gate.judging import judge_rows
+
+    if out is not None:
+        check_suffix(out)
+    rows = judge_rows(load(folder, Gate), read_rows(file), state)
+    if out is not None:
+        written = shared.how_written(out)
+        write_rows(out, rows)
+        say(f"{written}: {len(rows):,} answers")
+    else:
+        with until_closed():
+            for row in rows:
+                click.echo(json.dumps(row))
+    counts = {name: sum(row["verdict"] == name for row in rows) for name in _verdicts()}
+    say(", ".join(f"{name}: {count:,}" for name, count in counts.items()))
+    return int(fail and counts["accept"] < len(rows))
+
+
+@gate.command()
+@click.argument("folder", metavar="GATE")
+@click.argument("grades", required=False, metavar="[GRADES]")
+@click.option("--state", required=True, metavar="FILE", help="File of the drift watch.")
+@click.option("--fail", is_flag=True, help="Exit with 1 if the promise is withdrawn.")
+@AS_JSON
+def watch(folder: str, grades: str | None, state: str, fail: bool, form: str | None) -> int:
+    """Report whether the promise of a gate still holds, and add grades that have come.
+
+    GRADES is .jsonl or .csv, with correct (true or false) for each answer: either with the id
+    under which 'check' or 'serve' has noted it, or with the confidence or token_probs that it had.
+    The grades of a conversation belong in one file; one of them counts.
+
+    \b
+    Examples:
+      calibrant llm gate watch gate --state watch.json
+      calibrant llm gate watch gate graded_today.jsonl --state watch.json --fail
+
+    \b
+    Exit status: 0 done, 1 the promise is withdrawn and --fail, 2 could not run.
+    """  # noqa: D301
+    from calibrant.artifacts import load
+    from calibrant.llm import Gate
+    from calibrant.llm.answers.graded import read_rows
+    from calibrant.llm.gate.judging import add_grades
+    from calibrant.llm.gate.watch import WatchFile
+
+    file = WatchFile(state, load(folder, Gate))
+    if grades is not None:
+        added = add_grades(file, read_rows(grades))
+        say(f"{added.used:,} grades added, {added.unknown:,} of unknown answers")
+    found = file.read()
+    with until_closed():
+        if form == "json":
+            e_values = {"grades": found.grades.e_value, "confidences": found.confidences.e_value}
+            seen = {"graded": found.grades.seen, "judged": found.confidences.seen}
+            shared.write_json({"withdrawn": found.withdrawn, **seen, "e_values": e_values})
+        else:
+            console = new_console()
+            console.print(found.describe(), style="dim", soft_wrap=True)
+            verdict = found.withdrawn or "no drift detected: the promise holds"
+            console.print(verdict, style="bold", soft_wrap=True)
+    return int(fail and bool(found.withdrawn))
+
+
+@gate.command()
+@click.argument("folder", metavar="GATE")
+@click.option(
+    "--upstream",
+    required=True,
+    metavar="URL",
+    help="Server with the model, such as http://127.0.0.1:8000/v1.",
+)
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0: any.  [default: 8322, or any if it is in use]",
+)
+@STATE
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Give up an upstream that is silent for so long.",
+)
+@click.option(
+    "--max-body", type=click.IntRange(1), default=20, metavar="MB", help="Largest request."
+)
+def serve(folder: str, upstream: str, host: str, **options: Any) -> None:
+    """Serve an OpenAI-compatible proxy that adds a verdict to each answer.
+
+    Clients use the printed address as their base URL. Their keys are passed on to the upstream,
+    and kept nowhere. Responses have a field 'calibrant', with the verdict, the calibrated
+    confidence, the threshold, the promise and the reason, and a header X-Calibrant-Verdict;
+    streams have the field in a last chunk. A request may state the kind of its question as
+    X-Calibrant-Kind.
+
+    With another --host than this machine's own, requests need the header X-Calibrant-Token, with
+    the value of the environment variable CALIBRANT_GATE_TOKEN or else a printed one.
+
+    \b
+    Examples:
+      calibrant llm gate serve gate --upstream http://127.0.0.1:8000/v1
+      calibrant llm gate serve gate --upstream https://api.example.com/v1 --state watch.json
+    """  # noqa: D301
+    from calibrant._core.addresses import is_loopback
+    from calibrant.artifacts import load
+    from calibrant.llm import Gate
+    from calibrant.llm.gate.server import serve_gate
+
+    fitted = load(folder, Gate)
+    if not is_loopback(host):
+        say(EXPOSED.format(host))
+
+    def announce(address: str, token: str) -> None:
+        needed = f"\nRequests need the header X-Calibrant-Token: {token}" if token else ""
+        say(f"the gate is at {address}{needed}\nStop it with Ctrl-C.")
+
+    serve_gate(fitted, upstream, host=host, announce=announce, **options)
+
+
+@gate.command()
+@click.argument("folder", metavar="GATE")
+@STATE
+def mcp(folder: str, state: str | None) -> None:
+    """Serve the gate as tools of the Model Context Protocol, on standard input and output.
+
+    The tools are check_answer and gate_promise. Name this command in the configuration of the
+    program that uses them.
+
+    \b
+    Examples:
+      calibrant llm gate mcp gate --state watch.json
+    """  # noqa: D301
+    from calibrant.artifacts import load
+    from calibrant.llm import Gate
+    from calibrant.llm.gate.mcp_tools import make_server
+
+    make_server(load(folder, Gate), state).run("stdio")
+
+
+def _verdicts() -> tuple[str, ...]:
+    from calibrant.llm.gate.verdicts import CAREFUL
+
+    return CAREFUL
+
+
+def _summary(fitted: Gate) -> dict[str, Any]:
+    promises = {name: fitted.promise(name) for name in ("accept", "verify")}
+    bands = [band.state() for band in fitted.bands]
+    return {"promises": promises, "terms": fitted.terms._asdict(), "bands": bands}
+
+
+def _print_gate(fitted: Gate) -> None:
+    console = new_console()
+    console.print(fitted.describe(), style="dim", soft_wrap=True)
+    headings, *rows = fitted.table()
+    console.print(shared.text_table(headings, rows))
+    promises = [fitted.promise(decision) for decision in ("accept", "verify")]
+    for promise in filter(None, promises):
+        console.print(promise, style="bold", soft_wrap=True)
+    about = "This holds for answers from the same source and population as the graded ones."
+    none = "No answer is accepted: the graded answers do not show so small an error."
+    console.print(about if any(promises) else none, soft_wrap=True)

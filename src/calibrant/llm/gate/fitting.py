@@ -1,0 +1,258 @@
+"""Find the thresholds of a gate."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrant._core.checks import FloatArray, IntArray, warn, warnings_at_caller
+from calibrant._core.messages import comma_separated, printable_name
+from calibrant.decide.thresholds import Threshold
+from calibrant.llm.answers.calibrator import Map
+from calibrant.llm.answers.confidence import Aggregator
+from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.gate.drift import DriftReference
+from calibrant.llm.gate.gate import Gate
+from calibrant.llm.gate.promises import Scored, Unit, find_threshold
+from calibrant.llm.gate.verdicts import Band, Terms
+from calibrant.llm.workflows import apply_answers, fit_answers
+
+FEWEST = 30
+"""Independent answers or conversations below which nothing can be promised."""
+ENOUGH = 10
+"""Wrong answers among those of a kind, at the largest error, with which it gets own thresholds."""
+
+
+def fit_gate(
+    answers: AnswerRows,
+    *,
+    max_error: float,
+    level: float = 0.95,
+    unit: Unit = "answer",
+    by_kind: bool = False,
+    verifier_misses: float | None = None,
+    calibrator: Any = None,
+    stage: Map = "beta",
+    aggregate: Aggregator | None = None,
+    false_alarms: float = 0.05,
+    seed: int = 0,
+) -> Gate:
+    r"""Find from graded answers which ones to accept, to verify, and to hand to a person.
+
+    The answers are split at random. On a third of them a map from confidences to probabilities is
+    fitted, on the others the lowest probability from which on answers are accepted, such that
+
+    .. math:: P(\text{error among accepted answers} \le \mathtt{max\_error}) \ge \mathtt{level}
+
+    over the draw of the graded answers (:func:`calibrant.threshold`). The promise needs
+    independent answers from the population that the gate will judge, and nothing else: it holds for
+    any number of answers, whatever their confidences are worth.
+
+    With ``verifier_misses`` the second third decides about accepting. The last one decides which of
+    the other answers are worth verifying: those among which at most
+    ``max_error / verifier_misses`` are wrong. If the verifier lets at most ``verifier_misses`` of
+    these wrong ones through, at most ``max_error`` of the verified answers are wrong in the end.
+    All other answers are for a person.
+
+    Parameters
+    ----------
+    answers : AnswerRows
+        Graded answers of one source, of :func:`~calibrant.llm.answers.graded.read_rows` or
+        ``AnswerRows.of``.
+    max_error, level : float in (0, 1)
+    unit : {"answer", "turn", "conversation"}
+        Answers are independent with "answer". Otherwise rows with the same ``conversation`` belong
+        together, and only conversations are independent. With "turn" the promise is about the
+        share of wrong turns among the accepted ones of a conversation, on average over
+        conversations with accepted turns; with "conversation" about the share of these
+        conversations in which any accepted turn is wrong.
+    by_kind : bool
+        Find thresholds for each ``kind`` of question of which there are enough answers: ten wrong
+        ones, if ``max_error`` of them are wrong. All other kinds share a threshold, and the promise
+        is about them together. All promises hold at the same time with certainty ``level``: each
+        test gets an equal part of ``1 - level`` (Bonferroni).
+    verifier_misses : float in (0, 1), optional
+    calibrator : AnswerCalibrator or SignalCalibrator, optional
+        Fitted on other answers. By default a map is fitted here, of the form ``stage``, on
+        confidences of the answers or on their ``aggregate`` of token probabilities.
+    false_alarms : float in (0, 1)
+        Probability that the drift watch (:class:`GateWatch`) ever withdraws the promise although
+        nothing has changed.
+    seed : int
+        Of the split.
+
+    Returns
+    -------
+    Gate
+        With a warning if there are too few answers to promise anything.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> probs = [rng.beta(20, 1, size=3) for _ in range(1500)]  # of the tokens of answers
+    >>> chance = [one.prod() for one in probs]
+    >>> rows = [{"token_probs": p, "correct": rng.random() < c} for p, c in zip(probs, chance)]
+    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1, verifier_misses=0.25)
+    >>> for decision in ("accept", "verify"):
+    ...     print(gate.promise(decision))
+    With 95 % certainty, at most 10 % of the accepted answers are wrong.
+    With 95 % certainty, at most 40 % of the answers to verify are wrong: a verifier that ...
+    """
+    terms = Terms(max_error, level, unit, verifier_misses).check()
+    with warnings_at_caller():
+        rng = np.random.default_rng(seed)
+        numbers = _unit_numbers(answers, unit)
+        kinds = np.array([str(row.get("kind") or "") for row in answers.rows])
+        if by_kind:
+            _check_kinds(answers, numbers, unit)
+        parts = _parts(numbers, _part_shares(terms, by_kind, calibrator), rng)
+        if calibrator is None:
+            first = answers.where(parts == 0).answers(aggregate)
+            calibrator = fit_answers(first, stage=stage)
+        scored = _scored(calibrator, answers, numbers, kinds)
+        sets: Sequence[tuple[str, ...] | None] = [None]
+        if by_kind:
+            sets = _sets_of_kinds(kinds, parts, terms)
+        bands = _bands(scored, parts, sets, terms)
+        drift = _drift(scored.where(parts == 1), false_alarms, rng)
+        return Gate(calibrator, bands, terms, drift)
+
+
+def _unit_numbers(answers: AnswerRows, unit: Unit) -> IntArray:
+    """Return the number of the independent unit that each answer belongs to."""
+    named = [row.get("conversation") for row in answers.rows]
+    if unit == "answer":
+        _check_independent(answers, named)
+        return np.arange(len(named))
+    for place, name in zip(answers.places, named, strict=True):
+        if name is None or name == "":
+            raise ValueError(f"{place} has no conversation, which unit={unit!r} needs")
+    return np.asarray(np.unique([str(name) for name in named], return_inverse=True)[1], np.int64)
+
+
+def _check_independent(answers: AnswerRows, conversations: Sequence[Any]) -> None:
+    first: dict[Any, str] = {}
+    for place, name in zip(answers.places, conversations, strict=True):
+        if name not in (None, "") and str(name) in first:
+            raise ValueError(
+                f"{first[str(name)]} and {place} are turns of one conversation, so that they are "
+                "not independent: choose unit='turn' or unit='conversation'"
+            )
+        first[str(name)] = place
+    asked = Counter(row.get("question") for row in answers.rows if row.get("question"))
+    repeated = sum(count - 1 for count in asked.values())
+    if repeated:
+        warn(
+            f"{repeated:,} answers are to questions that others answer as well, so that they are "
+            "not independent, and the promise may be too strong: keep one answer to a question"
+        )
+
+
+def _check_kinds(answers: AnswerRows, numbers: IntArray, unit: Unit) -> None:
+    """Raise unless every answer, or every conversation, has one kind."""
+    known: dict[int, str] = {}
+    for place, row, number in zip(*answers, numbers.tolist(), strict=True):
+        kind = str(row.get("kind") or "")
+        if not kind:
+            raise ValueError(f"{place} has no kind, which by_kind needs")
+        if unit == "conversation" and known.setdefault(number, kind) != kind:
+            said = f"{printable_name(known[number])} and {printable_name(kind)}"
+            raise ValueError(
+                f"the conversation of {place} has turns of kinds {said}: with "
+                "unit='conversation', by_kind needs one kind for each conversation"
+            )
+
+
+def _part_shares(terms: Terms, by_kind: bool, calibrator: Any) -> tuple[float, ...]:
+    """Return the shares of answers for the map, for accepting, and for verifying."""
+    # without a map to fit, a tenth still tells how frequent the kinds are: thresholds that are
+    # found with the answers that decided on the kinds would not keep their promise
+    first = 1 / 3 if calibrator is None else 0.1 if by_kind else 0.0
+    rest = 1 - first
+    return (first, rest) if terms.verifier_misses is None else (first, rest / 2, rest / 2)
+
+
+def _parts(numbers: IntArray, shares: tuple[float, ...], rng: np.random.Generator) -> IntArray:
+    """Return the part of each answer; those of a unit are in one part."""
+    units = int(numbers.max()) + 1
+    if units < FEWEST:
+        raise ValueError(
+            f"a gate needs {FEWEST} independent graded answers or conversations, got {units}: even "
+            "hundreds promise little"
+        )
+    ends = np.round(np.cumsum(shares) * units)
+    place = rng.permutation(units)
+    return np.asarray(np.searchsorted(ends, place, side="right"), np.int64)[numbers]
+
+
+def _scored(calibrator: Any, answers: AnswerRows, numbers: IntArray, kinds: Any) -> Scored:
+    confidence = [row["calibrated"] for row in apply_answers(calibrator, answers)]
+    return Scored(np.array(confidence, np.float64), answers.grades(), numbers, kinds)
+
+
+def _sets_of_kinds(kinds: Any, parts: IntArray, terms: Terms) -> list[tuple[str, ...]]:
+    """Return each frequent kind by itself, and all others together.
+
+    Decided by the first part alone: in the others, the kinds are then a matter of chance.
+    """
+    enough = math.ceil(ENOUGH / terms.max_error)
+    known, counts = np.unique(kinds[parts == 0], return_counts=True)
+    expected = counts * (parts == 1).sum() / (parts == 0).sum()
+    own: list[tuple[str, ...]] = [(str(kind),) for kind in known[expected >= enough]]
+    rare = tuple(str(kind) for kind in known[expected < enough])
+    if rare:
+        warn(
+            f"there are fewer than about {enough:,} graded answers to find a threshold with of "
+            f"kinds {comma_separated(rare)}: they share one, and the promise is about them together"
+        )
+    return [*own, rare] if rare else own
+
+
+def _bands(
+    scored: Scored, parts: IntArray, sets: Sequence[tuple[str, ...] | None], terms: Terms
+) -> list[Band]:
+    tests = len(sets) * (1 if terms.verifier_misses is None else 2)
+    level = 1 - (1 - terms.level) / tests
+    return [_band(scored, parts, kinds, terms, level) for kinds in sets]
+
+
+def _band(
+    scored: Scored, parts: IntArray, kinds: tuple[str, ...] | None, terms: Terms, level: float
+) -> Band:
+    member = np.ones(len(parts), bool) if kinds is None else np.isin(scored.kind, kinds)
+    options: dict[str, Any] = {"unit": terms.unit, "level": level}
+    chosen = scored.where(member & (parts == 1))
+    if not chosen.units:
+        raise ValueError(
+            f"no graded answer of kinds {comma_separated(kinds or ())} is left for a threshold: "
+            "grade more of them, or leave them out"
+        )
+    accept = find_threshold(chosen, max_error=terms.max_error, **options)
+    if kinds is not None and not accept.coverage:
+        warn(f"no answer of kinds {comma_separated(kinds)} is accepted")
+    if terms.verifier_misses is None:
+        return Band(accept, None, kinds)
+    # other answers than those that the threshold for accepting was found with, and only those
+    # below it: about these the promise is
+    below = scored.where(member & (parts == 2) & (scored.confidence < accept.threshold))
+    return Band(accept, _verify(below, terms.max_to_verify, options), kinds)
+
+
+def _verify(below: Scored, max_error: float, options: Mapping[str, Any]) -> Threshold:
+    if max_error < 1 and below.units:
+        return find_threshold(below, max_error=max_error, **options)
+    lowest, coverage = (0.0, 1.0) if below.units else (math.inf, 0.0)
+    error = float((~below.correct).mean()) if below.units else math.nan
+    return Threshold(lowest, coverage, error, math.nan, below.units, max_error, options["level"])
+
+
+def _drift(answers: Scored, false_alarms: float, rng: np.random.Generator) -> DriftReference:
+    """Make the reference of one answer of each unit."""
+    order = rng.permutation(len(answers.unit))
+    one = rng.permutation(order[np.unique(answers.unit[order], return_index=True)[1]])
+    correct: FloatArray = answers.correct[one].astype(np.float64)
+    return DriftReference.of(answers.confidence[one], correct, false_alarms)

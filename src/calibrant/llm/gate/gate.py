@@ -1,0 +1,244 @@
+"""The gate: accept an answer, verify it, or hand it to a person."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrant._core.checks import warnings_at_caller
+from calibrant._core.messages import comma_separated, printable_name
+from calibrant._core.tables import frame
+from calibrant.artifacts.objects import class_of, kind_of
+from calibrant.display.html import Html, html_table, joined, notebook
+from calibrant.display.results import heading, one_line, threshold_text, verdict
+from calibrant.llm.answers.graded import AnswerRows, Row
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import signal_values, signals_of
+from calibrant.llm.answers.sources import Source, SourceError
+from calibrant.llm.gate.drift import DriftReference
+from calibrant.llm.gate.verdicts import Band, Decision, Terms, Verdict
+from calibrant.llm.workflows import apply_answers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HEADINGS = (
+    *("kind", "graded", "accept from", "accepted", "wrong"),
+    *("verify from", "to verify"),
+)
+
+
+class Gate:
+    """A map from confidences to probabilities, thresholds on them, and what these promise.
+
+    :func:`fit_gate` makes gates; :func:`calibrant.save` keeps everything in one artifact.
+
+    Parameters
+    ----------
+    calibrator : AnswerCalibrator or SignalCalibrator
+        Applied by :func:`calibrant.llm.workflows.apply_answers`.
+    bands : sequence of Band
+        One for all kinds of questions, or one for each set of kinds with promises of its own.
+    terms : Terms
+    drift : DriftReference
+        What the answers looked like for which the promises were found.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from calibrant.llm import fit_gate
+    >>> from calibrant.llm.answers.graded import AnswerRows
+    >>> rng = np.random.default_rng(0)
+    >>> confidence = rng.beta(4, 1, 3000)
+    >>> right = rng.random(3000) < confidence**2  # the model is too sure
+    >>> rows = [{"confidence": c, "correct": r} for c, r in zip(confidence, right)]
+    >>> gate = fit_gate(AnswerRows.of(rows), max_error=0.1)
+    >>> print(gate.promise())
+    With 95 % certainty, at most 10 % of the accepted answers are wrong.
+    >>> sure, unsure = gate.check(AnswerRows.of([{"confidence": 0.99}, {"confidence": 0.8}]))
+    >>> sure.verdict, unsure.verdict
+    ('accept', 'person')
+    """
+
+    def __init__(
+        self, calibrator: Any, bands: Sequence[Band], terms: Terms, drift: DriftReference
+    ) -> None:
+        self.calibrator = calibrator
+        self.bands = tuple(bands)
+        self.terms = terms.check()
+        self.drift = drift
+        self._by_kind = {kind: band for band in bands for kind in band.kinds or ()}
+        if not self.bands or (len(self.bands) > 1 and any(b.kinds is None for b in self.bands)):
+            raise ValueError("a gate has one band for any kind of question, or bands with kinds")
+
+    @property
+    def source(self) -> Source:
+        """Origin of the confidences that the gate is for."""
+        source: Source = self.calibrator.source_
+        return source
+
+    @property
+    def accepts_some(self) -> bool:
+        """True if some confidence is accepted."""
+        return any(band.accept.coverage > 0 for band in self.bands)
+
+    def check(self, answers: AnswerRows, withdrawn: str = "") -> list[Verdict]:
+        """Return a verdict for each answer.
+
+        An answer whose confidence cannot be computed is handed to a person, with the reason.
+
+        Parameters
+        ----------
+        answers : AnswerRows
+            Of :func:`~calibrant.llm.answers.graded.read_rows` or ``AnswerRows.of``.
+        withdrawn : str
+            Reason why nothing is promised any more (:attr:`GateWatch.withdrawn`): then every answer
+            is handed to a person.
+
+        Raises
+        ------
+        SourceError
+            If the confidences are of another source than those of the fit.
+        """
+        with warnings_at_caller():
+            scores = self._scores(answers)
+        return [
+            self._verdict(row, score, withdrawn)
+            for row, score in zip(answers.rows, scores, strict=True)
+        ]
+
+    def check_one(self, row: Row, withdrawn: str = "") -> Verdict:
+        """Return the verdict on one answer; one of another source is handed to a person."""
+        try:
+            return self.check(AnswerRows(["the answer"], [row]), withdrawn)[0]
+        except SourceError as error:
+            return Verdict.unknown(str(error))
+
+    def _scores(self, answers: AnswerRows) -> list[float | str]:
+        """Return the calibrated probability of each answer, or why there is none."""
+        try:
+            chances = [row["calibrated"] for row in apply_answers(self.calibrator, answers)]
+            return [lack or p for lack, p in zip(self._lacks(answers), chances, strict=True)]
+        except SourceError:
+            raise
+        except ValueError as error:
+            if len(answers.rows) == 1:
+                return [str(error)]
+        singles = (AnswerRows([place], [row]) for place, row in zip(*answers, strict=True))
+        return [score for one in singles for score in self._scores(one)]
+
+    def _lacks(self, answers: AnswerRows) -> list[str]:
+        """Return what each answer lacks of the signals that every graded answer had."""
+        fitted = self.calibrator
+        if not isinstance(fitted, SignalCalibrator):
+            return [""] * len(answers.rows)
+        # a map of signals estimates missing ones, which is as good as at the fit only if they are
+        # missing as often as there
+        always = [name for name in fitted.needed_ if fitted.coverage_[name] == 1]
+        values = signal_values(signals_of(answers), always) if always else {}
+        return [
+            f"it lacks {comma_separated(lacking)}, which every graded answer had" if lacking else ""
+            for i in range(len(answers.rows))
+            for lacking in [[name for name in always if np.isnan(values[name][i])]]
+        ]
+
+    def _verdict(self, row: Row, score: float | str, withdrawn: str) -> Verdict:
+        if isinstance(score, str):
+            return Verdict.unknown(score)
+        band = self._band(str(row.get("kind") or ""))
+        if withdrawn or band is None:
+            kind = printable_name(str(row.get("kind") or "none"))
+            unseen = f"nothing is promised about questions of kind {kind}: none was graded"
+            return Verdict("person", score, None, "", withdrawn or unseen)
+        decision, limit, reason = band.decide(score)
+        return Verdict(decision, score, limit, self.terms.promises()[decision], reason)
+
+    def _band(self, kind: str) -> Band | None:
+        return self._by_kind.get(kind) if self._by_kind else self.bands[0]
+
+    def promise(self, decision: Decision = "accept") -> str:
+        """Return what is promised about answers with a decision, in words; empty if nothing is."""
+        if decision == "accept" and not self.accepts_some:
+            return ""
+        text = self.terms.promises()[decision]
+        if not text or not self._by_kind:
+            return text
+        sets = (
+            f"{band.name()}{' together' if len(band.kinds or ()) > 1 else ''}"
+            for band in self.bands
+        )
+        return f"{text} It holds for each of: {'; '.join(sets)}."
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return headings, and a row of cells for each band."""
+        return [HEADINGS, *map(_cells, self.bands)]
+
+    def describe(self) -> str:
+        """Describe the gate in a line."""
+        graded = sum(band.accept.n for band in self.bands)
+        return f"gate found with {graded:,} graded {self.terms.unit}s; {self.calibrator.describe()}"
+
+    def __repr__(self) -> str:
+        said = self.promise().rstrip(".") or "accepts none"
+        return one_line(self, said, *(threshold_text(b.accept.threshold) for b in self.bands))
+
+    def fragment(self) -> Html:
+        """Return the gate as HTML, without style."""
+        headings, *rows = self.table()
+        promises = [verdict(self.promise(decision)) for decision in ("accept", "verify")]
+        return joined([heading("Gate", self.describe()), *promises, html_table(headings, rows)])
+
+    def _repr_html_(self) -> str:
+        return notebook(self.fragment())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with the thresholds for each set of kinds. Needs pandas."""
+        return frame(
+            {"kind": band.name(), "decision": decision, **limit._asdict()}
+            for band in self.bands
+            for decision, limit in (("accept", band.accept), ("verify", band.verify))
+            if limit is not None
+        )
+
+    def fingerprint(self) -> str:
+        """Return the identity of the gate."""
+        text = json.dumps(self.state(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def state(self) -> dict[str, Any]:
+        """Return everything for JSON, the map included."""
+        return {
+            "map": {"kind": kind_of(self.calibrator), "state": self.calibrator.state()},
+            "bands": [band.state() for band in self.bands],
+            "terms": self.terms._asdict(),
+            "drift": self.drift.state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Gate:
+        """Make a gate of what :meth:`state` returned."""
+        keys = {"map", "bands", "terms", "drift"}
+        if not isinstance(state, Mapping) or {*state} != keys:
+            raise ValueError(f"a gate has {', '.join(sorted(keys))}, got {state!r:.200}")
+        calibrator = class_of(state["map"]["kind"]).from_state(state["map"]["state"])
+        if not isinstance(getattr(calibrator, "source_", None), Source):
+            raise ValueError(f"a gate needs a map of answers, got a {type(calibrator).__name__}")
+        bands = [Band.from_state(band) for band in state["bands"]]
+        drift = DriftReference.from_state(state["drift"])
+        return cls(calibrator, bands, Terms(**state["terms"]), drift)
+
+
+def _cells(band: Band) -> tuple[str, ...]:
+    accept, verify = band.accept, band.verify
+    verified = ("-", "-") if verify is None else _limit(verify)
+    wrong = f"{100 * accept.error:.2f} %" if accept.coverage else "-"
+    return (band.name(), f"{accept.n:,}", *_limit(accept), wrong, *verified)
+
+
+def _limit(limit: Any) -> tuple[str, str]:
+    share = f"{100 * limit.coverage:.1f} %"
+    return (threshold_text(limit.threshold) if limit.coverage else "none"), share

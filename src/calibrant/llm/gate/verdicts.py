@@ -1,0 +1,189 @@
+"""What a gate promises, and what it says of an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+from calibrant._core import checks
+from calibrant._core.messages import comma_separated, printable_name
+from calibrant.decide.probabilities import check_share
+from calibrant.decide.thresholds import Threshold
+from calibrant.display.results import threshold_text
+from calibrant.llm.gate.promises import Unit
+
+Decision = Literal["accept", "verify", "person"]
+CAREFUL: tuple[Decision, ...] = ("accept", "verify", "person")
+"""Decisions, the most careful one last."""
+PROMISES = {
+    "answer": "at most {} of the accepted answers are wrong",
+    "turn": "at most {} of the accepted turns are wrong, averaged over conversations",
+    "conversation": "at most {} of the conversations with accepted turns have a wrong one "
+    "among these",
+}
+
+
+class Terms(NamedTuple):
+    """What a gate promises.
+
+    Attributes
+    ----------
+    max_error : float
+        Largest share of wrong answers, turns or conversations.
+    level : float
+        Certainty of all promises together.
+    unit : {"answer", "turn", "conversation"}
+        What the promise counts, and what is independent.
+    verifier_misses : float or None
+        Largest share of the wrong answers in the band to verify that a verifier lets through; None
+        if there is no verifier.
+    """
+
+    max_error: float
+    level: float = 0.95
+    unit: Unit = "answer"
+    verifier_misses: float | None = None
+
+    def check(self) -> Terms:
+        """Return the terms; raise if nothing can be promised by them."""
+        check_share(self.max_error, "max_error", "0.05 allows 5 % of wrong answers")
+        check_share(self.level, "level", "0.95 means 95 %")
+        checks.check_choice("unit", self.unit, get_args(Unit))
+        if self.verifier_misses is not None:
+            example = "0.2 is a verifier that misses one wrong answer in five"
+            check_share(self.verifier_misses, "verifier_misses", example)
+            if self.unit == "conversation":
+                raise ValueError(
+                    "verifier_misses must be left out with unit='conversation': a verifier that "
+                    "misses some of several wrong turns spoils more conversations than that share"
+                )
+        return self
+
+    @property
+    def max_to_verify(self) -> float:
+        """Largest share of wrong answers in the band to verify."""
+        return min(1.0, self.max_error / (self.verifier_misses or 1.0))
+
+    def promises(self) -> dict[Decision, str]:
+        """Return what is promised about each decision, in words."""
+        error, certain = _percent(self.max_error), _percent(self.level)
+        texts: dict[Decision, str] = dict.fromkeys(CAREFUL, "")
+        texts["accept"] = f"With {certain} certainty, {PROMISES[self.unit].format(error)}."
+        if self.verifier_misses is not None:
+            wrong = PROMISES[self.unit].replace("accepted ", "").replace(" are", " to verify are")
+            texts["verify"] = (
+                f"With {certain} certainty, {wrong.format(_percent(self.max_to_verify))}: "
+                f"a verifier that misses at most {_percent(self.verifier_misses)} of the wrong "
+                f"ones leaves at most {error} wrong."
+            )
+        return texts
+
+
+class Band(NamedTuple):
+    """Thresholds for some kinds of questions.
+
+    Attributes
+    ----------
+    accept : Threshold
+    verify : Threshold or None
+        Of the answers that are not accepted; None without a verifier.
+    kinds : tuple of str or None
+        Kinds of questions for which the promises hold together; None for any.
+    """
+
+    accept: Threshold
+    verify: Threshold | None = None
+    kinds: tuple[str, ...] | None = None
+
+    def decide(self, confidence: float) -> tuple[Decision, float, str]:
+        """Return the decision about a confidence, the threshold that decided, and the reason."""
+        said = f"the confidence {threshold_text(confidence)}"
+        if confidence >= self.accept.threshold:
+            return "accept", self.accept.threshold, f"{said} is at least {self._text('accept')}"
+        if self.verify is not None and confidence >= self.verify.threshold:
+            why = f"{said} is below {self._text('accept')} and at least {self._text('verify')}"
+            return "verify", self.verify.threshold, why
+        lowest = "accept" if self.verify is None else "verify"
+        return "person", getattr(self, lowest).threshold, f"{said} is below {self._text(lowest)}"
+
+    def _text(self, name: str) -> str:
+        limit: float = getattr(self, name).threshold
+        return "every threshold" if math.isinf(limit) else threshold_text(limit)
+
+    def name(self) -> str:
+        """Return the kinds in words."""
+        return (
+            "all" if self.kinds is None else comma_separated(kind or "none" for kind in self.kinds)
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the thresholds for JSON."""
+        return {
+            "accept": self.accept.state(),
+            "verify": self.verify and self.verify.state(),
+            "kinds": None if self.kinds is None else list(self.kinds),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Band:
+        """Make a band of what :meth:`state` returned."""
+        if not isinstance(state, Mapping) or {*state} != {*cls._fields}:
+            raise ValueError(f"a band has {', '.join(cls._fields)}, got {state!r:.200}")
+        kinds = state["kinds"]
+        if kinds is not None and not all(isinstance(kind, str) for kind in kinds):
+            raise ValueError(f"kinds must be texts, got {kinds!r:.80}")
+        verify = state["verify"]
+        return cls(
+            Threshold.from_state(state["accept"]),
+            None if verify is None else Threshold.from_state(verify),
+            None if kinds is None else tuple(kinds),
+        )
+
+
+class Verdict(NamedTuple):
+    """What to do with an answer.
+
+    Attributes
+    ----------
+    verdict : {"accept", "verify", "person"}
+    confidence : float or None
+        Calibrated probability that the answer is right; None if it is unknown.
+    threshold : float or None
+        The threshold that decided.
+    promise : str
+        What is promised about all answers with this verdict; empty if nothing is.
+    reason : str
+    """
+
+    verdict: Decision
+    confidence: float | None
+    threshold: float | None
+    promise: str
+    reason: str
+
+    @classmethod
+    def unknown(cls, reason: str) -> Verdict:
+        """Return the verdict on an answer whose confidence is unknown."""
+        return cls("person", None, None, "", printable_name(reason))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON: an infinite threshold is None."""
+        values = self._asdict()
+        if self.threshold is not None and math.isinf(self.threshold):
+            values["threshold"] = None
+        return values
+
+
+def most_careful(verdicts: list[Verdict]) -> Verdict:
+    """Return the verdict that is furthest from accepting; of several answers, the first such one.
+
+    >>> one, other = (Verdict(decision, 0.5, 0.7, "", "") for decision in ("accept", "person"))
+    >>> most_careful([one, other]).verdict
+    'person'
+    """
+    return max(verdicts, key=lambda one: CAREFUL.index(one.verdict))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"

@@ -1,0 +1,225 @@
+"""From graded answers to verdicts, by commands."""
+
+import json
+import sys
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant.cli import llm_gate
+from calibrant.llm import Gate
+from calibrant.llm.answers.confidence import AGGREGATORS
+from calibrant.llm.answers.graded import read_rows, write_rows
+from calibrant.llm.gate import server
+from calibrant.llm.gate.promises import Unit
+from tests.support.graded_answers import graded_answers, joined
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Graded answers of two kinds, and a gate."""
+    folder = tmp_path_factory.mktemp("gate")
+    rng = np.random.default_rng(0)
+    answers = [graded_answers(rng, 600, sharp=0.5, kind=kind, source="judge") for kind in "ab"]
+    write_rows(folder / "graded.jsonl", joined(*answers).rows)
+    return folder
+
+
+@pytest.fixture
+def gate(run, folder):
+    """Folder of a gate."""
+    place = folder / "gate"
+    if not place.exists():
+        code, _, err = run("llm", "gate", "fit", folder / "graded.jsonl", *LIMIT, "-o", place)
+        assert code == 0, err
+    return place
+
+
+LIMIT = ("--max-error", "0.1")
+
+
+def new_answers(path, *confidences, **about):
+    rows = [{"id": f"n{i}", "confidence": c, **about} for i, c in enumerate(confidences)]
+    write_rows(path, rows)
+    return path
+
+
+def test_fit_saves_a_gate_and_says_what_it_promises(run, folder, tmp_path):
+    start = ("llm", "gate", "fit", folder / "graded.jsonl", *LIMIT, "-o", tmp_path / "gate")
+    code, out, err = run(*start)
+    assert code == 0
+    saved = cal.load(tmp_path / "gate", Gate)
+    assert saved.promise() in " ".join(out.split())
+    assert saved.bands[0].accept.n == 800
+    assert f"next: calibrant llm gate check {tmp_path / 'gate'} FILE" in " ".join(err.split())
+    code, out, err = run(
+        *start, "--by-kind", "--verifier-misses", "0.05", "--max-error", "0.2", "--json"
+    )
+    assert code == 0, err
+    told = json.loads(out)
+    assert [band["kinds"] for band in told["bands"]] == [["a"], ["b"]]
+    assert told["terms"]["verifier_misses"] == 0.05
+    assert "to verify" in told["promises"]["verify"]
+
+
+def test_a_map_of_other_answers(run, folder, tmp_path):
+    write_rows(tmp_path / "other.jsonl", graded_answers(np.random.default_rng(1), 300).rows)
+    assert run("llm", "answers", "fit", tmp_path / "other.jsonl", "-o", tmp_path / "map")[0] == 0
+    start = ("llm", "gate", "fit", folder / "graded.jsonl", *LIMIT, "-o", tmp_path / "gate")
+    assert run(*start, "--map", tmp_path / "map")[0] == 0
+    assert cal.load(tmp_path / "gate", Gate).bands[0].accept.n == 1200
+
+
+@pytest.mark.filterwarnings("always:no threshold keeps")
+def test_nothing_to_accept_exits_with_1(run, tmp_path):
+    write_rows(tmp_path / "few.jsonl", graded_answers(np.random.default_rng(0), 60).rows)
+    start = ("llm", "gate", "fit", tmp_path / "few.jsonl", "-o", tmp_path / "gate")
+    code, out, err = run(*start, "--max-error", "0.01")
+    assert code == 1
+    assert "warning: no threshold keeps the error at 0.01" in " ".join(err.split())
+    assert "No answer is accepted" in out
+
+
+def test_check_writes_a_line_for_each_answer(run, gate, tmp_path):
+    file = new_answers(tmp_path / "new.jsonl", 0.999, 0.2, "nan", source="judge")
+    code, out, err = run("llm", "gate", "check", gate, file)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [row["verdict"] for row in rows] == ["accept", "person", "person"]
+    assert [row["id"] for row in rows] == ["n0", "n1", "n2"]
+    saved = cal.load(gate, Gate)
+    wanted = [one.confidence for one in saved.check(read_rows(file))]
+    assert [row["calibrated"] for row in rows] == wanted
+    assert wanted[2] is None
+    assert rows[0]["threshold"] == saved.bands[0].accept.threshold
+    assert "must be a number in [0, 1]" in rows[2]["reason"]
+    assert "accept: 1, verify: 0, person: 2" in err
+
+
+def test_fail_exits_with_1_unless_all_are_accepted(run, gate, tmp_path):
+    good = new_answers(tmp_path / "good.jsonl", 0.999, 0.9999, source="judge")
+    mixed = new_answers(tmp_path / "mixed.csv", 0.999, 0.1, source="judge")
+    assert run("llm", "gate", "check", gate, good, "--fail")[0] == 0
+    code, out, err = run("llm", "gate", "check", gate, mixed, "--fail", "-o", tmp_path / "j.csv")
+    assert (code, out) == (1, "")
+    assert "2 answers" in err
+    assert [row["verdict"] for row in read_rows(tmp_path / "j.csv").rows] == ["accept", "person"]
+
+
+def test_other_sources_are_refused_and_nothing_is_written(run, gate, tmp_path):
+    file = new_answers(tmp_path / "new.jsonl", 0.999, source="p_true")
+    state, out = tmp_path / "watch.json", tmp_path / "out.jsonl"
+    code, _, err = run("llm", "gate", "check", gate, file, "-o", out, "--state", state)
+    assert code == 2
+    assert "confidence judge, not p_true" in err
+    assert not out.exists()
+    assert not state.exists()
+
+
+def test_grades_that_come_later_withdraw_the_promise(run, gate, tmp_path):
+    state = tmp_path / "watch.json"
+    rng = np.random.default_rng(3)
+    answers = graded_answers(rng, 1500, sharp=9.0, source="judge")  # wrong far more often
+    rows = [{**row, "id": i} for i, row in enumerate(answers.rows)]
+    write_rows(tmp_path / "new.jsonl", [{k: r[k] for k in r if k != "correct"} for r in rows])
+    start = ("llm", "gate", "check", gate, tmp_path / "new.jsonl", "--state", state)
+    code, out, _ = run(*start)
+    assert "accept" in {json.loads(line)["verdict"] for line in out.splitlines()}
+    look = ("llm", "gate", "watch", gate, "--state", state)
+    code, out, _ = run(*look, "--fail")
+    assert code == 0
+    assert "the promise holds" in out
+    half = [{"id": r["id"], "correct": r["correct"]} for r in rows[:700]]
+    half.append({"id": "never seen", "correct": True})
+    write_rows(tmp_path / "ids.jsonl", half)
+    code, out, err = run(*look[:4], tmp_path / "ids.jsonl", *look[4:])
+    assert code == 0
+    assert "700 grades added, 1 of unknown answers" in err
+    write_rows(tmp_path / "whole.jsonl", [{k: r[k] for k in r if k != "id"} for r in rows[700:]])
+    code, _, err = run(*look[:4], tmp_path / "whole.jsonl", *look[4:], "--fail")
+    assert code == 1
+    assert "800 grades added, 0 of unknown answers" in err
+    code, out, _ = run(*look, "--json")
+    told = json.loads(out)
+    assert (told["graded"], told["judged"]) == (1500, 1500)
+    assert "the grades contradict the confidences" in told["withdrawn"]
+    assert told["e_values"]["grades"] > 40
+    code, out, err = run(*start)
+    judged = [json.loads(line) for line in out.splitlines()]
+    assert {row["verdict"] for row in judged} == {"person"}
+    assert judged[0]["reason"] == told["withdrawn"]
+
+
+def test_one_answer_of_a_conversation_is_watched(run, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        {**row, "conversation": f"c{i // 2}"}
+        for i, row in enumerate(graded_answers(rng, 800, sharp=0.2).rows)
+    ]
+    write_rows(tmp_path / "chats.jsonl", rows)
+    start = ("llm", "gate", "fit", tmp_path / "chats.jsonl", *LIMIT, "-o", tmp_path / "gate")
+    _, out, _ = run(*start, "--unit", "conversation")
+    assert "of the conversations with accepted turns" in " ".join(out.split())
+    state = ("--state", tmp_path / "watch.json")
+    place = (tmp_path / "gate", tmp_path / "chats.jsonl")
+    run("llm", "gate", "check", *place, *state)
+    assert "400 grades added" in run("llm", "gate", "watch", *place, *state)[2]
+    told = json.loads(run("llm", "gate", "watch", place[0], *state, "--json")[1])
+    assert (told["graded"], told["judged"]) == (400, 400)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Arguments of the server, which is not started."""
+    calls = []
+    monkeypatch.setattr(
+        server, "serve_gate", lambda *args, **options: calls.append((args, options))
+    )
+    return calls
+
+
+def test_options_of_serve(run, gate, served):
+    start = ("llm", "gate", "serve", gate, "--upstream", "http://127.0.0.1:9/v1")
+    code, _, err = run(*start, "--port", "0", "--timeout", "3", "--state", "w.json")
+    assert (code, err) == (0, "")
+    (loaded, upstream), options = served[0]
+    assert isinstance(loaded, Gate)
+    assert upstream == "http://127.0.0.1:9/v1"
+    assert (options["port"], options["timeout"], options["state"]) == (0, 3.0, "w.json")
+    assert "warning: other machines can reach the gate" in run(*start, "--host", "0.0.0.0")[2]
+    options["announce"]("http://a/v1", "abc")
+
+
+def test_serve_listens_and_announces_its_token(rng, monkeypatch):
+    uvicorn = pytest.importorskip("uvicorn")
+    from calibrant.llm import fit_gate
+    from calibrant.llm.answers.graded import AnswerRows
+
+    rows = [{"token_probs": [c], "correct": rng.random() < c} for c in rng.random(300)]
+    gate = fit_gate(AnswerRows.of(rows), max_error=0.5)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    told: list[tuple[str, str]] = []
+    options: Any = {"port": 0, "announce": lambda *said: told.append(said)}
+    server.serve_gate(gate, "http://127.0.0.1:9/v1", **options)
+    server.serve_gate(gate, "http://127.0.0.1:9/v1", host="0.0.0.0", **options)
+    monkeypatch.setenv("CALIBRANT_GATE_TOKEN", "of the environment")
+    server.serve_gate(gate, "http://127.0.0.1:9/v1", host="0.0.0.0", **options)
+    assert all(address.startswith("http://127.0.0.1:") for address, _ in told)
+    (_, none), (_, token), (_, own) = told
+    assert (none, own) == ("", "of the environment")
+    assert len(token) > 20
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "httpx"])
+def test_a_missing_library_is_explained(run, gate, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    code, _, err = run("llm", "gate", "serve", gate, "--upstream", "http://127.0.0.1:9/v1")
+    assert code == 2
+    assert "pip install 'calibrant[serve]'" in err
+
+
+def test_choices_are_those_of_python():
+    assert get_args(Unit) == llm_gate.UNITS
+    assert {*llm_gate.AGGREGATES} == {*AGGREGATORS}

@@ -1,0 +1,204 @@
+"""Verdicts of a gate, its words and its artifact."""
+
+import math
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant.decide import Threshold
+from calibrant.llm import AnswerCalibrator, Gate, SignalCalibrator, fit_gate
+from calibrant.llm.answers.graded import AnswerRows
+from calibrant.llm.answers.sources import Source, SourceError
+from calibrant.llm.gate.drift import DriftReference
+from calibrant.llm.gate.judging import Judge
+from calibrant.llm.gate.verdicts import Band, Terms, Verdict, most_careful
+
+
+def limit(value, coverage=0.5):
+    return Threshold(value, coverage, 0.02, 0.04, 100, 0.05, 0.95)
+
+
+def identity(source):
+    """A map that leaves confidences as they are."""
+    state = AnswerCalibrator(None, stage="sigmoid").fit([0.2, 0.6, 0.7], [0, 1, 0]).state()
+    state |= {"learned": {"line": [1.0, 0.0]}, "limits": None, "source": source._asdict()}
+    return AnswerCalibrator.from_state(state)
+
+
+@pytest.fixture(scope="module")
+def drift():
+    rng = np.random.default_rng(0)
+    confidence = rng.random(200)
+    return DriftReference.of(confidence, (rng.random(200) < confidence).astype(float), 0.05)
+
+
+@pytest.fixture
+def gate(drift):
+    bands = [Band(limit(0.9), limit(0.5), ("a",)), Band(limit(0.8), limit(0.4), ("b", "c"))]
+    return Gate(identity(Source("judge")), bands, Terms(0.05, 0.9, "answer", 0.25), drift)
+
+
+def verdicts(gate, *rows, **options):
+    return gate.check(AnswerRows.of(rows), **options)
+
+
+def test_each_kind_has_its_own_thresholds(gate):
+    rows = [
+        {"confidence": c, "kind": kind, "source": "judge"}
+        for kind in "abc"
+        for c in (0.901, 0.899, 0.501, 0.401, 0.399)
+    ]
+    said = [one.verdict for one in verdicts(gate, *rows)]
+    assert said[:5] == ["accept", "verify", "verify", "person", "person"]
+    assert said[5:10] == said[10:] == ["accept", "accept", "verify", "verify", "person"]
+
+
+def test_a_verdict_has_its_numbers_and_its_promise(gate):
+    accept, verify, person = verdicts(
+        gate, *({"confidence": c, "kind": "a", "source": "judge"} for c in (0.95, 0.7, 0.1))
+    )
+    assert accept.confidence == pytest.approx(0.95)
+    assert accept.threshold == 0.9
+    assert accept.promise == "With 90 % certainty, at most 5 % of the accepted answers are wrong."
+    assert verify.promise == (
+        "With 90 % certainty, at most 20 % of the answers to verify are wrong: a verifier that "
+        "misses at most 25 % of the wrong ones leaves at most 5 % wrong."
+    )
+    assert verify.reason == "the confidence 0.7000 is below 0.9000 and at least 0.5000"
+    assert (person.promise, person.threshold) == ("", 0.5)
+    assert person.reason == "the confidence 0.1000 is below 0.5000"
+
+
+def test_a_kind_that_was_not_graded_has_no_promise(gate):
+    one, two = verdicts(
+        gate,
+        {"confidence": 1.0, "kind": "new\x1b[31m", "source": "judge"},
+        {"confidence": 1.0, "source": "judge"},
+    )
+    assert (one.verdict, one.promise, two.verdict) == ("person", "", "person")
+    assert "questions of kind new\\x1b[31m: none was graded" in one.reason
+
+
+def test_without_kinds_every_kind_is_the_same(drift):
+    gate = Gate(identity(Source("judge")), [Band(limit(0.9))], Terms(0.05), drift)
+    row = {"confidence": 0.95, "source": "judge"}
+    one, two, three = verdicts(gate, {**row, "kind": "x"}, row, {**row, "confidence": 0.8})
+    assert (one.verdict, two.verdict, three.verdict) == ("accept", "accept", "person")
+
+
+def test_a_withdrawn_promise_hands_everything_to_a_person(gate):
+    (one,) = verdicts(
+        gate, {"confidence": 1.0, "kind": "a", "source": "judge"}, withdrawn="it is over"
+    )
+    assert (one.verdict, one.promise, one.reason) == ("person", "", "it is over")
+    assert one.confidence == pytest.approx(1)
+
+
+def test_answers_without_a_usable_confidence_are_for_a_person(gate):
+    good = {"confidence": 0.95, "kind": "a", "source": "judge"}
+    bad = [{**good, "confidence": value} for value in (math.nan, 1.5, "high", None, True)]
+    said = verdicts(gate, good, *bad, good)
+    assert [one.verdict for one in said] == ["accept", *["person"] * 5, "accept"]
+    assert all("must be a number in [0, 1]" in one.reason for one in said[1:-1])
+    assert all(one.confidence is None for one in said[1:-1])
+    assert "answer 2" in said[1].reason
+
+
+def test_other_sources_are_refused(gate):
+    good = {"confidence": 0.95, "kind": "a", "source": "judge"}
+    with pytest.raises(SourceError, match="confidence judge, not p_true"):
+        verdicts(gate, {**good, "source": "p_true"})
+    with pytest.raises(SourceError, match="differs between answer 1 and answer 2"):
+        verdicts(gate, good, {**good, "source": "p_true"})
+    assert gate.check_one(good).verdict == "accept"
+    other = gate.check_one({**good, "source": "p_true"})
+    assert other.verdict == "person"
+    assert "confidence judge, not p_true" in other.reason
+
+
+def test_the_artifact_holds_everything(gate, drift, tmp_path):
+    cal.save(gate, tmp_path / "gate")
+    again = cal.load(tmp_path / "gate", Gate)
+    assert again.state() == gate.state()
+    assert again.fingerprint() == gate.fingerprint()
+    rows = [{"confidence": c, "kind": "a", "source": "judge"} for c in np.linspace(0, 1, 40)]
+    assert verdicts(again, *rows) == verdicts(gate, *rows)
+    other = Gate(gate.calibrator, gate.bands, gate.terms._replace(max_error=0.06), drift)
+    assert other.fingerprint() != gate.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("bands", [], "one band for any kind"),
+        ("bands", [{"accept": {}}], "a band has accept, verify, kinds"),
+        ("terms", {"max_error": 2.0}, "max_error must be between 0 and 1"),
+        ("terms", {"max_error": 0.1, "unit": "day"}, "unit"),
+        ("map", {"kind": "threshold", "state": None}, "threshold"),
+        ("map", {"kind": "os", "state": {}}, "unknown kind"),
+        ("drift", {}, "a drift reference has"),
+    ],
+)
+def test_damaged_states_are_refused(gate, key, value, message):
+    with pytest.raises(ValueError, match=message):
+        Gate.from_state({**gate.state(), key: value})
+
+
+def test_a_map_of_another_kind_is_refused(gate):
+    monitor = {"kind": "monitor", "state": cal.Monitor().state()}
+    with pytest.raises(ValueError, match="a gate needs a map of answers, got a Monitor"):
+        Gate.from_state({**gate.state(), "map": monitor})
+
+
+def test_maps_of_signals(drift, tmp_path):
+    rng = np.random.default_rng(2)
+    odds = rng.normal(1, 1.5, size=(2, 1500))
+    right = rng.random(1500) < 1 / (1 + np.exp(-odds.sum(0)))
+    signals = dict(zip(("stated", "judge"), 1 / (1 + np.exp(-odds)), strict=True))
+    fitted = SignalCalibrator().fit(
+        {name: values[:500] for name, values in signals.items()}, right[:500]
+    )
+    rows = [
+        {"signals": {name: float(signals[name][i]) for name in signals}, "correct": bool(right[i])}
+        for i in range(500, 1500)
+    ]
+    gate = fit_gate(AnswerRows.of(rows), max_error=0.1, calibrator=fitted)
+    cal.save(gate, tmp_path / "gate")
+    again = cal.load(tmp_path / "gate", Gate)
+    said = verdicts(again, *rows)
+    accepted = np.array([one.verdict == "accept" for one in said])
+    assert 0.2 < accepted.mean() < 1
+    wanted = fitted.predict({name: values[500:] for name, values in signals.items()})
+    assert [one.confidence for one in said] == pytest.approx(wanted.tolist())
+    lacks = {"signals": {"stated": 0.999, "judge": None}}
+    _, one = verdicts(again, rows[0], lacks)
+    assert (one.verdict, one.confidence) == ("person", None)
+    assert one.reason == "it lacks judge, which every graded answer had"
+    with pytest.raises(ValueError, match="this gate is for stated, judge, which no server returns"):
+        Judge(again)
+
+
+def test_a_gate_that_accepts_nothing_says_so(drift):
+    none = Threshold(math.inf, 0.0, math.nan, math.nan, 20, 0.05, 0.95)
+    gate = Gate(identity(Source("judge")), [Band(none)], Terms(0.05), drift)
+    assert gate.promise() == ""
+    assert "accepts none" in repr(gate)
+    (one,) = verdicts(gate, {"confidence": 1.0, "source": "judge"})
+    assert one.verdict == "person"
+    assert one.to_dict()["threshold"] is None
+    assert one.reason.endswith("is below every threshold")
+    assert gate.table()[1][2:4] == ("none", "0.0 %")
+
+
+def test_the_most_careful_of_several():
+    said = [Verdict(decision, None, None, "", "") for decision in ("verify", "accept", "verify")]
+    assert most_careful(said) is said[0]
+
+
+def test_it_shows_itself(gate):
+    assert gate.promise("verify").startswith("With 90 % certainty, at most 20 %")
+    assert "a; b, c together" in gate._repr_html_()
+    assert "Gate(With 90 % certainty" in repr(gate)
+    pytest.importorskip("pandas")
+    assert gate.to_frame()["decision"].tolist() == ["accept", "verify"] * 2

@@ -1,0 +1,159 @@
+"""The watch of a gate: alarms on drift, few without, and a state that survives."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from calibrant.llm import GateWatch, fit_gate
+from calibrant.llm.gate.drift import CUTS, DriftReference
+from calibrant.llm.gate.watch import PENDING, WatchFile
+from calibrant.monitor import Monitor
+from tests.support.graded_answers import graded_answers
+
+
+@pytest.fixture(scope="module")
+def gate():
+    return fit_gate(graded_answers(np.random.default_rng(0), 3000), max_error=0.2)
+
+
+def calibrated(gate, rng, n, sharp=2.0):
+    answers = graded_answers(rng, n, sharp=sharp)
+    return np.array([one.confidence for one in gate.check(answers)]), answers.grades()
+
+
+def test_nothing_is_withdrawn_while_nothing_changes(gate, rng):
+    watch = GateWatch(gate)
+    confidence, correct = calibrated(gate, rng, 4000)
+    watch.note(confidence)
+    watch.observe(confidence, correct)
+    assert watch.withdrawn == ""
+    assert (watch.confidences.seen, watch.grades.seen) == (4000, 4000)
+
+
+def test_other_confidences_withdraw_the_promise(gate, rng):
+    watch = GateWatch(gate)
+    watch.note(calibrated(gate, rng, 500)[0])
+    watch.note(np.minimum(calibrated(gate, rng, 1000)[0] + 0.3, 1))
+    assert "the confidences differ from those at the fit" in watch.withdrawn
+    (one, *_) = gate.check(graded_answers(rng, 1), watch.withdrawn)
+    assert (one.verdict, one.reason) == ("person", watch.withdrawn)
+
+
+def test_grades_that_come_later_withdraw_it(gate, rng):
+    watch = GateWatch(gate)
+    confidence, correct = calibrated(gate, rng, 3000, sharp=5.0)  # wrong more often than it was
+    ids = [f"r{i}" for i in range(3000)]
+    watch.note(confidence, ids)
+    assert watch.withdrawn == ""
+    assert watch.label(ids, correct) == 3000
+    assert watch.withdrawn.startswith("the promise is withdrawn: the grades contradict")
+    assert watch.label(["r1", "other"], [True, False]) == 0
+
+
+def test_an_alarm_stays(gate, rng):
+    watch = GateWatch(gate)
+    watch.note(np.full(500, 0.01))
+    assert watch.withdrawn
+    watch.note(calibrated(gate, rng, 20_000)[0])
+    assert GateWatch.from_state(json.loads(json.dumps(watch.state()))).withdrawn == watch.withdrawn
+
+
+def test_alarms_without_a_change_are_as_rare_as_promised():
+    """Small references, whose shares are far from the true ones, and long streams."""
+    runs, alarms = 40, 0
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        confidence = rng.random(120)
+        correct = (rng.random(120) < confidence).astype(float)
+        reference = DriftReference.of(confidence, correct, false_alarms=0.2)
+        watch = GateWatch.__new__(GateWatch)
+        watch.cuts, watch.grades, watch.confidences = reference
+        stream = rng.random(4000)
+        watch.note(stream)
+        watch.observe(stream, rng.random(4000) < stream)
+        alarms += bool(watch.withdrawn)
+    assert alarms <= binom.ppf(0.999, runs, 0.2)
+
+
+def test_one_cut_of_each_answer_in_turn(gate):
+    """So that an answer is one bet: the shares that are observed are those of the definition."""
+    watch = GateWatch(gate)
+    values = np.random.default_rng(5).random(83)
+    for part in np.split(values, [10, 11, 40]):
+        watch.note(part)
+    right, count = np.zeros(CUTS), np.zeros(CUTS)
+    for i, value in enumerate(values):
+        share = 1 - (i % CUTS + 0.5) / CUTS
+        at = int(share * CUTS)  # the bin of the monitor
+        count[at] += 1
+        right[at] += value >= watch.cuts[i % CUTS]
+    (window,) = watch.confidences.windows.values()
+    np.testing.assert_array_equal(window.count, count)
+    np.testing.assert_array_equal(window.right, right)
+
+
+def test_cuts_have_the_shares_that_they_stand_for(rng):
+    confidence = rng.random(40_000)
+    reference = DriftReference.of(confidence, np.ones(40_000), 0.05)
+    np.testing.assert_allclose(reference.cuts, (np.arange(CUTS) + 0.5) / CUTS, atol=0.02)
+    assert reference.grades.false_alarms == reference.confidences.false_alarms == 0.025
+
+
+def test_the_state_is_kept(gate, rng):
+    watch = GateWatch(gate)
+    confidence, correct = calibrated(gate, rng, 300)
+    watch.note(confidence, [f"r{i}" for i in range(300)])
+    watch.label([f"r{i}" for i in range(100)], correct[:100])
+    again = GateWatch.from_state(json.loads(json.dumps(watch.state())))
+    assert again.state() == watch.state()
+    assert again.label([f"r{i}" for i in range(300)], correct) == 200
+    assert "100 grades, 200 answers that wait" in watch.describe()
+
+
+def test_the_oldest_are_dropped(gate):
+    watch = GateWatch(gate)
+    watch.note(np.full(PENDING + 5, 0.9), [str(i) for i in range(PENDING + 5)])
+    assert watch.label(["4", "5"], [True, True]) == 1
+
+
+@pytest.mark.parametrize("change", [{"cuts": [2.0] * CUTS}, {"cuts": []}, {"extra": 1}])
+def test_damaged_states_are_refused(gate, change):
+    with pytest.raises(ValueError, match=r"cuts must be|the watch of a gate has"):
+        GateWatch.from_state({**GateWatch(gate).state(), **change})
+
+
+def test_a_file_is_updated_by_several(gate, tmp_path):
+    file = WatchFile(tmp_path / "watch.json", gate)
+
+    def add(i):
+        WatchFile(tmp_path / "watch.json", gate).update(lambda watch: watch.note([0.9], [f"r{i}"]))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(12)))
+    assert file.read().confidences.seen == 12
+    assert {*file.read().pending.waiting} == {f"r{i}" for i in range(12)}
+
+
+def test_a_failed_change_leaves_the_file(gate, tmp_path):
+    file = WatchFile(tmp_path / "watch.json", gate)
+    file.update(lambda watch: watch.note([0.9]))
+    with pytest.raises(ZeroDivisionError):
+        file.update(lambda watch: [watch.note([0.9]), 1 / 0])  # type: ignore[func-returns-value]
+    assert file.read().confidences.seen == 1
+
+
+def test_the_file_of_another_gate_is_refused(gate, tmp_path):
+    other = fit_gate(graded_answers(np.random.default_rng(1), 300), max_error=0.5)
+    WatchFile(tmp_path / "watch.json", gate).update(lambda watch: None)
+    with pytest.raises(ValueError, match="watches another gate: name a new file"):
+        WatchFile(tmp_path / "watch.json", other).read()
+    with pytest.raises(ValueError, match="json file, got watch"):
+        WatchFile("watch", gate)
+
+
+def test_references_hold_no_examples(gate):
+    assert isinstance(gate.drift.grades, Monitor)
+    assert gate.drift.grades.seen == gate.drift.confidences.seen == 0

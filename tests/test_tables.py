@@ -20,8 +20,10 @@ def study(name):
 
 @pytest.fixture(scope="module")
 def tables():
-    names = ("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena")
-    names += ("estimate",)
+    names = (
+        *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
+        "estimate",
+    )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
 

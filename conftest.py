@@ -43,6 +43,7 @@ def enter_empty_folder(namespace):
 
 def leave_folder(namespace):
     namespace["_folder"].close()
+    namespace.clear()  # else what the page made would live to the end of the run
 
 
 pytest_collect_file = Sybil(

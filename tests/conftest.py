@@ -1,5 +1,8 @@
 import functools
 import importlib
+import logging
+import multiprocessing.context
+import multiprocessing.forkserver
 import sys
 
 import numpy as np
@@ -10,6 +13,12 @@ from hypothesis import settings
 from calibrant import cli
 from calibrant._core import chunks as _walk
 
+IMPORTED = [
+    *("distributed", "calibrant.cli", "calibrant.llm", "calibrant.monitor", "calibrant.reports"),
+    *("calibrant.ui.worker", "calibrant.workflows.apply_shards"),
+]
+"""Modules of the processes that tests start."""
+
 settings.register_profile("calibrant", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("calibrant")
 
@@ -17,6 +26,23 @@ settings.load_profile("calibrant")
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20260101)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes():
+    """Let processes start as forks of one that has imported everything, which saves seconds each.
+
+    They would be spawned, which is as safe: the one that forks has no threads either.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        yield
+        return
+    warm = multiprocessing.get_context("forkserver")
+    warm.set_forkserver_preload(IMPORTED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(multiprocessing.context._concrete_contexts, "spawn", warm)
+        yield
+    multiprocessing.forkserver._forkserver._stop()
 
 
 @pytest.fixture
@@ -35,11 +61,16 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture(scope="session")
 def operators_read_once():
-    """Let torch read the library of ONNX operators once, and not for each export."""
+    """Let torch read its operators and those of ONNX once, and not for each export."""
     registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+    utils = importlib.import_module("torch._export.utils")
     with pytest.MonkeyPatch.context() as patch:
         read = functools.cache(registration.ONNXRegistry.from_torchlib)
         patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(read))
+        once = functools.cache(utils._materialize_cpp_cia_ops)
+        patch.setattr(utils, "_materialize_cpp_cia_ops", once)
+        # which would write down every graph, since pytest listens to all loggers
+        patch.setattr("torch._logging._internal.trace_log", logging.Logger("silent"))
         yield
 
 

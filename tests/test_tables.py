@@ -21,6 +21,7 @@ def study(name):
 @pytest.fixture(scope="module")
 def tables():
     names = ("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena")
+    names += ("estimate",)
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
 

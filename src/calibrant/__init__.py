@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         decide as decide,
         deploy as deploy,
         display as display,
+        estimate as estimate,
         integrations as integrations,
         llm as llm,
         losses as losses,

@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -17,6 +14,7 @@ from safetensors.torch import save_file
 from calibrant import artifacts as io
 from calibrant._core.atomic_files import STALE
 from tests.support.artifacts import FORMAT_1, temperature
+from tests.support.warm_scripts import run_script
 
 
 def value(path):
@@ -171,11 +169,7 @@ def test_after_a_kill_the_old_one_or_the_new_one_loads(tmp_path):
     io.save(temperature(2.0), tmp_path / "new")
     shutil.copytree(FORMAT_1 / "format1_ts", tmp_path / "old")
     before = {"new": 2.0, "old": value(tmp_path / "old"), "nothing": None}
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), *before]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_script(KILLED, *before, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for place, seen in json.loads(done.stdout).items():
         assert len(seen) > 5

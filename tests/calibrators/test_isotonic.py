@@ -1,6 +1,5 @@
 """Isotonic regression, held against scikit-learn's over all pairs and a slow definition."""
 
-import subprocess
 import sys
 import warnings
 from typing import Any
@@ -24,6 +23,7 @@ from calibrant.calibrators.isotonic import (
 )
 from calibrant.calibrators.scaling import TemperatureScaling
 from tests.support.simulate import drawn
+from tests.support.warm_scripts import run_script
 
 BOTH: list[Any] = [IsotonicCalibration, IsotonicOneVsRest]
 
@@ -523,7 +523,6 @@ print((peak() - before) / logits.nbytes)
 @pytest.mark.parametrize("kind", [IsotonicOneVsRest])
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_thousand_classes_need_less_memory_than_their_logits(kind):
-    code = COST.format(name=kind.__name__)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_script(COST.format(name=kind.__name__))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 0.8

@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from tests.support.command_line import ROWS
+from tests.support.few_draws import few_draws
 from tests.support.predictions import predictions, splits
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_intervals():
+    with few_draws():
+        yield
 
 
 @pytest.fixture

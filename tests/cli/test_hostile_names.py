@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from typing import Any
 
 import click
@@ -45,6 +46,14 @@ LINES: dict[str, list[list[str]]] = {
         [FILE, "--split", "none"],
         ["split.npz", f"--{NAME}"],
     ],
+    "estimate": [
+        [f"{FILE}.npz", "--ignore-labels"],
+        [f"{FILE}.npz", "--ignore-labels", "--json"],
+        [f"{FILE}.npz", "--label-budget", "5", "-o", f"{FILE}.csv"],
+        [f"{FILE}.npz", "--labels", f"{FILE}.npz"],
+        ["split.npz", "--split", "none"],
+        [f"{FILE}.npz", "--reference", FILE, "--reference-split", NAME],
+    ],
     "fit": [
         [f"{FILE}.npz", "--method", "ts", "-o", FILE],
         [f"{FILE}.npz", "--method", "ts", "-o", "ts", "--json"],
@@ -52,6 +61,13 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}.npz", "--method", "ts", "--set", f"{NAME}=1", "-o", "ts"],
     ],
     "apply": [[FILE, f"{FILE}.npz", "-o", f"{FILE}2.npz"], [FILE, FILE, "-o", "x.npz"]],
+    "collect": [
+        ["torch.nn:Identity", f"{FILE}.npz", "--inputs", "logits", "-o", f"{FILE}5"],
+        ["torch.nn:Identity", f"{FILE}.npz", "--inputs", NAME, "-o", "x"],
+        ["torch.nn:Identity", f"{FILE}.jsonl", "--skip-bad", "-o", "x"],
+        ["torch.nn:Identity", f"{FILE}.npz", "--inputs", "region", "-o", "x"],
+        [FILE, "t.jsonl", "-o", "x"],
+    ],
     "export": [[FILE, "-o", f"{FILE}.{NAME}"], [f"{FILE}.npz", "-o", "x.onnx"]],
     "compare": [
         [f"{FILE}/{FILE}.npz", "--methods", "none,ts", "--level", "0"],
@@ -92,6 +108,13 @@ LINES: dict[str, list[list[str]]] = {
         [f"{NAME}.jsonl", "-o", f"{FILE}4", "--json"],
         ["mixed.jsonl", "-o", "x"],
         [f"{FILE}.npz", "-o", "x"],
+        [f"{NAME}.jsonl", "--signals", "all", "-o", f"{FILE}5"],
+        [f"{NAME}.jsonl", "--signals", NAME, "-o", f"{FILE}5", "--json"],
+        ["other.jsonl", "--signals", NAME, "-o", "x"],
+    ],
+    "llm answers signals": [
+        [f"{NAME}.jsonl", "-o", f"{FILE}6.jsonl"],
+        ["mixed.jsonl", "-o", FILE],
     ],
     "llm answers apply": [
         [f"{FILE}4", f"{NAME}.jsonl", "-o", f"{FILE}.csv"],
@@ -113,6 +136,7 @@ def in_folder(tmp_path, monkeypatch, arrays):
     """Work where everything that can have a name has that one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which collect adds the working folder
     arrays["region"] = np.array([NAME, "b"])[np.arange(ROWS) % 2]
     np.savez(f"{FILE}.npz", **arrays)
     np.savez("split.npz", **{f"{NAME}_{key}": arrays[key] for key in ("logits", "labels")})
@@ -132,6 +156,7 @@ def refuse(constant: str) -> Any:
     raise AssertionError(f"{constant} is not JSON")
 
 
+@pytest.mark.filterwarnings("always:20 answers")  # are too few to compare signals
 def test_every_verb_shows_them_as_text(run, in_folder):
     assert set(LINES) == set(verbs(cli))
     for words, lines in LINES.items():

@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import numpy as np
@@ -36,7 +35,6 @@ from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.loading import load_model
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.tables import open_table
-from tests.support.command_line import in_shell
 from tests.support.language_models import (
     PROMPTS,
     QUIZ_WORDS,
@@ -46,6 +44,7 @@ from tests.support.language_models import (
     true_by_hand,
 )
 from tests.support.markup import parsed
+from tests.support.warm_scripts import Script
 
 
 @pytest.fixture(scope="module")
@@ -359,12 +358,13 @@ def test_two_processes_collect_what_one_does(run, saved, tmp_path, monkeypatch):
     # as torchrun tells them apart: this process, and one of its own
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    env = {"RANK": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(in_shell, *arguments, tmp_path / "two", env=env, timeout=120)
-        code, _, err = run(*arguments, tmp_path / "two")
+    env = {"RANK": "1", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}
+    main = "from calibrant import cli; cli.main()"
+    other = Script(main, *arguments, tmp_path / "two", env=env)
+    code, _, err = run(*arguments, tmp_path / "two")
     assert code == 0, err
-    assert other.result().returncode == 0, other.result().stderr
+    done = other.result()
+    assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["rank-0", "rank-1"]
     one, two = open_table(tmp_path / "one"), open_table(tmp_path / "two")
     np.testing.assert_array_equal(one.documents, two.documents)

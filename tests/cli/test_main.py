@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from calibrant import cli, deploy
 from calibrant.cli.shared import progress_bar
 from calibrant.workflows import evaluate as workflow
 from tests.support.command_line import ROWS, in_shell
+from tests.support.warm_scripts import run_script
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,5 @@ def test_every_verb_opens_its_file_once(folder):
         "compare p.npz --methods none,ts,vector --level 0",
         "apply saved p.npz -o out.npz",
     ]
-    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT_OPENS, *commands], stdout=subprocess.PIPE, text=True, env=env
-    )
+    done = run_script(COUNT_OPENS, *commands)
     assert re.findall(r"^opens (\d) (\d+)$", done.stdout, re.M) == [("0", "1")] * len(commands)

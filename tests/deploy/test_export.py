@@ -19,7 +19,7 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.decide.priors import PriorCorrection
 from calibrant.deploy import EXPORTS, export_onnx, export_program
-from calibrant.deploy.export import PRECISE
+from calibrant.deploy.export import precise
 from calibrant.deploy.export_graph import quiet
 from tests.support.exported import (
     CLASSES,
@@ -346,7 +346,7 @@ def by_onnx(functions, tmp_path, *arrays):
     dims = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
     with quiet():
         program = torch.export.export(Operators(*functions), inputs, dynamic_shapes=(dims,))
-        written = torch.onnx.export(program.run_decompositions(PRECISE), dynamo=True, verbose=False)
+        written = torch.onnx.export(precise(program), dynamo=True, verbose=False)
     assert written is not None
     written.save(tmp_path / "f.onnx", external_data=False)
     session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
@@ -386,6 +386,23 @@ def test_operators_are_precise(tmp_path, rng):
     np.testing.assert_allclose(column, logs[:, None], rtol=1e-6)
     np.testing.assert_allclose(total, np.logaddexp.reduce(logs[4:]), rtol=1e-6)
     np.testing.assert_allclose(sums, np.log(50_000) + many[:, 0], rtol=3e-7)
+
+
+def traced(function):
+    with quiet():
+        return torch.export.export(Operators(function), (torch.ones(2, 3),), strict=False)
+
+
+def test_operators_are_replaced_in_place_too_and_a_program_without_them_is_kept():
+    def names(program):
+        return {str(node.target) for node in program.graph.nodes}
+
+    in_place = traced(lambda x: (x + 1).sigmoid_())
+    assert "aten.sigmoid_.default" in names(in_place)
+    with quiet():
+        assert not {one for one in names(precise(in_place)) if "sigmoid" in one}
+    without = traced(lambda x: x.exp())
+    assert precise(without) is without
 
 
 # ----------------------------------------------------- torch.export, and inputs of both

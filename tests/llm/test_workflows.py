@@ -22,6 +22,7 @@ from calibrant.llm.workflows import (
     cross_validated_answers,
     evaluate_questions,
     fit_answers,
+    fit_signals,
 )
 from tests.support.calibrators import Shift
 from tests.support.language_models import quiz_model, quiz_tokenizer
@@ -214,3 +215,36 @@ def test_questions_are_answered_by_maps_of_their_source_only(model, tokenizer, r
             answer_question(
                 model, tokenizer, "it", calibrator=fit_answers(simulated(rng, 99, other))
             )
+
+
+def signal_rows(count):
+    rng = np.random.default_rng(0)
+    chances = rng.random(count)
+    return AnswerRows(
+        [f"line {n}" for n in range(count)],
+        [
+            {"signals": {"judge:x": None if n % 5 == 0 else p}, "correct": bool(rng.random() < p)}
+            for n, p in enumerate(chances.tolist())
+        ],
+    )
+
+
+def test_signals_are_fitted_measured_and_applied():
+    answers = signal_rows(300)
+    result = fit_signals(answers, stage="sigmoid", level=None)
+    assert result.best is result.together is None  # there is one signal
+    assert result.calibrator.coverage_ == {"judge:x": 0.8}
+    assert result.raw["judge:x"].n == 240
+    assert result.alone["judge:x"].n == 300
+    signals = {"judge:x": np.array([r["signals"]["judge:x"] for r in answers.rows], float)}
+    right = answers.grades()
+    assert result.alone["judge:x"]["auroc"].value < cal.auroc(
+        confidence=signals["judge:x"][~np.isnan(signals["judge:x"])],
+        outcome=right[~np.isnan(signals["judge:x"])],
+    )
+    limit = result.calibrator.control(signals, right, max_error=0.4)
+    rows = apply_answers(result.calibrator, answers)
+    for row, p in zip(rows, result.calibrator.predict(signals), strict=True):
+        assert row["calibrated"] == p
+        assert row["abstains"] == (p < limit.threshold)
+    assert {row["abstains"] for row in rows} == {True, False}

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 from itertools import pairwise
 
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 
 import calibrant as cal
 from tests.support.simulate import drawn
+from tests.support.warm_scripts import Script, run_script
 
 LOGITS, LABELS = drawn(np.random.default_rng(3), 400, 4, 1.5)
 LABELS[::11] = -100
@@ -319,8 +319,8 @@ print(found.n, repr(found["ece"].value), repr(found["accuracy"].value), growth)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux")
 @pytest.mark.parametrize("estimand", ["binary"])
 def test_five_million_examples_give_the_exact_error_in_flat_memory(estimand):
-    command = [sys.executable, "-c", MANY, estimand]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    done = run_script(MANY, estimand)
+    assert done.returncode == 0, done.stderr
     n, ece, accuracy, growth = done.stdout.split()
     assert int(n) == 5_000_000
     assert float(ece) == pytest.approx(0.2, abs=1e-9)
@@ -406,11 +406,9 @@ def ranks(tmp_path_factory):
     """Results of two gloo processes that saw a part of the rows each."""
     folder = tmp_path_factory.mktemp("ranks")
     np.savez(folder / "data.npz", logits=LOGITS, labels=LABELS, weight=WEIGHT, groups=GROUPS)
-    command = [sys.executable, "-c", RANK, str(folder)]
-    running = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE) for rank in "01"]
-    for process in running:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()
+    running = [Script(RANK, folder, rank) for rank in "01"]
+    for done in [script.result() for script in running]:
+        assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

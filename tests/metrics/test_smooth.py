@@ -4,6 +4,12 @@ import numpy as np
 import pytest
 
 import calibrant as cal
+from calibrant.metrics.smooth import (
+    lipschitz_error,
+    lipschitz_excess,
+    smoothed,
+    smoothed_excess,
+)
 from tests.support.definitions import integrated_ece, lipschitz_program
 from tests.support.named_predictions import (
     TIGHT,
@@ -67,3 +73,18 @@ def test_smooth_ece_of_any_distribution_is_the_integral(rng, shape):
     outcome = rng.random(500) < confidence**1.5
     found = cal.smooth_ece(confidence=confidence, outcome=outcome)
     assert found == pytest.approx(integrated_ece(confidence, outcome, found), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("error", "excess", "cells"),
+    [(smoothed, smoothed_excess, 128), (lipschitz_error, lipschitz_excess, 40)],
+)
+@pytest.mark.parametrize("shift", [0.0, 0.03, -0.03])
+def test_errors_are_compared_with_a_bound_as_they_are_computed(rng, error, excess, cells, shift):
+    """Errors next to the bound, and the bound itself, are among them."""
+    residual = (shift + rng.normal(0, 0.1, (300, cells))) / cells
+    errors = error(residual)
+    for bound in (0.0, *np.quantile(errors, [0.02, 0.5, 0.98])):
+        for near in (bound * (1 - 1e-9), bound * (1 + 1e-9)):
+            np.testing.assert_array_equal(np.sign(excess(residual, near)), np.sign(errors - near))
+    assert excess(np.zeros((2, cells)), 0.0).tolist() == [0, 0]

@@ -2,6 +2,13 @@ import numpy as np
 import pytest
 
 from calibrant.reports import report
+from tests.support.few_draws import few_draws
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_intervals():
+    with few_draws():
+        yield
 
 
 def drawn(n=3000, classes=5, factor=1.0, seed=0):
@@ -12,7 +19,7 @@ def drawn(n=3000, classes=5, factor=1.0, seed=0):
     return {"logits": factor * honest, "labels": labels}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def over_confident():
     """A report on logits that are three times too large, with a validation split and subgroups."""
     val, test = drawn(1000, factor=3.0, seed=1), drawn(1500, factor=3.0)
@@ -24,6 +31,6 @@ def over_confident():
     return report(arrays, by="place", methods=["none", "ts"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def calibrated():
     return report(drawn(), methods=[])

@@ -32,7 +32,6 @@ def start_two_processes(folder):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo"])  # imported once, not twice
     processes = [context.Process(target=_work, args=(rank, port, folder)) for rank in (0, 1)]
     for process in processes:
         process.start()

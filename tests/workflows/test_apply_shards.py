@@ -6,9 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +14,12 @@ import pytest
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
-from calibrant.data.outputs import OutputFolder
 from calibrant.data.readers import WRITERS
-from calibrant.workflows import apply_shards as module
 from calibrant.workflows.apply import apply
-from calibrant.workflows.apply_shards import RECEIPTS, apply_shards
+from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.receipts import RECEIPTS
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
+from tests.support.warm_scripts import run_script
 
 ARRAYS = predictions(rows=60, classes=3)
 
@@ -147,13 +145,19 @@ def test_an_input_that_is_gone(tmp_path, shards, halved):
     apply_shards(halved, shards, out)  # nothing to warn of
 
 
+class Repeating(ThreadPoolExecutor):
+    """Runs every task four times, side by side."""
+
+    def map(self, fn, *iterables, **options):
+        (items,) = iterables
+        return iter(list(super().map(fn, [item for item in items for _ in range(4)]))[::4])
+
+
 def test_two_writers_of_one_shard_leave_one_whole_file(tmp_path, shards, halved):
     """A retry may run beside a task that was taken for lost."""
     out = tmp_path / "out"
-    dataset = open_dataset(shards)
-    jobs = module._jobs(halved, dataset, OutputFolder(str(out)), {"": (3,)})
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda job: module._write(halved, job), jobs * 4))
+    with Repeating(4) as pool:
+        assert apply_shards(halved, shards, out, executor=pool).describe() == "wrote 4 shards"
     assert_complete(out)
     assert apply_shards(halved, shards, out).describe().startswith("wrote 0 shards")
 
@@ -228,9 +232,7 @@ apply_shards(load(sys.argv[1]), sys.argv[2], sys.argv[3])
 def test_a_process_is_killed_while_it_writes(tmp_path, shards, halved):
     out = tmp_path / "out"
     calibrant.save(halved, tmp_path / "ts")
-    command = [sys.executable, "-c", KILLED, tmp_path / "ts", shards, out]
-    path = str(Path(calibrant.__file__).parents[1])
-    ended = subprocess.run([*map(str, command)], env={**os.environ, "PYTHONPATH": path})
+    ended = run_script(KILLED, tmp_path / "ts", shards, out)
     assert ended.returncode == -signal.SIGKILL
     before = stamps(out)
     assert sorted(before) == ["00000-of-00004.npz", "00001-of-00004.npz"]

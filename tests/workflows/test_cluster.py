@@ -1,11 +1,11 @@
 """Faults on a real dask scheduler with two worker processes: nothing lost or counted twice."""
 
+import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -19,6 +19,7 @@ import calibrant
 from calibrant._core.engines import open_engine
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
+from calibrant.deploy import collect_shards
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.compare import compare
 from calibrant.workflows.fit import fit
@@ -114,6 +115,18 @@ def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
     assert results == [(n, total) for n, total in zip([20, 30, 40, 40, 40, 30], sums, strict=True)]
     assert len(list(tmp_path.glob("ran-*"))) > len(sums)  # the shard of the kill ran twice
     wait_for_workers(executor)
+
+
+def test_models_run_on_the_workers(tmp_path, executor):
+    inputs = np.random.default_rng(0).normal(size=(60, 8))
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        np.savez(tmp_path / "in" / f"{i}.npz", inputs=inputs[15 * i : 15 * (i + 1)])
+    arguments = "tests.support.classifiers:linear", tmp_path / "in"
+    collect_shards(*arguments, tmp_path / "cluster", executor=executor)
+    collect_shards(*arguments, tmp_path / "here")
+    found, expected = (open_dataset(tmp_path / name).split() for name in ("cluster", "here"))
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)
 
 
 def test_workers_are_killed_from_outside(shards, executor, cluster):
@@ -247,22 +260,8 @@ class scheduler_process:
     def __enter__(self):
         self.file = self.folder / "scheduler.json"
         place = ["--scheduler-file", str(self.file), "--no-dashboard"]
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.scheduler = subprocess.Popen(
-            [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", *place], **quiet
-        )
-        self.worker = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "distributed.cli.dask_worker",
-                "--nthreads",
-                "1",
-                "--no-nanny",
-                *place,
-            ],
-            **quiet,
-        )
+        self.scheduler = started("dask_scheduler", "--port", "0", *place)
+        self.worker = started("dask_worker", "--nthreads", "1", "--no-nanny", *place)
         until = time.monotonic() + 60
         while not self.file.exists() and time.monotonic() < until:
             time.sleep(0.1)
@@ -271,4 +270,19 @@ class scheduler_process:
     def __exit__(self, *_):
         for process in (self.scheduler, self.worker):
             process.kill()
-            process.wait()
+            process.join()
+
+
+def started(*command):
+    """Start a command of dask in a process of its own."""
+    process = multiprocessing.get_context("spawn").Process(target=command_of_dask, args=command)
+    process.start()
+    return process
+
+
+def command_of_dask(name, *arguments):
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    module = importlib.import_module(f"distributed.cli.{name}")
+    module.main(list(arguments))

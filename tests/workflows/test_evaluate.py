@@ -4,9 +4,7 @@ The expected values come from ``calibrant.evaluate`` of the arrays before they w
 other tests compare with other libraries; the accuracy and the NLL are also recomputed here.
 """
 
-import subprocess
 import sys
-import textwrap
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +27,7 @@ from tests.support.predictions import (
     needs_pyarrow,
     predictions,
 )
+from tests.support.warm_scripts import run_script
 
 SUMS = {"accuracy", "ece", "debiased_ece", "classwise_ece", "mce", "over_ece", "under_ece"} | {
     *("nll", "brier")
@@ -307,8 +306,8 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
         logits[:, 0] = 9
         np.save(tmp_path / f"{name}_labels.npy", np.arange(count) % 2)
     assert logits.nbytes == 300_000_000
-    command = [sys.executable, "-c", PEAK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_script(PEAK, tmp_path)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) < logits.nbytes / 5
 
 
@@ -393,9 +392,7 @@ def test_memory_is_in_proportion_to_the_numbers_of_a_file(tmp_path):
     logits = np.zeros((1, 10_000_000), np.float32)
     np.savez_compressed(tmp_path / "wide.npz", logits=logits, labels=[0])
     assert (tmp_path / "wide.npz").stat().st_size < 100_000
-    command = [sys.executable, "-c", textwrap.dedent(LIMITED)]
-    command += [tmp_path / "wide.npz", str(10 * logits.nbytes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_script(LIMITED, tmp_path / "wide.npz", 10 * logits.nbytes)
     assert (done.stdout, done.returncode) == ("1.0\n", 0), done.stderr[-500:]
 
 

@@ -107,6 +107,16 @@ def own_device(device: str | torch.device) -> torch.device:
     return own
 
 
+def own_rank() -> tuple[int, int]:
+    """Return the number of this process and of all, from the variables of ``torchrun``."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if not 0 <= rank < ranks:
+        raise ValueError(
+            f"RANK must be below WORLD_SIZE (1 if unset), got {rank} and {ranks}: set both or none"
+        )
+    return rank, ranks
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into ``eval`` mode, and its layers back into their own modes afterwards."""

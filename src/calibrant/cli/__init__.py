@@ -26,8 +26,10 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of to
 # Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "bench": ["bench"],
+    "collect": ["collect"],
     "compare": ["compare", "demo"],
     "decide": ["decide"],
+    "estimate": ["estimate"],
     "evaluate": ["evaluate"],
     "fit": ["apply", "export", "fit"],
     "llm": ["llm"],

@@ -49,6 +49,13 @@ if TYPE_CHECKING:
 )
 @click.option("--reference-split", metavar="NAME", help="Its split.  [default: as for evaluate]")
 @click.option(
+    "--estimate",
+    "labelled",
+    metavar="PRED",
+    help="Estimate the accuracy of each file beside these labelled predictions; FILES may then "
+    "have no labels.",
+)
+@click.option(
     "--report",
     "page",
     metavar="FILE",
@@ -65,6 +72,7 @@ def monitor(
     state: str | None,
     reference: str | None,
     reference_split: str | None,
+    labelled: str | None,
     page: str | None,
     fail: bool,
     form: str | None,
@@ -86,12 +94,14 @@ def monitor(
       calibrant monitor today.npz --calibrator calibrator --state watch.json --fail
       calibrant monitor --state watch.json --json
       calibrant monitor --state watch.json --report drift.html
+      calibrant monitor today.npz --calibrator calibrator --estimate predictions.npz
 
     \b
     Exit status: 0 done, 1 an alarm and --fail, 2 could not run.
     """  # noqa: D301
     from calibrant._core.atomic_files import locked
     from calibrant.artifacts import load, save
+    from calibrant.estimate import PerformanceEstimator
     from calibrant.monitor import Monitor
     from calibrant.reports.files import check_target
     from calibrant.reports.monitoring import save_monitor_report
@@ -105,6 +115,7 @@ def monitor(
         check_target(page)
     calibrator = load(folder) if folder else None
     pairs = _pairs(reference, reference_split, calibrator) if reference else None
+    estimator = PerformanceEstimator(labelled, calibrator=calibrator) if labelled else None
     # From reading the state to writing it, so that no window of another run is lost.
     with locked(Path(state).resolve()) if state is not None and files else nullcontext():
         if state is not None and os.path.exists(state):
@@ -117,7 +128,7 @@ def monitor(
             )
         with engine.working(workers, dask) as work:
             for name, split in product(_expanded(files), splits or (None,)):
-                watch.update_file(name, split=split, **work._asdict())
+                watch.update_file(name, split=split, estimator=estimator, **work._asdict())
         if state is not None and files:
             save(watch, state)
     report = watch.report()

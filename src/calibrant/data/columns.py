@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,17 +27,17 @@ MOST_OPEN = 64  # files of a dataset that are kept open
 class OpenFiles:
     """The files of a dataset that were used last; another process opens them anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, formats: Mapping[str, Callable[[str], Reader]] = READERS) -> None:
         self._readers: OrderedDict[str, Reader] = OrderedDict()
-        self._lock = threading.Lock()
+        self._formats, self._lock = formats, threading.Lock()
 
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
-        return OpenFiles, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFiles, (self._formats,)
 
     def reader(self, path: str, fingerprint: Fingerprint | None = None) -> Reader:
         """Return an open file, which must still be the one with the fingerprint."""
         with self._lock:
-            reader = self._readers.pop(path, None) or READERS[Path(path).suffix](path)
+            reader = self._readers.pop(path, None) or self._formats[Path(path).suffix](path)
             self._readers[path] = reader
             if len(self._readers) > MOST_OPEN:
                 self._readers.popitem(last=False)  # closed when nobody reads from it any more

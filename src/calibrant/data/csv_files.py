@@ -15,8 +15,8 @@ import numpy as np
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import comma_separated
-from calibrant.data.formats import Array, Batch, Header, Reader
-from calibrant.data.tables import RULES, TableReader, layout_of, table_of
+from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
+from calibrant.data.tables import RULES, Layout, TableReader, layout_of, table_of
 
 DELIMITERS = (",", ";", "\t")
 LONGEST_LINE = 1 << 24
@@ -25,8 +25,8 @@ FIELDS = 1 << 17
 """Fields of text that are held in memory at one time."""
 
 
-class CsvTable(Reader):
-    """A ``.csv`` file; the first line names its columns. Columns of scores are numbers."""
+class CsvFile(Reader):
+    """A ``.csv`` file; the first line names its columns, which are text."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -40,19 +40,16 @@ class CsvTable(Reader):
             twice = next(name for name, count in Counter(names).items() if name and count > 1)
             raise self._error(1, f"two columns are called {twice!r}; rename one")
         self._width = len(names)
-        self.layout = layout_of(list(self._at), path)
-        if not self.layout.scores:
-            shown = comma_separated(f"{name:.40}" for name in [*self._at][:50])
-            raise ValueError(
-                f"{path} has no column of logits or probabilities; its first line names {shown}: "
-                f"{RULES}"
-            )
-        self._numeric = set(chain(*self.layout.stacked.values()))
+        self._numeric = self._number_columns(list(self._at))
         rows = sum(1 for _ in self._rows())
         self.headers = {
             name: Header((rows,), np.dtype(np.float64 if name in self._numeric else str))
             for name in self._at
         }
+
+    def _number_columns(self, names: Sequence[str]) -> set[str]:
+        """Return the names of the columns that are numbers."""
+        return set()
 
     def _opened(self) -> IO[str]:
         """Open the file once more: each array that is read side by side needs its own place."""
@@ -100,6 +97,10 @@ class CsvTable(Reader):
     def _error(self, line: int, problem: str) -> ValueError:
         return ValueError(f"{self.path}, line {line}: {problem}")
 
+    def chunks(self, key: str, rows: int) -> Iterator[Array]:
+        """Yield ``rows`` rows of a column at a time."""
+        yield from rechunked((batch.columns[key] for batch in self.batches([key], rows)), rows)
+
     def batches(self, keys: Sequence[str], rows: int) -> Iterator[Batch]:
         """Yield at most ``rows`` rows of several columns at a time."""
         size = max(1, min(rows, FIELDS // self._width))
@@ -134,6 +135,23 @@ class CsvTable(Reader):
                 if problem := _no_number(field):
                     raise self._error(lines[i // len(keys)], f"{keys[i % len(keys)]} {problem}")
         return values.reshape(len(lines), len(keys))
+
+
+class CsvTable(CsvFile):
+    """A ``.csv`` file with a column per class; columns of scores are numbers."""
+
+    layout: Layout
+
+    def _number_columns(self, names: Sequence[str]) -> set[str]:
+        """Return the names of the columns of scores, labels of tags and features."""
+        self.layout = layout_of(names, self.path)
+        if not self.layout.scores:
+            shown = comma_separated(f"{name:.40}" for name in names[:50])
+            raise ValueError(
+                f"{self.path} has no column of logits or probabilities; its first line names "
+                f"{shown}: {RULES}"
+            )
+        return set(chain(*self.layout.stacked.values()))
 
 
 def _no_number(field: str) -> str:

@@ -17,7 +17,6 @@ from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.chunks import Progress
 from calibrant._core.class_names import Frame, is_frame
-from calibrant._core.engines import mapped
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
@@ -38,14 +37,13 @@ from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
 from calibrant.data.shards import (
     BadShard,
     Chunk,
-    Report,
     Shard,
     agreeing,
     located,
+    run_all,
     run_or_refuse,
     run_shard,
     sampled_labels,
-    unreported,
 )
 from calibrant.display.results import one_line
 
@@ -210,25 +208,13 @@ class Split:
             if progress is not None:
                 progress(done, total)
 
-        results = self._results(work, executor, report)
+        results = run_all(work, self.shards, executor, report)
         for shard, result in zip(self.shards, results, strict=True):
             if isinstance(result, BadShard):
                 assert skipped is not None
                 skipped[shard.path] = result.message
             else:
                 yield result
-
-    def _results(
-        self, work: Callable[[Shard, Report], T], executor: Executor | None, report: Report
-    ) -> Iterator[T]:
-        """Yield the result of each shard, from here or from an executor."""
-        if executor is None:
-            yield from (work(shard, report) for shard in self.shards)
-            return
-        alone = partial(unreported, work)
-        for shard, result in zip(self.shards, mapped(executor, alone, self.shards), strict=True):
-            report(shard.rows)
-            yield result
 
     def warn_if_probs(self) -> None:
         """Warn if the logits look like probabilities; tags may add up to anything."""
@@ -407,20 +393,33 @@ def open_dataset(
     >>> data.splits, data.split("val").read("logits").shape, data.has_head
     (['val', 'test'], (5000, 10), True)
     """
-    files = OpenFiles()
-    shards: list[Columns] = []
+    place = os.fspath(path)
+    opened = partial(_opened, OpenFiles())
+    shards, skipped = opened_shards(place, find_shards(place), opened, skip_bad=skip_bad)
+    kept = None if cache is None else os.fspath(cache)
+    return Dataset(place, shards, cache=kept, skipped=skipped)
+
+
+def opened_shards(
+    path: str,
+    shards: Sequence[ShardFiles],
+    opened: Callable[[ShardFiles], Columns],
+    *,
+    skip_bad: bool,
+) -> tuple[list[Columns], dict[str, str]]:
+    """Return the arrays of each shard, and with ``skip_bad`` the errors of others by path."""
+    arrays: list[Columns] = []
     skipped: dict[str, str] = {}
-    for shard in find_shards(os.fspath(path)):
+    for shard in shards:
         try:
-            shards.append(_opened(files, shard))
+            arrays.append(opened(shard))
         except (ValueError, OSError) as problem:
             if not skip_bad:
                 raise
             skipped[next(iter(shard.values()))] = str(problem)
-    if not shards:
+    if not arrays:
         raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
-    kept = None if cache is None else os.fspath(cache)
-    return Dataset(os.fspath(path), shards, cache=kept, skipped=skipped)
+    return arrays, skipped
 
 
 def _opened(files: OpenFiles, shard: ShardFiles) -> Columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -78,30 +78,31 @@ def sample_path() -> Path:
     return Path(__file__).parents[1] / "sample" / "cifar10_resnet50.npz"
 
 
-def find_shards(path: str) -> list[ShardFiles]:
-    """Return the shards of a prediction file, folder or glob, in natural order."""
+def find_shards(path: str, formats: Collection[str] = tuple(READERS)) -> list[ShardFiles]:
+    """Return the shards of a file, folder or glob with some suffixes, in natural order."""
     storage, place = storage_of(path)
     return [
         {key: storage.address(file) for key, file in shard.items()}
-        for shard in _found(storage, path, place)
+        for shard in _found(storage, path, place, formats)
     ]
 
 
-def _found(storage: LocalFiles, path: str, place: str) -> list[Found]:
-    location, known = storage.path(place), comma_separated(READERS)
+def _found(storage: LocalFiles, path: str, place: str, formats: Collection[str]) -> list[Found]:
+    location, known = storage.path(place), comma_separated(formats)
     if storage.is_file(location):
-        return _of_file(storage, location)
+        return _of_file(storage, location, formats)
     is_folder = storage.is_folder(location)
     if not is_folder and not re.search(r"[*?[]", place):
         expected = "expected a prediction file, folder or glob"
         raise FileNotFoundError(f"{path} does not exist; {expected}")
-    files = _readable(storage.children(location) if is_folder else storage.matches(place))
+    paths = storage.children(location) if is_folder else storage.matches(place)
+    files = _readable(paths, formats)
     if is_folder:  # a table of results or the weights of a model beside predictions are no shards
         files = [file for file in files if file.suffix not in OTHER_FORMATS] or files
     if not files:
         problem = f"folder {path} holds no prediction file; expected {known}"
         raise FileNotFoundError(problem if is_folder else f"no file in {known} matches {path}")
-    _check_complete(storage, files)
+    _check_complete(storage, files, formats)
     suffixes = sorted({file.suffix for file in files})
     if len(suffixes) > 1:  # they may hold the same rows twice
         folder = files[0].parent
@@ -119,11 +120,11 @@ def _found(storage: LocalFiles, path: str, place: str) -> list[Found]:
     return _by_stem(files)
 
 
-def _of_file(storage: LocalFiles, path: PurePath) -> list[Found]:
-    if path.suffix not in READERS:
+def _of_file(storage: LocalFiles, path: PurePath, formats: Collection[str]) -> list[Found]:
+    if path.suffix not in formats:
         raise ValueError(
             f"{path} is not a prediction file: the suffix must be one of "
-            f"{comma_separated(READERS)}; numpy.savez(path, logits=..., labels=...) writes one"
+            f"{comma_separated(formats)}; numpy.savez(path, logits=..., labels=...) writes one"
         )
     if path.suffix != ".npy":
         return [{"": path}]
@@ -135,19 +136,21 @@ def _of_file(storage: LocalFiles, path: PurePath) -> list[Found]:
     return _with_partners(storage, [path])
 
 
-def _readable(paths: Iterable[PurePath]) -> list[PurePath]:
+def _readable(paths: Iterable[PurePath], formats: Collection[str]) -> list[PurePath]:
     """Return files in natural order, and whatever else has the suffix of one."""
-    return sorted((p for p in paths if p.suffix.lower() in READERS), key=natural_order)
+    return sorted((p for p in paths if p.suffix.lower() in formats), key=natural_order)
 
 
-def _check_complete(storage: LocalFiles, files: Sequence[PurePath]) -> None:
+def _check_complete(
+    storage: LocalFiles, files: Sequence[PurePath], formats: Collection[str]
+) -> None:
     """Raise if a shard cannot be read, or is missing among names such as 00001-of-00005."""
     for file in files:
         if not storage.is_file(file):
             what = "a link to a file that does not exist"
             what = "a folder" if storage.is_folder(file) else what
             raise FileNotFoundError(f"{file} is {what}: replace it by the shard, or remove it")
-        if file.suffix not in READERS:
+        if file.suffix not in formats:
             raise ValueError(f"{file} has its suffix in capitals: rename it to lower case")
     matches = ((file.parent, _NUMBERED.fullmatch(file.name)) for file in files)
     series = {(folder, m[1], len(m[2]), m[3], m[4]) for folder, m in matches if m}
@@ -184,7 +187,7 @@ def _with_partners(storage: LocalFiles, files: Sequence[PurePath]) -> list[Found
         (file.parent, file.stem.rpartition("_")[0]): {} for file in files
     }
     for folder in dict.fromkeys(file.parent for file in files):
-        partners = _readable(p for p in storage.children(folder) if p.suffix == ".npy")
+        partners = _readable((p for p in storage.children(folder) if p.suffix == ".npy"), [".npy"])
         # Prefixes that nobody asked for count too: val_noise_logits is no column of val.
         known = {prefix for place, prefix in shards if place == folder}
         known |= set(split_names(file.stem for file in partners))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from calibrant._core.checks import IGNORED, BoolArray
+from calibrant._core.engines import mapped
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import Column
@@ -190,6 +193,30 @@ def run_or_refuse(work: Callable[[Shard, Report], T], shard: Shard, report: Repo
         return BadShard(str(problem))
 
 
-def unreported(work: Callable[[Shard, Report], T], shard: Shard) -> T:
-    """Work on a shard without progress, which cannot be reported from another process."""
-    return work(shard, lambda rows: None)
+class Rows(Protocol):
+    """Something with rows to work on."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+
+S = TypeVar("S", bound=Rows)
+
+
+def run_all(
+    work: Callable[[S, Report], T], items: Sequence[S], executor: Executor | None, report: Report
+) -> Iterator[T]:
+    """Yield the result of each item in order, from here or from an executor."""
+    if executor is None:
+        yield from (work(item, report) for item in items)
+        return
+    results = mapped(executor, partial(_unreported, work), items)
+    for item, result in zip(items, results, strict=True):
+        report(item.rows)
+        yield result
+
+
+def _unreported(work: Callable[[S, Report], T], item: S) -> T:
+    """Work on an item without progress, which cannot be reported from another process."""
+    return work(item, lambda rows: None)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import betabinom, binom
 from torch import nn
 
 from calibrant._core import checks
@@ -212,6 +211,8 @@ class DecisionRule(nn.Module):
         At the limit of the promise: binomial for a threshold, beta-binomial for sets, whose
         coverage varies with the examples they were fitted on.
         """
+        from scipy.stats import betabinom, binom
+
         n = self.guarantee.n
         if isinstance(self.guarantee, Threshold):
             return float(binom.sf(tally.wrong - 1, tally.judged, self.guarantee.max_error))

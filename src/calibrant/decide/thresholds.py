@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import expit, logit
-from scipy.stats import beta, binom
+from scipy.special import betaincinv, expit, logit
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, as_float64, as_scores, warn
@@ -173,6 +172,8 @@ def threshold(
     >>> round(limit.threshold, 2), round(limit.coverage, 2), round(limit.error, 2)
     (0.84, 0.32, 0.08)
     """
+    from scipy.stats import binom
+
     if data.get("sample_weight") is not None:
         raise TypeError("threshold takes no sample_weight: its guarantee counts examples")
     claimed, happened, _ = answers_from(logits, labels, **data)
@@ -190,7 +191,7 @@ def threshold(
         return Threshold(math.inf, 0.0, math.nan, math.nan, claimed.size, max_error, level)
     at = int(passed.nonzero()[0][-1])
     m, k = int(accepted[at]), int(wrong[at])
-    bound = float(beta.ppf(1 - levels[at], k + 1, m - k))
+    bound = float(betaincinv(k + 1, m - k, 1 - levels[at]))
     share = m / claimed.size
     return Threshold(float(grid[at]), share, k / m, bound, claimed.size, max_error, level)
 

@@ -6,14 +6,18 @@ from collections.abc import Callable
 
 from calibrant.deploy.attach import CalibratedModel, calibrated
 from calibrant.deploy.collect import collect
+from calibrant.deploy.collect_shards import collect_shards
+from calibrant.deploy.dataframes import calibrate_table
 from calibrant.deploy.export import export_onnx, export_program
 from calibrant.deploy.fold import fold_into_linear
 
 __all__ = [
     "EXPORTS",
     "CalibratedModel",
+    "calibrate_table",
     "calibrated",
     "collect",
+    "collect_shards",
     "export_onnx",
     "export_program",
     "fold_into_linear",

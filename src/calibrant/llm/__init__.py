@@ -15,6 +15,9 @@ from calibrant.llm.answers.questions import (
     short_prompt,
 )
 from calibrant.llm.answers.shading import shaded_text
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import signals_of
+from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.streaming import stream
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
@@ -34,6 +37,7 @@ __all__ = [
     "Answer",
     "AnswerCalibrator",
     "FittedHead",
+    "SignalCalibrator",
     "answer_confidence",
     "ask",
     "attached",
@@ -55,6 +59,8 @@ __all__ = [
     "read_truthfulqa",
     "shaded_text",
     "short_prompt",
+    "signals_of",
+    "stated_confidence",
     "stream",
     "success_rate",
     "token_predictions",

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import torch
-
 from calibrant._core.checks import warn
-from calibrant._core.messages import comma_separated
-from calibrant._core.torch_models import own_device
+from calibrant._core.pretrained import (
+    check_complete,
+    check_model,
+    check_options as check_options,
+    check_transformers,
+)
 
 GGUF_TEXT, GGUF_ARRAY = 8, 9
 GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
-CONFIGS = ("config.json", "adapter_config.json")  # one is in the folder of every model
 
 
 def load_model(
@@ -82,30 +83,10 @@ def load_weights(
         ignore_mismatched_sizes=True,  # they are refused below, with the missing ones
         **source.options,
     )
-    _check_complete(report, path, type(model).__name__)
+    check_complete(report, path, type(model).__name__)
     if source.options:
         model.config._name_or_path = Path(path).name
     return (model if target is None else model.to(target)).eval()
-
-
-def _check_complete(report: dict[str, Any], path: object, name: str) -> None:
-    """Raise if weights of a model were not loaded: they would be random."""
-    wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-    if wrong:
-        raise ValueError(
-            f"{path} must have all weights of {name}, got none of the right shape for "
-            f"{comma_separated(wrong[:3])}{' and others' * (len(wrong) > 3)}: download or save "
-            "the model again"
-        )
-
-
-def check_options(*, device: str | None, dtype: str) -> tuple[Any, Any]:
-    """Return the torch device, None to leave the model where it is, and the precision."""
-    precision: Any = "auto" if dtype == "auto" else getattr(torch, dtype, None)
-    usable = isinstance(precision, torch.dtype) and precision.is_floating_point
-    if precision != "auto" and not usable:
-        raise ValueError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    return (None if device is None else own_device(device)), precision
 
 
 class _Source(NamedTuple):
@@ -117,25 +98,12 @@ class _Source(NamedTuple):
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> _Source:
         """Check that there is a model, as far as that shows without loading it."""
-        _check_transformers()
-        file, name = Path(path), str(path)
-        # a name on the hub is one word, or two with a slash between them
-        local = file.is_absolute() or name.startswith(".") or name.endswith(("/", ".gguf"))
-        if local and not file.exists():
-            raise FileNotFoundError(f"there is no model at {path}")
-        if file.is_dir() and not any((file / name).exists() for name in CONFIGS):
-            raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}")
+        check_transformers("language models")
+        check_model(path)
+        file = Path(path)
         if file.suffix == ".gguf":
             return cls(file.parent, {"gguf_file": file.name})
         return cls(path, {})
-
-
-def _check_transformers() -> None:
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        message = f"language models need transformers ({error}): pip install 'calibrant[llm]'"
-        raise ImportError(message) from error
 
 
 # -------------------------------------------------------------------------------------------- GGUF

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins, uniform_edges
@@ -225,7 +225,7 @@ def smooth_reliability_of(
     weights = np.stack([_fit_at(x, h, claimed, mass) for x, h in zip(grid, widths, strict=True)])
     accuracy = np.clip(weights @ right, 0, 1)
     worth = 1 / (weights**2 @ variance)  # examples
-    z2 = float(norm.ppf((1 + level) / 2)) ** 2
+    z2 = float(ndtri((1 + level) / 2)) ** 2
     centre = (accuracy * worth + z2 / 2) / (worth + z2)
     around = np.interp(claimed, grid, centre)
     noise = weights**2 @ (variance * around * (1 - around))

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf
-from scipy.stats import chi2
+from scipy.special import erf, gammaincinv
 
 from calibrant._core.binning import Bins, bin_index
 from calibrant._core.checks import FloatArray
@@ -22,6 +21,9 @@ BANDWIDTH = 0.1
 
 Functional = Callable[[FloatArray], FloatArray]
 """Maps gaps ``(..., bins)`` to errors ``(...)``."""
+
+Excess = Callable[[FloatArray, float], FloatArray]
+"""Maps gaps ``(n, bins)`` and a bound to numbers ``(n,)`` with the signs of errors less bound."""
 
 
 def total(gap: FloatArray) -> FloatArray:
@@ -95,7 +97,8 @@ def gap_curve(filled: Bins) -> Callable[[FloatArray], FloatArray]:
     size, accuracy = filled.effective[held], filled.accuracy[held]
     likely = (accuracy * size + 0.5) / (size + 1)  # a bin without errors has noise all the same
     off = (gap / share - smooth(claimed)) / np.sqrt(likely * (1 - likely) / size)
-    return smooth if (off**2).sum() <= chi2.ppf(0.99, off.size) else stepped
+    usual = 2 * gammaincinv(off.size / 2, 0.99)  # of a chi-squared variable
+    return smooth if (off**2).sum() <= usual else stepped
 
 
 def gap_deviation(filled: Bins) -> FloatArray:

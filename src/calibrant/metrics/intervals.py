@@ -30,13 +30,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import betainc, expit
-from scipy.stats import gamma, norm, t
+from scipy.special import betainc, expit, gammaincinv, ndtri, stdtrit
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Functional, gap_curve, running
+from calibrant.metrics.gaps import Excess, Functional, gap_curve, running
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.reliability import Estimate as Estimate
 
@@ -75,6 +74,7 @@ class Cells:
     seed: int
     scatter: FloatArray | float = 0.0  # of sums of gaps beyond that of outcomes, as trials
     draws: dict[float, Draws] = field(default_factory=dict)  # metrics share those of a scale
+    ends: dict[tuple[Functional, float], tuple[float, float]] = field(default_factory=dict)
 
     def accuracy(self, scale: float) -> FloatArray:
         """True accuracy of a candidate."""
@@ -85,13 +85,13 @@ class Cells:
         return self.share * (self.claimed - self.accuracy(scale))
 
     @cached_property
-    def families(self) -> list[Cells]:
-        """Candidates along the shape, and two whose gap at s = 1 is one standard error anywhere."""
+    def constant(self) -> list[Cells]:
+        """Cells with candidates whose gap at s = 1 is one standard error, of either sign."""
         count = int(self.size.sum())
         right = float(self.share @ self.claimed - self.observed.sum())
         likely = (right * count + 0.5) / (count + 1)  # unseen errors are possible all the same
         shape = np.full_like(self.shape, math.sqrt(likely * (1 - likely) / count))
-        return [self, *(replace(self, shape=sign * shape, draws={}) for sign in (1, -1))]
+        return [replace(self, shape=sign * shape, draws={}) for sign in (1, -1)]
 
     def drawn(self, scale: float) -> FloatArray:
         """Gaps in samples of this size, ``(replicates, cells)``."""
@@ -149,43 +149,64 @@ def _excess(filled: Bins) -> FloatArray:
     return excess
 
 
-def error_interval(value: float, error: Functional, cells: Cells, level: float) -> Estimate:
+def error_interval(
+    value: float, error: Functional, cells: Cells, level: float, excess: Excess | None = None
+) -> Estimate:
     """Interval of a calibration error by inverting tests along the shape of the gaps.
 
     Where these are near zero, multiples of them are too: the upper end also tries constant gaps.
+    ``excess`` is passed where errors are compared with a bound at less cost than computed.
     """
+    if (error, level) not in cells.ends:
+        compared = excess or (lambda gaps, bound: np.asarray(error(gaps) - bound))
+        cells.ends[error, level] = _ends(error, compared, cells, level)
+    low, high = cells.ends[error, level]
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tuple[float, float]:
+    """Return the errors of the first and of the last candidate that the data do not rule out."""
     alpha, draws = 1 - level, len(cells.trials)
     # draws that equal the observed error but for rounding count on both sides
     observed = float(error(cells.observed[None])[0])
     slack = 1e-9 * observed
-    noise = float(np.median(error(cells.drawn(0.0))))
+    calibrated = error(cells.drawn(0.0))
+    noise = float(np.median(calibrated))
+
+    def share(event: BoolArray) -> float:
+        return (1 + int(event.sum())) / (1 + draws)
 
     def reach(gaps: FloatArray) -> BoolArray:
-        return error(gaps) >= observed - slack
+        return excess(gaps, observed - slack) >= 0
 
     def undercut(gaps: FloatArray) -> BoolArray:
-        return error(gaps) <= observed + slack
+        return excess(gaps, observed + slack) <= 0
 
     def too_low(scale: float) -> bool:
-        true = float(error(cells.gaps(scale)[None])[0])
-        tail = _lower_tail(true, noise, alpha) if scale else alpha
+        tail = _lower_tail(float(error(cells.gaps(scale)[None])[0]), noise, alpha)
         return not cells.often(scale, reach, lambda share: share >= tail)
 
-    low = _last(too_low) if too_low(0.0) else 0.0
+    low = _last(too_low) if share(calibrated >= observed - slack) < alpha else 0.0
+    lucky = share(calibrated <= observed + slack)
     # a share below two draws cannot be told from none
-    lucky = (1 + int(undercut(cells.drawn(0.0)).sum())) / (1 + draws)
     rarely = max(lucky * alpha / 2, 2 / (1 + draws))
 
-    def last(candidates: Cells) -> float:
-        return _last(lambda s: candidates.often(s, undercut, lambda share: share > rarely))
+    def compatible(candidates: Cells) -> Callable[[float], bool]:
+        return lambda scale: candidates.often(scale, undercut, lambda share: share > rarely)
 
-    scales = list(map(last, cells.families))
-    highest = [each.gaps(scale) for each, scale in zip(cells.families, scales, strict=True)]
-    low_error, *high_errors = error(np.stack([cells.gaps(low), *highest])).tolist()
+    high = _last(compatible(cells))
     # above 0 only where accuracies of 0 or 1 stop the candidates; see the top of this file
-    beyond = observed - float(np.quantile(error(cells.drawn(scales[0])), rarely))
-    high_errors[0] = min(high_errors[0] + max(beyond, 0.0), 1.0)
-    return Estimate(value, min(low_error, value), max(*high_errors, value))
+    beyond = max(observed - float(np.quantile(error(cells.drawn(high)), rarely)), 0.0)
+    low_error, high_error = error(np.stack([cells.gaps(low), cells.gaps(high)])).tolist()
+    high_error = min(high_error + beyond, 1.0)
+    for each in cells.constant:
+
+        def larger(scale: float, each: Cells = each, least: float = high_error) -> bool:
+            return bool(excess(each.gaps(scale)[None], least)[0] > 0)
+
+        last = _last(compatible(each), larger)
+        high_error = max(high_error, float(error(each.gaps(last)[None])[0]))
+    return low_error, high_error
 
 
 def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
@@ -202,14 +223,14 @@ def class_interval(value: float, sums: ClassBins, level: float) -> Estimate:
         if deviation == 0:
             return mean
         few = (deviation / mean) ** 2  # a sum of few absolute values is skewed, as a gamma variable
-        return float(gamma.ppf(share, 1 / few)) * few * mean
+        return float(gammaincinv(1 / few, share)) * few * mean
 
     def lowest(scale: float) -> float:
         """Highest error that a candidate is likely to show, less the observed one."""
         return quantile(scale, 1 - _lower_tail(cells.error(scale), floor, alpha)) - value
 
     low, high = _root(lowest), _root(lambda scale: quantile(scale, alpha / 2) - value)
-    reach = float(norm.ppf(1 - alpha / 2)) * cells.noisy(high)[1]
+    reach = float(ndtri(1 - alpha / 2)) * cells.noisy(high)[1]
     highest = max(cells.error(high), value + reach)
     return Estimate(value, min(cells.error(low), value), min(highest, 1.0))
 
@@ -313,7 +334,7 @@ def class_cells_of(sums: ClassBins) -> ClassCells:
 
 def mean_interval(value: float, deviation: float, level: float) -> Estimate:
     """Normal interval."""
-    reach = float(norm.ppf((1 + level) / 2)) * deviation
+    reach = float(ndtri((1 + level) / 2)) * deviation
     return Estimate(value, value - reach, value + reach)
 
 
@@ -327,7 +348,7 @@ def share_intervals(
     value: FloatArray, count: FloatArray, level: float
 ) -> tuple[FloatArray, FloatArray]:
     """Both ends of Wilson's intervals of shares ``(n,)`` of ``count`` ``(n,)`` examples."""
-    z2 = float(norm.ppf((1 + level) / 2)) ** 2
+    z2 = float(ndtri((1 + level) / 2)) ** 2
     centre = (value + z2 / (2 * count)) / (1 + z2 / count)
     reach = np.sqrt(z2 * (value * (1 - value) / count + z2 / (4 * count**2))) / (1 + z2 / count)
     # the value is within, but for rounding where it is 0 or 1
@@ -340,7 +361,7 @@ def logit_interval(value: float, deviation: float, freedom: float, level: float)
     if math.isnan(deviation) or not (0 < value < 1 and freedom > 0):
         return Estimate(value)
     centre = math.log(value / (1 - value))
-    reach = float(t.ppf((1 + level) / 2, freedom)) * deviation / (value * (1 - value))
+    reach = float(stdtrit(freedom, (1 + level) / 2)) * deviation / (value * (1 - value))
     low, high = expit([centre - reach, centre + reach])
     return Estimate(value, float(low), float(high))
 
@@ -399,10 +420,14 @@ def _lower_tail(error: float, noise: float, alpha: float) -> float:
     return alpha * (1 - min(error / noise, 1.0) / 2) if noise > 0 else alpha / 2
 
 
-def _last(holds: Callable[[float], bool]) -> float:
-    """Largest scale up to which ``holds`` is true, by bisection."""
+def _last(
+    holds: Callable[[float], bool], matters: Callable[[float], bool] = lambda scale: True
+) -> float:
+    """Largest scale up to which ``holds`` is true, by bisection, or one that does not matter."""
     low, high = 0.0, LIMIT
     for _ in range(12):
+        if not matters(high):
+            break
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

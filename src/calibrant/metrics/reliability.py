@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from calibrant._core.binning import Bins
 from calibrant._core.checks import FloatArray, check_level
@@ -104,6 +104,6 @@ def _clopper_pearson(filled: Bins, level: float | None) -> tuple[FloatArray, Flo
         effective = filled.effective
         hits = filled.accuracy * effective
         tail = (1 - level) / 2
-        low = np.where(hits > 0, beta.ppf(tail, hits, effective - hits + 1), 0.0)
-        high = np.where(hits < effective, beta.ppf(1 - tail, hits + 1, effective - hits), 1.0)
+        low = np.where(hits > 0, betaincinv(hits, effective - hits + 1, tail), 0.0)
+        high = np.where(hits < effective, betaincinv(hits + 1, effective - hits, 1 - tail), 1.0)
     return low, high

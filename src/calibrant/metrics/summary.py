@@ -17,7 +17,7 @@ from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import EstimandChoice
 from calibrant.metrics import intervals
 from calibrant.metrics.classwise import ClassBins
-from calibrant.metrics.gaps import Functional
+from calibrant.metrics.gaps import Excess, Functional
 from calibrant.metrics.intervals import Cells, Estimate
 from calibrant.metrics.reductions import Reduced, WeightedPairs
 
@@ -146,6 +146,7 @@ class Summary:
         *,
         value: float | None = None,
         replicates: int = REPLICATES,
+        excess: Excess | None = None,
     ) -> Estimate:
         """A calibration error with its interval; its ``value`` where it is not that of the bins."""
         if value is None:
@@ -155,7 +156,7 @@ class Summary:
         cells = self.cells
         if filled is not None:
             cells = intervals.cells_of(filled, self.equal_mass, replicates, self.seed)
-        return intervals.error_interval(value, error, cells, self.level)
+        return intervals.error_interval(value, error, cells, self.level, excess)
 
     def interval(
         self, construct: Callable[..., Estimate], value: float, *spread: float

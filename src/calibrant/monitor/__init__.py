@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from calibrant.monitor.e_process import TILTS
+from calibrant.monitor.estimates import WindowEstimate
 from calibrant.monitor.report import MonitorReport
 from calibrant.monitor.stream import Monitor
 
-__all__ = ["TILTS", "Monitor", "MonitorReport"]
+__all__ = ["TILTS", "Monitor", "MonitorReport", "WindowEstimate"]

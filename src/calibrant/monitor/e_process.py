@@ -27,8 +27,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
-from scipy.stats import beta
+from scipy.special import betaincinv, logsumexp
 
 from calibrant._core.binning import bin_index, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs, check_whole
@@ -210,8 +209,8 @@ def reference_gaps(reference: tuple[Values, Values], bins: int, level: float) ->
     index = bin_index(confidence, uniform_edges(bins))
     n, right, total = (np.bincount(index, values, bins) for values in (None, outcome, confidence))
     tail = level / (2 * np.count_nonzero(n))
-    low = beta.ppf(tail, np.maximum(right, 1), n - right + 1)
-    high = beta.ppf(1 - tail, right + 1, np.maximum(n - right, 1))
+    low = betaincinv(np.maximum(right, 1), n - right + 1, tail)
+    high = betaincinv(right + 1, np.maximum(n - right, 1), 1 - tail)
     mean = total / np.maximum(n, 1)
     return np.stack([np.where(right > 0, low - mean, -1.0), np.where(right < n, high - mean, 1.0)])
 

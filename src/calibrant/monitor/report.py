@@ -71,7 +71,8 @@ class MonitorReport:
     """State of a monitor; printing it gives a table and a verdict.
 
     ``windows`` has ``window``, ``n``, ``accuracy``, ``confidence``, ``gap`` (confidence -
-    accuracy), ``ece`` and ``e_value`` of each window that is kept. ``e_value`` is the evidence
+    accuracy), ``ece`` and ``e_value`` of each window that is kept, and where an estimator was used
+    ``estimate``, ``estimate_low``, ``estimate_high`` and ``promise``. ``e_value`` is the evidence
     against calibration, 1 at the start, ``limit`` its value for an alarm, and ``alarm`` the first
     time that this was reached. Then ``drift`` is an estimate of what has changed, and ``bins`` has
     the bins that have been beyond the tolerance and beyond chance since.
@@ -124,12 +125,14 @@ class MonitorReport:
     def table(self) -> list[tuple[str, ...]]:
         """Return headings and the last windows, as text."""
         headings = ("window", "examples", "accuracy", "confidence", "gap", "ECE", "e-value")
-        rows: list[tuple[str, ...]] = [headings]
+        estimated = any("estimate" in row for row in self.windows)
+        rows: list[tuple[str, ...]] = [(*headings, "estimated") if estimated else headings]
         for row in self.windows[-SHOWN:]:
             formats = {"accuracy": ".2f", "confidence": ".2f", "gap": "+.2f", "ece": ".2f"}
             cells = [f"{100 * row[key]:{form}} %" for key, form in formats.items()]
             cells = cells if row["n"] else ["-"] * 4
-            rows.append((row["window"], f"{row['n']:,}", *cells, f"{row['e_value']:.3g}"))
+            more = [_estimated(row)] if estimated else []
+            rows.append((row["window"], f"{row['n']:,}", *cells, f"{row['e_value']:.3g}", *more))
         return rows
 
     def __str__(self) -> str:
@@ -211,6 +214,16 @@ class MonitorReport:
         """Return the last windows as a table for LaTeX with the package booktabs."""
         headings, *rows = self.table()
         return latex_table(headings, rows)
+
+
+def _estimated(row: dict[str, Any]) -> str:
+    """Return the estimated accuracy of a window as text."""
+    if math.isnan(row["estimate"]):
+        return "-"
+    if math.isnan(row["estimate_low"]):
+        return f"{row['promise']}"
+    ends = f"{100 * row['estimate_low']:.1f} to {100 * row['estimate_high']:.1f}"
+    return f"{100 * row['estimate']:.1f} ({ends}) %"
 
 
 def _shares(values: dict[str, float]) -> str:

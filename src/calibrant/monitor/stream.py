@@ -26,6 +26,7 @@ from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
 from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
+from calibrant.monitor.estimates import Estimator, WindowEstimate, WindowEstimates
 from calibrant.monitor.predictions import Id, PendingPredictions
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.retrain.adapter import as_calibrator
@@ -122,6 +123,7 @@ class Monitor:
         self._dated = isinstance(first, date)  # window numbers are ordinals of days
         self._pending = PendingPredictions(int(pending))
         self._files: dict[str, list[float]] = {}  # by their digests; lists are of early states
+        self._estimates = WindowEstimates()
         self._classes = 0
 
     def update(
@@ -205,6 +207,7 @@ class Monitor:
         split: str | None = None,
         window: WindowId | None = None,
         name: str | None = None,
+        estimator: Estimator | None = None,
         executor: Executor | None = None,
         progress: Progress | None = None,
     ) -> Monitor:
@@ -213,6 +216,9 @@ class Monitor:
         ``window`` is the next one by default. A file with the same logits and labels as an
         earlier one, whatever their names, is left out with a warning, also when that one's window
         was summed up.
+
+        ``estimator`` (:class:`calibrant.estimate.PerformanceEstimator`) estimates the accuracy of
+        the window without labels, which the file need not have; an alarm ends its promises.
         """
         chosen = open_dataset(path).split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
@@ -221,6 +227,10 @@ class Monitor:
         self._check_calibrator()
         number = self._windows.next_number() if window is None else _number(window)
         total, ignored = Window.empty(self.bins, number, name), 0
+        estimate = None if estimator is None else estimator.window_estimate(chosen, executor)
+        if estimate is not None and "labels" not in chosen.keys:
+            self._add(total, estimate)
+            return self
         task = partial(predictions.shard_sums, self.calibrator, self.tolerated)
         columns = ["logits", "labels"]
         if self.calibrator is not None and self.calibrator.needs_features:
@@ -241,7 +251,7 @@ class Monitor:
             self._set_classes(chosen.classes if chosen.rows else 0)
         self._pending.counts["ignored"] += ignored
         self._files.setdefault(content.hexdigest(), [])
-        self._add(total)
+        self._add(total, estimate)
         return self
 
     def _knows(self, content: str, window: Window) -> bool:
@@ -281,6 +291,7 @@ class Monitor:
         for digest, sums in other._files.items():
             self._files.setdefault(digest, []).extend(sums)
         self._pending.merge(other._pending)
+        self._estimates.by_window |= other._estimates.by_window
         self._dated = self._dated or other._dated
         self._classes = self._classes or other._classes
         return self
@@ -317,6 +328,7 @@ class Monitor:
         rows, state = [], self._windows.summed
         for window, state in self._windows.history():
             figures = {"n": window.n, **window.figures(), "e_value": state.e_value}
+            figures |= self._estimates.figures(window.number)
             rows.append({"window": window.name, **figures})
         alarm, drift, off = self.alarm or self._alarmed(state), None, []
         if alarm is not None:
@@ -370,6 +382,7 @@ class Monitor:
             "counts": self._pending.counts,
             "waiting": [[key, *kept] for key, kept in self._pending.waiting.items()],
             "files": self._files,
+            "estimates": self._estimates.state(),
             **self._windows.state(),
         }
 
@@ -391,6 +404,7 @@ class Monitor:
         watch._windows.restore(state)
         for number in (*watch.windows, watch._windows.next_number()):
             watch._name(number)  # refuses what is no day
+        watch._estimates.restore(state.get("estimates", {}))
         watch.alarm = None if state["alarm"] is None else Alarm.from_state(state["alarm"])
         if watch.alarm is not None and not watch.windows:
             raise ValueError("there is an alarm without a window")
@@ -460,11 +474,13 @@ class Monitor:
             confidence, outcome = confidence[room:], outcome[room:]
         return self
 
-    def _add(self, window: Window) -> None:
-        """Add a window to the stream, and remember the first alarm."""
+    def _add(self, window: Window, estimate: WindowEstimate | None = None) -> None:
+        """Add a window to the stream, and remember the first alarm and an estimate."""
         self._windows.put(window)
         if self.alarm is None:
             self.alarm = self._alarmed(self._windows.e_process())
+        if estimate is not None:
+            self._estimates.keep(window.number, estimate, self.windows, self.alarm is not None)
 
     def _alarmed(self, state: EProcess) -> Alarm | None:
         if state.log_e_value() < -math.log(self.level):

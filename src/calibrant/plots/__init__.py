@@ -8,6 +8,7 @@ Needs matplotlib: ``pip install 'calibrant[plot]'``.
 
 from calibrant.plots.comparison import forest_plot as forest_plot, forest_plots as forest_plots
 from calibrant.plots.drift import drift_plot as drift_plot, window_plot as window_plot
+from calibrant.plots.estimates import estimate_plot as estimate_plot
 from calibrant.plots.files import save_figure as save_figure
 from calibrant.plots.look import look as look
 from calibrant.plots.maps import (

@@ -120,13 +120,32 @@ def write_splits(
 
     Columns ``left_out`` are not written.
     """
+
+    def made(folder: Path) -> dict[str, Array]:
+        return {
+            full_key(split.name, name): values
+            for split, report in with_progress(splits, progress)
+            for name, values in make(split, folder, report).items()
+        }
+
+    write_columns(dataset, target, made, left_out=left_out)
+
+
+def write_columns(
+    dataset: Dataset,
+    target: Path,
+    make: Callable[[Path], Mapping[str, Array]],
+    *,
+    left_out: Sequence[str] = (),
+) -> None:
+    """Write the arrays that ``make`` returns by key, and all others but the scores.
+
+    ``make`` is called with a folder for files that hold arrays meanwhile.
+    """
     check_target(dataset, target)
-    arrays: dict[str, Any] = {}
     with temporary_folder(target) as folder:
-        arrays |= _copies(dataset, folder, target.suffix, left_out)
-        for split, report in with_progress(splits, progress):
-            made = make(split, folder, report)
-            arrays |= {full_key(split.name, name): values for name, values in made.items()}
+        arrays: dict[str, Any] = _copies(dataset, folder, target.suffix, left_out)
+        arrays |= make(folder)
         order = [key for files in dataset.files for key in files if key in arrays]
         write_arrays(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})
 
@@ -170,17 +189,22 @@ def part_of_input(target: str, dataset: Dataset) -> ValueError:
 
 def check_fits(calibrator: Calibrator, split: Split) -> None:
     """Raise unless a calibrator takes the scores and features of a split."""
-    calibrator.check_logits(torch.zeros(1, *split.shape))
-    if calibrator.one_logit and split.shape:
-        raise ValueError(
-            f"{split.path} has {math.prod(split.shape)} scores per row, but this "
-            f"{type(calibrator).__name__} was fitted on one logit per row"
-        )
+    check_shape(calibrator, split.shape, split.path)
     if calibrator.needs_features:
         check_features(calibrator, split)
         width = split.shards[0].column("features").shape[1:]
         with located(split.path):
             calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
+
+
+def check_shape(calibrator: Calibrator, shape: tuple[int, ...], where: str) -> None:
+    """Raise unless a calibrator takes rows of scores of a shape."""
+    calibrator.check_logits(torch.zeros(1, *shape))
+    if calibrator.one_logit and shape:
+        raise ValueError(
+            f"{where} has {math.prod(shape)} scores per row, but this "
+            f"{type(calibrator).__name__} was fitted on one logit per row"
+        )
 
 
 def _others(dataset: Dataset, left_out: Sequence[str]) -> dict[str, list[Column]]:
@@ -240,7 +264,7 @@ def _copies(dataset: Dataset, folder: Path, suffix: str, left_out: Sequence[str]
         except NoArrayError as problem:
             problems.append(f"{key} ({problem})")
     if problems:
-        warnings.warn(f"left out: {comma_separated(problems)}", stacklevel=4)
+        warnings.warn(f"left out: {comma_separated(problems)}", stacklevel=5)
     return copies
 
 
@@ -261,6 +285,13 @@ def _copied(columns: Sequence[Column], folder: Path, suffix: str) -> Any:
     return read_all(columns, empty_array(folder, shape, dtype))
 
 
+def probs_of(calibrator: Calibrator, calibrated: Array) -> Array:
+    """Return the probabilities of calibrated logits, in double precision."""
+    wide = torch.from_numpy(calibrated).double()
+    each = wide.ndim == 1 or calibrator.multilabel
+    return (wide.sigmoid() if each else wide.softmax(-1)).numpy()
+
+
 def _calibrated(
     calibrator: Calibrator, split: Split, folder: Path, progress: Progress | None
 ) -> Array:
@@ -275,9 +306,7 @@ def _calibrated(
         for chunk in chunks:
             values = calibrator.transform(chunk.logits, chunk.get("features"))
             if probs:
-                wide = torch.from_numpy(values).double()
-                each = values.ndim == 1 or calibrator.multilabel
-                values = (wide.sigmoid() if each else wide.softmax(-1)).numpy()
+                values = probs_of(calibrator, values)
             whole[start : start + len(values)] = values
             start += len(values)
 

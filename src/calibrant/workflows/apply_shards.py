@@ -2,100 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from calibrant._core.checks import warn
 from calibrant._core.chunks import Progress
-from calibrant._core.engines import mapped
-from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.columns import Columns, array_column
-from calibrant.data.dataset import Dataset, Split, as_dataset
+from calibrant.data.dataset import Dataset, as_dataset
 from calibrant.data.keys import full_key
-from calibrant.data.outputs import OutputFolder, output_folder
-from calibrant.data.readers import WRITERS
-from calibrant.data.storage import Fingerprint, is_remote, storage_of
+from calibrant.data.outputs import output_folder
+from calibrant.data.shards import Report
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
-from calibrant.workflows.apply import (
-    calibrated_by,
-    check_fits,
-    check_outside_of,
-    part_of_input,
-    scored_splits,
-    write_splits,
-)
-
-RECEIPTS = ".calibrant"
-"""Folder inside the output with a file for each finished shard: what it was made from."""
-
-
-@dataclass(frozen=True)
-class WrittenShards:
-    """Files that a run of :func:`apply_shards` wrote, and those of earlier runs that it kept."""
-
-    written: list[str]
-    kept: list[str]
-    changed: list[str]  # written again, since the input or the calibrator is another
-
-    def describe(self) -> str:
-        """Return a sentence about the run."""
-        kept = f", kept {len(self.kept):,} of an earlier run" if self.kept else ""
-        again = f" ({len(self.changed):,} of them again, since the input or the calibrator changed)"
-        count = len(self.written)
-        shards = f"{count:,} shard{'s' * (count != 1)}"
-        return f"wrote {shards}{again if self.changed else ''}{kept}"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One shard to calibrate, and the file to write."""
-
-    dataset: Dataset
-    out: OutputFolder
-    name: str
-    made_from: str
-
-    @property
-    def path(self) -> str:
-        """Path of the input, for messages."""
-        return self.dataset.path
-
-    @property
-    def target(self) -> str:
-        """Path of the output."""
-        return self.out.address(self.name)
-
-    @property
-    def receipt(self) -> str:
-        """Name of the file that tells what the output was made from."""
-        return f"{RECEIPTS}/{self.name}.json"
-
-    @property
-    def rows(self) -> int:
-        """Number of examples."""
-        return sum(split.rows for split in scored_splits(self.dataset))
-
-    def earlier(self) -> str | None:
-        """Return what the finished output was made from; None if there is none."""
-        try:
-            known = json.loads(self.out.read(self.receipt))
-            whole = self.out.stamp(self.name) == known["output"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return str(known.get("made_from")) if whole else None
+from calibrant.workflows.apply import calibrated_by, check_fits, scored_splits, write_splits
+from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
 
 
 def apply_shards(
@@ -151,59 +78,21 @@ def apply_shards(
     for split in scored_splits(dataset):
         check_fits(module, split)
         shapes[split.name] = split.shape
-    jobs = _jobs(module, dataset, output_folder(os.fspath(out)), shapes)
-    _warn_of_orphans(jobs)
-    todo = {job.target: earlier for job in jobs if (earlier := job.earlier()) != job.made_from}
-    waiting = [job for job in jobs if job.target in todo]
-    total = sum(job.rows for job in jobs)
-    done = total - sum(job.rows for job in waiting)
-    task = partial(_write, module)
-    for job, _ in zip(waiting, _results(task, waiting, executor), strict=True):
-        done += job.rows
-        if progress is not None:
-            progress(done, total)
-    kept = [job.target for job in jobs if job.target not in todo]
-    changed = [target for target, earlier in todo.items() if earlier is not None]
-    return WrittenShards(list(todo), kept, changed)
+    shards = [_with_shapes(one, shapes) for one in _scored_files(dataset, shapes)]
+    folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(module)
+    jobs = shard_jobs(dataset, shards, folder, learned, rows=_rows)
+    warn_of_orphans(jobs)
+    return write_shards(jobs, partial(_write, module), executor=executor, progress=progress)
 
 
-def _results(task: Any, jobs: list[_Job], executor: Executor | None) -> Iterator[None]:
-    return map(task, jobs) if executor is None else mapped(executor, task, jobs)
+def _rows(one: Dataset) -> int:
+    return sum(split.rows for split in scored_splits(one))
 
 
-def _jobs(
-    calibrator: Calibrator,
-    dataset: Dataset,
-    out: OutputFolder,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> list[_Job]:
-    """Return a job for each file with scores, and create the folder."""
-    learned, jobs = calibrator_fingerprint(calibrator), []
+def _scored_files(dataset: Dataset, splits: Container[str]) -> list[Dataset]:
+    """Return a dataset for each file that has one of the splits."""
     ones = [replace(dataset, path=_path(file), files=[file]) for file in dataset.files]
-    scored = [one for one in ones if any(name in shapes for name in one.splits)]
-    places = [_place(one.path) for one in scored]
-    home = os.path.commonpath(map(os.path.dirname, places))
-    for one, place in zip(scored, places, strict=True):
-        stem, suffix = os.path.splitext(os.path.relpath(place, home))
-        name = Path(stem + (suffix if suffix in WRITERS else ".npz")).as_posix()
-        jobs.append(_Job(_with_shapes(one, shapes), out, name, _made_from(one, learned)))
-    check_outside(dataset, [job.target for job in jobs])
-    out.create()
-    return jobs
-
-
-def _place(path: str) -> str:
-    """Return the place of a file in its storage, from the root on."""
-    return os.path.join(os.sep, storage_of(path)[1]) if is_remote(path) else os.path.abspath(path)
-
-
-def check_outside(dataset: Dataset, targets: Iterable[str]) -> None:
-    """Raise if a file to be written is part of the input."""
-    for target in targets:
-        if not is_remote(target):
-            check_outside_of(dataset, Path(target))
-        elif target in {c.path for arrays in dataset.files for c in arrays.values()}:
-            raise part_of_input(target, dataset)
+    return [one for one in ones if any(name in splits for name in one.splits)]
 
 
 def _path(file: Columns) -> str:
@@ -223,43 +112,8 @@ def _with_shapes(one: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> Dataset
     return replace(one, files=[file])
 
 
-def _made_from(one: Dataset, learned: str) -> str:
-    """Return a digest of the fingerprints of the files of a shard and of the calibrator."""
-    files: dict[str, Fingerprint | None] = {
-        _place(c.path): c.fingerprint for c in one.files[0].values()
-    }
-    return hashlib.sha256(json.dumps([learned, sorted(files.items())]).encode()).hexdigest()
-
-
-def _warn_of_orphans(jobs: list[_Job]) -> None:
-    """Warn of shards of earlier runs whose input is gone: they would still be counted."""
-    out, ours, orphans = jobs[0].out, {job.receipt for job in jobs}, []
-    for receipt in out.names(RECEIPTS):
-        name = receipt.removeprefix(f"{RECEIPTS}/").removesuffix(".json")
-        if receipt in ours or not out.exists(name):
-            continue
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            storage, place = storage_of(json.loads(out.read(receipt))["input"])
-            if not storage.exists(storage.path(place)):
-                orphans.append(out.address(name))
-    if orphans:
-        names = comma_separated(orphans[:5]) + (" ..." if len(orphans) > 5 else "")
-        warn(f"the input of {names} is gone: remove what is not wanted any more")
-
-
-def _write(calibrator: Calibrator, job: _Job) -> None:
-    """Write one shard, and then its receipt."""
-    splits: list[Split] = scored_splits(job.dataset)
-    try:
-        with job.out.file(job.name) as target:
-            write_splits(job.dataset, splits, target, calibrated_by(calibrator))
-        source = job.path if is_remote(job.path) else os.path.abspath(job.path)
-        output = job.out.stamp(job.name)
-        content = {"input": source, "made_from": job.made_from, "output": output}
-        job.out.write(job.receipt, json.dumps(content))
-    except OSError as problem:
-        raise OSError(
-            problem.errno,
-            f"{job.target} was not written ({problem.strerror or problem}); finished shards are "
-            "kept: remove the cause, and run the same again",
-        ) from problem
+def _write(calibrator: Calibrator, shard: Dataset, target: Path, report: Report) -> None:
+    """Write one shard."""
+    splits = scored_splits(shard)
+    write_splits(shard, splits, target, calibrated_by(calibrator))
+    report(sum(split.rows for split in splits))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -70,11 +70,15 @@ def open_good_shards(
 
 def describe_skipped(dataset: Dataset) -> Iterator[str]:
     """Yield lines about the shards that were left out."""
-    if not (count := len(dataset.skipped)):
+    return lines_on_skipped(dataset.skipped, len(dataset.files))
+
+
+def lines_on_skipped(skipped: Mapping[str, str], used: int) -> Iterator[str]:
+    """Yield lines about shards that were left out, by their messages, beside those in use."""
+    if not (count := len(skipped)):
         return
-    total = count + len(dataset.files)
-    yield f"skipped {count:,} bad shard{'s' * (count != 1)} of {total:,}:"
-    for message in list(dataset.skipped.values())[:LISTED]:
+    yield f"skipped {count:,} bad shard{'s' * (count != 1)} of {count + used:,}:"
+    for message in list(skipped.values())[:LISTED]:
         yield f"  {message}"
     if count > LISTED:
         yield f"  and {count - LISTED:,} more"

@@ -39,14 +39,14 @@ def test_tokens_are_those_of_the_answer(model, tokenizer, kind):
 
 
 def test_other_aggregates_and_an_end_token(model, tokenizer, monkeypatch):
-    monkeypatch.setattr("calibrant.llm.answers.streaming.end_ids", lambda *_: set())
+    monkeypatch.setattr("calibrant.llm.answers.streaming.end_tokens", lambda *_: set())
     long = list(stream(model, tokenizer, PROMPTS[0], aggregate="minimum", max_new_tokens=9))
     probs = [token.prob for token in long]
     assert [token.confidence for token in long] == pytest.approx(np.minimum.accumulate(probs))
     words = [token.text.strip() for token in long]
     at = next(n for n, word in enumerate(words) if word != words[0])  # the first other word
     ends = set(tokenizer.encode(words[at], add_special_tokens=False))
-    monkeypatch.setattr("calibrant.llm.answers.streaming.end_ids", lambda *_: ends)
+    monkeypatch.setattr("calibrant.llm.answers.streaming.end_tokens", lambda *_: ends)
     short = list(stream(model, tokenizer, PROMPTS[0], max_new_tokens=9))
     assert [token.text.strip() for token in short] == words[:at]
 
@@ -66,7 +66,7 @@ def test_sampled_tokens_have_their_own_probabilities(model, tokenizer):
 
 
 def test_closing_stops_the_model(model, tokenizer, monkeypatch):
-    monkeypatch.setattr("calibrant.llm.answers.streaming.end_ids", lambda *_: set())
+    monkeypatch.setattr("calibrant.llm.answers.streaming.end_tokens", lambda *_: set())
     before = threading.active_count()
     tokens = stream(model, tokenizer, PROMPTS[0], max_new_tokens=2000)
     next(tokens)

@@ -1,16 +1,12 @@
 """Shards whose rows come in any order, and are complete or not there."""
 
-import os
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import calibrant
 from calibrant.llm.tokens.writing import new_shard, sole_writer
+from tests.support.warm_scripts import run_script
 
 # Writes more than a file may have. The limit of a process gives the error of a full disk, without
 # one; a memory map would end the process.
@@ -57,9 +53,7 @@ def test_a_shard_without_all_rows_does_not_get_its_name(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no limits of files")
 def test_a_file_that_cannot_grow_is_an_error(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    done = run_script(FULL, tmp_path)
     assert done.returncode == 1
     assert "could not be written (File too large)" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.iterdir())

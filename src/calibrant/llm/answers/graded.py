@@ -101,12 +101,16 @@ class AnswerRows(NamedTuple):
     def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
         """Return the answers with their grades, which every row must have."""
         confidence, source, tokens = self.confidences(aggregate)
-        pairs = list(zip(self.places, self.rows, strict=True))
-        correct = np.array([grade_of(row, place) for place, row in pairs], dtype=bool)
+        correct = self.grades()
         questions, answers = (
             [str(row.get(name, "")) for row in self.rows] for name in ("question", "answer")
         )
         return GradedAnswers(questions, answers, confidence, correct, source, tokens)
+
+    def grades(self) -> BoolArray:
+        """Return whether each answer is right; every row must say so."""
+        pairs = zip(self.places, self.rows, strict=True)
+        return np.array([grade_of(row, place) for place, row in pairs], dtype=bool)
 
     def confidences(
         self, aggregate: Aggregator | None = None
@@ -120,7 +124,7 @@ class AnswerRows(NamedTuple):
         source = self.source()
         if aggregate is None and any("confidence" in row for row in self.rows):
             pairs = zip(self.places, self.rows, strict=True)
-            stated = np.array([_confidence(row, place) for place, row in pairs])
+            stated = np.array([stated_number(row, place) for place, row in pairs])
             return stated, source, tokens
         if not tokens:
             raise ValueError(
@@ -133,9 +137,7 @@ class AnswerRows(NamedTuple):
     def _token_probs(self) -> list[FloatArray]:
         if not all("token_probs" in row for row in self.rows):
             return []
-        return [
-            token_probs_of(row, place) for place, row in zip(self.places, self.rows, strict=True)
-        ]
+        return [token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
 
     def source(self) -> Source:
         """Source of all rows; raise if they differ."""
@@ -242,7 +244,8 @@ def _cells(row: Row) -> Row:
     return {key: v if isinstance(v, str) else json.dumps(v) for key, v in row.items()}
 
 
-def _confidence(row: Row, place: str) -> float:
+def stated_number(row: Row, place: str) -> float:
+    """Return the ``confidence`` of a row."""
     value = row.get("confidence")
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -268,16 +271,34 @@ def grade_of(row: Mapping[str, Any], place: str) -> bool:
     return known
 
 
-def token_probs_of(row: Row, place: str) -> FloatArray:
-    """Return the token probabilities of a row."""
-    value = row["token_probs"]
-    try:
-        values = np.array(json.loads(value) if isinstance(value, str) else value, np.float64)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"token_probs of {place} must be a list of numbers ({error})") from error
-    if values.ndim != 1 or not values.size:
+def token_probs(row: Row, place: str) -> FloatArray:
+    """Return the probabilities of the tokens of a row."""
+    values = numbers(row["token_probs"], "token_probs", place)
+    wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]
+    if wrong.size:
+        raise ValueError(
+            f"token_probs of {place} must be in [0, 1], got {wrong[0]:g}: for log-probabilities "
+            "write exp of them, and leave out answers whose tokens are unknown"
+        )
+    if not values.size:
         raise ValueError(f"{place} has an answer without tokens: leave it out")
     return np.where(values == 0, ROUNDED / 4, values)
+
+
+def numbers(value: Any, name: str, place: str) -> FloatArray:
+    """Return a list of numbers in a row, which cells of CSV hold as JSON."""
+    try:
+        values = np.array(unpacked_cell(value), np.float64)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} of {place} must be a list of numbers ({error})") from error
+    if values.ndim != 1:
+        raise ValueError(f"{name} of {place} must be a list of numbers, got {value!r:.60}")
+    return values
+
+
+def unpacked_cell(value: Any) -> Any:
+    """Return what the JSON in a cell of a CSV file holds; other values as they are."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _source_of(row: Row) -> Source:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from calibrant._core.torch_models import evaluating
 from calibrant.llm import huggingface
-from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, checked_prompts, end_ids
+from calibrant.llm.answers.asking import GREEDY, INCOMPLETE, checked_prompts, end_tokens
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
 from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fitted import FittedHead
@@ -76,7 +76,7 @@ def stream(
     if options.get("assistant_model") is not None or options.get("prompt_lookup_num_tokens"):
         raise ValueError("tokens of an assistant come several at a time: leave assistants out")
     (ids,) = checked_prompts(model, tokenizer, [prompt], max_new_tokens)
-    ends = end_ids(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     greedy = {name: value for name, value in GREEDY.items() if name not in OUTPUTS}
     rules = {} if options.get("do_sample") else greedy
     # one prompt needs no padding, but generate warns if no token is named for it

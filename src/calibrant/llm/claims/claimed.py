@@ -12,7 +12,7 @@ import numpy as np
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.display.results import one_line
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
-from calibrant.llm.answers.graded import AnswerRows, Row, grade_of, read_rows, token_probs_of
+from calibrant.llm.answers.graded import AnswerRows, Row, grade_of, read_rows, token_probs
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.claims.spans import Span, sentences, token_spans, tokens_within
 
@@ -113,7 +113,7 @@ def claimed_answers(answers: AnswerRows) -> ClaimedAnswers:
 
 def _answer(row: Row, place: str) -> ClaimedAnswer:
     texts = _texts(row, place)
-    whole, probs = "".join(texts), token_probs_of(row, place)
+    whole, probs = "".join(texts), token_probs(row, place)
     if len(probs) != len(texts):
         raise ValueError(
             f"{place} must have a probability for each of {len(texts)} token_texts, got "

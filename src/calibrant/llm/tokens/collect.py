@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from calibrant._core.checks import IntArray, check_whole
 from calibrant._core.chunks import Progress, examples
 from calibrant._core.logpartition import tabulate
-from calibrant._core.torch_models import digest, evaluating, own_device
+from calibrant._core.torch_models import digest, evaluating, own_device, own_rank
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.huggingface import (
     ModelReader,
@@ -118,7 +118,7 @@ def collect(
     check_whole("length", length, 2)
     if has_head(plain_model(model)):
         raise ValueError("this model has a head attached, which scales its logits: detach it first")
-    rank, ranks = _processes()
+    rank, ranks = own_rank()
     model = model if device is None else model.to(own_device(device))
     fingerprint = fingerprint_of(model)
     texts = encode_documents(documents, tokenizer, length)
@@ -152,16 +152,6 @@ def collect(
                     done += count
                     report(done, total)
     return tables.open_table(target)
-
-
-def _processes() -> tuple[int, int]:
-    """Return the number of this process and of all, from ``torchrun``'s variables."""
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if not 0 <= rank < ranks:
-        raise ValueError(
-            f"RANK must be below WORLD_SIZE (1 if unset), got {rank} and {ranks}: set both or none"
-        )
-    return rank, ranks
 
 
 def _check_documents(texts: Sequence[Encoded], model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata, t
+from scipy.special import stdtrit
 
 from calibrant._core.binning import Bins, bin_index, fill, uniform_edges
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_pairs, check_level
@@ -300,7 +300,7 @@ def jackknife_influence(sums: FloatArray) -> FloatArray:
 
 
 def _student(value: float, deviation: float, documents: float, level: float) -> Estimate:
-    reach = float(t.ppf((1 + level) / 2, documents - 1)) * deviation
+    reach = float(stdtrit(documents - 1, (1 + level) / 2)) * deviation
     return Estimate(value, value - reach, value + reach)
 
 
@@ -347,6 +347,8 @@ def _clustered_auroc(
     confidence: FloatArray, outcome: FloatArray, number: IntArray, documents: int
 ) -> ranking.Influenced:
     """AUROC with the standard error of Obuchowski (1997), for tokens in documents."""
+    from scipy.stats import rankdata
+
     right = outcome == 1
     yes, no = int(right.sum()), int((~right).sum())
     if not yes or not no:

@@ -1,0 +1,294 @@
+"""Calibrated probabilities as further columns of a table, wherever the table lives.
+
+The one function works on tables of pandas, polars and Arrow and on mappings of arrays, so that it
+runs inside of Spark, Ray Data, DuckDB and polars, a batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from calibrant._core.checks import BoolArray, logits_from_probs
+from calibrant._core.class_names import is_frame
+from calibrant._core.messages import comma_separated
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.columns import CHUNK
+from calibrant.data.formats import Array, load_pyarrow
+from calibrant.data.keys import SCORES
+from calibrant.data.score_warnings import warn_of_zeros
+from calibrant.data.tables import RULES, layout_of
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+from calibrant.workflows.apply import check_shape, probs_of
+
+T = TypeVar("T")
+TABLE = "the table"  # in place of a path
+
+
+def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = "calibrated") -> T:
+    """Return a table with calibrated probabilities as further columns.
+
+    Scores are found by their names, as in files: a column per class, such as ``logit_cat`` and
+    ``logit_dog`` or ``prob_cat`` and ``prob_dog``, or lists in a column ``logits`` or ``probs``.
+    Their order is that of the classes in the fit. Rows, their order and all other columns stay as
+    they are; where a score is missing, the probabilities are missing too.
+
+    Parameters
+    ----------
+    table : data frame, Arrow table or record batch, or mapping of arrays
+        Of pandas, polars or pyarrow, or as Ray Data passes them. NaN is a missing value in pandas,
+        and an error elsewhere.
+    calibrator : Calibrator
+        Fitted. Features that it needs are in a column ``features`` of lists, or in ``feature_0``,
+        ``feature_1`` and so on.
+    prefix : str
+        New columns are ``calibrated_cat`` and ``calibrated_dog``, or ``calibrated`` for lists and
+        for one column of two classes. They have the types of the scores, and at least single
+        precision.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from calibrant.calibrators import TemperatureScaling
+    >>> fitted = TemperatureScaling().fit(4 * np.eye(2)[[0, 1, 1, 0] * 9], [0, 1, 1, 1] * 9)
+    >>> frame = pd.DataFrame({"id": ["a", "b"], "logit_no": [4.0, None], "logit_yes": [0.0, 1.0]})
+    >>> calibrate_table(frame, fitted).round(3)
+      id  logit_no  logit_yes  calibrated_no  calibrated_yes
+    0  a       4.0        0.0           0.75            0.25
+    1  b       NaN        1.0            NaN             NaN
+    """
+    module, form = as_calibrator(calibrator), _form_of(table)
+    scores = _scores(form, prefix)
+    if taken := [name for name in scores.new if name in form.columns]:
+        raise ValueError(
+            f"{TABLE} has a column {taken[0]} already: pass another prefix, or drop it"
+        )
+    new = _calibrated(form, scores, module)
+    result: T = form.extended(table, new)
+    return result
+
+
+# ------------------------------------------------------------------------------------------- forms
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The columns of a table in the types of Arrow, and how others are added to it."""
+
+    columns: Mapping[str, Callable[[], Any]]
+    extended: Callable[[Any, dict[str, Any]], Any]
+
+    def read(self, name: str) -> Any:
+        """Return a column as one array."""
+        column = self.columns[name]()
+        return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+    def is_list(self, name: str) -> bool:
+        """Return True if a column is there, and holds lists."""
+        return name in self.columns and _is_list(self.columns[name]().type)
+
+
+def _form_of(table: Any) -> _Form:
+    pa = load_pyarrow()
+    if isinstance(table, Mapping):
+        return _Form({k: _reader(_from_array, v) for k, v in table.items()}, _with_arrays)
+    if isinstance(table, (pa.Table, pa.RecordBatch)):
+        return _Form(_unique(list(table.schema.names), table.column), _with_arrow)
+    if hasattr(type(table), "__array__") and is_frame(table):  # a lazy frame minds to be asked
+        frame: Any = table
+        if hasattr(frame, "with_columns"):
+            columns = _unique(list(frame.columns), lambda name: frame[name].to_arrow())
+            return _Form(columns, _with_polars)
+        columns = _unique(list(frame.columns), lambda name: _from_pandas(frame[name]))
+        return _Form(columns, _with_pandas)
+    raise TypeError(
+        "a table of pandas, polars or Arrow or a mapping of arrays is wanted, got a "
+        f"{type(table).__name__}: lazy frames are collected first, or take it in map_batches"
+    )
+
+
+def _unique(names: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Callable[[], Any]]:
+    columns = {str(name): _reader(read, name) for name in names}
+    if len(columns) < len(names):
+        raise ValueError(f"{TABLE} has two columns of one name among {comma_separated(columns)}")
+    return columns
+
+
+def _reader(read: Callable[[Any], Any], value: Any) -> Callable[[], Any]:
+    return cache(partial(read, value))
+
+
+def _from_array(values: Any) -> Any:
+    pa, array = load_pyarrow(), np.asarray(values)
+    if array.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+    return pa.array(array.tolist() if array.dtype == object else array)
+
+
+def _from_pandas(series: Any) -> Any:
+    return load_pyarrow().array(series, from_pandas=True)
+
+
+def _with_arrow(table: Any, new: dict[str, Any]) -> Any:
+    for name, values in new.items():
+        table = table.append_column(name, values)
+    return table
+
+
+def _with_polars(frame: Any, new: dict[str, Any]) -> Any:
+    import polars
+
+    return frame.with_columns(**{name: polars.from_arrow(values) for name, values in new.items()})
+
+
+def _with_pandas(frame: Any, new: dict[str, Any]) -> Any:
+    return frame.assign(**{name: values.to_pandas().to_numpy() for name, values in new.items()})
+
+
+def _with_arrays(table: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {**table, **{name: _as_array(values) for name, values in new.items()}}
+
+
+def _as_array(values: Any) -> Array:
+    """Return a column as ``(rows,)``, or lists without missing ones as ``(rows, classes)``."""
+    if not _is_list(values.type) or values.null_count:
+        return np.asarray(values.to_numpy(zero_copy_only=False))
+    flat = np.asarray(values.flatten().to_numpy(zero_copy_only=False))
+    return flat.reshape(len(values), -1) if len(values) else flat.reshape(0, 0)
+
+
+def _is_list(kind: Any) -> bool:
+    types = load_pyarrow().types
+    return any(
+        test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The columns of scores, those of features, and the names of new ones."""
+
+    domain: str
+    columns: list[str]  # one of lists, or one for each class
+    features: list[str]
+    new: list[str]
+
+
+def _scores(form: _Form, prefix: str) -> _Scores:
+    """Find the columns of scores and features by their names."""
+    lists = [name for name in (*SCORES, "features") if form.is_list(name)]
+    layout = layout_of([name for name in form.columns if name not in lists], TABLE)
+    features = ["features"] if "features" in lists else layout.further.get("features", [])
+    for domain in SCORES:
+        if domain in lists:
+            return _Scores(domain, [domain], features, [prefix])
+        if domain in layout.scores:
+            new = [f"{prefix}_{name}" for name in layout.names] or [prefix]
+            return _Scores(domain, layout.scores[domain], features, new)
+    found = comma_separated([*form.columns][:50])
+    raise ValueError(
+        f"{TABLE} has no column of logits or probabilities, only {found}: {RULES}; or lists in a "
+        "column logits or probs"
+    )
+
+
+def _calibrated(form: _Form, scores: _Scores, calibrator: Calibrator) -> dict[str, Any]:
+    """Return the new columns, in the types of Arrow."""
+    columns = [form.read(name) for name in scores.columns]
+    read = [*columns]
+    if calibrator.needs_features:
+        if not scores.features:
+            name = type(calibrator).__name__
+            raise ValueError(f"{name} needs features: add a column of lists to {TABLE}")
+        read += [form.read(name) for name in scores.features]
+    valid = np.logical_and.reduce([column.is_valid().to_numpy(False) for column in read])
+    types = [
+        _target_type(column, name) for column, name in zip(columns, scores.columns, strict=True)
+    ]
+    if not valid.any():  # of no rows, lists need not tell the number of classes
+        nulls = load_pyarrow().nulls
+        return {n: nulls(len(valid), kind) for n, kind in zip(scores.new, types, strict=True)}
+    values = _matrix(columns, valid, scores.columns)
+    features = None
+    if calibrator.needs_features:
+        features = _matrix(read[len(columns) :], valid, scores.features)
+    probs = _probs(calibrator, values, features, scores.domain)
+    return dict(zip(scores.new, _columns(probs, valid, types), strict=True))
+
+
+def _matrix(columns: Sequence[Any], valid: BoolArray, names: Sequence[str]) -> Array:
+    """Return the rows that have all values, ``(rows, classes)`` or ``(rows,)``."""
+    pa = load_pyarrow()
+    kept = [column.filter(pa.array(valid)) for column in columns]
+    if not _is_list(kept[0].type):
+        arrays = [_numbers(column, name) for column, name in zip(kept, names, strict=True)]
+        return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
+    lengths = pa.compute.list_value_length(kept[0]).to_numpy()
+    if (lengths != lengths[0]).any():
+        raise ValueError(
+            f"{TABLE}: the rows of {names[0]} must have one length, got lists of {lengths.min()} "
+            f"to {lengths.max()} values; write every class of every row"
+        )
+    return _numbers(kept[0].flatten(), names[0]).reshape(len(lengths), -1)
+
+
+def _numbers(column: Any, name: str) -> Array:
+    if column.null_count:
+        raise ValueError(f"{TABLE}: lists of {name} have missing values; drop or fill those rows")
+    pa = load_pyarrow()
+    column = column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _target_type(column: Any, name: str) -> Any:
+    """Return the type of the probabilities: that of the scores, if they are floats."""
+    pa = load_pyarrow()
+    kind, types = column.type, pa.types
+    values = kind.value_type if _is_list(column.type) else kind
+    numbers = (types.is_floating, types.is_integer, types.is_decimal)
+    if not any(test(values) for test in numbers):
+        raise ValueError(f"{TABLE}: {name} must be numbers, got {values}")
+    half_or_single = types.is_float16(values) or types.is_float32(values)
+    values = pa.float32() if half_or_single else pa.float64()
+    if types.is_fixed_size_list(kind):
+        return pa.list_(values, kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(values)
+    return pa.list_(values) if types.is_list(kind) else values
+
+
+def _probs(calibrator: Calibrator, values: Array, features: Array | None, domain: str) -> Array:
+    """Return the calibrated probabilities of rows, some of them at a time."""
+    check_shape(calibrator, values.shape[1:], TABLE)
+    rows = max(1, CHUNK // max(1, values[0].size))
+    parts, floored = [], 0
+    for start in range(0, len(values), rows):
+        chunk = values[start : start + rows]
+        if domain == "probs":
+            chunk, zeros = logits_from_probs(chunk, tags=calibrator.multilabel)
+            floored += zeros
+        inputs = None if features is None else features[start : start + rows]
+        parts.append(probs_of(calibrator, calibrator.transform(chunk, inputs)))
+    warn_of_zeros(floored)
+    return np.concatenate(parts)
+
+
+def _columns(probs: Array, valid: BoolArray, types: Sequence[Any]) -> Iterator[Any]:
+    """Yield columns of probabilities, missing in the rows that have no scores."""
+    pa = load_pyarrow()
+    places = pa.array(np.cumsum(valid) - 1, mask=~valid)
+    if _is_list(types[0]):
+        flat = pa.array(probs.reshape(-1))
+        lists = pa.FixedSizeListArray.from_arrays(flat, probs.shape[1])
+        yield lists.take(places).cast(types[0])
+        return
+    for values, kind in zip(probs.reshape(len(probs), -1).T, types, strict=True):
+        yield pa.array(values).cast(kind).take(places)

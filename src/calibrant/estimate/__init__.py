@@ -1,0 +1,17 @@
+"""Performance without labels: estimates, the promise behind them, and what to label next."""
+
+from __future__ import annotations
+
+from calibrant.estimate.performance import PerformanceEstimator, estimate_performance
+from calibrant.estimate.result import PerformanceEstimate
+from calibrant.estimate.sampling import LabelSample, choose_labels
+from calibrant.estimate.watch import Shift
+
+__all__ = [
+    "LabelSample",
+    "PerformanceEstimate",
+    "PerformanceEstimator",
+    "Shift",
+    "choose_labels",
+    "estimate_performance",
+]

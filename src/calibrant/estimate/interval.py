@@ -1,0 +1,150 @@
+r"""Estimates of metrics with intervals, from draws of the labels that are not known.
+
+A draw first takes accuracies of the strata that agree with the labelled examples, then the number
+of events in each cell from binomial distributions, and adds the labels that are known. Its metrics
+are those that the batch might have. Ends of intervals are quantiles over the draws: they hold for
+the metrics that would be measured on this batch if all of its labels came.
+
+A shift of size :math:`\rho` that cannot be seen (see :mod:`calibrant.estimate.watch`) may change
+the accuracy by :math:`\sqrt{\rho}` standard deviations of an outcome. Tilted draws have such a
+change, in proportion to the variance :math:`p (1 - p)`: towards wrong answers, right answers, and
+(for two classes) each of the classes. The interval is the hull of all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from calibrant._core.checks import FloatArray
+from calibrant.estimate.cells import Cells, effective, sums_by
+from calibrant.estimate.expected import (
+    FilledCells,
+    filled_cells,
+    share_metrics,
+    two_class_metrics,
+)
+from calibrant.estimate.strata import SCORES, Strata
+from calibrant.metrics.reliability import Estimate
+
+DRAWS = 500
+RUN = 50
+"""Draws that are made at a time."""
+
+
+class Batch(NamedTuple):
+    """Sums of a batch: of the examples without labels, and of those with."""
+
+    unlabelled: Cells
+    labelled: Cells
+    two_classes: bool
+
+    @property
+    def whole(self) -> Cells:
+        """Sums of all examples."""
+        return self.unlabelled.plus(self.labelled)
+
+
+def estimate_metrics(
+    batch: Batch, strata: Strata | None, *, widening: float, level: float, seed: int
+) -> dict[str, Estimate]:
+    """Return each metric with its interval.
+
+    ``strata`` are of labelled examples, None if the probabilities are taken as they are;
+    ``widening`` is the change of accuracy by a shift that cannot be seen.
+    """
+    filled = filled_cells(batch.whole, batch.two_classes)
+    probs = filled.claimed if strata is None else _adjusted(strata, filled)
+    known = batch.labelled.happened[filled.number]
+    unknown = batch.unlabelled.weight[filled.number]
+    values = _metrics(unknown * probs + known, filled)
+    ends = []
+    for tilt in _tilts(filled, probs, widening):
+        drawn = _drawn_metrics(batch, filled, strata, tilt, np.random.default_rng(seed))
+        ends.append({name: _ends(draws, level) for name, draws in drawn.items()})
+    estimates = {name: _hull(float(values[name]), [e[name] for e in ends]) for name in values}
+    if not batch.two_classes:
+        estimates |= score_estimates(batch.whole, strata, widening=widening, level=level)
+    return estimates
+
+
+def _metrics(events: FloatArray, filled: FilledCells) -> dict[str, FloatArray]:
+    shares = share_metrics(events, filled)
+    return {**shares, **two_class_metrics(events, filled)} if filled.two_classes else shares
+
+
+def _adjusted(strata: Strata, filled: FilledCells, share: FloatArray | None = None) -> FloatArray:
+    return strata.adjusted(filled.claimed, filled.number, share)
+
+
+def _tilts(filled: FilledCells, probs: FloatArray, widening: float) -> list[FloatArray]:
+    """Return changes of the probabilities per unit of variance; their mean is the widening."""
+    none = np.zeros_like(probs)
+    variance = float(filled.weight @ (probs * (1 - probs)) / filled.weight.sum())
+    if widening <= 0 or variance <= 0:
+        return [none]
+    up, right = none + 1, np.where(filled.predicted, 1.0, -1.0)
+    directions = [right, -right, *([up, -up] if filled.two_classes else [])]
+    return [none, *(widening / variance * direction for direction in directions)]
+
+
+def _drawn_metrics(
+    batch: Batch,
+    filled: FilledCells,
+    strata: Strata | None,
+    tilt: FloatArray,
+    rng: np.random.Generator,
+) -> dict[str, FloatArray]:
+    """Return metrics ``(DRAWS,)`` of batches that might have been."""
+    weight, square = (x[filled.number] for x in batch.unlabelled[:2])
+    trials = np.array([round(effective(*pair)) for pair in zip(weight, square, strict=True)])
+    each = weight / np.maximum(trials, 1)
+    known = batch.labelled.happened[filled.number]
+    runs = []
+    for _ in range(0, DRAWS, RUN):
+        share = None if strata is None else strata.draw(rng, RUN)
+        probs = filled.claimed if strata is None else _adjusted(strata, filled, share)
+        tilted = np.clip(probs + tilt * probs * (1 - probs), 0, 1)
+        events = each * rng.binomial(trials, tilted, (RUN, trials.size)) + known
+        runs.append(_metrics(events, filled))
+    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+
+
+def _ends(draws: FloatArray, level: float) -> tuple[float, float]:
+    """Return quantiles of draws that leave out at most half of 1 - level on either side."""
+    draws, outside = draws[~np.isnan(draws)], (1 - level) / 2
+    if not draws.size:
+        return math.nan, math.nan
+    low, high = np.quantile(draws, [outside, 1 - outside], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def _hull(value: float, ends: list[tuple[float, float]]) -> Estimate:
+    """Return a value with the smallest interval around all of some."""
+    lows, highs = zip(*ends, strict=True)
+    return Estimate(value, min(value, *lows), max(value, *highs))
+
+
+def score_estimates(
+    cells: Cells, strata: Strata | None, *, widening: float, level: float
+) -> dict[str, Estimate]:
+    """Return Brier score and log loss of more than two classes, with normal intervals."""
+    estimates, total = {}, cells.weight.sum()
+    for i, name in enumerate(SCORES):
+        value = getattr(cells, name).sum() / total
+        variance = getattr(cells, f"{name}_variance").sum() / total**2
+        wider = 0.0
+        if strata is not None:
+            share = sums_by(strata.stratum, cells.weight, strata.size.size) / total
+            value += share @ strata.score_gap[i]
+            scatter = strata.score_scatter[i]
+            variance += share**2 @ (scatter / np.maximum(strata.size, 1))
+            # the widening, from the deviation of an outcome to that of this score
+            outcome = strata.size @ (strata.share * (1 - strata.share))
+            wider = widening * math.sqrt(strata.size @ scatter / max(outcome, 1e-300))
+        half = norm.ppf((1 + level) / 2) * math.sqrt(variance) + wider
+        estimates[name] = Estimate(float(value), max(float(value - half), 0.0), float(value + half))
+    return estimates

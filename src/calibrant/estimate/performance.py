@@ -1,0 +1,455 @@
+"""Performance of a batch without labels, or with few, from calibrated predictions."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import (
+    BoolArray,
+    FloatArray,
+    Values,
+    check_level,
+    warnings_at_caller,
+)
+from calibrant._core.chunks import Progress
+from calibrant._core.messages import comma_separated
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
+from calibrant.data.shards import located
+from calibrant.estimate.cells import event_cell, fill_cells
+from calibrant.estimate.interval import Batch, estimate_metrics
+from calibrant.estimate.predictions import INCLUSION, NEVER, Summary, batch_split, summarise
+from calibrant.estimate.result import TITLES, PerformanceEstimate, Status
+from calibrant.estimate.sampling import read_labels
+from calibrant.estimate.strata import Strata, fill_strata, make_strata, pooled
+from calibrant.estimate.watch import BINS, Shift, find_shifts, label_shift_weights, seen_rows
+from calibrant.metrics.reliability import Estimate
+from calibrant.monitor import Monitor, WindowEstimate
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+
+MOST_GAP = 0.05
+"""Root mean squared gap of confidence and accuracy of a reference beyond which predictions are
+refused, if its p-value is below CERTAIN."""
+CERTAIN = 1e-4
+TOLERANCE = 0.02
+"""Gap of confidence and accuracy, beyond the error of a reference, that labels may show."""
+UNEXPLAINED = 0.25
+"""Part of a shift that changed class frequencies may leave, to be taken for its cause."""
+DISTINCT = 5
+"""Size of a shift, in units of its noise, from which its cause can be told."""
+FEWEST_LABELS = 30
+"""Labels of a batch from which it is estimated without any promise."""
+
+
+class Explanation(NamedTuple):
+    """A reference, weighted so as to explain a batch, and the shifts that this leaves."""
+
+    strata: Strata
+    shifts: list[Shift]
+    new_prior: FloatArray | None = None  # with changed class frequencies
+
+    def size(self, level: float = math.inf) -> float:
+        """Return the largest shift that is not chance, at a level for all views together."""
+        significant = [s.size for s in self.shifts if s.p_value < level / len(self.shifts)]
+        return max(significant, default=0.0)
+
+
+class PerformanceEstimator:
+    """Estimate the performance of batches from their predictions, beside a labelled reference.
+
+    Parameters
+    ----------
+    reference : path, Dataset, mapping or data frame, optional
+        Labelled predictions of the same model, best not those of the calibrator's fit, which show
+        it a little better than it is. Without a reference calibration is taken on trust.
+    calibrator : Calibrator, optional
+        Fitted; applied to the logits of the reference and of batches first.
+    reference_split : str, optional
+        Its split; ``test``, else the plain arrays, by default.
+    threshold : float, optional
+        Confidence from which answers are accepted: coverage and error of these are estimated too.
+    level : float
+        Coverage of the intervals.
+    tolerance : float
+        Largest widening, in accuracy, beyond which the promise is withdrawn.
+    drift_level : float
+        Probability of seeing a shift where there is none, over all views together.
+    false_alarms : float
+        Probability that labels revoke the promise although calibration holds within two points,
+        beside the standard error of the reference.
+    seed : int
+        Of the draws behind intervals.
+    executor, progress
+        As in :func:`calibrant.evaluate`, for the reference.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> logits = 2 * rng.normal(size=(6000, 5))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)  # drawn from softmax(logits)
+    >>> estimator = PerformanceEstimator({"logits": logits[:3000], "labels": labels[:3000]})
+    >>> result = estimator.estimate(logits[3000:])
+    >>> low, high = result["accuracy"][1:]
+    >>> result.status, bool(low < (logits[3000:].argmax(-1) == labels[3000:]).mean() < high)
+    ('holds', True)
+    """
+
+    def __init__(
+        self,
+        reference: Data | None = None,
+        *,
+        calibrator: Calibrator | MaCCal | None = None,
+        reference_split: str | None = None,
+        threshold: float | None = None,
+        level: float = 0.9,
+        tolerance: float = 0.1,
+        drift_level: float = 0.01,
+        false_alarms: float = 0.05,
+        seed: int = 0,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        check_level(level)
+        for name, value in (("tolerance", tolerance), ("drift_level", drift_level)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
+        if threshold is not None and not 0 < threshold < 1:
+            raise ValueError(f"threshold must be a confidence between 0 and 1, got {threshold}")
+        self.calibrator = None if calibrator is None else as_calibrator(calibrator)
+        if self.calibrator is not None:
+            self.calibrator.refuse_tags("PerformanceEstimator")
+        self.threshold, self.level, self.tolerance = threshold, level, tolerance
+        self.drift_level, self.false_alarms, self.seed = drift_level, false_alarms, seed
+        self._reference: Summary | None = None
+        if reference is not None:
+            split = as_dataset(reference).split(reference_split, TEST_SPLITS)
+            self._reference = self._summed(
+                split, labels=True, labelled_only=True, executor=executor, progress=progress
+            )
+            _check_reference(self._reference, split)
+
+    @warnings_at_caller()
+    def estimate(
+        self,
+        data: Data | Values | None = None,
+        *,
+        probs: Values | None = None,
+        features: Values | None = None,
+        labels: Values | str | os.PathLike[str] | bool = True,
+        inclusion: Values | None = None,
+        sample_weight: Values | str | None = None,
+        split: str | None = None,
+        monitor: Monitor | None = None,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+    ) -> PerformanceEstimate:
+        """Estimate the performance of a batch.
+
+        Parameters
+        ----------
+        data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
+            As for :func:`calibrant.evaluate`, without labels, or with labels of some examples.
+        probs, features : optional
+            Instead of logits, and for calibrators and shifts.
+        labels : (n,) integers, path, or bool
+            Those that are known, -100 elsewhere; or a ``.csv`` file of :func:`choose_labels` that
+            was filled in. By default those of a file are used; False ignores them.
+        inclusion : (n,), optional
+            Probabilities with which the examples were selected for labelling; in a file the column
+            ``inclusion_probability``. Without it, the selection may depend on the confidence
+            alone.
+        sample_weight, split, executor, progress
+            As for :func:`calibrant.evaluate`.
+        monitor : Monitor, optional
+            Its alarm, from labels of earlier batches, revokes the promise.
+        """
+        chosen = batch_split(
+            data,
+            probs=probs,
+            features=features,
+            sample_weight=sample_weight,
+            split=split,
+        )
+        chosen = _with_given_labels(chosen, labels, inclusion)
+        use = labels is not False and "labels" in chosen.keys
+        batch = self._summed(chosen, labels=use, executor=executor, progress=progress)
+        with located(chosen.path):
+            _check_batch(batch, self._reference)
+        return self._result(batch, monitor)
+
+    def window_estimate(self, split: Split, executor: Executor | None = None) -> WindowEstimate:
+        """Return the estimated accuracy of a window of a monitor, without its labels."""
+        batch = self._summed(split, labels=False, executor=executor)
+        with located(split.path):
+            _check_batch(batch, self._reference)
+        result = self._result(batch, None)
+        return WindowEstimate(*result["accuracy"], result.status)
+
+    def _summed(self, split: Split, **options: object) -> Summary:
+        if self.calibrator is None:
+            split.warn_if_probs()
+        return summarise(split, self.calibrator, threshold=self.threshold, **options)  # type: ignore[arg-type]
+
+    def _result(self, batch: Summary, monitor: Monitor | None) -> PerformanceEstimate:
+        reference, labels = self._reference, batch.rows.label.size
+        explanations = [] if reference is None else self._explanations(batch, reference)
+        status, reasons, widening = self._promise(explanations)
+        revoked = self._revoked(batch, explanations, monitor)
+        if revoked:
+            status, reasons, widening = "withdrawn", [*reasons, revoked], 0.0
+        if status == "withdrawn" and labels >= FEWEST_LABELS:
+            status, widening = "labels", 0.0
+        metrics = self._metrics(batch, explanations, status, widening)
+        prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
+        return PerformanceEstimate(
+            n=batch.n,
+            classes=batch.predicted.size,
+            metrics=metrics,
+            level=self.level,
+            status=status,
+            reasons=reasons,
+            shifts=_plain(explanations).shifts if explanations else [],
+            widening=widening,
+            reference=0 if reference is None else reference.rows.label.size,
+            labels=labels,
+            threshold=self.threshold,
+            new_prior=None if prior is None else prior.tolist(),
+        )
+
+    def _explanations(self, batch: Summary, reference: Summary) -> list[Explanation]:
+        """Return the reference as it is, and with class frequencies that fit better, if there are.
+
+        A label shift is looked for only where the batch differs from the reference at all. It comes
+        first, and gives the estimate, if the shift is large enough to tell it from others.
+        """
+        index = make_strata(reference.labelled)
+        seen = batch.seen()
+        plain = Explanation(
+            fill_strata(index, reference.labelled),
+            find_shifts(seen, reference.seen(), seed=self.seed),
+        )
+        found = plain.size(self.drift_level) > 0
+        shifted = (
+            label_shift_weights(reference.rows, reference.weight, batch.probs) if found else None
+        )
+        if shifted is None:
+            return [plain]
+        prior, ratio = shifted
+        weight = reference.weight * ratio[reference.rows.label]
+        cell = event_cell(reference.rows, NEVER if self.threshold is None else self.threshold)
+        weighted = seen_rows(reference.rows, weight, ratio.size, cell)
+        sampled = reference.sample_weight * ratio[reference.sample_label]
+        weighted = weighted._replace(features=reference.features, weight=sampled)
+        explained = Explanation(
+            fill_strata(index, fill_cells(reference.rows, cell, weight)),
+            find_shifts(seen, weighted, seed=self.seed),
+            prior,
+        )
+        if explained.size() >= UNEXPLAINED * plain.size():
+            return [plain]
+        noise = BINS * (1 / seen.size + 1 / reference.seen().size)
+        return [explained, plain] if plain.size() > DISTINCT * noise else [plain, explained]
+
+    def _promise(self, explanations: Sequence[Explanation]) -> tuple[Status, list[str], float]:
+        """Return the state of the promise, its reasons, and by how much intervals widen."""
+        if not explanations:
+            return "unchecked", [], 0.0
+        assert self._reference is not None
+        plain = _plain(explanations)
+        best = min(explanations, key=lambda e: e.size(self.drift_level))
+        if plain.size(self.drift_level) == 0:
+            return "holds", [], 0.0
+        widening = math.sqrt(best.size(self.drift_level)) * _deviation(self._reference)
+        limit = self.drift_level / len(plain.shifts)
+        views = [s.view for s in plain.shifts if s.p_value < limit]
+        reasons = [f"{comma_separated(views)} shifted from the reference"]
+        if best.new_prior is not None:
+            reasons.append("changed class frequencies would explain most of it")
+        if widening > self.tolerance:
+            hidden = f"a hidden shift as large could change accuracy by {100 * widening:.0f} points"
+            return "withdrawn", [*reasons, hidden], widening
+        return "widened", reasons, widening
+
+    def _revoked(
+        self, batch: Summary, explanations: Sequence[Explanation], monitor: Monitor | None
+    ) -> str:
+        """Return the reason if labels contradict calibration, else nothing."""
+        chance = f"false alarms: {100 * self.false_alarms:g} % at most"
+        if monitor is not None and monitor.alarm is not None:
+            return f"the monitor raised an alarm at window {monitor.alarm.window}"
+        if not batch.rows.label.size:
+            return ""
+        strata = _plain(explanations).strata if explanations else None
+        tolerance = TOLERANCE + (0.0 if strata is None else strata.error())
+        watch = Monitor(false_alarms=self.false_alarms, tolerance=min(tolerance, 0.49))
+        watch.observe(*_answers(batch, strata), window=1)
+        return f"labels contradict calibration ({chance})" if watch.alarm else ""
+
+    def _metrics(
+        self, batch: Summary, explanations: Sequence[Explanation], status: Status, widening: float
+    ) -> dict[str, Estimate]:
+        sums = Batch(batch.unlabelled, batch.labelled, batch.predicted.size == 2)
+        evidence: list[Strata | None] = [e.strata for e in explanations]
+        if batch.rows.label.size:
+            evidence = _with_labels(batch, evidence, alone=status == "labels")
+        estimates = [
+            estimate_metrics(sums, strata, widening=widening, level=self.level, seed=self.seed)
+            for strata in evidence or [None]
+        ]
+        names = [name for name in TITLES if name in estimates[0]]
+        if self.threshold is None:
+            names = [name for name in names if name not in ("coverage", "accepted_error")]
+        if status == "withdrawn":
+            return {name: Estimate(estimates[0][name].value) for name in names}
+        return {name: _around([e[name] for e in estimates]) for name in names}
+
+
+def _with_given_labels(
+    split: Split, labels: Values | str | os.PathLike[str] | bool, inclusion: Values | None
+) -> Split:
+    """Return a split with labels that were passed beside it."""
+    if isinstance(labels, (str, os.PathLike)):
+        known, chance = read_labels(labels, split.rows)
+        return split.with_column("labels", known).with_column(INCLUSION, chance)
+    columns = {"labels": None if isinstance(labels, bool) else labels, INCLUSION: inclusion}
+    for name, values in columns.items():
+        if values is not None:
+            split = split.with_column(name, np.asarray(values))
+    return split
+
+
+def _with_labels(
+    batch: Summary, evidence: Sequence[Strata | None], *, alone: bool
+) -> list[Strata | None]:
+    """Add the labels of a batch to each evidence, or take them alone.
+
+    An example that was selected with probability 1 / k stands for k - 1 others without a label.
+    """
+    cell = event_cell(batch.rows, NEVER)
+    others = 1 / batch.inclusion - 1 if batch.selected else 1.0
+    selected = fill_cells(batch.rows, cell, batch.weight * others)
+    if alone or not evidence:
+        return [fill_strata(make_strata(selected), selected)]
+    return [pooled(s, fill_strata(s.stratum, selected)) for s in evidence if s is not None]
+
+
+def _plain(explanations: Sequence[Explanation]) -> Explanation:
+    """Return the explanation without changed class frequencies."""
+    return next(e for e in explanations if e.new_prior is None)
+
+
+def _around(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the first value with the hull of all intervals."""
+    lows, highs = [e.low for e in estimates], [e.high for e in estimates]
+    return Estimate(estimates[0].value, min(lows), max(highs))
+
+
+def _answers(batch: Summary, strata: Strata | None) -> tuple[FloatArray, BoolArray]:
+    """Return confidences of labelled rows, adjusted as by a reference, and if they were right."""
+    rows = batch.rows
+    event = rows.event if strata is None else strata.adjusted(rows.event, event_cell(rows, NEVER))
+    predicted = (rows.predicted == 1) | (batch.predicted.size > 2)
+    return np.where(predicted, event, 1 - event), rows.label == rows.predicted
+
+
+def _deviation(reference: Summary) -> float:
+    """Return the standard deviation of an outcome around its probability."""
+    event, weight = reference.rows.event, reference.weight
+    return math.sqrt(float(np.average(event * (1 - event), weights=weight)))
+
+
+def _check_reference(reference: Summary, split: Split) -> None:
+    """Raise for a reference that shows no calibration."""
+    strata = fill_strata(make_strata(reference.labelled), reference.labelled)
+    gap, p_value = strata.gap()
+    if gap > MOST_GAP and p_value < CERTAIN:
+        raise ValueError(
+            f"{split.path}: the predictions are not calibrated, confidence and accuracy of the "
+            f"reference differ by {100 * gap:.1f} points: fit a calibrator with "
+            "cal.fit (calibrant fit) and pass it as calibrator= (--calibrator)"
+        )
+
+
+def _check_batch(batch: Summary, reference: Summary | None) -> None:
+    if batch.rows.label.size == batch.n:
+        raise ValueError(
+            f"all {batch.n:,} examples have labels, so that nothing is left to estimate: measure "
+            "with cal.evaluate (calibrant evaluate), or pass labels=False (--ignore-labels)"
+        )
+    if reference is not None and reference.predicted.size != batch.predicted.size:
+        raise ValueError(
+            f"the reference has {reference.predicted.size} classes, the batch "
+            f"{batch.predicted.size}: both must be of one model"
+        )
+
+
+@warnings_at_caller()
+def estimate_performance(
+    data: Data | Values | None = None,
+    reference: Data | None = None,
+    *,
+    calibrator: Calibrator | MaCCal | None = None,
+    reference_split: str | None = None,
+    threshold: float | None = None,
+    level: float = 0.9,
+    tolerance: float = 0.1,
+    drift_level: float = 0.01,
+    false_alarms: float = 0.05,
+    seed: int = 0,
+    probs: Values | None = None,
+    features: Values | None = None,
+    labels: Values | str | os.PathLike[str] | bool = True,
+    inclusion: Values | None = None,
+    sample_weight: Values | str | None = None,
+    split: str | None = None,
+    monitor: Monitor | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> PerformanceEstimate:
+    """Estimate accuracy and other metrics of a batch from calibrated predictions alone.
+
+    The intervals hold if calibration does. With a labelled reference, calibration is corrected as
+    it shows, and shifts of confidence, margin, predicted classes and features from it widen the
+    intervals or withdraw them; labels of some examples tighten or revoke them. Parameters are
+    those of :class:`PerformanceEstimator` and of its ``estimate``; use these for several batches.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> probs = rng.uniform(size=2000)
+    >>> result = estimate_performance(probs=probs)
+    >>> result.status, round(result["accuracy"].value, 2)
+    ('unchecked', 0.75)
+    """
+    estimator = PerformanceEstimator(
+        reference,
+        calibrator=calibrator,
+        reference_split=reference_split,
+        threshold=threshold,
+        level=level,
+        tolerance=tolerance,
+        drift_level=drift_level,
+        false_alarms=false_alarms,
+        seed=seed,
+        executor=executor,
+        progress=progress,
+    )
+    return estimator.estimate(
+        data,
+        probs=probs,
+        features=features,
+        labels=labels,
+        inclusion=inclusion,
+        sample_weight=sample_weight,
+        split=split,
+        monitor=monitor,
+        executor=executor,
+        progress=progress,
+    )

@@ -1,0 +1,249 @@
+"""Predictions of a split, calibrated and summed up chunk by chunk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import (
+    IGNORED,
+    FloatArray,
+    IntArray,
+    Values,
+    as_labels,
+    as_weight,
+    check_some,
+)
+from calibrant._core.chunks import Progress
+from calibrant._core.class_names import is_frame
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
+from calibrant.data.shards import Chunk
+from calibrant.decide.probabilities import probabilities
+from calibrant.estimate.cells import (
+    CELLS,
+    Cells,
+    Rows,
+    effective,
+    event_cell,
+    fill_cells,
+    reduce_rows,
+)
+from calibrant.estimate.watch import Seen, seen_rows
+from calibrant.metrics.reductions import check_one_input
+from calibrant.workflows.apply import check_fits
+
+SAMPLE = 20_000
+"""Rows whose probabilities and features are kept, for class frequencies and feature distances."""
+NUMBERS = 4_000_000
+"""Numbers that these rows may have."""
+INCLUSION = "inclusion_probability"
+"""Column with the probability with which an example was selected for labelling."""
+NEVER = 2.0
+"""Threshold that no confidence reaches."""
+
+
+class Reduction(NamedTuple):
+    """Settings of a walk."""
+
+    calibrator: Calibrator | None
+    threshold: float
+    classes: int
+    step: int  # every row of this number in a chunk is in the sample
+    labelled_only: bool
+
+
+class Summary(NamedTuple):
+    """Sums over a split, its labelled rows, and a sample of all rows."""
+
+    n: int
+    unlabelled: Cells
+    labelled: Cells
+    square: float  # sum of squared weights
+    margin: FloatArray
+    predicted: FloatArray
+    rows: Rows  # with labels
+    weight: FloatArray  # of these rows
+    inclusion: FloatArray  # their probability of being labelled, up to a factor
+    probs: FloatArray  # (sample, classes)
+    features: FloatArray | None  # (sample, width)
+    sample_weight: FloatArray
+    sample_label: IntArray
+
+    @property
+    def selected(self) -> bool:
+        """True if labels were selected with known probabilities."""
+        return bool((self.inclusion < 1).any())
+
+    @property
+    def cells(self) -> Cells:
+        """Sums of all examples."""
+        return self.unlabelled.plus(self.labelled)
+
+    def seen(self) -> Seen:
+        """Return the examples as the views of shifts see them."""
+        cells = self.cells
+        event = cells.weight.reshape(2, CELLS).sum(0)
+        size = effective(cells.weight.sum(), self.square)
+        return Seen(event, self.margin, self.predicted, size, self.features, self.sample_weight)
+
+    def plus(self, other: Summary) -> Summary:
+        """Return the sums of both."""
+
+        def both(name: str) -> Any:
+            return np.concatenate([getattr(self, name), getattr(other, name)])
+
+        return Summary(
+            self.n + other.n,
+            self.unlabelled.plus(other.unlabelled),
+            self.labelled.plus(other.labelled),
+            self.square + other.square,
+            self.margin + other.margin,
+            self.predicted + other.predicted,
+            Rows.join([self.rows, other.rows]),
+            both("weight"),
+            both("inclusion"),
+            both("probs"),
+            None if self.features is None else both("features"),
+            both("sample_weight"),
+            both("sample_label"),
+        )
+
+
+def batch_split(
+    data: Data | Values | None,
+    *,
+    probs: Values | None = None,
+    features: Values | None = None,
+    sample_weight: Values | str | None = None,
+    split: str | None = None,
+) -> Split:
+    """Return the split of a file, or plain arrays without labels as one."""
+    if is_data(data) or is_frame(data):
+        return as_dataset(data, probs=probs, features=features, sample_weight=sample_weight).split(
+            split, TEST_SPLITS
+        )
+    check_one_input(data, probs)
+    scores = {"logits": data} if probs is None else {"probs": probs}
+    arrays: Any = {**scores, **({} if features is None else {"features": features})}
+    return as_dataset(arrays, sample_weight=sample_weight).split(split, TEST_SPLITS)
+
+
+def summarise(
+    split: Split,
+    calibrator: Calibrator | None,
+    *,
+    threshold: float | None,
+    labels: bool,
+    labelled_only: bool = False,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Sum up the predictions of a split, with its labels if they are to be used.
+
+    ``labelled_only`` leaves out the other examples, as in a reference.
+    """
+    if calibrator is not None:
+        check_fits(calibrator, split)
+    columns = ["logits", "sample_weight"]
+    columns += ["labels"] if labels else []
+    columns += [INCLUSION] if labels and INCLUSION in split.keys else []
+    columns += ["features"] if split.has_features and len(split.shape) < 2 else []
+    width = split.classes + (split.shards[0].column("features").width if split.has_features else 0)
+    step = math.ceil(split.rows / max(1, min(SAMPLE, NUMBERS // width)))
+    reach = NEVER if threshold is None else threshold
+    settings = Reduction(calibrator, reach, split.classes, max(step, 1), labelled_only)
+    task = partial(_shard_summary, settings)
+    total: Summary | None = None
+    for summary in split.walk(
+        task, *columns, rows=split.chunk_rows, executor=executor, progress=progress
+    ):
+        total = summary if total is None else total.plus(summary)
+    check_some(0 if total is None else total.n)
+    assert total is not None
+    return total
+
+
+def _shard_summary(settings: Reduction, chunks: Iterator[Chunk]) -> Summary:
+    total: Summary | None = None
+    for chunk in chunks:
+        summary = _chunk_summary(settings, chunk)
+        total = summary if total is None else total.plus(summary)
+    assert total is not None  # shards without rows are left out
+    return total
+
+
+def chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
+    """Return calibrated probabilities ``(n, classes)`` of a chunk."""
+    scores = chunk.logits
+    if calibrator is not None:
+        features = chunk.get("features") if calibrator.needs_features else None
+        scores = calibrator.transform(scores, features)
+    probs, _ = probabilities(scores, None)
+    return probs.reshape(-1, probs.shape[-1])
+
+
+def _chunk_summary(settings: Reduction, chunk: Chunk) -> Summary:
+    probs = chunk_probs(settings.calibrator, chunk)
+    shape = chunk.logits.shape[:1] if chunk.logits.ndim < 3 else chunk.logits.shape[:-1]
+    weight, labels = _weights(chunk, shape), chunk_labels(chunk, shape)
+    inclusion = _inclusion(chunk, shape)
+    rows = reduce_rows(probs, labels)
+    if settings.labelled_only:
+        weight = np.where(rows.labelled, weight, 0)
+    counted = weight > 0
+    cell, known = event_cell(rows, settings.threshold), rows.labelled & counted
+    unknown = counted & ~known
+    seen = seen_rows(rows, weight, settings.classes, cell)
+    sampled = counted & (np.arange(len(probs)) % settings.step == 0)
+    features = chunk.get("features")
+    return Summary(
+        int(counted.sum()),
+        fill_cells(rows.take(unknown), cell[unknown], weight[unknown]),
+        fill_cells(rows.take(known), cell[known], weight[known]),
+        float(weight @ weight),
+        seen.margin,
+        seen.predicted,
+        rows.take(known),
+        weight[known],
+        inclusion[known],
+        probs[sampled],
+        None if features is None else np.asarray(features)[sampled],
+        weight[sampled],
+        rows.label[sampled],
+    )
+
+
+def _weights(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
+    given = chunk.get("sample_weight")
+    return np.ones(math.prod(shape)) if given is None else as_weight(given, shape)
+
+
+def chunk_labels(chunk: Chunk, shape: tuple[int, ...]) -> IntArray:
+    """Return the labels of a chunk, -100 without."""
+    given = chunk.get("labels")
+    if given is None:
+        return np.full(math.prod(shape), IGNORED, np.int64)
+    labels = as_labels(given)
+    if labels.shape != shape:
+        raise ValueError(f"one label per example is wanted, got {labels.shape} for {shape}")
+    return labels.reshape(-1)
+
+
+def _inclusion(chunk: Chunk, shape: tuple[int, ...]) -> FloatArray:
+    given = chunk.get(INCLUSION)
+    if given is None:
+        return np.ones(math.prod(shape))
+    values = np.asarray(given, np.float64).reshape(-1)
+    known = chunk_labels(chunk, shape) != IGNORED
+    if not ((values[known] > 0) & (values[known] <= 1)).all():
+        raise ValueError(
+            f"{INCLUSION} must be above 0 and at most 1 where there is a label: pass the "
+            "probabilities with which the examples were selected"
+        )
+    return values

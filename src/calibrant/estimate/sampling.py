@@ -1,0 +1,297 @@
+r"""Examples to label next, so that the interval of the accuracy shrinks fastest.
+
+Examples are stratified by their calibrated probabilities. A stratum of :math:`N_h` examples whose
+outcomes have a standard deviation :math:`S_h`, the root of the mean of :math:`p (1 - p)`, gets a
+part of the budget in proportion to :math:`N_h S_h` (Neyman 1934), and a fifth of the budget is
+spread evenly, for the case that the probabilities are wrong. Within a stratum all examples are
+equally likely. The probability of each is kept, so that the labels estimate the whole batch without
+bias.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.atomic_files import replacing
+from calibrant._core.checks import (
+    IGNORED,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Values,
+    check_whole,
+    warnings_at_caller,
+)
+from calibrant._core.chunks import Progress, joined
+from calibrant._core.messages import comma_separated
+from calibrant._core.sampling import uniform
+from calibrant._core.tables import columns_frame
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import Data, Split
+from calibrant.data.shards import Chunk
+from calibrant.display.results import one_line
+from calibrant.estimate.cells import CELLS, event_cell, reduce_rows, sums_by
+from calibrant.estimate.predictions import (
+    INCLUSION,
+    NEVER,
+    batch_split,
+    chunk_labels,
+    chunk_probs,
+    summarise,
+)
+from calibrant.estimate.strata import equal_parts
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STRATA = 20
+PER_STRATUM = 5
+"""Labels of each stratum, on average, below which there are fewer strata."""
+EVEN = 0.2
+"""Part of the budget that is spread evenly."""
+
+
+class Candidates(NamedTuple):
+    """Rows that may be chosen, ``(n,)`` each."""
+
+    row: IntArray
+    order: FloatArray  # random number of the row: the smallest of a stratum are chosen
+    stratum: IntArray
+    confidence: FloatArray
+    predicted: IntArray
+
+    def take(self, chosen: IntArray | BoolArray) -> Candidates:
+        """Return some of the rows."""
+        values: Any = [column[chosen] for column in self]
+        return Candidates(*values)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSample:
+    """Examples to label, in the order of the batch; arrays are ``(budget,)``."""
+
+    row: IntArray
+    predicted: IntArray
+    confidence: FloatArray
+    inclusion: FloatArray  # probability of being chosen
+    n: int  # examples of the batch
+    gain: float  # labels chosen at random that would tell as much, for each of these
+
+    def __repr__(self) -> str:
+        size = f"{self.row.size:,} of {self.n:,} examples to label"
+        return one_line(self, size, f"each worth {self.gain:.1f} chosen at random")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``.csv`` file with an empty column for the labels."""
+        with replacing(Path(path)) as target, target.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("row", "predicted", "confidence", INCLUSION, "label"))
+            values = (self.row, self.predicted, self.confidence.round(6), self.inclusion)
+            writer.writerows(
+                [*line, ""] for line in zip(*(v.tolist() for v in values), strict=True)
+            )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each example. Needs pandas."""
+        names = ("row", "predicted", "confidence")
+        return columns_frame(
+            {**{name: getattr(self, name) for name in names}, INCLUSION: self.inclusion}
+        )
+
+
+@warnings_at_caller()
+def choose_labels(
+    data: Data | Values | None = None,
+    budget: int = 100,
+    *,
+    calibrator: Calibrator | MaCCal | None = None,
+    probs: Values | None = None,
+    features: Values | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> LabelSample:
+    """Choose the examples whose labels tell most about the accuracy of a batch.
+
+    Parameters
+    ----------
+    data, probs, features, split
+        The batch, as for :func:`estimate_performance`. Examples with labels are not chosen.
+    budget : int
+        Number of examples to choose.
+    calibrator : Calibrator, optional
+        Applied to the logits first.
+    seed : int
+        Of the choice.
+    executor, progress
+        As for :func:`calibrant.evaluate`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> probs = rng.beta(0.2, 0.2, size=10_000)
+    >>> sample = choose_labels(probs=probs, budget=200)
+    >>> sample.row.size, sample.gain > 1.5
+    (200, True)
+    >>> round(float((1 / sample.inclusion).sum()) / 10_000, 6)  # weights add up to the batch
+    1.0
+    """
+    check_whole("budget", budget)
+    calibrator = None if calibrator is None else as_calibrator(calibrator)
+    chosen = batch_split(data, probs=probs, features=features, split=split)
+    summary = summarise(
+        chosen,
+        calibrator,
+        threshold=None,
+        labels="labels" in chosen.keys,
+        executor=executor,
+        progress=progress,
+    )
+    cells, count = summary.unlabelled, summary.n - summary.rows.label.size
+    if budget > count:
+        raise ValueError(
+            f"{chosen.path}: budget must be at most the {count:,} unlabelled examples, got {budget}"
+        )
+    plan = make_plan(cells.weight[:CELLS], cells.claimed[:CELLS], budget)
+    task = partial(_shard_candidates, calibrator, plan, seed)
+    candidates = _smallest(_walk(chosen, task, executor, progress), plan.allotted)
+    candidates = candidates.take(np.argsort(candidates.row))
+    return LabelSample(
+        candidates.row,
+        candidates.predicted,
+        candidates.confidence,
+        (plan.allotted / np.maximum(plan.size, 1))[candidates.stratum],
+        summary.n,
+        plan.gain,
+    )
+
+
+class Plan(NamedTuple):
+    """Strata of cells and their parts of the budget."""
+
+    stratum: IntArray  # (CELLS,) stratum of each cell
+    size: IntArray  # (strata,) examples
+    allotted: IntArray  # (strata,) labels
+    gain: float
+
+
+def make_plan(count: FloatArray, claimed: FloatArray, budget: int) -> Plan:
+    """Cut cells with ``count`` examples into strata, and share out the budget."""
+    mean = claimed / np.maximum(count, 1)
+    variance = count * mean * (1 - mean)
+    measure = count / count.sum() + variance / max(variance.sum(), 1e-300)
+    index = equal_parts(measure, int(np.clip(budget // PER_STRATUM, 1, STRATA)))
+    strata = int(index.max()) + 1
+    size, scatter = (sums_by(index, values, strata) for values in (count, variance))
+    deviation = np.sqrt(scatter / np.maximum(size, 1))
+    allotted = allocate(size.round().astype(np.int64), deviation, budget)
+    share = size / size.sum()
+    at_random = share @ deviation**2 / budget
+    stratified = share**2 @ (deviation**2 / np.maximum(allotted, 1))
+    gain = at_random / stratified if stratified > 0 else 1.0
+    return Plan(index, size.round().astype(np.int64), allotted, float(gain))
+
+
+def allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
+    """Share out a budget over strata by Neyman's rule, and a part of it evenly.
+
+    Each stratum gets one label at least, if the budget allows, and no more than it has examples.
+
+    >>> allocate(np.array([900, 100]), np.array([0.0, 0.5]), 50)
+    array([ 9, 41])
+    """
+    products = size * deviation
+    neyman = products / products.sum() if products.sum() > 0 else size / size.sum()
+    wanted = budget * ((1 - EVEN) * neyman + EVEN * size / size.sum())
+    allotted = np.asarray(np.clip(np.floor(wanted), 1, size), np.int64)
+    while (left := budget - int(allotted.sum())) > 0:
+        room = np.where(allotted < size, wanted - allotted, -np.inf)
+        most = np.argsort(-room, kind="stable")[:left]
+        allotted[most[np.isfinite(room[most])]] += 1
+    while allotted.sum() > budget:
+        over = np.where(allotted > 1, allotted - wanted, -np.inf)
+        if not np.isfinite(over).any():
+            over = allotted - wanted
+        allotted[int(over.argmax())] -= 1
+    return allotted
+
+
+def _walk(
+    split: Split, task: partial[Candidates], executor: Executor | None, progress: Progress | None
+) -> Candidates:
+    numbered = split.with_column("row", np.arange(split.rows))
+    columns = ["logits", "row"] + [c for c in ("labels", "features") if c in split.keys]
+    rows = split.chunk_rows
+    shards = numbered.walk(task, *columns, rows=rows, executor=executor, progress=progress)
+    return Candidates(*joined(list(shards)))
+
+
+def _shard_candidates(
+    calibrator: Calibrator | None, plan: Plan, seed: int, chunks: Iterator[Chunk]
+) -> Candidates:
+    parts = []
+    for chunk in chunks:
+        probs, number = chunk_probs(calibrator, chunk), chunk.columns["row"]
+        rows = reduce_rows(probs)
+        order = uniform(seed, int(number[0]), number.size)
+        stratum = plan.stratum[event_cell(rows, NEVER)]
+        candidates = Candidates(number, order, stratum, rows.confidence, rows.predicted)
+        free = chunk_labels(chunk, number.shape) == IGNORED
+        parts.append(_smallest(candidates.take(free), plan.allotted))
+    return _smallest(Candidates(*joined(parts)), plan.allotted)
+
+
+def _smallest(candidates: Candidates, allotted: IntArray) -> Candidates:
+    """Keep the rows with the smallest numbers of each stratum."""
+    order = np.lexsort((candidates.order, candidates.stratum))
+    stratum = candidates.stratum[order]
+    starts = np.searchsorted(stratum, np.arange(allotted.size))
+    place = np.arange(stratum.size) - starts[stratum]
+    return candidates.take(order[place < allotted[stratum]])
+
+
+def read_labels(path: str | os.PathLike[str], n: int) -> tuple[IntArray, FloatArray]:
+    """Read labels by row from a ``.csv`` file; lines without a label are left out.
+
+    The file has columns ``row`` and ``label``, and ``inclusion_probability`` if it has to do with
+    how the rows were selected. Returns labels ``(n,)``, -100 where there are none, and
+    probabilities ``(n,)``.
+    """
+    labels, inclusion = np.full(n, IGNORED, np.int64), np.ones(n)
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text: a .csv file with rows and labels is wanted") from None
+    reader = csv.DictReader(text.splitlines())
+    names = reader.fieldnames or ["nothing"]
+    if not {"row", "label"} <= set(names):
+        raise ValueError(f"{path} needs the columns row and label, got {comma_separated(names)}")
+    for line in reader:
+        if (line["label"] or "").strip():
+            _set_label(line, labels, inclusion, f"{path}, line {reader.line_num}")
+    return labels, inclusion
+
+
+def _set_label(line: dict[str, str], labels: IntArray, inclusion: FloatArray, place: str) -> None:
+    try:
+        row, label = int(line["row"]), int(line["label"])
+        probability = float(line.get(INCLUSION) or 1)
+    except (TypeError, ValueError) as problem:
+        raise ValueError(f"{place}: row and label must be whole numbers ({problem})") from None
+    if not 0 <= row < labels.size:
+        raise ValueError(f"{place}: row must be in [0, {labels.size}), the batch's rows, got {row}")
+    if labels[row] != IGNORED:
+        raise ValueError(f"{place}: row {row} has a label already; leave one of the lines out")
+    labels[row], inclusion[row] = label, probability

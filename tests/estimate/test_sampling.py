@@ -1,0 +1,95 @@
+"""Examples to label: allocation, inclusion probabilities, files."""
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+from calibrant.data import save_predictions
+from calibrant.estimate.sampling import allocate, make_plan, read_labels
+
+
+def test_allocation_spends_the_budget_within_the_strata():
+    sizes = np.array([1000, 50, 3, 400])
+    for budget in (1, 4, 60, 500, 1453):
+        allotted = allocate(sizes, np.array([0.01, 0.5, 0.4, 0.3]), budget)
+        assert allotted.sum() == budget
+        assert (allotted <= sizes).all()
+    even = allocate(sizes, np.zeros(4), 145)
+    assert even.tolist() == pytest.approx(sizes / 10, abs=1)
+
+
+def test_the_gain_is_the_ratio_of_variances():
+    count, claimed = np.zeros(3200), np.zeros(3200)
+    count[[1600, 3000]], claimed[[1600, 3000]] = [100, 900], [50, 900]
+    plan = make_plan(count, claimed, 100)
+    assert plan.allotted.tolist() == [82, 18]  # four fifths where outcomes vary
+    at_random, stratified = 0.1 * 0.25 / 100, 0.1**2 * 0.25 / 82
+    assert plan.gain == pytest.approx(at_random / stratified)
+
+
+def test_inclusion_probabilities_are_those_of_many_choices(rng):
+    probs = rng.beta(0.3, 0.3, 200)
+    chosen = np.zeros(200)
+    for seed in range(300):
+        sample = cal.choose_labels(probs=probs, budget=40, seed=seed)
+        chosen[sample.row] += 1
+        assert (np.diff(sample.row) > 0).all()
+    stated = np.full(200, np.nan)
+    stated[sample.row] = sample.inclusion
+    assert chosen[sample.row] / 300 == pytest.approx(sample.inclusion, abs=0.12)
+    assert np.mean(chosen[sample.row] / 300 - sample.inclusion) == pytest.approx(0, abs=0.02)
+
+
+def test_estimates_from_chosen_labels_are_unbiased_and_better_than_at_random():
+    """Also where the probabilities are wrong: accuracy is ten points below confidence."""
+    rng = np.random.default_rng(5)
+    probs = np.clip(rng.beta(6, 0.6, 4000), 0.5, 0.9999)
+    labels = (rng.random(4000) < np.clip(probs - 0.1, 0, 1)).astype(int)
+    truth, errors = (labels == 1).mean(), []
+    for seed in range(60):
+        sample = cal.choose_labels(probs=probs, budget=150, seed=seed)
+        weight = 1 / sample.inclusion
+        errors.append((weight * (labels[sample.row] == 1)).sum() / 4000 - truth)
+    spread = np.std(errors)
+    assert abs(np.mean(errors)) < 3 * spread / np.sqrt(60)
+    assert spread < np.sqrt(truth * (1 - truth) / 150)
+
+
+def test_shards_and_chunks_choose_the_same(rng, tmp_path, monkeypatch):
+    logits = rng.normal(size=(90, 3)) * 3
+    for i in range(3):
+        save_predictions(tmp_path / f"{i}.npz", {"logits": logits[30 * i : 30 * i + 30]})
+    whole = cal.choose_labels(logits, 12)
+    assert cal.choose_labels(tmp_path, 12).row.tolist() == whole.row.tolist()
+    assert whole.inclusion == pytest.approx(cal.choose_labels(tmp_path, 12).inclusion)
+
+
+def test_labelled_examples_are_not_chosen(rng):
+    labels = np.where(np.arange(60) < 40, 0, -100)
+    data = {"logits": rng.normal(size=(60, 2)), "labels": labels}
+    assert cal.choose_labels(data, 20).row.tolist() == list(range(40, 60))
+    with pytest.raises(ValueError, match="at most the 20 unlabelled"):
+        cal.choose_labels(data, 21)
+
+
+def test_labels_of_a_file(tmp_path, rng):
+    sample = cal.choose_labels(probs=rng.uniform(size=50), budget=5)
+    path = tmp_path / "to_label.csv"
+    sample.save(path)
+    lines = path.read_text().splitlines()
+    assert lines[0] == "row,predicted,confidence,inclusion_probability,label"
+    filled = [lines[0], lines[1] + "1", *lines[2:]]
+    path.write_text("\n".join(filled))
+    labels, inclusion = read_labels(path, 50)
+    assert np.flatnonzero(labels != -100).tolist() == [sample.row[0]]
+    assert inclusion[sample.row[0]] == pytest.approx(sample.inclusion[0])
+    for text, message in (
+        ("row,class\n1,2", "columns row and label"),
+        ("", "columns row and label, got nothing"),
+        ("row,label\n50,1", r"row must be in \[0, 50\)"),
+        ("row,label\n1,cat", "whole numbers"),
+        ("row,label\n1,1\n1,0", "has a label already"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_labels(path, 50)

@@ -1,0 +1,48 @@
+"""Accuracies that a monitor has estimated without labels."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from calibrant.data import save_predictions
+from calibrant.estimate import PerformanceEstimator
+from calibrant.monitor import Monitor
+from calibrant.monitor.estimates import WindowEstimate
+from tests.support.simulate import drawn
+
+
+def test_windows_without_labels_are_estimated(rng, tmp_path):
+    logits, labels = drawn(rng, 3000, 4)
+    estimator = PerformanceEstimator({"logits": logits[:1500], "labels": labels[:1500]})
+    save_predictions(tmp_path / "a.npz", {"logits": logits[1500:]})
+    save_predictions(tmp_path / "b.npz", {"logits": logits[1500:], "labels": labels[1500:]})
+    watch = Monitor().update_file(tmp_path / "a.npz", estimator=estimator)
+    watch.update_file(tmp_path / "b.npz", estimator=estimator)
+    first, second = watch.report().windows
+    assert first["n"] == 0
+    assert second["n"] == 1500
+    assert first["estimate"] == second["estimate"]
+    assert first["estimate_low"] < second["accuracy"] < first["estimate_high"]
+    assert "estimated" in str(watch.report())
+    again = Monitor.from_state(json.loads(json.dumps(watch.state())))
+    assert again.report().to_dict() == watch.report().to_dict()
+    with pytest.raises(ValueError, match="a share with its promise"):
+        WindowEstimate.from_state([2.0, None, None, "holds"])
+
+
+def test_an_alarm_ends_the_promise(rng, tmp_path):
+    logits, labels = drawn(rng, 3000, 4)
+    estimator = PerformanceEstimator({"logits": logits[:1000], "labels": labels[:1000]})
+    wrong = (labels + rng.integers(0, 2, 3000)) % 4
+    save_predictions(tmp_path / "a.npz", {"logits": logits[1000:], "labels": wrong[1000:]})
+    save_predictions(tmp_path / "b.npz", {"logits": logits[1000:]})
+    watch = Monitor()
+    for name in "ab":
+        watch.update_file(tmp_path / f"{name}.npz", estimator=estimator)
+    for row in watch.report().windows:
+        assert row["promise"] == "withdrawn"
+        assert math.isnan(row["estimate_low"])
+        assert not np.isnan(row["estimate"])
+    assert watch.report().to_dict()["windows"][0]["estimate_low"] is None

@@ -1,0 +1,20 @@
+"""Quick intervals, for tests of what is done with them."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from calibrant.metrics import intervals
+
+
+@contextmanager
+def few_draws():
+    """Draw a quarter of the replicates; how well intervals cover is seen in tests/metrics."""
+    make = intervals.cells_of
+
+    def fewer(filled, curve, replicates, seed):
+        return make(filled, curve, replicates // 4, seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "cells_of", fewer)
+        yield

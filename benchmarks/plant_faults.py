@@ -3613,6 +3613,62 @@ FAULTS = (
         "return np.where(outcome, 1 - values, -values), outcome",
         ("integrations/test_mlflow",),
     ),
+    Fault(
+        "chosen-labels-not-weighted",
+        "llm",
+        "weight[known] = 1 / used",
+        "weight[known] = 1.0",
+        ("judges/test_rates",),
+    ),
+    Fault(
+        "unseen-errors-of-a-judge-forgotten",
+        "llm",
+        "return min(max(seen, unseen), most) + self.predicted",
+        "return min(max(seen, 0.0), most) + self.predicted",
+        ("judges/test_rates",),
+    ),
+    Fault(
+        "systems-compared-without-common-questions",
+        "llm",
+        "return float(a @ b) / size if size else 0.0",
+        "return 0.0",
+        ("judges/test_rates",),
+    ),
+    Fault(
+        "wins-of-the-second-answer-counted",
+        "llm",
+        "first = (wins + 1 - swapped) / 2",
+        "first = (wins + swapped) / 2",
+        ("judges/test_biases",),
+    ),
+    Fault(
+        "options-averaged-by-letter",
+        "llm",
+        "total[:, list(order)] += log_softmax(shown, axis=-1)",
+        "total += log_softmax(shown, axis=-1)",
+        ("answers/test_option_bias",),
+    ),
+    Fault(
+        "claims-of-an-answer-split-over-folds",
+        "llm",
+        "folds = (np.random.default_rng(0).permutation(names.size) % FOLDS)[number]",
+        "folds = np.random.default_rng(0).permutation(number.size) % FOLDS",
+        ("claims/test_maps",),
+    ),
+    Fault(
+        "tokens-at-the-end-of-a-claim-lost",
+        "llm",
+        "inside = (owner >= 0) & (ends[:, 0] < span[1]) & (ends[:, 1] > span[0])",
+        "inside = (owner >= 0) & (ends[:, 1] <= span[1]) & (ends[:, 0] >= span[0])",
+        ("claims/test_spans",),
+    ),
+    Fault(
+        "streamed-logits-before-the-head",
+        "llm",
+        "stack.callback(inner.register_forward_hook(self._listen).remove)",
+        "stack.callback(inner.register_forward_hook(self._listen, prepend=True).remove)",
+        ("answers/test_streaming",),
+    ),
 )
 
 

@@ -61,6 +61,10 @@ MORE = {
         *("answers.scores.option_confidence", "answers.scores.top_token_confidence"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
+        *("answers.option_bias.option_bias", "answers.option_bias.OptionBias"),
+        *("judges.rates.RateEstimate", "judges.rates.rate_difference", "judges.maps.fit_judge"),
+        *("judges.agreement.agreement", "judges.biases.position_bias"),
+        *("judges.biases.length_bias", "claims.claimed.read_claims", "claims.maps.fit_claims"),
     ),
     "integrations": (
         *("lightning.CalibrationCallback", "huggingface.CalibrationMetrics"),

@@ -52,8 +52,8 @@ class ClassBins:
     labelled: Tensor  # (classes,) sums of weights of the examples with that label or tag
     squares: Tensor  # (classes, bins) sums of squared weights
     products: Tensor  # (groups * bins,) * 2, see ``_add_products``; (0, 0) if not wanted
-    _collected: list[_Collected] = field(default_factory=list, repr=False)
-    _waiting: int = 0  # entries that were collected
+    _collected: list[_Collected] = field(default_factory=list, init=False, repr=False)
+    _waiting: int = field(default=0, init=False, repr=False)  # entries that were collected
 
     @classmethod
     def empty(

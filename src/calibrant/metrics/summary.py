@@ -19,6 +19,7 @@ from calibrant.metrics import intervals
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Functional
 from calibrant.metrics.intervals import Cells, Estimate
+from calibrant.metrics.pooled import PooledPairs
 from calibrant.metrics.reductions import Reduced, WeightedPairs
 
 REPLICATES = 1000
@@ -121,9 +122,9 @@ class Summary:
     moments: Moments
     bins: Bins
     classwise: ClassBins | None
-    pairs: WeightedPairs
+    pairs: WeightedPairs | PooledPairs
     """Sorted by confidence; empty in a stream that keeps none."""
-    answers: WeightedPairs
+    answers: WeightedPairs | PooledPairs
     """Pairs that AUROC and AURC rank: of the predicted class, unless an estimand was named."""
     estimand: EstimandChoice
     level: float | None

@@ -38,6 +38,7 @@ from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
 from calibrant.data.shards import (
     BadShard,
     Chunk,
+    NoGoodShard,
     Report,
     Shard,
     agreeing,
@@ -423,7 +424,7 @@ def open_dataset(
                 raise
             skipped[next(iter(shard.values()))] = str(problem)
     if not shards:
-        raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
+        raise NoGoodShard(os.fspath(path), next(iter(skipped.values())))
     kept = None if cache is None else os.fspath(cache)
     return Dataset(os.fspath(path), shards, cache=kept, skipped=skipped)
 

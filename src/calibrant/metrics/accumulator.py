@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray
 from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
 from calibrant._core.class_names import without_frames
 from calibrant._core.messages import comma_separated
-from calibrant.metrics import reductions
+from calibrant.metrics import kept_pairs, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
@@ -50,6 +50,8 @@ class Accumulator:
         Coverage of the intervals; None or 0 computes none.
     seed : int
         Of the draws behind intervals and test.
+    most_pairs : float, optional
+        Another number than 2^22 of labels up to which single pairs are kept; ``math.inf`` for any.
 
     Examples
     --------
@@ -69,6 +71,7 @@ class Accumulator:
         metrics: Sequence[str] | None = None,
         level: float | None = 0.9,
         seed: int = 0,
+        most_pairs: float | None = None,
     ) -> None:
         if level:
             checks.check_level(level)
@@ -84,7 +87,8 @@ class Accumulator:
         self.floored = 0
         self.classwise: ClassBins | None = None
         self.by: dict[str, Accumulator] = {}
-        self._kept = KeptPairs()
+        self.most_pairs = kept_pairs.MOST_PAIRS if most_pairs is None else most_pairs
+        self._kept = KeptPairs(self.most_pairs)
 
     def like(self) -> Accumulator:
         """An accumulator of the same form that has seen nothing."""
@@ -195,7 +199,7 @@ class Accumulator:
         self._reduce_sums(group)
         rest: list[Any] = [None] * len(forms)
         dist.all_gather_object(rest, (self._kept, self.by), group)
-        self._kept, self.by = KeptPairs(), {}
+        self._kept, self.by = KeptPairs(self.most_pairs), {}
         for kept, _ in rest:
             self._kept.merge(kept)
         for _, subgroups in rest:
@@ -234,7 +238,7 @@ class Accumulator:
         return self._kept.joined()
 
     def _form(self) -> dict[str, Any]:
-        same = {name: getattr(self, name) for name in ("estimand", "pairs", "level")}
+        same = {name: getattr(self, name) for name in ("estimand", "pairs", "level", "most_pairs")}
         metrics = None if self._all else self.metrics
         return {"bins": self.bins.count.size, "metrics": metrics, **same}
 

@@ -29,8 +29,8 @@ class KeptPairs:
     Whether they are pooled depends on the number of labels alone, not on batches or their order.
     """
 
-    def __init__(self) -> None:
-        self.labels = 0
+    def __init__(self, most: float) -> None:
+        self.most, self.labels = most, 0
         self._parts: list[_Part] = []
         self._sums: tuple[PooledPairs, PooledPairs] | None = None
 
@@ -64,7 +64,7 @@ class KeptPairs:
 
     def _settle(self) -> None:
         if self._sums is None:
-            if self.labels > MOST_PAIRS:
+            if self.labels > self.most:
                 self.pool()
             return
         parts, self._parts = self._parts, []

@@ -13,7 +13,6 @@ from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.kept_pairs import MOST_PAIRS
 from calibrant.metrics.registry import METRICS
 
 
@@ -109,7 +108,7 @@ def evaluate(
     chosen = dataset.split(split, TEST_SPLITS)
     chosen.warn_if_probs()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
-    if pairs and chosen.label_count > MOST_PAIRS:
+    if pairs and chosen.label_count > total.most_pairs:
         total.pool()  # so that workers do as well
     task = partial(_measured, total.like())
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):

@@ -10,7 +10,8 @@ on all cores over the same rows in the same run. ``seconds`` are those of ``eval
 intervals, with all metrics, on workers that have started; ``making`` is what the same walk takes
 that only makes the rows, and ``passes`` are the rest in units. Each figure is the least of some
 repetitions. ``records`` is the table that fits are made from. Memory is the peak of the process
-that adds up, and of the largest worker, beyond what they take for a hundred rows. Linux only.
+that adds up, and of the largest worker, beyond what they take for a hundred rows. ``load`` is that
+of other work before the run: figures of a busy machine are provisional. Linux only.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SHARD = 20_000
 NOISE = 4096
 COLUMNS = (
     *("kind", "rows", "classes", "workers", "seconds", "making", "unit", "passes", "speedup"),
-    *("rows_per_s", "main_mb", "worker_mb", "data_mb"),
+    *("rows_per_s", "bytes_per_row", "main_mb", "worker_mb", "data_mb", "cores", "load"),
 )
 
 
@@ -177,8 +178,16 @@ def records_speed(rows: int, classes: int, repeats: int) -> dict[str, Any]:
     return {
         **{"kind": "records", "rows": rows, "classes": classes, "workers": 1, "seconds": seconds},
         **{"making": made, "unit": unit, "passes": (seconds - made) / unit},
-        "rows_per_s": rows / (seconds - made),
+        **{"rows_per_s": rows / (seconds - made), "bytes_per_row": record_bytes(classes)},
     }
+
+
+def record_bytes(classes: int) -> float:
+    """Return the memory of the records of one row."""
+    made = next(dataset(4, classes).split().walk(tabulated, "logits", "labels")).records
+    assert made is not None
+    arrays = [x for x in vars(made).values() if isinstance(x, np.ndarray)]
+    return sum(array.nbytes for array in arrays) / len(made)
 
 
 def memory(rows: int, workers: int) -> dict[str, Any]:
@@ -217,6 +226,7 @@ def main() -> None:
     if given.peaks:
         print_peaks(given.peaks, workers[-1])
         return
+    machine = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
     found = list(speeds(given.rows, workers, given.repeats))
     found.append(records_speed(max(64, given.rows // 20), CLASSES, given.repeats))
     found.append(records_speed(max(64, given.rows // 1000), TOKENS, given.repeats))
@@ -228,7 +238,8 @@ def main() -> None:
         with open(given.out, "w", newline="") as file:
             table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             table.writeheader()
-            table.writerows({k: _shown(v) for k, v in row.items()} for row in found)
+            for row in found:
+                table.writerow({name: _shown(v) for name, v in (row | machine).items()})
 
 
 def _shown(value: object) -> str:

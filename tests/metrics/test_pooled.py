@@ -76,12 +76,16 @@ def test_replicates_have_the_moments_of_weights_of_rows():
     Whether it is drawn for the bin or row by row must not matter.
     """
     rng = np.random.default_rng(0)
-    weight = rng.gamma(2, size=60)
-    sums = PooledPairs.of(Pairs(np.full(60, 0.7), np.arange(60) < 40), weight)
-    happened = np.concatenate([h for h, _ in sums.replicates(4000, 0)])[:, 0]
-    by_row = rng.poisson(1, (4000, 40)) @ weight[:40]
-    assert happened.mean() == pytest.approx(by_row.mean(), rel=0.02)
-    assert happened.std() == pytest.approx(by_row.std(), rel=0.06)
+    weight = rng.gamma(2, size=60) * np.where(np.arange(60) < 20, 5.0, 1.0)
+    confidence, outcome = np.repeat([0.7, 0.9], [20, 40]), np.arange(60) % 3 > 0
+    sums = PooledPairs.of(Pairs(confidence, outcome), weight)
+    drawn_by_bin = [np.concatenate(side) for side in zip(*sums.replicates(4000, 0), strict=True)]
+    rows = rng.poisson(1, (4000, 60)) * weight
+    for side, happened in zip(drawn_by_bin, (True, False), strict=True):
+        for column, place in zip(side.T, (0.7, 0.9), strict=True):
+            by_row = rows[:, (outcome == happened) & (confidence == place)].sum(1)
+            assert column.mean() == pytest.approx(by_row.mean(), rel=0.03)
+            assert column.std() == pytest.approx(by_row.std(), rel=0.06)
 
 
 def test_the_bootstrap_covers_the_truth():
@@ -125,7 +129,9 @@ def test_intervals_do_not_depend_on_shards(monkeypatch):
     """Counts decide what is pooled, and the draws are made from sums."""
     data = predictions(rows=900, classes=3)
     monkeypatch.setattr(kept_pairs, "MOST_PAIRS", 899)
-    results = [stream(data, cuts).compute() for cuts in ([], [3, 500], [899])]
+    streams = [stream(data, cuts) for cuts in ([], [3, 500], [899])]
+    assert all(each._kept.pooled for each in streams)  # by 900 labels, of which 847 count
+    results = [each.compute() for each in streams]
     for other in results[1:]:
         for one, same in ((results[0], other), (results[0].by["1"], other.by["1"])):
             for name in one:

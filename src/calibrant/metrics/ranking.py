@@ -231,7 +231,7 @@ def auroc_with_error(
 ) -> Influenced:
     """AUROC with DeLong's standard error, in n log n."""
     mass = np.ones_like(claimed) if weights is None else weights
-    _, group = np.unique(claimed, return_inverse=True)
+    group = _groups(claimed)
     yes, no = mass * happened, mass * (1 - happened)
     if not (yes.any() and no.any()):
         return Influenced(math.nan, math.nan, 0.0)
@@ -249,11 +249,13 @@ def aurc_with_error(
     """AURC with the standard error of the infinitesimal jackknife, in n log n."""
     mass = np.ones_like(claimed) if weights is None else weights
     order = np.argsort(-claimed, kind="stable")
-    _, tie = np.unique(-claimed[order], return_inverse=True)
+    tie = _groups(-claimed[order])
     mass, wrong = mass[order], 1 - happened[order]
     size = np.bincount(tie)
 
     def tied(values: FloatArray) -> FloatArray:
+        if size.size == tie.size:  # no ties
+            return values
         return np.asarray((np.bincount(tie, values) / size)[tie])
 
     even, failed = tied(mass), tied(mass * wrong)
@@ -265,6 +267,15 @@ def aurc_with_error(
     influence = mass * (tied(risk) + later - value) / kept[-1]
     deviation = float(np.sqrt((influence**2).sum()))
     return Influenced(value, deviation, _worth(mass * wrong) - 1)
+
+
+def _groups(values: FloatArray) -> IntArray:
+    """Return the rank of each value among the distinct ones; at once where they are in order."""
+    steps = np.diff(values, prepend=values[:1])
+    if (steps >= 0).all():
+        return np.cumsum(steps > 0)
+    _, group = np.unique(values, return_inverse=True)
+    return np.asarray(group)
 
 
 def _worth(mass: FloatArray) -> float:

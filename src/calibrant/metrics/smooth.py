@@ -198,7 +198,7 @@ TABLE = (
         ks,
         lambda s: s.error(
             running,
-            s.pairs.filled(s.pairs.equal_mass_edges(100)),
+            lambda: s.pairs.filled(s.pairs.equal_mass_edges(100)),
             value=float(running(residuals(s.pairs)[1])),
             replicates=REPLICATES // 2,
         ),
@@ -211,7 +211,7 @@ TABLE = (
         smooth_ece,
         lambda s: s.error(
             smoothed,
-            s.pairs.filled(uniform_edges(128)),
+            lambda: s.pairs.filled(uniform_edges(128)),
             value=smooth_ece_of_pairs(s.pairs),
             replicates=REPLICATES // 5,
         ),
@@ -224,7 +224,7 @@ TABLE = (
         smce,
         lambda s: s.error(
             lipschitz_error,
-            s.pairs.filled(uniform_edges(40)),
+            lambda: s.pairs.filled(uniform_edges(40)),
             value=smce_of_pairs(s.pairs),
             replicates=REPLICATES // 5,
         ),

@@ -143,19 +143,22 @@ class Summary:
     def error(
         self,
         error: Functional,
-        filled: Bins | None = None,
+        fill: Callable[[], Bins] | None = None,
         *,
         value: float | None = None,
         replicates: int = REPLICATES,
     ) -> Estimate:
-        """A calibration error with its interval; its ``value`` where it is not that of the bins."""
+        """A calibration error with its interval; its ``value`` where it is not that of the bins.
+
+        ``fill`` returns other bins than those of equal width, if they are needed.
+        """
         if value is None:
-            value = float(error((filled or self.bins).gap))
+            value = float(error((fill() if fill else self.bins).gap))
         if self.level is None or math.isnan(value):
             return Estimate(value)
         cells = self.cells
-        if filled is not None:
-            cells = intervals.cells_of(filled, self.equal_mass, replicates, self.seed)
+        if fill is not None:
+            cells = intervals.cells_of(fill(), self.equal_mass, replicates, self.seed)
         return intervals.error_interval(value, error, cells, self.level)
 
     def interval(

@@ -310,8 +310,8 @@ def cross_fit(
 
     For predictions without a validation set. The examples are cut into folds in which every
     class has its share, and each fold is calibrated by a fit on the others. The figures describe
-    the method, fitted on ``(folds - 1) / folds`` of the examples. Of more than 2^22 examples or 2^30
-    logits a random sample is used; a warning states what this costs.
+    the method, fitted on ``(folds - 1) / folds`` of the examples. Of more than 2^22 examples or
+    2^30 logits a random sample is used; a warning states what this costs.
 
     Parameters
     ----------

@@ -242,12 +242,17 @@ def raw_chunks(
 
 
 def as_tensor(values: Logits) -> Tensor:
-    """Return a chunk as a tensor of single precision at least."""
+    """Return a chunk as a tensor of single precision at least, to be read only.
+
+    It shares the memory of the values where that is possible: copies cost as much as other passes.
+    """
     if not isinstance(values, Tensor):
-        # a copy, since torch does not take read-only or foreign-endian memory
         exact = np.float32 if values.dtype == np.float16 else np.float64
         wanted = values.dtype if values.dtype == np.float32 else exact
-        return torch.from_numpy(np.array(values, dtype=np.dtype(wanted).newbyteorder("=")))
+        native = np.dtype(wanted).newbyteorder("=")
+        # torch does not take read-only or foreign-endian memory, nor every order of it
+        shared = values.flags.carray and values.dtype == native
+        return torch.from_numpy(values if shared else np.array(values, dtype=native))
     chunk = values.detach()
     if chunk.device.type == "mps":  # has no float64
         chunk = chunk.cpu()

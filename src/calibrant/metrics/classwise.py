@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant._core.binning import bin_index, check_bins, uniform_edges
-from calibrant._core.checks import FloatArray, check_choice
+from calibrant._core.checks import FloatArray, IntArray, check_choice
 from calibrant._core.chunks import chunk_slices
 
 Average = Literal["mean", "prevalence"]
@@ -24,14 +24,12 @@ MOST_COLLECTED = 2**17
 
 
 class _Collected(NamedTuple):
-    """Rows ``(rows,)``, and those of their probabilities ``(n,)`` that are binned one by one."""
+    """Rows of a chunk, and those of their probabilities that are binned one by one."""
 
-    labels: Tensor
-    weights: Tensor
-    column: Tensor  # class of a probability
-    claimed: Tensor
-    own: Tensor  # True where its class is the label
-    weight: Tensor  # of its row
+    labels: Tensor  # (rows,)
+    weight: Tensor | None  # (rows,)
+    flat: IntArray  # (n,) row times classes plus class
+    claimed: Tensor  # (n,)
 
 
 @dataclass
@@ -94,27 +92,26 @@ class ClassBins:
         With ``column`` ``(rows,)`` each row is a cell of a multi-label problem: its tag.
         """
         probs, labels = probs.cpu(), labels.cpu()
-        weights = torch.ones(len(probs), dtype=torch.float64) if weight is None else weight
         if column is None:
-            self._collect(probs, labels, weights)
+            self._collect(probs, labels, weight)
         else:
             own = labels == 1
+            weights = _ones(own) if weight is None else weight
             self.labelled.index_add_(0, column[own], weights[own])
             self._add_entries(column, probs[:, 1], own, weights, moved=False)
         if len(self.products):
+            weights = _ones(labels) if weight is None else weight
             for rows in chunk_slices(len(probs)):
                 tags = None if column is None else column[rows]
                 self._add_products(probs[rows], labels[rows], weights[rows], tags)
 
-    def _collect(self, probs: Tensor, labels: Tensor, weights: Tensor) -> None:
+    def _collect(self, probs: Tensor, labels: Tensor, weight: Tensor | None) -> None:
         """Put every probability into the first bin of its class, and note those to be moved."""
         if not self.threshold:
-            self.claimed[:, 0] += weights @ probs
+            self.claimed[:, 0] += probs.sum(0) if weight is None else weight @ probs
         flat = np.flatnonzero(probs.numpy() > (self.threshold or 1 / self.bins))
-        row, above = map(torch.from_numpy, np.divmod(flat, probs.shape[1]))
         claimed = probs.view(-1)[torch.from_numpy(flat)]
-        entries = _Collected(labels, weights, above, claimed, labels[row] == above, weights[row])
-        self._collected.append(entries)
+        self._collected.append(_Collected(labels, weight, flat, claimed))
         self._waiting += flat.size
         if self._waiting > MOST_COLLECTED:
             self.settle()
@@ -123,14 +120,20 @@ class ClassBins:
         """Put what was collected into its bins."""
         if not self._collected:
             return
-        labels, weights, *entries = map(torch.cat, zip(*self._collected, strict=True))
-        self._collected, self._waiting = [], 0
+        parts, self._collected, self._waiting = self._collected, [], 0
+        labels = torch.cat([part.labels for part in parts])
+        weights = torch.cat([_ones(p.labels) if p.weight is None else p.weight for p in parts])
         self.labelled.index_add_(0, labels, weights)
         if not self.threshold:
             self.weight[:, 0] += weights.sum()
             self.observed[:, 0].index_add_(0, labels, weights)
             self.squares[:, 0] += weights @ weights
-        self._add_entries(*entries, moved=not self.threshold)
+        classes = len(self.weight)
+        first = np.cumsum([0, *(len(part.labels) for part in parts)]) * classes
+        flat = np.concatenate([p.flat + start for p, start in zip(parts, first, strict=False)])
+        row, above = map(torch.from_numpy, np.divmod(flat, classes))
+        claimed, own = torch.cat([part.claimed for part in parts]), labels[row] == above
+        self._add_entries(above, claimed, own, weights[row], moved=not self.threshold)
 
     def _add_entries(
         self, column: Tensor, claimed: Tensor, own: Tensor, weight: Tensor, *, moved: bool
@@ -197,3 +200,7 @@ class ClassBins:
         """Average error over the classes that were counted."""
         errors, shares = self.errors(), self.shares(average)
         return float(errors[shares > 0] @ shares[shares > 0]) if (shares > 0).any() else math.nan
+
+
+def _ones(rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), dtype=torch.float64)

@@ -9,9 +9,9 @@ disk, and no more than a chunk of a shard is in memory. The unit is one pass of 
 on all cores over the same rows in the same run. ``seconds`` are those of ``evaluate`` without
 intervals, with all metrics, on workers that have started; ``making`` is what the same walk takes
 that only makes the rows, and ``passes`` are the rest in units. Each figure is the least of some
-repetitions. ``records`` is the table that fits are made from. Memory is the peak of the process
-that adds up, and of the largest worker, beyond what they take for a hundred rows. ``load`` is that
-of other work before the run: figures of a busy machine are provisional. Linux only.
+repetitions. ``records`` is the table that fits are made from. Memory is the growth of the process
+that adds up, and the peak of the largest worker beyond what it takes for a hundred rows. ``load``
+is that of other work before the run: figures of a busy machine are provisional. Linux only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -192,11 +193,10 @@ def record_bytes(classes: int) -> float:
 
 def memory(rows: int, workers: int) -> dict[str, Any]:
     """Return a row about the peaks of processes that evaluate so many rows."""
-    small, peak = (_peaks(count, workers) for count in (100, rows))
-    main, worker = (after - before for after, before in zip(peak, small, strict=True))
+    (_, small), (main, large) = (_peaks(count, workers) for count in (100, rows))
     return {
         **{"kind": "memory", "rows": rows, "classes": CLASSES, "workers": workers},
-        **{"main_mb": main, "worker_mb": worker, "data_mb": rows * CLASSES * 4 / 2**20},
+        **{"main_mb": main, "worker_mb": large - small, "data_mb": rows * CLASSES * 4 / 2**20},
     }
 
 
@@ -208,10 +208,21 @@ def _peaks(rows: int, workers: int) -> tuple[float, float]:
 
 
 def print_peaks(rows: int, workers: int) -> None:
+    """Print by how much this process grows, and the peak of a worker, in megabytes."""
     with WorkerPool(workers) as pool:
+        cal.evaluate(dataset(200, CLASSES, shard=100), level=None, executor=pool)
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = resident("VmRSS")
         cal.evaluate(dataset(rows, CLASSES), level=None, executor=pool)
-    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    print(json.dumps([resource.getrusage(one).ru_maxrss / 1024 for one in who]))
+        grown = resident("VmHWM") - before
+    worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(json.dumps([grown / 1024, worker / 1024]))
+
+
+def resident(field: str) -> int:
+    """Return a size of this process in kilobytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
     ('30 s', '10 min', '2.0 h')
     """
     if seconds < 120:
-        return f"{seconds:.2g} s"
+        return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
@@ -82,8 +82,8 @@ def jobs(measured: Rows) -> list[Job]:
 
 
 def speeds(measured: Rows) -> list[list[str]]:
-    headings = ["workers", "seconds", "of these making rows", "rows per second", "ratio", "passes"]
-    table = [[*headings, "cores", "load of other work"]]
+    headings = ["rows", "workers", "seconds", "of these making rows", "rows per second", "ratio"]
+    table = [[*headings, "passes", "cores", "load of other work"]]
     for row in chosen(measured, kind="evaluate"):
         figures = [f"{float(row[k]):.2f}" for k in ("seconds", "making")]
         rate, ratio = f"{float(row['rows_per_s']):,.0f}", f"{float(row['speedup']):.2f}"

@@ -104,6 +104,15 @@ def test_figures_equal_those_of_one_array(shards, executor):
         assert one.evaluation["nll"].value == pytest.approx(other.evaluation["nll"].value, rel=1e-6)
 
 
+def test_a_bootstrap_does_not_depend_on_workers(shards, executor, monkeypatch):
+    """Draws are made from the counts of all shards: the intervals are equal, not alike."""
+    monkeypatch.setattr("calibrant.metrics.kept_pairs.MOST_PAIRS", 50)
+    metrics = ["auroc", "aurc"]
+    expected = calibrant.evaluate(ARRAYS, metrics=metrics)
+    for pool in (None, executor):
+        assert dict(calibrant.evaluate(shards, metrics=metrics, executor=pool)) == dict(expected)
+
+
 def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
     split = open_dataset(shards).split()
     results = list(

@@ -42,7 +42,7 @@ class Accumulator:
         The probability and the event that are compared, as in :func:`calibrant.evaluate`.
     pairs : bool
         Keep the confidence and outcome of every example (9 bytes, 17 with weights; with two classes
-        9 more, for AUROC and AURC), so that every metric is available. Of more than 2^22 examples
+        9 more, for AUROC and AURC), so that every metric is available. Of more than 2^18 examples
         sums in 20,960 fine bins are kept instead. Otherwise the memory does not grow at all.
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
@@ -51,7 +51,7 @@ class Accumulator:
     seed : int
         Of the draws behind intervals and test.
     most_pairs : float, optional
-        Another number than 2^22 of labels up to which single pairs are kept; ``math.inf`` for any.
+        Another number than 2^18 of labels up to which single pairs are kept; ``math.inf`` for any.
 
     Examples
     --------
@@ -231,7 +231,7 @@ class Accumulator:
     def kept_pairs(self) -> WeightedPairs:
         """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``.
 
-        Of more than 2^22 examples there is one pair for each fine bin of confidence and outcome.
+        Of more than 2^18 examples there is one pair for each fine bin of confidence and outcome.
         """
         if not self.pairs:
             raise ValueError("no pairs were kept: make the Accumulator with pairs=True")

@@ -11,8 +11,9 @@ from calibrant._core.checks import FloatArray
 from calibrant.metrics.pooled import PooledPairs
 from calibrant.metrics.reductions import Pairs, WeightedPairs
 
-MOST_PAIRS = 1 << 22
-"""Number of labels, ignored ones included, up to which every pair is kept: 38 megabytes."""
+MOST_PAIRS = 1 << 18
+"""Number of labels, ignored ones included, up to which every pair is kept. Metrics take about a
+hundred bytes for each, while pooling changes them by a hundredth of a standard error."""
 
 
 class _Part(NamedTuple):
@@ -32,7 +33,7 @@ class KeptPairs:
     def __init__(self, most: float) -> None:
         self.most, self.labels = most, 0
         self._parts: list[_Part] = []
-        self._sums: tuple[PooledPairs, PooledPairs] | None = None
+        self._sums: tuple[PooledPairs, PooledPairs] | None = None  # answers may be the pairs
 
     @property
     def pooled(self) -> bool:
@@ -59,7 +60,8 @@ class KeptPairs:
     def pool(self) -> None:
         """Keep sums in place of single pairs from now on."""
         if self._sums is None:
-            self._sums = (PooledPairs.empty(), PooledPairs.empty())
+            nothing = PooledPairs.empty()
+            self._sums = (nothing, nothing)
         self._settle()
 
     def _settle(self) -> None:
@@ -76,7 +78,10 @@ class KeptPairs:
 
     def _add(self, sums: tuple[PooledPairs, PooledPairs]) -> None:
         assert self._sums is not None
-        self._sums = (self._sums[0] + sums[0], self._sums[1] + sums[1])
+        pairs = answers = self._sums[0] + sums[0]
+        if self._sums[0] is not self._sums[1] or sums[0] is not sums[1]:
+            answers = self._sums[1] + sums[1]
+        self._sums = (pairs, answers)
 
     def joined(self) -> WeightedPairs:
         """Return the pairs in the order of their arrival; of pooled ones, one for each bin."""

@@ -61,7 +61,7 @@ def evaluate(
         Names from ``METRICS``; all by default.
     level : float, optional
         Coverage of the intervals; None or 0 leaves them out. Intervals, and metrics that sort, keep
-        9 to 35 bytes of each of at most 2^22 examples, and fine bins of more; without them memory
+        9 to 35 bytes of each of at most 2^18 examples, and fine bins of more; without them memory
         does not grow with the examples.
     seed : int
         Seed of the random draws behind intervals and test.

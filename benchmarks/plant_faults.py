@@ -546,6 +546,41 @@ FAULTS = (
         ("workflows/test_large",),
     ),
     Fault(
+        "halves-overlap",
+        "workflows",
+        "Sample(0.5, seed, start=0.5)",
+        "Sample(0.5, seed)",
+        ("workflows/test_large",),
+    ),
+    Fault(
+        "records-of-all-rows-compared",
+        "workflows",
+        "return is_large(split) or _rows(split) > records.MOST",
+        "return is_large(split)",
+        ("workflows/test_large",),
+    ),
+    Fault(
+        "patience-of-all-looks-together",
+        "_core",
+        "seen = time.monotonic()\n            elif",
+        "pass\n            elif",
+        ("core/test_cluster",),
+    ),
+    Fault(
+        "bad-window-ends-the-monitor",
+        "cli",
+        "if bad == len(paths):",
+        "if bad:",
+        ("workflows/test_shards",),
+    ),
+    Fault(
+        "reference-of-the-last-shard",
+        "monitor",
+        "total = sum(work, start=Bins.empty(uniform_edges(bins)))",
+        "*_, total = work",
+        ("monitor/test_reference",),
+    ),
+    Fault(
         "bad-shard-counted-in-part",
         "workflows",
         "return _without(dataset, skipped)",
@@ -2826,6 +2861,35 @@ FAULTS = (
         "(pixels * 255).round().clamp(0, 255)",
         "(pixels * 255).clamp(0, 255)",
         ("/test_images.py", "images/test_shifts"),
+    ),
+    # Pairs of many examples.
+    Fault(
+        "pooled-by-labelled-examples",
+        "metrics",
+        "self._kept.add(pairs, answers, kept, targets.size)",
+        "self._kept.add(pairs, answers, kept, pairs.outcome.size)",
+        ("metrics/test_pooled",),
+    ),
+    Fault(
+        "bootstrap-ignores-weights",
+        "metrics",
+        "* (weight / np.where(mean > 0, mean, 1.0))",
+        "* (weight.sum() / mean.sum())",
+        ("metrics/test_pooled",),
+    ),
+    Fault(
+        "pooled-counts-in-the-wrong-bin",
+        "metrics",
+        "bin_index(self.bins.edges[1:], edges)",
+        "bin_index(self.bins.edges[:-1], edges)",
+        ("metrics/test_pooled",),
+    ),
+    Fault(
+        "collected-entries-forgotten",
+        "metrics",
+        "        classwise.settle()\n    # what",
+        "        pass\n    # what",
+        ("metrics/test_binned", "metrics/test_common"),
     ),
     # The arena.
     Fault(

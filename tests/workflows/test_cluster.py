@@ -41,7 +41,7 @@ ARRAYS = predictions(rows=200, classes=3)
 
 @pytest.fixture(autouse=True)
 def time_limit():
-    """A cluster without workers waits for new ones, for ever."""
+    """A cluster without workers waits for new ones, for minutes."""
 
     def stop(*_):
         raise TimeoutError("the test took longer than three minutes")
@@ -84,7 +84,7 @@ def shards(tmp_path):
 
 def wait_for_workers(executor):
     """Workers that were killed are started anew."""
-    executor._client.wait_for_workers(2, timeout=120)
+    executor.client.wait_for_workers(2, timeout=120)
 
 
 def test_figures_equal_those_of_one_array(shards, executor):
@@ -103,6 +103,15 @@ def test_figures_equal_those_of_one_array(shards, executor):
         assert one.evaluation is not None
         assert other.evaluation is not None
         assert one.evaluation["nll"].value == pytest.approx(other.evaluation["nll"].value, rel=1e-6)
+
+
+def test_a_bootstrap_does_not_depend_on_workers(shards, executor, monkeypatch):
+    """Draws are made from the counts of all shards: the intervals are equal, not alike."""
+    monkeypatch.setattr("calibrant.metrics.kept_pairs.MOST_PAIRS", 50)
+    metrics = ["auroc", "aurc"]
+    expected = calibrant.evaluate(ARRAYS, metrics=metrics)
+    for pool in (None, executor):
+        assert dict(calibrant.evaluate(shards, metrics=metrics, executor=pool)) == dict(expected)
 
 
 def test_a_worker_is_killed_and_its_shard_run_again(tmp_path, shards, executor):
@@ -188,7 +197,7 @@ def test_calibrated_shards(tmp_path, shards, executor):
 
 def test_a_full_disk_at_a_worker(tmp_path, shards, executor, cluster):
     """Workers may write files of 1500 bytes, as on a disk that is almost full."""
-    client = executor._client
+    client = executor.client
     before = client.run(limit_files, 1500)
     try:
         with pytest.raises(OSError, match=r"npz was not written .*run the same again"):
@@ -235,20 +244,27 @@ def test_no_scheduler(shards, run, monkeypatch):
     assert err.startswith("error: no dask scheduler answers at tcp://127.0.0.1:9 (")
 
 
-def test_a_scheduler_that_goes_away(tmp_path, shards):
-    """The run ends with a sentence, and another one finishes its work."""
-    with scheduler_process(tmp_path) as (address, process):
-        out = tmp_path / "out"
-        with open_engine(dask=address) as engine:
-            split = open_dataset(shards).split()
+def test_workers_and_scheduler_that_go_away(tmp_path, shards):
+    """Each run ends with a sentence, and another one finishes its work."""
+    split = open_dataset(shards).split()
+    with scheduler_process(tmp_path) as started:
+        short = dask.config.set({"calibrant.no-workers-timeout": "1s"})
+        with short, open_engine(dask=started.address) as engine:
             results = split.walk(slow_rows, "labels", executor=engine.executor)
             assert next(results) == 20
-            process.kill()
-            with pytest.raises(ConnectionError, match="the scheduler was lost"):
+            started.worker.kill()
+            with pytest.raises(ConnectionError, match="has had no workers for 1 s: start some"):
                 list(results)
-    result = apply_shards(halved(), shards, out)
+        quick = dask.config.set({"distributed.comm.timeouts.connect": "2s"})
+        with quick, open_engine(dask=started.address) as engine:
+            kill = threading.Timer(1, started.scheduler.kill)
+            kill.start()
+            with pytest.raises(ConnectionError, match="the scheduler was lost"):
+                list(split.walk(slow_rows, "labels", executor=engine.executor))
+            kill.join()
+    result = apply_shards(halved(), shards, tmp_path / "out")
     assert result.describe() == "wrote 7 shards"
-    assert_calibrated(out)
+    assert_calibrated(tmp_path / "out")
 
 
 class scheduler_process:
@@ -265,7 +281,8 @@ class scheduler_process:
         until = time.monotonic() + 60
         while not self.file.exists() and time.monotonic() < until:
             time.sleep(0.1)
-        return json.loads(self.file.read_text())["address"], self.scheduler
+        self.address = json.loads(self.file.read_text())["address"]
+        return self
 
     def __exit__(self, *_):
         for process in (self.scheduler, self.worker):

@@ -134,6 +134,8 @@ def test_a_sample_does_not_depend_on_chunks():
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert abs(whole.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 5000)
     assert (Sample(0.3, seed=5).keeps(0, 5000) != whole).any()
+    rest = Sample(0.7, seed=4, start=0.3).keeps(0, 5000)
+    np.testing.assert_array_equal(rest, ~whole)
 
 
 def test_uniform_numbers():
@@ -213,9 +215,29 @@ def test_comparisons_and_folds_use_a_sample(shards):
     assert found.n_fit == kept.sum()
     assert f"{kept.sum()} random examples of val split, seed 0" in found.describe()
     assert all(row.evaluation is not None for row in found.rows)
-    folds = cross_fit(shards, "ts", split="val", level=None)
+    with pytest.warns(UserWarning, match=rf"random sample of {kept.sum()} of 900 examples"):
+        folds = cross_fit(shards, "ts", split="val", level=None)
     assert folds.effect.after.n == kept.sum()
     assert folds.split == "val"
+
+
+@pytest.mark.usefixtures("no_large_reads")
+def test_comparisons_and_folds_of_many_rows_hold_a_sample(shards, monkeypatch):
+    """Few classes make records and labels outgrow memory long before the logits do."""
+    monkeypatch.setattr(records, "MOST", 300)
+    labelled = ARRAYS["labels"] != -100
+    places = uniform(3, 0, 900)[labelled]
+    found = compare(shards, ["none", "ts"], level=None, seed=3)
+    assert found.n_fit == (places < 1 / 3).sum()  # of the half, as many as are allowed
+    assert found.n_test == (places >= 0.5).sum()
+    assert f"{found.n_fit} random examples of a random half of the plain" in found.describe()
+    rest = labelled & (uniform(3, 0, 900) >= 0.5)
+    expected = calibrant.evaluate(ARRAYS["logits"][rest], ARRAYS["labels"][rest], level=None)
+    assert found["none"].evaluation is not None
+    assert found["none"].evaluation["nll"].value == pytest.approx(expected["nll"].value)
+    with pytest.warns(UserWarning, match=r"random sample of \d+ of 900 examples"):
+        folds = cross_fit(shards, "ts", level=None, seed=3)
+    assert folds.effect.after.n == (places < 1 / 3).sum()
 
 
 # Sums over shards.

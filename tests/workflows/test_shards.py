@@ -1,5 +1,6 @@
 """Any number, order and size of shards gives the figures of one array; bad shards are left out."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -201,6 +202,48 @@ def test_on_the_command_line(tmp_path, run):
     code, out, err = run("evaluate", tmp_path, "--workers", "1", "--dask", "tcp://here")
     assert code == 2
     assert "--workers and --dask are two engines" in err
+
+
+def test_reports_keep_single_pairs(monkeypatch):
+    """Answers are grouped by predicted class and by margin, which pooled pairs do not have."""
+    one = report(ARRAYS, methods=[], level=None).subjects[0]
+    monkeypatch.setattr("calibrant.metrics.kept_pairs.MOST_PAIRS", 0)
+    same = report(ARRAYS, methods=[], level=None).subjects[0]
+    assert (same.margins, same.answers, same.coverage) == (one.margins, one.answers, one.coverage)
+
+
+@needs_pyarrow
+def test_monitors_and_reports_of_good_shards(tmp_path, run):
+    """Each names what it leaves out, and the figures are those of the other shards."""
+    folder, good = tmp_path / "run", tmp_path / "good.npz"
+    folder.mkdir()
+    write_bad_shards(folder)
+    np.savez(good, **ARRAYS)
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    files = (folder, tmp_path / "bad.npz", good)
+    code, _, err = run("monitor", *files, "--json")
+    assert code == 2
+    code, out, err = run("monitor", *files, "--skip-bad", "--json", "--reference", folder)
+    assert code == 0
+    counts = [window["n"] for window in json.loads(out)["windows"]]
+    assert counts == [93, (ARRAYS["labels"] >= 0).sum()]
+    assert err.count("skipped 6 bad shards of 12:\n") == 2  # of the reference and of the window
+    assert f"skipped {tmp_path / 'bad.npz'}: every shard of" in err
+    assert "skipped 1 of 3 files\n" in err
+    code, _, err = run("monitor", tmp_path / "bad.npz", "--skip-bad")
+    assert code == 2
+    assert "is bad; the first: " in err
+
+    target = tmp_path / "report.json"
+    code, _, err = run("report", folder, "--skip-bad", "--methods", "", "-o", target)
+    assert code == 0
+    assert "skipped 6 bad shards of 12:\n" in err
+    result = json.loads(target.read_text())
+    assert "--skip-bad" in result["provenance"]["command"]
+    (found,) = [f for f in result["subjects"][0]["findings"] if f["code"] == "CAL017"]
+    assert found["evidence"].startswith("Skipped 6 bad shards of 12: ")
+    code, _, err = run("report", folder, good, "--skip-bad", "--methods", "", "-o", target)
+    assert code == 0
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from calibrant._core.cluster import ClusterExecutor
 from calibrant._core.messages import printable
 
 S = TypeVar("S")
@@ -87,7 +88,7 @@ def _dask_engine(address: str) -> Iterator[Engine]:
     with client:
         count = len(client.scheduler_info(n_workers=-1)["workers"])
         workers = f"{count} dask worker{'s' * (count != 1)} of {address}"
-        yield Engine(client.get_executor(pure=False), workers, client.dashboard_link)
+        yield Engine(ClusterExecutor(client), workers, client.dashboard_link)
 
 
 class WorkerPool(Executor):

@@ -13,10 +13,14 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Sample(NamedTuple):
-    """A share of all rows, each kept or not by its own number and a seed."""
+    """A share of all rows, each kept or not by its own number and a seed.
+
+    Samples of one seed are disjoint if the ranges from ``start`` to ``start + share`` are.
+    """
 
     share: float
     seed: int = 0
+    start: float = 0.0
 
     def keeps(self, first: int, count: int) -> BoolArray:
         """Return which of ``count`` rows from number ``first`` on are in the sample.
@@ -26,7 +30,8 @@ class Sample(NamedTuple):
         >>> bool((whole[300:400] == sample.keeps(300, 100)).all()), round(float(whole.mean()), 1)
         (True, 0.5)
         """
-        return uniform(self.seed, first, count) < self.share
+        place = uniform(self.seed, first, count)
+        return np.asarray((place >= self.start) & (place < self.start + self.share))
 
 
 def uniform(seed: int, first: int, count: int) -> FloatArray:

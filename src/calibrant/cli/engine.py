@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -90,3 +90,20 @@ def opened(
     for line in describe_skipped(data):
         shared.say(line)
     return data
+
+
+def opened_each(paths: Sequence[str], skip_bad: bool, work: Work) -> Iterator[Dataset]:
+    """Open several prediction files; with ``skip_bad`` those without any good shard are named."""
+    from calibrant.data.shards import NoGoodShard
+
+    bad = 0
+    for path in paths:
+        try:
+            yield opened(path, skip_bad, None, work)
+        except NoGoodShard as problem:
+            bad += 1
+            if bad == len(paths):
+                raise
+            shared.say(f"skipped {path}: {problem}")
+    if bad:
+        shared.say(f"skipped {bad:,} of {len(paths):,} files")

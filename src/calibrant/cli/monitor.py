@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from contextlib import nullcontext
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,12 @@ import click
 from calibrant.cli import engine, shared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from calibrant._core.binning import Bins
     from calibrant.calibrators.base import Calibrator
-    from calibrant.metrics.reductions import Pairs
     from calibrant.monitor import Monitor
+    from calibrant.monitor.report import MonitorReport
 
 
 @click.command()
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
 @shared.AS_JSON
 @shared.AS_LATEX
 @engine.engine_options
+@engine.SKIP_BAD
 def monitor(
     files: tuple[str, ...],
     folder: str | None,
@@ -78,6 +82,7 @@ def monitor(
     form: str | None,
     workers: int | None,
     dask: str | None,
+    skip_bad: bool,
     **options: float | None,
 ) -> int:
     """Detect calibration drift of a deployed model, file by file.
@@ -103,6 +108,7 @@ def monitor(
     from calibrant.artifacts import load, save
     from calibrant.estimate import PerformanceEstimator
     from calibrant.monitor import Monitor
+    from calibrant.monitor.reference import reference_bins
     from calibrant.reports.files import check_target
     from calibrant.reports.monitoring import save_monitor_report
 
@@ -114,21 +120,31 @@ def monitor(
     if page is not None:
         check_target(page)
     calibrator = load(folder) if folder else None
-    pairs = _pairs(reference, reference_split, calibrator) if reference else None
     estimator = PerformanceEstimator(labelled, calibrator=calibrator) if labelled else None
     # From reading the state to writing it, so that no window of another run is lost.
-    with locked(Path(state).resolve()) if state is not None and files else nullcontext():
+    with (
+        locked(Path(state).resolve()) if state is not None and files else nullcontext(),
+        engine.working(workers, dask) as work,
+    ):
+
+        def known(bins: int) -> Bins | None:
+            if reference is None:
+                return None
+            data = engine.opened(reference, skip_bad, None, work)
+            options: dict[str, Any] = {"split": reference_split, "bins": bins, **work._asdict()}
+            return reference_bins(data, calibrator, **options)
+
         if state is not None and os.path.exists(state):
-            watch = _resumed(state, calibrator, settings, pairs)
+            watch = _resumed(state, calibrator, settings, known)
         else:
-            watch = Monitor(calibrator, reference=pairs, **settings)
+            watch = Monitor(calibrator, reference=known(settings.get("bins", 15)), **settings)
         if files and calibrator is None and watch.fingerprint is not None:
             raise click.UsageError(
                 f"{state} was collected with {watch.fingerprint}: name its folder with --calibrator"
             )
-        with engine.working(workers, dask) as work:
-            for name, split in product(_expanded(files), splits or (None,)):
-                watch.update_file(name, split=split, estimator=estimator, **work._asdict())
+        for data in engine.opened_each(_expanded(files), skip_bad, work):
+            for split in splits or (None,):
+                watch.update_file(data, split=split, estimator=estimator, **work._asdict())
         if state is not None and files:
             save(watch, state)
     report = watch.report()
@@ -142,18 +158,25 @@ def monitor(
         elif form == "latex":
             click.echo(report.to_latex())
         else:
-            console = shared.new_console()
-            console.print(report.describe(), style="dim", soft_wrap=True)
-            headings, *rows = report.table()
-            console.print(shared.text_table(headings, rows))
-            for line in report.remarks():
-                console.print(line, soft_wrap=True)
-            console.print(report.advice(), style="bold", soft_wrap=True)
+            _print(report)
     return int(fail and report.alarm is not None)
 
 
+def _print(report: MonitorReport) -> None:
+    console = shared.new_console()
+    console.print(report.describe(), style="dim", soft_wrap=True)
+    headings, *rows = report.table()
+    console.print(shared.text_table(headings, rows))
+    for line in report.remarks():
+        console.print(line, soft_wrap=True)
+    console.print(report.advice(), style="bold", soft_wrap=True)
+
+
 def _resumed(
-    state: str, calibrator: Calibrator | None, settings: dict[str, Any], reference: Pairs | None
+    state: str,
+    calibrator: Calibrator | None,
+    settings: dict[str, Any],
+    known: Callable[[int], Bins | None],
 ) -> Monitor:
     """Return the stream of a state; options that contradict it are refused."""
     import numpy as np
@@ -170,26 +193,13 @@ def _resumed(
         if value != begun[name]:
             option = f"--{name.replace('_', '-')}"
             other = f"{option} {begun[name]:g}, not {value:g}: leave the option out"
-    if reference is not None:
+    if (reference := known(watch.bins)) is not None:
         same = Monitor(reference=reference, **begun)
         if not np.allclose(same.tolerated.gaps, watch.tolerated.gaps):
             other = "another reference, or none: leave --reference out"
     if other:
         raise click.UsageError(f"{state} was begun with {other}, or begin a new --state")
     return watch
-
-
-def _pairs(path: str, split: str | None, calibrator: Calibrator | None) -> Pairs:
-    from calibrant.data.dataset import TEST_SPLITS, open_dataset
-    from calibrant.metrics.reductions import top_label
-
-    chosen = open_dataset(path).split(split, TEST_SPLITS)
-    if chosen.domain != "logits":
-        raise ValueError(f"{path} has probs; a reference needs logits")
-    if calibrator is None:
-        return top_label(chosen.logits, chosen.labels)
-    features = chosen.features if calibrator.needs_features else None
-    return top_label(calibrator.transform(chosen.logits, features), chosen.labels)
 
 
 def _expanded(files: tuple[str, ...]) -> list[str]:

@@ -44,6 +44,7 @@ from calibrant.cli import engine, shared
 @click.option("--seed", default=0, show_default=True, help="Of the halves and the intervals.")
 @click.option("--title", metavar="TEXT", help="Title of the report.")
 @engine.engine_options
+@engine.SKIP_BAD
 def report(
     preds: tuple[str, ...],
     out: str,
@@ -53,6 +54,7 @@ def report(
     estimand: str | None,
     workers: int | None,
     dask: str | None,
+    skip_bad: bool,
     **options: Any,
 ) -> None:
     """Report whether the confidence of a model can be trusted, and what to do.
@@ -73,8 +75,11 @@ def report(
     if out != "-":
         check_target(out)
     with engine.working(workers, dask, "steps") as work:
+        data: Any = preds
+        if skip_bad:
+            data = [engine.opened(pred, True, estimand, work) for pred in preds]
         result = workflow(
-            preds[0] if len(preds) == 1 else preds,
+            data[0] if len(preds) == 1 else data,
             split=splits if len(splits) > 1 else next(iter(splits), None),
             methods=None if methods is None else shared.names_in(methods) or (),
             keep_argmax=False if choices else None,

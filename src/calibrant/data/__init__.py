@@ -15,7 +15,7 @@ read a chunk at a time, so that the size of a file is not limited by memory:
 [[[0, 1], [2, 3], [4]]]
 """
 
-from calibrant._core.engines import WorkerPool
+from calibrant._core.engines import WorkerPool, open_engine
 from calibrant.data.columns import Column
 from calibrant.data.dataset import Dataset, Split, as_dataset, open_dataset
 from calibrant.data.files import sample_path, save_predictions
@@ -30,6 +30,7 @@ __all__ = [
     "WorkerPool",
     "as_dataset",
     "open_dataset",
+    "open_engine",
     "sample_path",
     "save_predictions",
 ]

@@ -37,6 +37,7 @@ from calibrant.data.score_warnings import warn_if_probs, warn_of_zeros
 from calibrant.data.shards import (
     BadShard,
     Chunk,
+    NoGoodShard,
     Shard,
     agreeing,
     located,
@@ -105,6 +106,11 @@ class Split:
     def classes(self) -> int:
         """Number of classes; one logit per example means two."""
         return self.shape[-1] if self.shape else 2
+
+    @property
+    def label_count(self) -> int:
+        """Number of labels, ignored ones included."""
+        return self.rows * self.shards[0].column("labels").width
 
     @property
     def chunk_rows(self) -> int:
@@ -418,7 +424,7 @@ def opened_shards(
                 raise
             skipped[next(iter(shard.values()))] = str(problem)
     if not arrays:
-        raise ValueError(f"every shard of {path} is bad; the first: {next(iter(skipped.values()))}")
+        raise NoGoodShard(path, next(iter(skipped.values())))
     return arrays, skipped
 
 

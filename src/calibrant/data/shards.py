@@ -178,6 +178,13 @@ def sampled_labels(labels: Array, kept: BoolArray) -> Array:
     return np.where(each, labels, np.array(IGNORED, np.promote_types(labels.dtype, np.int16)))
 
 
+class NoGoodShard(ValueError):
+    """Every shard of a dataset is bad; the message has the first reason."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"every shard of {path} is bad; the first: {reason}")
+
+
 @dataclass(frozen=True)
 class BadShard:
     """The message of the error that a shard ended with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from calibrant.data.dataset import Dataset
 from calibrant.data.formats import Array
 from calibrant.data.inputs import open_inputs
 from calibrant.data.outputs import output_folder
-from calibrant.data.shards import Place, Report, located
+from calibrant.data.shards import NoGoodShard, Place, Report, located
 from calibrant.data.tables import LABEL_NAMES
 from calibrant.deploy.models import (
     Classifier,
@@ -156,7 +156,7 @@ def collect_shards(
         result = write_shards(jobs[rank::ranks], partial(_write, run), maker="model", **options)
     skipped |= result.skipped
     if len(skipped) == len(dataset.skipped) + len(dataset.files):
-        raise _all_bad(dataset, skipped)
+        raise NoGoodShard(dataset.path, next(iter(skipped.values())))
     return replace(result, skipped=skipped)
 
 
@@ -262,13 +262,8 @@ def _usable(dataset: Dataset, run: _Run, skip_bad: bool) -> tuple[list[Dataset],
                 raise
             skipped[next(iter(file.values())).path] = str(problem)
     if not shards:
-        raise _all_bad(dataset, skipped)
+        raise NoGoodShard(dataset.path, next(iter(skipped.values())))
     return shards, skipped
-
-
-def _all_bad(dataset: Dataset, skipped: Mapping[str, str]) -> ValueError:
-    first = next(iter(skipped.values()))
-    return ValueError(f"every shard of {dataset.path} is bad; the first: {first}")
 
 
 def _write(run: _Run, shard: Dataset, target: Path, report: Report) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,28 +12,21 @@ import torch.distributed as dist
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins, fill, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray
+from calibrant._core.checks import BoolArray
 from calibrant._core.chunks import Estimand, EstimandChoice, resolve_estimand
 from calibrant._core.class_names import without_frames
 from calibrant._core.messages import comma_separated
-from calibrant.metrics import reductions
+from calibrant.metrics import kept_pairs, reductions
 from calibrant.metrics.classwise import MOST_CELLS, ClassBins
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import pairs_test
+from calibrant.metrics.kept_pairs import KeptPairs
 from calibrant.metrics.reductions import Input, Pairs, WeightedPairs, labelled_examples
 from calibrant.metrics.registry import METRICS
 from calibrant.metrics.summary import Moments, Summary
 
 MOST_SUBGROUPS = 1000
 """Each subgroup takes a fraction of a second."""
-
-
-class _Kept(NamedTuple):
-    """What is kept of each example of a batch."""
-
-    pairs: Pairs
-    answers: Pairs  # those that AUROC and AURC rank; the same object where they are the same
-    weight: FloatArray | None
 
 
 class Accumulator:
@@ -49,14 +42,16 @@ class Accumulator:
         The probability and the event that are compared, as in :func:`calibrant.evaluate`.
     pairs : bool
         Keep the confidence and outcome of every example (9 bytes, 17 with weights; with two classes
-        9 more, for AUROC and AURC), so that every metric is available. Otherwise the memory does
-        not grow with the examples.
+        9 more, for AUROC and AURC), so that every metric is available. Of more than 2^18 examples
+        sums in 20,960 fine bins are kept instead. Otherwise the memory does not grow at all.
     metrics : sequence of str, optional
         Names from ``METRICS``; all that are possible by default.
     level : float, optional
         Coverage of the intervals; None or 0 computes none.
     seed : int
         Of the draws behind intervals and test.
+    most_pairs : float, optional
+        Another number than 2^18 of labels up to which single pairs are kept; ``math.inf`` for any.
 
     Examples
     --------
@@ -76,6 +71,7 @@ class Accumulator:
         metrics: Sequence[str] | None = None,
         level: float | None = 0.9,
         seed: int = 0,
+        most_pairs: float | None = None,
     ) -> None:
         if level:
             checks.check_level(level)
@@ -91,11 +87,20 @@ class Accumulator:
         self.floored = 0
         self.classwise: ClassBins | None = None
         self.by: dict[str, Accumulator] = {}
-        self._kept: list[_Kept] = []
+        self.most_pairs = kept_pairs.MOST_PAIRS if most_pairs is None else most_pairs
+        self._kept = KeptPairs(self.most_pairs)
 
     def like(self) -> Accumulator:
         """An accumulator of the same form that has seen nothing."""
-        return Accumulator(**self._form(), seed=self.seed)
+        other = Accumulator(**self._form(), seed=self.seed)
+        return other.pool() if self._kept.pooled else other
+
+    def pool(self) -> Accumulator:
+        """Keep sums in fine bins in place of single pairs, as streams of many examples do."""
+        self._kept.pool()
+        for part in self.by.values():
+            part.pool()
+        return self
 
     @checks.warnings_at_caller()
     def update(
@@ -148,8 +153,10 @@ class Accumulator:
         if self.pairs:
             pairs = Pairs(reduced.confidence, reduced.outcome)
             ranked = examples.event is not None and self.estimand == "auto"
-            answers = Pairs(reduced.top, reduced.correct) if ranked else pairs
-            self._kept.append(_Kept(pairs, answers, kept))
+            answers = Pairs(reduced.top, reduced.correct) if ranked else None
+            self._kept.add(pairs, answers, kept, targets.size)
+            if self._kept.pooled:
+                self.pool()  # subgroups as well
         weights = None if examples.weight is None else examples.weight.reshape(targets.shape)
         domain, scores = "probs", examples.probs
         if scores is None:
@@ -171,10 +178,10 @@ class Accumulator:
         self.moments += other.moments
         self.bins += other.bins
         self.floored += other.floored
-        self._kept += other._kept
+        self._kept.merge(other._kept)
         for name, part in other.by.items():
             self.by.setdefault(name, self.like()).merge(part)
-        return self
+        return self.pool() if self._kept.pooled else self
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> Accumulator:
         """Add up over the ranks of ``torch.distributed``: afterwards every rank has the total.
@@ -192,12 +199,13 @@ class Accumulator:
         self._reduce_sums(group)
         rest: list[Any] = [None] * len(forms)
         dist.all_gather_object(rest, (self._kept, self.by), group)
-        self._kept = [pairs for kept, _ in rest for pairs in kept]
-        self.by = {}
+        self._kept, self.by = KeptPairs(self.most_pairs), {}
+        for kept, _ in rest:
+            self._kept.merge(kept)
         for _, subgroups in rest:
             for name, part in subgroups.items():
                 self.by.setdefault(name, self.like()).merge(part)
-        return self
+        return self.pool() if self._kept.pooled else self
 
     @checks.warnings_at_caller()
     @np.errstate(under="ignore")
@@ -221,13 +229,16 @@ class Accumulator:
         return Evaluation(metrics, n, self.classes, kind, self.bins, self.level, test, by)
 
     def kept_pairs(self) -> WeightedPairs:
-        """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``."""
+        """Return the pairs of all examples in the order of their arrival; needs ``pairs=True``.
+
+        Of more than 2^18 examples there is one pair for each fine bin of confidence and outcome.
+        """
         if not self.pairs:
             raise ValueError("no pairs were kept: make the Accumulator with pairs=True")
-        return self._joined([kept.pairs for kept in self._kept])
+        return self._kept.joined()
 
     def _form(self) -> dict[str, Any]:
-        same = {name: getattr(self, name) for name in ("estimand", "pairs", "level")}
+        same = {name: getattr(self, name) for name in ("estimand", "pairs", "level", "most_pairs")}
         metrics = None if self._all else self.metrics
         return {"bins": self.bins.count.size, "metrics": metrics, **same}
 
@@ -276,27 +287,8 @@ class Accumulator:
     def _summary(self) -> Summary:
         if self.classwise is None and "classwise_ece" in self.metrics and self.classes:
             checks.warn(f"classwise_ece is left out: {self.classes:,} classes are too many for it")
-        pairs = answers = self._sorted([kept.pairs for kept in self._kept])
-        if any(kept.answers is not kept.pairs for kept in self._kept):
-            answers = self._sorted([kept.answers for kept in self._kept])
-        sums = (self.moments, self.bins, self.classwise)
-        return Summary(*sums, pairs, answers, self.estimand, self.level, self.seed)
-
-    def _sorted(self, parts: Sequence[Pairs]) -> WeightedPairs:
-        """Pairs of all batches in order of confidence: once, for all metrics that sort."""
-        confidence, outcome, weight = self._joined(parts)
-        order = np.argsort(confidence, kind="stable")
-        sorted_weight = None if weight is None else weight[order]
-        return WeightedPairs(confidence[order], outcome[order], sorted_weight)
-
-    def _joined(self, parts: Sequence[Pairs]) -> WeightedPairs:
-        nothing = Pairs(np.zeros(0), np.zeros(0))  # type: ignore[arg-type]  # outcomes as floats
-        confidence, outcome = map(np.concatenate, zip(nothing, *parts, strict=True))
-        weight = None
-        if any(kept.weight is not None for kept in self._kept):
-            masses = ((kept.weight, kept.pairs.outcome.size) for kept in self._kept)
-            weight = np.concatenate([np.ones(n) if w is None else w for w, n in masses])
-        return WeightedPairs(confidence, outcome, weight)
+        sums = (self.moments, self.bins, self.classwise, *self._kept.in_order())
+        return Summary(*sums, self.estimand, self.level, self.seed)
 
 
 def _members(

@@ -252,7 +252,7 @@ TABLE = (
     Metric(
         "ECE, equal mass",
         ada_ece,
-        lambda s: s.error(gaps.total, s.equal_mass),
+        lambda s: s.error(gaps.total, lambda: s.equal_mass),
         "Nguyen and O'Connor 2015",
         ("adaptive_ece", "adaece", "aece", "equal_mass_ece"),
         needs_pairs=True,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant._core.binning import bin_index, check_bins, uniform_edges
-from calibrant._core.checks import FloatArray, check_choice
+from calibrant._core.checks import FloatArray, IntArray, check_choice
 from calibrant._core.chunks import chunk_slices
 
 Average = Literal["mean", "prevalence"]
@@ -19,6 +19,17 @@ MOST_CELLS = 2**23
 """Classes times bins of a table: 64 MiB, enough for 500,000 classes."""
 MOST_TOGETHER = 64
 """Numbers per row whose covariance is kept, unless there are more bins: four groups of 15."""
+MOST_COLLECTED = 2**17
+"""Probabilities that are collected before they are put into their bins: three megabytes."""
+
+
+class _Collected(NamedTuple):
+    """Rows of a chunk, and those of their probabilities that are binned one by one."""
+
+    labels: Tensor  # (rows,)
+    weight: Tensor | None  # (rows,)
+    flat: IntArray  # (n,) row times classes plus class
+    claimed: Tensor  # (n,)
 
 
 @dataclass
@@ -27,7 +38,8 @@ class ClassBins:
 
     A row of probabilities has fewer than ``bins`` entries above ``1 / bins``, so only those are
     binned one by one. What is left of the column sums belongs to the first bin: the cost is one
-    pass over the rows, whatever the number of classes.
+    pass over the rows, whatever the number of classes. Entries are collected, and put into their
+    bins by ``settle``, since calls for the few of a chunk would cost more than the pass.
     """
 
     bins: int
@@ -38,6 +50,8 @@ class ClassBins:
     labelled: Tensor  # (classes,) sums of weights of the examples with that label or tag
     squares: Tensor  # (classes, bins) sums of squared weights
     products: Tensor  # (groups * bins,) * 2, see ``_add_products``; (0, 0) if not wanted
+    _collected: list[_Collected] = field(default_factory=list, init=False, repr=False)
+    _waiting: int = field(default=0, init=False, repr=False)  # entries that were collected
 
     @classmethod
     def empty(
@@ -68,7 +82,7 @@ class ClassBins:
 
     def sums(self) -> list[Tensor]:
         """The sums themselves, not copies."""
-        return [getattr(self, f.name) for f in fields(self)[2:]]
+        return [getattr(self, f.name) for f in fields(self)[2:8]]
 
     def update(
         self, probs: Tensor, labels: Tensor, weight: Tensor | None, column: Tensor | None = None
@@ -78,33 +92,51 @@ class ClassBins:
         With ``column`` ``(rows,)`` each row is a cell of a multi-label problem: its tag.
         """
         probs, labels = probs.cpu(), labels.cpu()
-        weights = torch.ones(len(probs), dtype=torch.float64) if weight is None else weight
         if column is None:
-            self.labelled.index_add_(0, labels, weights)
-            if not self.threshold:
-                self._add_to_first(probs, labels, weights)
-            flat = np.flatnonzero(probs.numpy() > (self.threshold or 1 / self.bins))
-            row, above = map(torch.from_numpy, np.divmod(flat, probs.shape[1]))
-            own = labels[row] == above
-            self._add_entries(above, probs[row, above], own, weights[row], not self.threshold)
+            self._collect(probs, labels, weight)
         else:
             own = labels == 1
+            weights = _ones(own) if weight is None else weight
             self.labelled.index_add_(0, column[own], weights[own])
             self._add_entries(column, probs[:, 1], own, weights, moved=False)
         if len(self.products):
+            weights = _ones(labels) if weight is None else weight
             for rows in chunk_slices(len(probs)):
                 tags = None if column is None else column[rows]
                 self._add_products(probs[rows], labels[rows], weights[rows], tags)
 
-    def _add_to_first(self, probs: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Put every entry into the first bin of its class; some are moved out afterwards."""
-        self.weight[:, 0] += weights.sum()
-        self.claimed[:, 0] += weights @ probs
-        self.observed[:, 0].index_add_(0, labels, weights)
-        self.squares[:, 0] += weights @ weights
+    def _collect(self, probs: Tensor, labels: Tensor, weight: Tensor | None) -> None:
+        """Put every probability into the first bin of its class, and note those to be moved."""
+        if not self.threshold:
+            self.claimed[:, 0] += probs.sum(0) if weight is None else weight @ probs
+        flat = np.flatnonzero(probs.numpy() > (self.threshold or 1 / self.bins))
+        claimed = probs.view(-1)[torch.from_numpy(flat)]
+        self._collected.append(_Collected(labels, weight, flat, claimed))
+        self._waiting += flat.size
+        if self._waiting > MOST_COLLECTED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put what was collected into its bins."""
+        if not self._collected:
+            return
+        parts, self._collected, self._waiting = self._collected, [], 0
+        labels = torch.cat([part.labels for part in parts])
+        weights = torch.cat([_ones(p.labels) if p.weight is None else p.weight for p in parts])
+        self.labelled.index_add_(0, labels, weights)
+        if not self.threshold:
+            self.weight[:, 0] += weights.sum()
+            self.observed[:, 0].index_add_(0, labels, weights)
+            self.squares[:, 0] += weights @ weights
+        classes = len(self.weight)
+        first = np.cumsum([0, *(len(part.labels) for part in parts)]) * classes
+        flat = np.concatenate([p.flat + start for p, start in zip(parts, first, strict=False)])
+        row, above = map(torch.from_numpy, np.divmod(flat, classes))
+        claimed, own = torch.cat([part.claimed for part in parts]), labels[row] == above
+        self._add_entries(above, claimed, own, weights[row], moved=not self.threshold)
 
     def _add_entries(
-        self, column: Tensor, claimed: Tensor, own: Tensor, weight: Tensor, moved: bool
+        self, column: Tensor, claimed: Tensor, own: Tensor, weight: Tensor, *, moved: bool
     ) -> None:
         """Put single entries ``(n,)`` into their bins, or move them there from the first bin."""
         first = column * self.bins
@@ -168,3 +200,7 @@ class ClassBins:
         """Average error over the classes that were counted."""
         errors, shares = self.errors(), self.shares(average)
         return float(errors[shares > 0] @ shares[shares > 0]) if (shares > 0).any() else math.nan
+
+
+def _ones(rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), dtype=torch.float64)

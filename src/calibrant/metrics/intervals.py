@@ -36,6 +36,7 @@ from calibrant._core.binning import Bins
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Excess, Functional, gap_curve, running
+from calibrant.metrics.pooled import PooledPairs
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.reliability import Estimate as Estimate
 
@@ -396,7 +397,9 @@ def calibration_test(
     return pairs_test(pairs_from(logits, labels, **data), replicates, seed)
 
 
-def pairs_test(pairs: WeightedPairs, replicates: int = 999, seed: int = 0) -> CalibrationTest:
+def pairs_test(
+    pairs: WeightedPairs | PooledPairs, replicates: int = 999, seed: int = 0
+) -> CalibrationTest:
     """Compute :func:`calibration_test` of checked pairs."""
     filled = pairs.filled(pairs.equal_mass_edges(2000))
     held = filled.weight > 0

@@ -21,13 +21,24 @@ from calibrant.display.html import notebook
 from calibrant.display.results import one_line
 from calibrant.display.svg import Line, line_chart
 from calibrant.metrics.intervals import Estimate, logit_interval, share_intervals
-from calibrant.metrics.reductions import Data, Input, answers_from, keywords, pairs_from
+from calibrant.metrics.pooled import PooledPairs, Statistic
+from calibrant.metrics.reductions import (
+    Data,
+    Input,
+    WeightedPairs,
+    answers_from,
+    keywords,
+    pairs_from,
+)
 from calibrant.metrics.summary import Metric, Summary
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from typing_extensions import Unpack
+
+POOLED_REPLICATES = 200
+"""Bootstrap samples behind the interval of pooled pairs: the deviation is off by 5 % at most."""
 
 
 @keywords(Data)
@@ -220,7 +231,7 @@ def auroc_with_error(
 ) -> Influenced:
     """AUROC with DeLong's standard error, in n log n."""
     mass = np.ones_like(claimed) if weights is None else weights
-    _, group = np.unique(claimed, return_inverse=True)
+    group = _groups(claimed)
     yes, no = mass * happened, mass * (1 - happened)
     if not (yes.any() and no.any()):
         return Influenced(math.nan, math.nan, 0.0)
@@ -238,11 +249,13 @@ def aurc_with_error(
     """AURC with the standard error of the infinitesimal jackknife, in n log n."""
     mass = np.ones_like(claimed) if weights is None else weights
     order = np.argsort(-claimed, kind="stable")
-    _, tie = np.unique(-claimed[order], return_inverse=True)
+    tie = _groups(-claimed[order])
     mass, wrong = mass[order], 1 - happened[order]
     size = np.bincount(tie)
 
     def tied(values: FloatArray) -> FloatArray:
+        if size.size == tie.size:  # no ties
+            return values
         return np.asarray((np.bincount(tie, values) / size)[tie])
 
     even, failed = tied(mass), tied(mass * wrong)
@@ -254,6 +267,15 @@ def aurc_with_error(
     influence = mass * (tied(risk) + later - value) / kept[-1]
     deviation = float(np.sqrt((influence**2).sum()))
     return Influenced(value, deviation, _worth(mass * wrong) - 1)
+
+
+def _groups(values: FloatArray) -> IntArray:
+    """Return the rank of each value among the distinct ones; at once where they are in order."""
+    steps = np.diff(values, prepend=values[:1])
+    if (steps >= 0).all():
+        return np.cumsum(steps > 0)
+    _, group = np.unique(values, return_inverse=True)
+    return np.asarray(group)
 
 
 def _worth(mass: FloatArray) -> float:
@@ -278,9 +300,49 @@ def _from_here(values: FloatArray) -> FloatArray:
     return np.cumsum(values[::-1])[::-1]
 
 
+def pooled_auroc(yes: FloatArray, no: FloatArray) -> FloatArray:
+    """AUROC of masses ``(..., bins)`` in order of confidence; those of one bin are ties."""
+    below = np.cumsum(no, -1) - no / 2
+    with np.errstate(invalid="ignore"):  # undefined where all outcomes are equal
+        return np.asarray((yes * below).sum(-1) / (yes.sum(-1) * no.sum(-1)))
+
+
+def pooled_aurc(right: FloatArray, wrong: FloatArray) -> FloatArray:
+    """AURC of masses ``(..., bins)`` in order of confidence, in random order within a bin.
+
+    With mass K and errors E above it, a bin of mass m and error rate e adds the integral of
+    (E + t e) / (K + t) over t from 0 to m.
+    """
+    mass, wrong = (right + wrong)[..., ::-1], wrong[..., ::-1]
+    kept, errors = np.cumsum(mass, -1), np.cumsum(wrong, -1)
+    before, missed = kept - mass, errors - wrong
+    rate = np.divide(wrong, mass, out=np.zeros_like(mass), where=mass > 0)
+    growth = np.log(np.divide(kept, before, out=np.ones_like(kept), where=before > 0))
+    return np.asarray((wrong + (missed - rate * before) * growth).sum(-1) / kept[..., -1])
+
+
+def _pooled_estimate(s: Summary, pairs: PooledPairs, statistic: Statistic) -> Estimate:
+    """Interval by a Poisson bootstrap, of a statistic that is between 0 and 1."""
+    value = pairs.value(statistic)
+    if s.level is None or math.isnan(value):
+        return Estimate(value)
+    deviation = pairs.deviation(statistic, POOLED_REPLICATES, s.seed)
+    sides = (pairs.rest,) if statistic is pooled_aurc else (pairs.rest, pairs.happened)
+    fewest = min(side.total**2 / max(float(side.squares.sum()), 1e-300) for side in sides)
+    return logit_interval(value, deviation, fewest - 1, s.level)
+
+
+def _auroc_estimate(s: Summary, pairs: WeightedPairs | PooledPairs) -> Estimate:
+    if isinstance(pairs, PooledPairs):
+        return _pooled_estimate(s, pairs, pooled_auroc)
+    return s.interval(logit_interval, *auroc_with_error(*pairs))
+
+
 def _aurc_estimate(s: Summary) -> Estimate:
     if s.estimand not in ("auto", "top_label"):  # P(y = 1) is no confidence in an answer
         return Estimate(math.nan)
+    if isinstance(s.answers, PooledPairs):
+        return _pooled_estimate(s, s.answers, pooled_aurc)
     return s.interval(logit_interval, *aurc_with_error(*s.answers))
 
 
@@ -288,14 +350,14 @@ TABLE = (
     Metric(
         "AUROC of confidence",
         auroc,
-        lambda s: s.interval(logit_interval, *auroc_with_error(*s.answers)),
+        lambda s: _auroc_estimate(s, s.answers),
         higher_is_better=True,
         needs_pairs=True,
     ),
     Metric(
         "ROC AUC",
         roc_auc,
-        lambda s: s.interval(logit_interval, *auroc_with_error(*s.pairs)),
+        lambda s: _auroc_estimate(s, s.pairs),
         aliases=("auc",),
         higher_is_better=True,
         needs_pairs=True,

@@ -12,17 +12,15 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant._core import checks, chunks
 from calibrant._core.binning import Bins, equal_mass_edges, fill, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, Values
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values
 from calibrant._core.chunks import Chunk, Estimand, EstimandChoice, Examples
 from calibrant._core.class_names import without_frames
 from calibrant.metrics.classwise import ClassBins
@@ -324,50 +322,80 @@ class Reduced(NamedTuple):
     brier: FloatArray
 
 
-_NOTHING = Reduced(*(np.zeros(0, dtype) for dtype in (float, bool, float, bool, float, float)))
-
-
 def reduce_examples(examples: Examples, classwise: ClassBins | None = None) -> Reduced:
     """Reduce every labelled row; add its one-vs-rest pairs to ``classwise`` on the way."""
+    return _reduced(examples, examples.event, classwise)
+
+
+def _pairs(examples: Examples, k: int | None = None) -> Pairs:
+    reduced = _reduced(examples, k)
+    checks.check_some(reduced.outcome.size)
+    return Pairs(reduced.confidence, reduced.outcome)
+
+
+def _reduced(examples: Examples, k: int | None, classwise: ClassBins | None = None) -> Reduced:
+    """Reduce every labelled row; the event is class k, or that the prediction is right."""
     ranges = chunks.thread_ranges(examples)
     owned = [classwise and classwise.like() for _ in ranges]
 
-    def task(row_range: tuple[int, int], sums: ClassBins | None) -> list[Reduced]:
-        return [_reduce(soft, examples, sums) for soft in _softmaxes(examples, row_range)]
+    def task(row_range: tuple[int, int], sums: ClassBins | None) -> Reduced:
+        return _reduced_range(examples, row_range, k, sums)
 
     parts = chunks.on_threads(task, ranges, owned)
     for sums in owned:
         if classwise is not None and sums is not None:
             classwise.add(sums)
-    return Reduced(*chunks.joined([_NOTHING, *chain.from_iterable(parts)]))
+    return Reduced(*chunks.joined(parts))
 
 
-def _pairs(examples: Examples, k: int | None = None) -> Pairs:
-    def task(row_range: tuple[int, int]) -> list[Pairs]:
-        return [Pairs(*map(_array, soft.event(k))) for soft in _softmaxes(examples, row_range)]
+def _reduced_range(
+    examples: Examples, row_range: tuple[int, int], k: int | None, classwise: ClassBins | None
+) -> Reduced:
+    parts = [_NO_ROWS]
+    for soft in _softmaxes(examples, row_range):
+        parts.append(soft.figures(k))
+        if classwise is not None:
+            chunk = soft.chunk
+            classwise.update(soft.probs, chunk.labels, chunk.weight, chunk.column)
+    if classwise is not None:
+        classwise.settle()
+    # what is left to do for single rows is done once, since calls for small chunks add up
+    number, top, figures = chunks.joined(parts)
+    best, own, confidence, true, norm, claimed = figures.T
+    with np.errstate(divide="ignore", invalid="ignore"):  # of rows that are refused below
+        nll = (best - own) - np.log(confidence)  # finite also where the probability underflows
+    if not (finite := np.isfinite(nll)).all():
+        raise chunks.explained(examples, int(number[~finite][0]))
+    labels = examples.labels[number]
+    correct = top == labels
+    outcome = correct if k is None else labels == k
+    return Reduced(claimed, outcome, confidence, correct, nll, 1 - 2 * true + norm**2)
 
-    parts = chunks.on_threads(task, chunks.thread_ranges(examples))
-    pairs = Pairs(*chunks.joined([_NOTHING[:2], *chain.from_iterable(parts)]))
-    checks.check_some(pairs.outcome.size)
-    return pairs
+
+_NO_ROWS = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 6)))
 
 
 class _Softmax(NamedTuple):
     chunk: Chunk
     top: Tensor  # (rows,) class of the largest logit, the first of equals
-    confidence: Tensor  # (rows,) its probability
     probs: Tensor  # (rows, classes), overwritten by the next chunk
-    nll: Tensor  # (rows,) of the label
 
-    def event(self, k: int | None) -> tuple[Tensor, Tensor]:
-        """Confidence in class k, or in the top class, and whether it is the label."""
-        if k is None:
-            return self.confidence, self.top == self.chunk.labels
-        return self.probs[:, k], self.chunk.labels == k
+    def figures(self, k: int | None) -> tuple[IntArray, IntArray, FloatArray]:
+        """Return number and predicted class of each row, and six figures ``(rows, 6)``.
+
+        The figures are the logits of the predicted class and of the label, their probabilities,
+        the norm of all probabilities, and the probability of class k or of the prediction.
+        """
+        both = torch.stack([self.top, self.chunk.labels], -1)
+        logits, probs = (x.gather(-1, both) for x in (self.chunk.logits, self.probs))
+        event = probs[:, 0] if k is None else self.probs[:, k]
+        norm = torch.linalg.vector_norm(self.probs, dim=-1)
+        table = torch.column_stack([logits.double(), probs, norm, event])
+        return self.chunk.number, self.top.cpu().numpy(), table.cpu().numpy()
 
 
 def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
-    """Yield the softmax of every chunk; a row that has none is refused."""
+    """Yield the softmax of every chunk; that of a bad row is NaN."""
     # one buffer for all chunks: fresh memory of this size costs more than the softmax
     buffer = torch.empty(0, dtype=torch.float64)
     for chunk in chunks.labelled_chunks(examples, *row_range):
@@ -382,26 +410,4 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
         else:  # the way through logarithms would part ties, and cross edges of bins
             probs = out.copy_(torch.from_numpy(stated))
         top = chunks.top_class(chunk.logits if stated is None else probs)
-        rows = torch.arange(len(out), device=device)
-        best, own = (chunk.logits[rows, label].double() for label in (top, chunk.labels))
-        confidence = probs[rows, top]
-        nll = (best - own) - confidence.log()  # finite also where the probability underflows
-        if not torch.isfinite(nll).all():
-            at = int(chunk.number[~torch.isfinite(nll).cpu().numpy()][0])
-            raise chunks.explained(examples, at)
-        yield _Softmax(chunk, top, confidence, probs, nll)
-
-
-def _reduce(soft: _Softmax, examples: Examples, classwise: ClassBins | None) -> Reduced:
-    chunk, _, _, probs, nll = soft
-    pairs, answers = soft.event(examples.event), soft.event(None)
-    true = probs.gather(-1, chunk.labels[:, None])[:, 0]
-    brier = 1 - 2 * true + torch.linalg.vector_norm(probs, dim=-1) ** 2
-    if classwise is not None:
-        classwise.update(probs, chunk.labels, chunk.weight, chunk.column)
-    return Reduced(*map(_array, (*pairs, *answers, nll, brier)))
-
-
-def _array(values: Tensor) -> NDArray[Any]:
-    """Copy values out of the buffer that the next chunk overwrites."""
-    return values.cpu().numpy().copy()
+        yield _Softmax(chunk, top, probs)

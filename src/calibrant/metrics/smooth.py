@@ -12,6 +12,7 @@ from scipy.fft import dct, idct
 from calibrant._core.binning import uniform_edges
 from calibrant._core.checks import FloatArray
 from calibrant.metrics.gaps import running
+from calibrant.metrics.pooled import PooledPairs
 from calibrant.metrics.reductions import EventData, Input, WeightedPairs, keywords, pairs_from
 from calibrant.metrics.summary import REPLICATES, Metric
 
@@ -23,6 +24,8 @@ MESH = 4096
 """Cells of [0, 1] on which smooth ECE is computed: a quarter of a thousandth each."""
 NEAR = 1e-3
 """Difference from an error far above the steps in which it is bisected."""
+MOST_SINGLE = 1 << 18
+"""Examples that smCE takes one by one, which takes a few microseconds for each."""
 
 
 @keywords(EventData)
@@ -64,7 +67,9 @@ def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) 
 
     over all 1-Lipschitz :math:`\phi : [0, 1] \to [-1, 1]`, in :math:`O(n \log n)`. Unlike ECE it
     is continuous in the predictions. Gaps whose sign alternates within a short range of confidence
-    cancel. Input as for :func:`calibrant.ece`. Blasiok et al. 2023, def. 5.1.
+    cancel. More than 2^18 examples are pooled in bins of width 1/20,480 before, which changes the
+    value by less than 5e-5, and by less than 1e-6 where gaps vary smoothly. Input as for
+    :func:`calibrant.ece`. Blasiok et al. 2023, def. 5.1.
 
     >>> smce(confidence=[0.7] * 10, outcome=[1] * 5 + [0] * 5)
     0.2
@@ -72,18 +77,26 @@ def smce(logits: Input = None, labels: Input = None, **data: Unpack[EventData]) 
     return smce_of_pairs(pairs_from(logits, labels, **data))
 
 
-def smooth_ece_of_pairs(pairs: WeightedPairs) -> float:
+def smooth_ece_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
     """Compute :func:`smooth_ece` of checked pairs."""
+    pairs = _single(pairs)
     cell = np.minimum((pairs.confidence * MESH).astype(np.int64), MESH - 1)
     shares = np.bincount(cell, _residual_shares(pairs), MESH)
     return float(smoothed(shares.astype(np.float64, copy=False)))
 
 
-def residuals(pairs: WeightedPairs) -> tuple[FloatArray, FloatArray]:
+def residuals(pairs: WeightedPairs | PooledPairs) -> tuple[FloatArray, FloatArray]:
     """Distinct confidences in order, and the share of the residuals ``p - y`` at each."""
+    if isinstance(pairs, PooledPairs):
+        held = pairs.bins.weight > 0
+        return pairs.bins.confidence[held], pairs.bins.gap[held]
     order = np.argsort(pairs.confidence, kind="stable")
     position, start = np.unique(pairs.confidence[order], return_index=True)
     return position, np.add.reduceat(_residual_shares(pairs)[order], start)
+
+
+def _single(pairs: WeightedPairs | PooledPairs) -> WeightedPairs:
+    return pairs.pairs if isinstance(pairs, PooledPairs) else pairs
 
 
 def _residual_shares(pairs: WeightedPairs) -> FloatArray:
@@ -164,7 +177,7 @@ def lipschitz_excess(residual: FloatArray, bound: float) -> FloatArray:
     return excess
 
 
-def smce_of_pairs(pairs: WeightedPairs) -> float:
+def smce_of_pairs(pairs: WeightedPairs | PooledPairs) -> float:
     r"""Compute :func:`smce` of checked pairs by dynamic programming over sorted confidences.
 
     With running sums :math:`S_j` of the residuals and steps :math:`d_j` of the confidence, the dual
@@ -177,6 +190,8 @@ def smce_of_pairs(pairs: WeightedPairs) -> float:
     slope rises by :math:`2 d_j`, so the cut takes :math:`d_j` of rise from either end. Both
     ends are heaps, and each breakpoint enters and leaves each of them once.
     """
+    if isinstance(pairs, WeightedPairs) and pairs.outcome.size > MOST_SINGLE:
+        pairs = PooledPairs.of(pairs, pairs.weight)
     position, residual = residuals(pairs)
     steps = np.diff(position)
     sums = np.concatenate([[0.0], np.cumsum(residual)])
@@ -217,7 +232,7 @@ TABLE = (
         ks,
         lambda s: s.error(
             running,
-            s.pairs.filled(s.pairs.equal_mass_edges(100)),
+            lambda: s.pairs.filled(s.pairs.equal_mass_edges(100)),
             value=float(running(residuals(s.pairs)[1])),
             replicates=REPLICATES // 2,
         ),
@@ -230,7 +245,7 @@ TABLE = (
         smooth_ece,
         lambda s: s.error(
             smoothed,
-            s.pairs.filled(uniform_edges(128)),
+            lambda: s.pairs.filled(uniform_edges(128)),
             value=smooth_ece_of_pairs(s.pairs),
             replicates=REPLICATES // 5,
             excess=smoothed_excess,
@@ -244,7 +259,7 @@ TABLE = (
         smce,
         lambda s: s.error(
             lipschitz_error,
-            s.pairs.filled(uniform_edges(40)),
+            lambda: s.pairs.filled(uniform_edges(40)),
             value=smce_of_pairs(s.pairs),
             replicates=REPLICATES // 5,
             excess=lipschitz_excess,

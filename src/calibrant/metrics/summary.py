@@ -19,6 +19,7 @@ from calibrant.metrics import intervals
 from calibrant.metrics.classwise import ClassBins
 from calibrant.metrics.gaps import Excess, Functional
 from calibrant.metrics.intervals import Cells, Estimate
+from calibrant.metrics.pooled import PooledPairs
 from calibrant.metrics.reductions import Reduced, WeightedPairs
 
 REPLICATES = 1000
@@ -121,9 +122,9 @@ class Summary:
     moments: Moments
     bins: Bins
     classwise: ClassBins | None
-    pairs: WeightedPairs
+    pairs: WeightedPairs | PooledPairs
     """Sorted by confidence; empty in a stream that keeps none."""
-    answers: WeightedPairs
+    answers: WeightedPairs | PooledPairs
     """Pairs that AUROC and AURC rank: of the predicted class, unless an estimand was named."""
     estimand: EstimandChoice
     level: float | None
@@ -142,20 +143,23 @@ class Summary:
     def error(
         self,
         error: Functional,
-        filled: Bins | None = None,
+        fill: Callable[[], Bins] | None = None,
         *,
         value: float | None = None,
         replicates: int = REPLICATES,
         excess: Excess | None = None,
     ) -> Estimate:
-        """A calibration error with its interval; its ``value`` where it is not that of the bins."""
+        """A calibration error with its interval; its ``value`` where it is not that of the bins.
+
+        ``fill`` returns other bins than those of equal width, if they are needed.
+        """
         if value is None:
-            value = float(error((filled or self.bins).gap))
+            value = float(error((fill() if fill else self.bins).gap))
         if self.level is None or math.isnan(value):
             return Estimate(value)
         cells = self.cells
-        if filled is not None:
-            cells = intervals.cells_of(filled, self.equal_mass, replicates, self.seed)
+        if fill is not None:
+            cells = intervals.cells_of(fill(), self.equal_mass, replicates, self.seed)
         return intervals.error_interval(value, error, cells, self.level, excess)
 
     def interval(

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import betaincinv, logsumexp
 
-from calibrant._core.binning import bin_index, uniform_edges
-from calibrant._core.checks import FloatArray, IntArray, Values, as_pairs, check_whole
+from calibrant._core.binning import Bins, bin_index, uniform_edges
+from calibrant._core.checks import FloatArray, IntArray, check_whole
 from calibrant.metrics.reductions import Pairs
 
 TILTS: FloatArray = np.outer([1, -1], 0.05 * 2.0 ** np.arange(7)).reshape(-1)
@@ -198,16 +198,14 @@ class Tolerated:
         return Window(number, name, count, right.astype(np.int64), claimed, np.stack(cumulant))
 
 
-def reference_gaps(reference: tuple[Values, Values], bins: int, level: float) -> FloatArray:
+def reference_gaps(reference: Bins, level: float) -> FloatArray:
     """Limits of accuracy minus confidence in each bin, ``(2, bins)``, valid for all bins at once.
 
     Clopper-Pearson limits at ``level`` divided by the two sides of all bins with examples
     (Bonferroni). There is no upper limit (1) where all were right, no lower limit (-1) where none
     was, and neither in a bin without examples: its gap may differ from that of its neighbours.
     """
-    confidence, outcome, _ = as_pairs(*reference)
-    index = bin_index(confidence, uniform_edges(bins))
-    n, right, total = (np.bincount(index, values, bins) for values in (None, outcome, confidence))
+    n, right, total = reference.count, reference.observed, reference.claimed
     tail = level / (2 * np.count_nonzero(n))
     low = betaincinv(np.maximum(right, 1), n - right + 1, tail)
     high = betaincinv(right + 1, np.maximum(n - right, 1), 1 - tail)

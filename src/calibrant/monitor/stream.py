@@ -15,19 +15,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from calibrant._core import checks
-from calibrant._core.binning import check_bins
+from calibrant._core.binning import Bins, check_bins
 from calibrant._core.checks import Logits, Values
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
-from calibrant.data.dataset import TEST_SPLITS, open_dataset
+from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
 from calibrant.data.shards import located
 from calibrant.metrics.reductions import Pairs
 from calibrant.monitor import predictions
 from calibrant.monitor.e_process import EProcess, Tolerated, Window, Windows, reference_gaps
 from calibrant.monitor.estimates import Estimator, WindowEstimate, WindowEstimates
 from calibrant.monitor.predictions import Id, PendingPredictions
+from calibrant.monitor.reference import as_bins, monitored_columns
 from calibrant.monitor.report import Alarm, MonitorReport, bins_off, find_drift
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
@@ -51,8 +52,9 @@ class Monitor:
     false_alarms : float
     tolerance : float
         Largest difference of accuracy and confidence that is not drift: 0.02 is two points.
-    reference : pair of arrays, optional
-        Confidences and outcomes at deployment, on other examples than the fit. Drift is then a
+    reference : pair of arrays, or Bins, optional
+        Confidences and outcomes at deployment, on other examples than the fit, or the sums of
+        :func:`calibrant.monitor.reference.reference_bins`, which reads any number. Drift is then a
         change from the gaps of the reference, bin by bin, by more than the tolerance. Half of
         ``false_alarms`` goes into Clopper-Pearson limits of those gaps, which are assumed constant
         within a bin up to the tolerance. In bins without examples no drift is detected.
@@ -91,7 +93,7 @@ class Monitor:
         window: int = 1000,
         false_alarms: float = 0.05,
         tolerance: float = 0.02,
-        reference: tuple[Values, Values] | None = None,
+        reference: tuple[Values, Values] | Bins | None = None,
         bins: int = 15,
         first: WindowId | None = None,
         pending: int = 100_000,
@@ -116,7 +118,7 @@ class Monitor:
         self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
         gaps = np.zeros((2, bins))
         if reference is not None:
-            gaps = reference_gaps(reference, bins, false_alarms / 2)
+            gaps = reference_gaps(as_bins(reference, bins), false_alarms / 2)
         self.tolerated = Tolerated(gaps, self.tolerance)
         self.alarm: Alarm | None = None
         self._windows = Windows(self.bins, int(keep), None if first is None else _number(first))
@@ -202,7 +204,7 @@ class Monitor:
 
     def update_file(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Dataset,
         *,
         split: str | None = None,
         window: WindowId | None = None,
@@ -211,7 +213,7 @@ class Monitor:
         executor: Executor | None = None,
         progress: Progress | None = None,
     ) -> Monitor:
-        """Add a prediction file, or a folder or glob of shards, as one window.
+        """Add a prediction file, or a folder or glob of shards, or a dataset, as one window.
 
         ``window`` is the next one by default. A file with the same logits and labels as an
         earlier one, whatever their names, is left out with a warning, also when that one's window
@@ -220,9 +222,9 @@ class Monitor:
         ``estimator`` (:class:`calibrant.estimate.PerformanceEstimator`) estimates the accuracy of
         the window without labels, which the file need not have; an alarm ends its promises.
         """
-        chosen = open_dataset(path).split(split, TEST_SPLITS)
+        chosen = as_dataset(path).split(split, TEST_SPLITS)
         # in states too, since a file name need not be Unicode
-        name = printable(name or (f"{path}, {chosen.name}" if split else os.fspath(path)))
+        name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))
         self._check_open(window)
         self._check_calibrator()
         number = self._windows.next_number() if window is None else _number(window)
@@ -232,9 +234,7 @@ class Monitor:
             self._add(total, estimate)
             return self
         task = partial(predictions.shard_sums, self.calibrator, self.tolerated)
-        columns = ["logits", "labels"]
-        if self.calibrator is not None and self.calibrator.needs_features:
-            columns.append("features")
+        columns = monitored_columns(self.calibrator)
         content = hashlib.sha256()
         for shard, digest in chosen.walk(
             task, *columns, rows=chosen.chunk_rows, executor=executor, progress=progress

@@ -56,8 +56,9 @@ def report(
     Parameters
     ----------
     data : path, Dataset, mapping or data frame, or several of them
-        A prediction file, a folder, a glob, or arrays by their keys in a file. A sequence of paths,
-        or a mapping from names to any of these, gives a comparison: of models, days or shifts.
+        A prediction file, a folder, a glob, or arrays by their keys in a file. A sequence of paths
+        or datasets, or a mapping from names to any of these, gives a comparison: of models, days
+        or shifts.
     split : str or sequence of str, optional
         Split to measure: test, else the plain arrays, else val, by default. Several are compared.
     fit_split : str, optional
@@ -127,12 +128,13 @@ def _named(data: Any) -> dict[str, Any]:
     if isinstance(data, Mapping) and _is_several(data):
         return {str(name): each for name, each in data.items()}
     if isinstance(data, (list, tuple)):
-        if not data or not all(isinstance(each, (str, os.PathLike)) for each in data):
+        if not data or not all(isinstance(each, (str, os.PathLike, Dataset)) for each in data):
             raise TypeError(
                 "a sequence must have paths of prediction files: pass arrays as "
                 "{'logits': logits, 'labels': labels}, and several by name, {'monday': ...}"
             )
-        return _distinct([os.fspath(each) for each in data])
+        paths = [each.path if isinstance(each, Dataset) else os.fspath(each) for each in data]
+        return dict(zip(_distinct(paths), data, strict=True))
     path = data.path if isinstance(data, Dataset) else data
     name = _stem(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else "predictions"
     return {name: data}
@@ -145,13 +147,13 @@ def _is_several(data: Mapping[Any, Any]) -> bool:
     return bool(values) and all(is_data(value) or is_frame(value) for value in values)
 
 
-def _distinct(paths: Sequence[str]) -> dict[str, str]:
-    """Return paths by their stems, or as they are where stems repeat; twice the same is refused."""
+def _distinct(paths: Sequence[str]) -> list[str]:
+    """Return the stems of paths, or the paths where stems repeat; twice the same is refused."""
     stems = list(map(_stem, paths))
     names = stems if len(set(stems)) == len(stems) else list(paths)
     if len(set(names)) < len(names):
         raise ValueError(f"a file is named twice: {max(paths, key=paths.count)}; name each once")
-    return dict(zip(names, paths, strict=True))
+    return names
 
 
 def _stem(path: str) -> str:
@@ -274,4 +276,5 @@ def _command(sets: Mapping[str, tuple[Dataset, str]], options: Mapping[str, Any]
     flags = {"multilabel": "--multilabel", "top_label": "--top-label", "binary": "--binary"}
     words += [flags[options["estimand"]]] if options["estimand"] in flags else []
     words += ["--choices"] if options["keep_argmax"] is False else []
+    words += ["--skip-bad"] if any(dataset.skipped for dataset, _ in sets.values()) else []
     return shlex.join([*words, "-o", "report.html"])

@@ -292,6 +292,14 @@ def worse_than_first(subject: Subject) -> Result | None:
     )
 
 
+def left_out(subject: Subject) -> Result | None:
+    """CAL017."""
+    if not subject.skipped:
+        return None
+    count, *messages = subject.skipped
+    return Result("warn", f"{count[0].upper()}{count[1:]} {_listed(messages)}.")
+
+
 def _beyond_noise(parts: Sequence[Part]) -> list[Part]:
     adjusted = holm([part.p_value for part in parts])
     return [part for part, p in zip(parts, adjusted, strict=True) if p < SIGNIFICANT]

@@ -209,6 +209,14 @@ CHECKS: dict[str, Check] = {
             "Calibrate on examples like these, and watch the model in use: calibrant monitor.",
             checks.worse_than_first,
         ),
+        Check(
+            "CAL017",
+            "Bad shards were left out",
+            "Some files could not be read, or had rows that are no predictions, and count in no "
+            "figure. If what went wrong has to do with the examples, the rest is a biased sample.",
+            "Write these shards again, and repeat the report.",
+            checks.left_out,
+        ),
     )
 }
 """Checks by their code."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from calibrant.reports.model import (
     empty_part,
     parts_of,
 )
+from calibrant.workflows.shards import describe_skipped
 
 SURE = 0.9
 """Confidence above which answers are looked at on their own."""
@@ -98,7 +100,9 @@ def measure(
     progress: Progress | None = None,
 ) -> Subject:
     """Return the figures of a split, those of :func:`calibrant.evaluate` among them."""
-    total = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
+    options: dict[str, Any] = {"bins": bins, "estimand": estimand, "level": level, "seed": seed}
+    # classes and margins are those of single pairs
+    total = Accumulator(pairs=True, most_pairs=math.inf, **options)
     walk = _Walk(total)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -129,6 +133,7 @@ def measure(
         ignored=walk.ignored,
         by=split.dataset.by,
         warnings=list(dict.fromkeys(str(warning.message) for warning in caught)),
+        skipped=[line.strip() for line in describe_skipped(split.dataset)],
     )
 
 

@@ -152,6 +152,8 @@ class Subject:
     by: str | None
     """Column of the subgroups."""
     warnings: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """The number of bad shards that were left out, then a line about each."""
     remedy: Remedy | None = None
     remedy_error: str = ""
     """Why no method was tried."""

@@ -31,7 +31,7 @@ from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import Meter
 from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table, row_folds
-from calibrant.workflows.large import in_memory, is_large
+from calibrant.workflows.large import halves, in_memory, is_many
 
 
 def compare(
@@ -55,8 +55,8 @@ def compare(
 
     A method that fails or runs out of time becomes a row that says so. The advice is about the
     examples of the fit, as in :func:`calibrant.workflows.choice.choose`: a method that had been
-    chosen by the figures of the test examples would look better there than it is. Of more than 2^30
-    logits all methods are fitted on the same random sample.
+    chosen by the figures of the test examples would look better there than it is. Of more than 2^22
+    examples or 2^30 logits all methods are fitted on the same random sample.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def compare(
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
-        if is_large(splits[0]):
+        if is_many(splits[0]):
             splits = (in_memory(splits[0], seed, executor), splits[1])
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
         calibrators = _chosen(methods, splits, estimand, keep_argmax)
@@ -152,10 +152,12 @@ def fit_and_test(
     first, second = (f"{s.name} split" if s.name else "plain arrays" for s in (one, other))
     one.warn_if_probs()
     if one.name == other.name:
-        halves = row_folds(one, 2, seed, stratified=stratified)
-        fold = spread(halves, one.labels.shape, "fold")
-        half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
         names = f"a random half of the {first}, seed {seed}", "the other half"
+        if is_many(one) and dataset.groups is None:
+            return halves(one, seed), names  # so many that every class has its share
+        halved = row_folds(one, 2, seed, stratified=stratified)
+        fold = spread(halved, one.labels.shape, "fold")
+        half, rest = (np.where(fold == i, one.labels, IGNORED) for i in (0, 1))
         return (one.with_column("labels", half), one.with_column("labels", rest)), names
     other.warn_if_probs()
     if one.classes != other.classes:

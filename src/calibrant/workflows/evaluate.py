@@ -61,7 +61,8 @@ def evaluate(
         Names from ``METRICS``; all by default.
     level : float, optional
         Coverage of the intervals; None or 0 leaves them out. Intervals, and metrics that sort, keep
-        9 to 35 bytes of each example; without them memory does not grow with the examples.
+        9 to 35 bytes of each of at most 2^18 examples, and fine bins of more; without them memory
+        does not grow with the examples.
     seed : int
         Seed of the random draws behind intervals and test.
     executor : concurrent.futures.Executor, optional
@@ -107,6 +108,8 @@ def evaluate(
     chosen = dataset.split(split, TEST_SPLITS)
     chosen.warn_if_probs()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
+    if pairs and chosen.label_count > total.most_pairs:
+        total.pool()  # so that workers do as well
     task = partial(_measured, total.like())
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
         total.merge(sums)

@@ -28,7 +28,13 @@ from calibrant.display.html import notebook
 from calibrant.display.results import one_line
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
-from calibrant.workflows.large import ShardPasses, in_memory, is_large, warn_of_sample
+from calibrant.workflows.large import (
+    ShardPasses,
+    in_memory,
+    is_large,
+    is_many,
+    warn_of_sample,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -304,8 +310,8 @@ def cross_fit(
 
     For predictions without a validation set. The examples are cut into folds in which every
     class has its share, and each fold is calibrated by a fit on the others. The figures describe
-    the method, fitted on ``(folds - 1) / folds`` of the examples. Of more than 2^30 logits a random
-    sample is used.
+    the method, fitted on ``(folds - 1) / folds`` of the examples. Of more than 2^22 examples or
+    2^30 logits a random sample is used; a warning states what this costs.
 
     Parameters
     ----------
@@ -337,8 +343,9 @@ def cross_fit(
     examples = dataset.split(split, (*FIT_SPLITS, "test"))
     examples.warn_if_probs()
     name = examples.name
-    if is_large(examples):
-        examples = in_memory(examples, seed, executor)
+    if is_many(examples):
+        whole, examples = examples, in_memory(examples, seed, executor)
+        warn_of_sample(calibrator, examples.rows, whole)
     fold = row_folds(examples, folds, seed)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
     from_table = fits_from_table(calibrator, examples)

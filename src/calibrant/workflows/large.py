@@ -17,6 +17,7 @@ from calibrant._core.chunks import EstimandChoice, examples
 from calibrant._core.sampling import Sample
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.passes import Task
+from calibrant.data import records
 from calibrant.data.dataset import ROLES, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.shards import Chunk
@@ -28,6 +29,22 @@ LARGE = 1 << 30
 def is_large(split: Split) -> bool:
     """Return True if the logits of a split are too many to be held in memory."""
     return split.rows * math.prod(split.shape) > LARGE
+
+
+def is_many(split: Split) -> bool:
+    """Return True if the logits, or the records and labels, of a split are too many for memory."""
+    return is_large(split) or _rows(split) > records.MOST
+
+
+def _rows(split: Split) -> float:
+    """Return the number of rows, on average over seeds where the split is a sample."""
+    return split.rows * (1.0 if split.sample is None else split.sample.share)
+
+
+def halves(split: Split, seed: int) -> tuple[Split, Split]:
+    """Return two random halves of the rows, by their numbers: nothing is read or held."""
+    first, second = Sample(0.5, seed), Sample(0.5, seed, start=0.5)
+    return replace(split, sample=first), replace(split, sample=second)
 
 
 class ShardPasses:
@@ -68,8 +85,10 @@ def _added(total: list[Any] | None, more: Sequence[Any] | None) -> list[Any] | N
 
 def in_memory(split: Split, seed: int = 0, executor: Executor | None = None) -> Split:
     """Return a random sample of the labelled rows of a split that fits into memory."""
-    share = min(1.0, LARGE / (split.rows * max(1, math.prod(split.shape))))
-    sampled = replace(split, sample=Sample(share, seed))
+    rows = max(1.0, _rows(split))
+    share = min(1.0, LARGE / (rows * max(1, math.prod(split.shape))), records.MOST / rows)
+    whole = split.sample or Sample(1.0, seed)
+    sampled = replace(split, sample=whole._replace(share=whole.share * share))
     roles = [role for role in ROLES if getattr(split.dataset, role) is not None]
     columns = ["logits", "labels", *(["features"] if split.has_features else []), *roles]
     parts = list(sampled.walk(_labelled, *columns, executor=executor))

@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from calibrant._core.chunks import EstimandChoice, Progress
-from calibrant._core.messages import comma_separated
 from calibrant.data.columns import Columns, columns_by_split
 from calibrant.data.dataset import Dataset, open_dataset
 from calibrant.data.keys import SCORES
-from calibrant.data.shards import Chunk
+from calibrant.data.shards import Chunk, NoGoodShard
 from calibrant.metrics.accumulator import Accumulator
 
 LISTED = 20
@@ -123,8 +122,7 @@ def _without(dataset: Dataset, skipped: dict[str, str]) -> Dataset:
         file for file in dataset.files if skipped.keys().isdisjoint(c.path for c in file.values())
     ]
     if not kept:
-        reason = comma_separated(list(skipped.values())[:1])
-        raise ValueError(f"every shard of {dataset.path} is bad; the first: {reason}")
+        raise NoGoodShard(dataset.path, next(iter(skipped.values())))
     return replace(dataset, files=kept, skipped={**dataset.skipped, **skipped})
 
 

@@ -1,0 +1,90 @@
+"""Sums of a reference: the calibration of a model when it was deployed, from data of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import partial
+
+from calibrant._core import checks
+from calibrant._core.binning import Bins, fill, uniform_edges
+from calibrant._core.checks import Values
+from calibrant._core.chunks import Progress
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset
+from calibrant.data.shards import Chunk
+from calibrant.monitor.predictions import labelled_pairs
+
+
+def reference_bins(
+    data: Data,
+    calibrator: Calibrator | None = None,
+    *,
+    split: str | None = None,
+    bins: int = 15,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Bins:
+    """Return the sums of a reference per bin of confidence, read in chunks.
+
+    Parameters
+    ----------
+    data : path, Dataset, mapping or data frame
+        A prediction file with logits, or a folder or glob of shards.
+    calibrator : Calibrator, optional
+        Applied to logits first, as by the monitor.
+    split : str, optional
+        Split to read; ``test``, else the plain arrays, by default.
+    bins : int
+        Number of bins, that of the monitor.
+    executor, progress
+        As in :func:`calibrant.evaluate`.
+
+    Examples
+    --------
+    >>> from calibrant.data import sample_path
+    >>> from calibrant.monitor import Monitor
+    >>> Monitor(reference=reference_bins(sample_path())).tolerated.has_reference
+    True
+    """
+    chosen = as_dataset(data).split(split, TEST_SPLITS)
+    if chosen.domain != "logits":
+        raise ValueError(f"{chosen.path} has probs; a reference needs logits")
+    columns = monitored_columns(calibrator)
+    work = chosen.walk(
+        partial(_filled, calibrator, bins),
+        *columns,
+        rows=chosen.chunk_rows,
+        executor=executor,
+        progress=progress,
+    )
+    total = sum(work, start=Bins.empty(uniform_edges(bins)))
+    checks.check_some(int(total.count.sum()))
+    return total
+
+
+def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
+    """Return the sums of a reference, which may be pairs of confidence and outcome."""
+    if not isinstance(reference, Bins):
+        confidence, outcome, _ = checks.as_pairs(*reference)
+        return fill(confidence, outcome, uniform_edges(bins))
+    if reference.count.size != bins:
+        raise ValueError(
+            f"the reference must have the bins of the monitor, {bins}, got {reference.count.size}: "
+            "pass the same bins to both"
+        )
+    return reference
+
+
+def monitored_columns(calibrator: Calibrator | None) -> list[str]:
+    """Return the columns of a split that a monitor reads."""
+    features = calibrator is not None and calibrator.needs_features
+    return ["logits", "labels", *(["features"] if features else [])]
+
+
+def _filled(calibrator: Calibrator | None, bins: int, chunks: Iterator[Chunk]) -> Bins:
+    total = Bins.empty(uniform_edges(bins))
+    for chunk in chunks:
+        pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
+        total += fill(pairs.confidence, pairs.outcome.astype(float), total.edges)
+    return total

@@ -21,6 +21,8 @@ from calibrant.llm.heads.attach import attached
 from calibrant.llm.heads.fit import fit_head
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.loading import load_model
+from calibrant.llm.logs.reading import Log, read_log
+from calibrant.llm.logs.study import AnswerStudy, study_answers
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
 from calibrant.llm.tokens.reading import read_documents
@@ -29,7 +31,9 @@ from calibrant.llm.tokens.tables import open_table
 __all__ = [
     "Answer",
     "AnswerCalibrator",
+    "AnswerStudy",
     "FittedHead",
+    "Log",
     "answer_confidence",
     "ask",
     "attached",
@@ -44,11 +48,13 @@ __all__ = [
     "open_table",
     "read_answers",
     "read_documents",
+    "read_log",
     "read_mmlu",
     "read_questions",
     "read_truthfulqa",
     "shaded_text",
     "short_prompt",
+    "study_answers",
     "token_predictions",
     "top_confidence",
 ]

@@ -92,12 +92,16 @@ class AnswerRows(NamedTuple):
     def answers(self, aggregate: Aggregator | None = None) -> GradedAnswers:
         """Return the answers with their grades, which every row must have."""
         confidence, source, tokens = self.confidences(aggregate)
-        pairs = list(zip(self.places, self.rows, strict=True))
-        correct = np.array([_grade(row, place) for place, row in pairs], dtype=bool)
+        correct = self.grades()
         questions, answers = (
             [str(row.get(name, "")) for row in self.rows] for name in ("question", "answer")
         )
         return GradedAnswers(questions, answers, confidence, correct, source, tokens)
+
+    def grades(self) -> BoolArray:
+        """Return whether each answer is right; every row must say so."""
+        pairs = zip(self.places, self.rows, strict=True)
+        return np.array([_grade(row, place) for place, row in pairs], dtype=bool)
 
     def confidences(
         self, aggregate: Aggregator | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import shared
+from calibrant.cli import llm_logs, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -402,6 +402,11 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     written = shared.how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} answers")
+
+
+answers.add_command(llm_logs.collect)
+answers.add_command(llm_logs.read)
+answers.add_command(llm_logs.report)
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:

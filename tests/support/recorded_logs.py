@@ -5,6 +5,7 @@ python -m tests.support.recorded_logs inspect      # needs inspect-ai
 """
 
 import contextlib
+import gc
 import json
 import re
 import shutil
@@ -99,7 +100,7 @@ def write_lm_eval(folder):
     return next(Path(folder).rglob("results_*.json")).parent
 
 
-def write_inspect(folder, suffix="eval"):
+def write_inspect(folder, suffix="eval", scorer=None):
     """Run Inspect with its mock model; return the log."""
     from inspect_ai import Task, eval as run
     from inspect_ai.dataset import Sample
@@ -132,7 +133,7 @@ def write_inspect(folder, suffix="eval"):
         Sample(id=f"q{i}", input=f"Capital of Peru, please ({i})?", target="Lima")
         for i in range(len(words))
     ]
-    task = Task(dataset=questions, solver=generate(), scorer=match(), name="capitals")
+    task = Task(dataset=questions, solver=generate(), scorer=scorer or match(), name="capitals")
     run(
         task,
         model=model,
@@ -143,6 +144,7 @@ def write_inspect(folder, suffix="eval"):
         max_samples=1,
         max_connections=1,
     )
+    gc.collect()  # of streams that Inspect leaves open, while the caller ignores warnings
     return next(Path(folder).glob(f"*.{suffix}"))
 
 

@@ -40,13 +40,20 @@ MORE = {
     ),
     "decide": ("conformal_sets.SetSizes", "rules.Tally"),
     "monitor": ("report.Alarm", "report.Drift"),
-    "reports": ("results.Results", "results.Provenance", "model.Subject", "model.Part"),
+    "reports": (
+        *("results.Results", "results.Provenance", "model.Subject", "model.Part"),
+        "answers.save_answer_report",
+    ),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
         *("answers.choices.choice_logits_from_top", "answers.likelihoods.ask_texts_each"),
         *("answers.grading.grade_questions", "answers.grading.read_question_set"),
         *("answers.sources.Source", "workflows.fit_answers", "workflows.apply_answers"),
+        *("logs.options.option_logits", "logs.options.rescore", "endpoints.plans.Plan"),
+        *("endpoints.plans.Asked", "endpoints.questions.read_asked"),
+        *("endpoints.collecting.collect_answers", "endpoints.collecting.cost_of"),
+        *("endpoints.services.service_for", "endpoints.services.Connection"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
     ),
@@ -55,6 +62,7 @@ MORE = {
         *("huggingface.CalibrationCallback", "tensorboard.log_calibration"),
         *("tensorboard.interval_charts", "wandb.log_calibration", "mlflow.log_calibration"),
         *("mlflow.calibration_metric", "mlflow.calibration_scorer", "logged.scalars"),
+        "lm_eval.with_calibration",
     ),
 }
 """Names inside the modules of a package that the API page has as well, since guides use them."""

@@ -22,7 +22,7 @@ from scipy.special import log_softmax
 from calibrant._core.checks import FloatArray, warn
 from calibrant._core.messages import comma_separated, printable
 from calibrant.llm.answers.graded import Row
-from calibrant.llm.logs.lines import Item, converted, json_lines
+from calibrant.llm.logs.lines import Item, converted, json_lines, parsed
 from calibrant.llm.tokens.documents import BadDocument
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
@@ -55,16 +55,25 @@ class Run:
         task, beside = named["task"], file.with_name(f"results_{named['date']}.json")
         if not beside.is_file():
             return cls(task)
-        about = json.loads(beside.read_text("utf-8"))
-        model, config = about.get("config", {}), about.get("configs", {}).get(task, {})
-        arguments = model.get("model_args") or ""
-        name = arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
-        return cls(
-            task,
-            name or about.get("model_name") or "",
-            about.get("n-shot", {}).get(task),
-            config.get("target_delimiter", " "),
-        )
+        about = parsed(beside.read_bytes(), str(beside))
+        if isinstance(about, BadDocument):
+            raise about
+        try:
+            return cls(task, **_from_results(about, task))
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"{beside} does not have the form of results ({error})") from error
+
+
+def _from_results(about: Mapping[str, Any], task: str) -> Row:
+    """Return what the results of a run say about a task."""
+    arguments = about.get("config", {}).get("model_args") or ""
+    name = arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
+    config = about.get("configs", {}).get(task, {})
+    return {
+        "model": str(name or about.get("model_name") or ""),
+        "shots": about.get("n-shot", {}).get(task),
+        "delimiter": str(config.get("target_delimiter", " ")),
+    }
 
 
 def sample_files(path: Path) -> list[Path]:

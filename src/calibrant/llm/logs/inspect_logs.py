@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zipfile
@@ -125,7 +124,9 @@ def _grade(value: Any, place: str) -> bool:
 
 
 def _about(header: Mapping[str, Any]) -> Row:
-    run = header.get("eval") or {}
+    run = header.get("eval")
+    if not isinstance(run, Mapping):
+        raise ValueError(f"the header of a log of Inspect must say what was run, got {run!r:.40}")
     return {"model": str(run.get("model", "")), "kind": str(run.get("task", ""))}
 
 
@@ -134,7 +135,10 @@ def _document(file: Path) -> tuple[Row, Iterator[Item]]:
     whole = parsed(file.read_bytes(), str(file))
     if isinstance(whole, BadDocument):
         raise whole
-    return _about(whole), ((_place(one, file), one) for one in whole.get("samples") or ())
+    samples = whole.get("samples") or []
+    if not isinstance(samples, list):
+        raise ValueError(f"{file} must have a list of samples, got {samples!r:.40}")
+    return _about(whole), ((_place(one, file), one) for one in samples)
 
 
 def _place(sample: Any, file: Path) -> str:
@@ -144,24 +148,39 @@ def _place(sample: Any, file: Path) -> str:
 
 def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
     """Return what an ``.eval`` log is about, and its samples."""
-    if not zipfile.is_zipfile(file):
-        raise ValueError(f"{file} is no zip archive, or it is cut off: copy or run it again")
-    with zipfile.ZipFile(file) as archive:
-        members = {info.filename: info for info in archive.infolist()}  # the last of each name
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # the last of each name
+            members = {info.filename: info for info in archive.infolist()}
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        problem = f"{file} is no zip archive, or it is cut off ({error}): copy or run it again"
+        raise ValueError(problem) from error
     # a run that was killed has no header yet
     header = next(
         (members[n] for n in ("header.json", "_journal/start.json") if n in members), None
     )
     if header is None:
         raise ValueError(f"{file} is a zip archive without header.json: it is no log of Inspect")
-    about = _about(json.loads(_content(file, header)))
+    about = _object(file, header)
+    if isinstance(about, BadDocument):
+        raise about
 
     def samples() -> Iterator[Item]:
         for name in sorted(name for name in members if name.startswith("samples/")):
-            place = f"{name} of {file}"
-            yield place, parsed(_content(file, members[name]), place)
+            yield f"{name} of {file}", _object(file, members[name])
 
-    return about, samples()
+    return _about(about), samples()
+
+
+def _object(file: Path, member: zipfile.ZipInfo) -> Any:
+    """Return the object of JSON in a member of an archive, or why there is none."""
+    place = f"{member.filename} of {file}"
+    try:
+        return parsed(_content(file, member), place)
+    except ImportError:
+        raise
+    except Exception as error:  # each library of compression has its own
+        return BadDocument(place, f"is damaged ({error})")
 
 
 def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
@@ -178,7 +197,7 @@ def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
         stream.seek(name + extra, os.SEEK_CUR)
         content = decompress(stream.read(member.compress_size))
     if zlib.crc32(content) != member.CRC:
-        raise ValueError(f"{member.filename} of {file} is damaged: its checksum is wrong")
+        raise ValueError("its checksum is wrong")
     return content
 
 

@@ -13,6 +13,8 @@ from calibrant.llm.tokens.documents import BadDocument
 
 Item: TypeAlias = "tuple[str, Any]"
 """A place in a log and what stands there, or a BadDocument that says why it cannot be used."""
+WRONG_FORM = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors of values that are not what a log has in their place."""
 CUT_OFF = "is cut off, as by a run that was killed"
 
 
@@ -26,7 +28,7 @@ def converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iter
             yield place, convert(item, place)
         except BadDocument as error:
             yield place, error
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except WRONG_FORM as error:
             told = f"{type(error).__name__}: {error}"
             yield place, BadDocument(place, f"does not have the form of this log ({told:.120})")
 
@@ -55,7 +57,7 @@ def probability(logprob: Any, what: str, place: str) -> float:
     """Return the probability of a logarithm that a log has; raise unless it is one."""
     try:
         value = float(logprob)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not value <= 1e-6:  # NaN too
         raise BadDocument(

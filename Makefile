@@ -45,7 +45,7 @@ types: .venv/.installed-dev
 tables: .venv/.installed-dev
 	$(BIN)/python benchmarks/studies/tables.py docs/data
 	$(BIN)/python benchmarks/studies/language_models.py tables docs/data
-	@set -e; for study in answers arena ensemble maccal multilabel; do \
+	@set -e; for study in answers arena ensemble maccal multilabel signals; do \
 		$(BIN)/python benchmarks/studies/$$study.py --tables docs/data; \
 	done
 

@@ -92,6 +92,13 @@ LINES: dict[str, list[list[str]]] = {
         [f"{NAME}.jsonl", "-o", f"{FILE}4", "--json"],
         ["mixed.jsonl", "-o", "x"],
         [f"{FILE}.npz", "-o", "x"],
+        [f"{NAME}.jsonl", "--signals", "all", "-o", f"{FILE}5"],
+        [f"{NAME}.jsonl", "--signals", NAME, "-o", f"{FILE}5", "--json"],
+        ["other.jsonl", "--signals", NAME, "-o", "x"],
+    ],
+    "llm answers signals": [
+        [f"{NAME}.jsonl", "-o", f"{FILE}6.jsonl"],
+        ["mixed.jsonl", "-o", FILE],
     ],
     "llm answers apply": [
         [f"{FILE}4", f"{NAME}.jsonl", "-o", f"{FILE}.csv"],
@@ -132,6 +139,7 @@ def refuse(constant: str) -> Any:
     raise AssertionError(f"{constant} is not JSON")
 
 
+@pytest.mark.filterwarnings("always:20 answers")  # are too few to compare signals
 def test_every_verb_shows_them_as_text(run, in_folder):
     assert set(LINES) == set(verbs(cli))
     for words, lines in LINES.items():

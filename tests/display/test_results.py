@@ -12,7 +12,13 @@ import calibrant as cal
 from calibrant.calibrators.average import Average
 from calibrant.decide.priors import PriorCorrection
 from calibrant.display.results import long_table, one_line
-from calibrant.llm import AnswerCalibrator, FittedHead, evaluate_answers, shaded_text
+from calibrant.llm import (
+    AnswerCalibrator,
+    FittedHead,
+    SignalCalibrator,
+    evaluate_answers,
+    shaded_text,
+)
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.graded import GradedAnswers
 from calibrant.llm.answers.sources import Source
@@ -80,6 +86,7 @@ def results(data):
         *(shaded_text(["x", HOSTILE], [0.1, np.nan]), evaluate_answers(confidence, right)),
         GradedAnswers([HOSTILE] * 400, [HOSTILE] * 400, confidence, right, Source(HOSTILE)),
         *(AnswerCalibrator(None), AnswerCalibrator(None).fit(confidence, right)),
+        *(SignalCalibrator(), SignalCalibrator().fit({HOSTILE: confidence}, right)),
         FittedHead.from_temperature(1.5, fingerprint, HOSTILE),
     ]
 

@@ -16,6 +16,7 @@ from calibrant.artifacts import formats
 from calibrant.artifacts.objects import artifact_of
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
 from calibrant.llm.answers.calibrator import AnswerCalibrator
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.fitted import FittedHead
 from calibrant.llm.heads.modules import HEADS, make_head
@@ -26,7 +27,7 @@ from tests.fuzz.calibrators import quick
 from tests.support.simulate import drawn, drawn_pairs
 
 OTHERS = [
-    *["prior", "threshold", "sets", "decision", "answers", "monitor"],
+    *["prior", "threshold", "sets", "decision", "answers", "signals", "monitor"],
     *[f"head {kind}" for kind in HEADS],
 ]
 TAGS = [f"tags {name}" for name in TAG_CALIBRATORS]
@@ -89,6 +90,8 @@ def original(kind: str) -> Any:
             return decide.conformal(logits, labels)
         if kind == "answers":
             return AnswerCalibrator(None).fit(*pairs)
+        if kind == "signals":
+            return SignalCalibrator().fit({"a": pairs[0], "b": pairs[0] ** 2}, pairs[1])
         return Monitor(window=50, keep=2).observe(*pairs)
 
 

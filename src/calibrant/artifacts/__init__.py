@@ -37,8 +37,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     ----------
     obj : object
         A fitted calibrator, a ``PriorCorrection``, ``MaCCal``, ``Threshold``, ``ConformalSets``,
-        ``DecisionRule``, ``Monitor``, or of :mod:`calibrant.llm` a ``FittedHead`` or
-        ``AnswerCalibrator``.
+        ``DecisionRule``, ``Monitor``, or of :mod:`calibrant.llm` a ``FittedHead``,
+        ``AnswerCalibrator`` or ``SignalCalibrator``.
     path : path
         A folder, created where it is missing, for the file ``calibrant.safetensors``; or, with the
         suffix .safetensors or .json, the file itself. The parent folder must exist.

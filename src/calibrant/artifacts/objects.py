@@ -26,6 +26,7 @@ KINDS = {
     "retrained": "calibrant.retrain:RetrainedClassifier",
     "head": "calibrant.llm:FittedHead",
     "answers": "calibrant.llm:AnswerCalibrator",
+    "signals": "calibrant.llm:SignalCalibrator",
     "monitor": "calibrant.monitor:Monitor",
 }
 

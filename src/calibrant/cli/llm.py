@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import llm_logs, shared
+from calibrant.cli import llm_logs, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -343,9 +343,17 @@ def answers() -> None:
     help="Compute confidences from the token probabilities.  [default: those of FILE, else "
     "geometric]",
 )
+@click.option(
+    "--signals",
+    metavar="NAMES",
+    help="Use signals in place of the confidence, and combine them where it helps: 'all', or names "
+    "with commas.",
+)
 @click.option("--stage", type=click.Choice(STAGES), default=STAGES[0], help="Kind of the map.")
 @AS_JSON
-def fit_map(file: str, out: str, confidence: Any, stage: Any, form: str | None) -> None:
+def fit_map(
+    file: str, out: str, confidence: Any, signals: str | None, stage: Any, form: str | None
+) -> None:
     """Learn from graded answers how often answers of each confidence are right.
 
     FILE is .jsonl or .csv, with an answer to a line: its confidence in [0, 1] (or token_probs, a
@@ -353,15 +361,24 @@ def fit_map(file: str, out: str, confidence: Any, stage: Any, form: str | None) 
     optional source names where the confidence comes from; all answers must have the same. The
     figures are cross-validated: each answer is calibrated by a map of others.
 
+    With --signals, every signal of the answers ('llm answers signals' lists them) gets a map, and
+    their combination is used if it beats the best of them on held-out answers.
+
     \b
     Examples:
       calibrant llm answers fit graded.jsonl -o map
+      calibrant llm answers fit graded.jsonl --signals all -o map
       calibrant llm answers fit judged.csv --stage sigmoid -o map
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
     from calibrant.llm.workflows import CONFIDENCES, cross_validated_answers, fit_answers
 
+    if signals is not None:
+        if confidence:
+            raise click.UsageError("--signals has confidences of its own: leave --confidence out")
+        llm_signals.fit_signals(file, signals, out, stage, form)
+        return
     graded = read_answers(file, aggregate=confidence)
     fitted = fit_answers(graded, stage=stage)
     evaluations = cross_validated_answers(graded, stage=stage)
@@ -385,20 +402,19 @@ def fit_map(file: str, out: str, confidence: Any, stage: Any, form: str | None) 
 def apply_map(mapped: str, file: str, out: str) -> None:
     """Write answers with the chance that each is right, as 'calibrated'.
 
-    FILE and OUT are .jsonl or .csv; the other values are kept. Confidences of another source than
-    those that MAP was fitted on are refused. With a threshold in MAP there is also 'abstains'.
+    FILE and OUT are .jsonl or .csv; the other values are kept. Confidences and signals of another
+    source than those that MAP was fitted on are refused. With a threshold in MAP there is also
+    'abstains'.
 
     \b
     Examples:
       calibrant llm answers apply map new.jsonl -o calibrated.jsonl
     """  # noqa: D301
-    from calibrant.artifacts import load
-    from calibrant.llm import AnswerCalibrator
     from calibrant.llm.answers.graded import check_suffix, read_rows, write_rows
-    from calibrant.llm.workflows import apply_answers
+    from calibrant.llm.workflows import apply_answers, load_map
 
     check_suffix(out)
-    rows = apply_answers(load(mapped, AnswerCalibrator), read_rows(file))
+    rows = apply_answers(load_map(mapped), read_rows(file))
     written = shared.how_written(out)
     write_rows(out, rows)
     say(f"{written}: {len(rows):,} answers")
@@ -407,6 +423,7 @@ def apply_map(mapped: str, file: str, out: str) -> None:
 answers.add_command(llm_logs.collect)
 answers.add_command(llm_logs.read)
 answers.add_command(llm_logs.report)
+answers.add_command(llm_signals.signals)
 
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:

@@ -15,6 +15,9 @@ from calibrant.llm.answers.questions import (
     short_prompt,
 )
 from calibrant.llm.answers.shading import shaded_text
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import signals_of
+from calibrant.llm.answers.stated import stated_confidence
 from calibrant.llm.answers.topk import top_confidence
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.attach import attached
@@ -34,6 +37,7 @@ __all__ = [
     "AnswerStudy",
     "FittedHead",
     "Log",
+    "SignalCalibrator",
     "answer_confidence",
     "ask",
     "attached",
@@ -54,6 +58,8 @@ __all__ = [
     "read_truthfulqa",
     "shaded_text",
     "short_prompt",
+    "signals_of",
+    "stated_confidence",
     "study_answers",
     "token_predictions",
     "top_confidence",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, warn
 from calibrant._core.messages import printable
+from calibrant.artifacts import load
 from calibrant.display.html import notebook
 from calibrant.display.results import one_line
 from calibrant.llm import loading
@@ -22,6 +23,8 @@ from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
 from calibrant.llm.answers.grading import Confidence, QuestionSet
 from calibrant.llm.answers.questions import Question
 from calibrant.llm.answers.shading import ShadedText, shaded_text
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import graded_signals, signal_values, signals_of
 from calibrant.llm.heads.fitted import FittedHead, token_predictions
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.documents import DocumentEncoder
@@ -32,6 +35,8 @@ from calibrant.llm.tokens.tables import TokenTable
 Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 """Evaluations ``before``, with a head ``after``, and of multiple choice ``calibrated``."""
 CONFIDENCES = (*AGGREGATORS, "p_true")
+MANY = 10
+"""Answers of which some should have a signal that those of the fit had."""
 REMEDY = (
     "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
     "--save-answers and calibrant llm answers fit"
@@ -227,11 +232,107 @@ def _as_answers(calibrator: AnswerCalibrator, confidence: FloatArray) -> Any:
     return confidence if calibrator.aggregate is None else list(confidence[:, None])
 
 
-def apply_answers(calibrator: AnswerCalibrator, answers: AnswerRows) -> list[Row]:
+def load_map(path: str | os.PathLike[str]) -> AnswerCalibrator | SignalCalibrator:
+    """Load a map of ``llm answers fit``, of confidences or of signals."""
+    loaded = load(path)
+    if not isinstance(loaded, (AnswerCalibrator, SignalCalibrator)):
+        raise ValueError(
+            f"{path} holds a {type(loaded).__name__}, a map of answers is wanted: calibrant llm "
+            "answers fit makes one"
+        )
+    return loaded
+
+
+class SignalFit(NamedTuple):
+    """A map of signals, and its figures on held-out answers.
+
+    Attributes
+    ----------
+    calibrator : SignalCalibrator
+    alone : dict of ConfidenceEvaluation
+        Of the chances by each signal alone; all answers count, also those without the signal.
+    raw : dict of ConfidenceEvaluation
+        Of each signal as it is, of the answers that have it.
+    best, together : ConfidenceEvaluation or None
+        Of the signal that was best among the other answers, and of the combination; None if there
+        is one signal, or if there are too few answers.
+    """
+
+    calibrator: SignalCalibrator
+    alone: Evaluations
+    raw: Evaluations
+    best: ConfidenceEvaluation | None = None
+    together: ConfidenceEvaluation | None = None
+
+
+def fit_signals(
+    answers: AnswerRows,
+    names: Sequence[str] | None = None,
+    *,
+    stage: Map = "beta",
+    level: float | None = 0.9,
+) -> SignalFit:
+    """Fit a map from the signals of graded answers to the chance that they are right.
+
+    ``names`` are the signals to use, by default all that the rows have or that their material
+    allows (:func:`~calibrant.llm.signals_of`). The map keeps their names and the source of the
+    answers, and refuses others.
+    """
+    graded = graded_signals(signals_of(answers), names)
+    right = graded.correct
+    fitted = SignalCalibrator(stage=stage).fit(
+        graded.values, right, groups=graded.groups, source=graded.source
+    )
+    known = {name: ~np.isnan(values) for name, values in graded.values.items()}
+    raw = {
+        name: evaluate_answers(graded.values[name][has], right[has], level=level)
+        for name, has in known.items()
+        if has.any()
+    }
+    held = fitted.held_out_
+    if held is None:
+        return SignalFit(fitted, {}, raw)
+    columns = zip(fitted.names_, held.each.T, strict=True)
+    alone = {name: evaluate_answers(chances, right, level=level) for name, chances in columns}
+    if len(alone) == 1:
+        return SignalFit(fitted, alone, raw)
+    both = (evaluate_answers(p, right, level=level) for p in (held.best, held.together))
+    return SignalFit(fitted, alone, raw, *both)
+
+
+def apply_answers(
+    calibrator: AnswerCalibrator | SignalCalibrator, answers: AnswerRows
+) -> list[Row]:
     """Add the chance of each answer to be right to its row, as ``calibrated``.
 
-    With a threshold there is also ``abstains``. Raises if the confidences are of another source.
+    With a threshold there is also ``abstains``. Raises if the confidences or signals are of another
+    source.
     """
+    chances = (
+        _by_signals(calibrator, answers)
+        if isinstance(calibrator, SignalCalibrator)
+        else _by_confidence(calibrator, answers)
+    )
+    rows = [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]
+    if calibrator.threshold_ is None:
+        return rows
+    abstains = calibrator.abstains(chances)
+    return [{**row, "abstains": bool(x)} for row, x in zip(rows, abstains, strict=True)]
+
+
+def _by_signals(calibrator: SignalCalibrator, answers: AnswerRows) -> FloatArray:
+    values = signal_values(signals_of(answers), calibrator.needed_)
+    for name, column in values.items():
+        if len(column) >= MANY and np.isnan(column).all() and calibrator.coverage_[name]:
+            warn(
+                f"none of the {len(column):,} answers has the signal {printable(name)}, which "
+                f"{100 * calibrator.coverage_[name]:.0f} % of those of the fit had: compute it in "
+                "the same way"
+            )
+    return calibrator.predict(values, source=answers.source())
+
+
+def _by_confidence(calibrator: AnswerCalibrator, answers: AnswerRows) -> FloatArray:
     stated = any("confidence" in row for row in answers.rows)
     confidence, source, _ = answers.confidences(None if stated else calibrator.aggregate)
     calibrator.source_.check(source)
@@ -241,9 +342,4 @@ def apply_answers(calibrator: AnswerCalibrator, answers: AnswerRows) -> list[Row
             f"the answers do not say where their confidence comes from, and the answer calibrator "
             f"is for {printable(known)}: state it as source"
         )
-    chances = calibrated(calibrator, confidence)
-    rows = [{**row, "calibrated": float(p)} for row, p in zip(answers.rows, chances, strict=True)]
-    if calibrator.threshold_ is None:
-        return rows
-    abstains = calibrator.abstains(chances)
-    return [{**row, "abstains": bool(x)} for row, x in zip(rows, abstains, strict=True)]
+    return calibrated(calibrator, confidence)

@@ -11,7 +11,6 @@ import torch
 from calibrant.llm.answers.asking import (
     Answer,
     Limit,
-    _length,
     _spellings,
     _token_texts,
     ask,
@@ -19,6 +18,7 @@ from calibrant.llm.answers.asking import (
     ask_choices_each,
     ask_each,
     ask_true,
+    length_of,
 )
 from calibrant.llm.answers.confidence import answer_confidence
 from calibrant.llm.answers.graded import GradedAnswers
@@ -260,13 +260,13 @@ def test_generation_stops_at_special_tokens(model, tokenizer, generated, monkeyp
 def test_an_answer_ends_before_a_line_break(breaking):
     line, whole = Limit(8, {0, 2}, one_line=True), Limit(8, {0, 2})
     end = QUIZ_WORDS.index("no")
-    assert _length(breaking, [14, 15, end, 16], line) == 2
-    assert _length(breaking, [14, 15, end, 16], whole) == 4
+    assert length_of(breaking, [14, 15, end, 16], line) == 2
+    assert length_of(breaking, [14, 15, end, 16], whole) == 4
     # a break before the first word does not count
-    assert _length(breaking, [end, 14, 15], line) == 3
+    assert length_of(breaking, [end, 14, 15], line) == 3
     for limit in (line, whole):
-        assert _length(breaking, [14, 2, 0], limit) == 1
-        assert _length(breaking, [2], limit) == 1
+        assert length_of(breaking, [14, 2, 0], limit) == 1
+        assert length_of(breaking, [2], limit) == 1
 
 
 QUESTIONS = [

@@ -100,7 +100,10 @@ STATED = {"confidence": 0.5, "correct": 1}
     [
         ([[]], "line 1 of .* must be an object"),
         ([{**ROW, "token_probs": []}], "an answer without tokens"),
-        ([{**ROW, "token_probs": [[0.5]]}], "an answer without tokens"),
+        ([{**ROW, "token_probs": [[0.5]]}], "must be a list of numbers, got"),
+        ([{**ROW, "token_probs": [0.5, 1.5]}], r"of line 1 .* in \[0, 1\], got 1.5"),
+        ([ROW, {**ROW, "token_probs": [0.5, None]}], "token_probs of line 2 .* got nan"),
+        ([ROW, {**ROW, "token_probs": [-0.1]}], "got -0.1: for log-probabilities write exp"),
         ([{**ROW, "token_probs": "x"}], "token_probs of line 1 .* must be a list of numbers"),
         ([{"question": "q", "correct": 1}], "line 1 of .* has no token_probs"),
         ([ROW, {"correct": 1}], "line 2 of .* has no token_probs"),

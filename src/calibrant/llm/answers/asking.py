@@ -173,7 +173,7 @@ def ask_each(
 ) -> dict[str, list[Answer]]:
     """:func:`ask` once, with the confidences of several heads by name; None for no head."""
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
-    limit = Limit(max_new_tokens, _ends(model, tokenizer), one_line)
+    limit = Limit(max_new_tokens, end_tokens(model, tokenizer), one_line)
     for name, generation, _ in _generations(
         model, tokenizer, prompts, heads, limit, batch, progress
     ):
@@ -241,7 +241,7 @@ def ask_choices_each(
     letters = choice_tokens(tokenizer, LETTERS[: counts.pop()], prefix=prefix)
     prompts = choice_prompts(questions, shots)
     logits: dict[str, list[FloatArray]] = {name: [] for name in heads}
-    first_token = Limit(1, _ends(model, tokenizer))
+    first_token = Limit(1, end_tokens(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, heads, first_token, batch, progress)
     for name, generation, first in runs:
         logits[name] += [choice_logits(first * generation.sharpness, letters)]
@@ -273,7 +273,7 @@ def ask_true(
     for ``AnswerCalibrator(aggregate=None)``. The arguments are those of :func:`ask`.
     """
     verdicts = [_spellings(tokenizer, word) for word in ("True", "False")]
-    first_token = Limit(1, _ends(model, tokenizer))
+    first_token = Limit(1, end_tokens(model, tokenizer))
     runs = _generations(model, tokenizer, prompts, {"": fitted}, first_token, batch, progress)
     parts = [p_true(first * generation.sharpness, *verdicts) for _, generation, first in runs]
     return np.concatenate(parts)
@@ -308,7 +308,7 @@ def _generations(
     for fitted in tried.values():
         matching_model(inner, fitted)
     done, ends = 0, sorted(limit.ends)
-    for mask, output in _outputs(model, tokenizer, prompts, batch, limit):
+    for mask, output in outputs(model, tokenizer, prompts, batch, limit):
         generations.check_plain_output(inner, output)
         first = output.logits[0].float()
         for name, fitted in tried.items():
@@ -318,7 +318,7 @@ def _generations(
             progress(done, len(prompts))
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     """Tokens at which an answer ends.
 
     Besides those of the generation config these are all special ones: from some files, such as
@@ -327,8 +327,13 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     return set(tokenizer.all_special_ids) | huggingface.end_tokens(model)
 
 
-def _outputs(
-    model: Any, tokenizer: Any, prompts: Sequence[str], batch: int, limit: Limit
+def outputs(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    batch: int,
+    limit: Limit,
+    options: Mapping[str, Any] = GREEDY,
 ) -> Iterator[tuple[Tensor, Any]]:
     """Yield the attention mask and the output of ``generate`` for each batch of prompts."""
     check_whole("batch", batch)
@@ -336,7 +341,7 @@ def _outputs(
     device = huggingface.inputs_device(model)
     candidates = tokenizer.pad_token_id, tokenizer.eos_token_id, 0
     pad = next(token for token in candidates if token is not None)
-    options = {"eos_token_id": sorted(limit.ends) or None, "pad_token_id": pad, **GREEDY}
+    ends = {"eos_token_id": sorted(limit.ends) or None, "pad_token_id": pad}
     with evaluating(model), torch.no_grad():
         for start in range(0, len(prompts), batch):
             some = ids[start : start + batch]
@@ -350,6 +355,7 @@ def _outputs(
                 attention_mask=mask,
                 max_new_tokens=limit.max_new_tokens,
                 stopping_criteria=_line_breaks(tokenizer, longest) if limit.one_line else None,
+                **ends,
                 **options,
             )
             yield mask, output
@@ -404,7 +410,7 @@ def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit:
     tokens, probs, written = row
     kept = written.nonzero()[:, 0].tolist()
     ids = [int(tokens[i]) for i in kept]
-    count = _length(tokenizer, ids, limit)
+    count = length_of(tokenizer, ids, limit)
     own = probs[kept[:count]].numpy()
     text = tokenizer.decode(ids[:count], skip_special_tokens=True).strip()
     confidence = float(answer_confidence([own], aggregate)[0])
@@ -412,7 +418,7 @@ def _answer(tokenizer: Any, row: Sequence[Tensor], aggregate: Aggregator, limit:
     return Answer(text, _token_texts(tokenizer, ids[:count]), own, confidence, truncated)
 
 
-def _length(tokenizer: Any, ids: list[int], limit: Limit) -> int:
+def length_of(tokenizer: Any, ids: list[int], limit: Limit) -> int:
     """Tokens before the end or, of one line, its break; at least one, to have a confidence."""
     for count in range(1, len(ids) + 1):
         broken = limit.one_line and _breaks(tokenizer.decode(ids[:count]))

@@ -174,7 +174,7 @@ class AnswerCalibrator:
         if self.aggregate is None and self.stage != "isotonic":
             limits = _halfway(_confidences(answers, layout))
         odds = self._odds(answers, layout, limits)
-        _, outcome, _ = as_pairs(expit(odds), _outcomes(correct, len(odds)))
+        _, outcome, _ = as_pairs(expit(odds), outcomes(correct, len(odds)))
         learned, converged = STAGES[self.stage].fit(odds, outcome == 1)
         self.learned_, self.limits_, self.threshold_ = learned, limits, None
         self.source_ = origin
@@ -218,7 +218,7 @@ class AnswerCalibrator:
         be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers, **layout)
-        outcome = _outcomes(correct, len(confidence))
+        outcome = outcomes(correct, len(confidence))
         self.threshold_ = threshold(
             confidence=confidence, outcome=outcome, max_error=max_error, level=level
         )
@@ -226,12 +226,7 @@ class AnswerCalibrator:
 
     def abstains(self, confidence: Values) -> BoolArray:
         """Return True for confidences of :meth:`predict` that are below the threshold."""
-        if self.threshold_ is None:
-            raise RuntimeError("there is no threshold yet: call control(answers, correct, ...)")
-        values = as_float64(confidence)
-        if not ((values >= 0) & (values <= 1)).all():
-            raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
-        return np.asarray(values < self.threshold_.threshold)
+        return below(self.threshold_, confidence)
 
     def __repr__(self) -> str:
         if self.learned_ is None:
@@ -296,7 +291,7 @@ class AnswerCalibrator:
         if limits is not None:
             made.limits_ = _limits(limits)
         origin = Source(made.aggregate or "")
-        made.source_ = _source(state.get("source", origin._asdict()))
+        made.source_ = source_from(state.get("source", origin._asdict()))
         if made.aggregate is not None and made.source_.confidence != made.aggregate:
             raise ValueError(f"source must have the confidence {made.aggregate}")
         if state["threshold"] is not None:
@@ -324,6 +319,16 @@ class AnswerCalibrator:
         return confidences.log_odds(np.log(np.maximum(confidence, SMALLEST)))
 
 
+def below(limit: Threshold | None, confidence: Values) -> BoolArray:
+    """Return True for confidences that are below a threshold, if there is one."""
+    if limit is None:
+        raise RuntimeError("there is no threshold yet: call control(answers, correct, ...)")
+    values = as_float64(confidence)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError("confidence must be in [0, 1] and not NaN: pass the result of predict")
+    return np.asarray(values < limit.threshold)
+
+
 def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
     wanted = (
         "with aggregate=None, answers must be confidences (answers,) in [0, 1], got {}: for token "
@@ -338,7 +343,8 @@ def _confidences(answers: Answers, layout: Mapping[str, Any]) -> FloatArray:
     return confidence
 
 
-def _outcomes(correct: Values, answers: int) -> FloatArray:
+def outcomes(correct: Values, answers: int) -> FloatArray:
+    """Return whether each answer is right, as 0 and 1, or raise."""
     outcome = as_float64(correct)
     if outcome.shape != (answers,):
         raise ValueError(
@@ -375,7 +381,8 @@ def _learned(stage: str, values: Any) -> Learned:
     return learned
 
 
-def _source(values: Any) -> Source:
+def source_from(values: Any) -> Source:
+    """Make a source of its saved parts."""
     names = {*Source._fields}
     if not (isinstance(values, Mapping) and {*values} <= names):
         raise ValueError(f"source must have {', '.join(Source._fields)}, got {values!r:.80}")

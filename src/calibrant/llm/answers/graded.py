@@ -112,10 +112,10 @@ class AnswerRows(NamedTuple):
         the geometric mean, only if no row has a confidence.
         """
         tokens = self._token_probs()
-        source = self._common_source()
+        source = self.source()
         if aggregate is None and any("confidence" in row for row in self.rows):
             pairs = zip(self.places, self.rows, strict=True)
-            stated = np.array([_confidence(row, place) for place, row in pairs])
+            stated = np.array([stated_number(row, place) for place, row in pairs])
             return stated, source, tokens
         if not tokens:
             raise ValueError(
@@ -128,9 +128,9 @@ class AnswerRows(NamedTuple):
     def _token_probs(self) -> list[FloatArray]:
         if not all("token_probs" in row for row in self.rows):
             return []
-        return [_token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
+        return [token_probs(row, place) for place, row in zip(self.places, self.rows, strict=True)]
 
-    def _common_source(self) -> Source:
+    def source(self) -> Source:
         """Source of all rows; raise if they differ."""
         sources = [_source_of(row) for row in self.rows]
         for place, source in zip(self.places, sources, strict=True):
@@ -235,7 +235,8 @@ def _cells(row: Row) -> Row:
     return {key: v if isinstance(v, str) else json.dumps(v) for key, v in row.items()}
 
 
-def _confidence(row: Row, place: str) -> float:
+def stated_number(row: Row, place: str) -> float:
+    """Return the ``confidence`` of a row."""
     value = row.get("confidence")
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -260,15 +261,34 @@ def _grade(row: Row, place: str) -> bool:
     return known
 
 
-def _token_probs(row: Row, place: str) -> FloatArray:
-    value = row["token_probs"]
-    try:
-        values = np.array(json.loads(value) if isinstance(value, str) else value, np.float64)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"token_probs of {place} must be a list of numbers ({error})") from error
-    if values.ndim != 1 or not values.size:
+def token_probs(row: Row, place: str) -> FloatArray:
+    """Return the probabilities of the tokens of a row."""
+    values = numbers(row["token_probs"], "token_probs", place)
+    wrong = values[~((values >= 0) & (values <= 1 + ROUNDED))]
+    if wrong.size:
+        raise ValueError(
+            f"token_probs of {place} must be in [0, 1], got {wrong[0]:g}: for log-probabilities "
+            "write exp of them, and leave out answers whose tokens are unknown"
+        )
+    if not values.size:
         raise ValueError(f"{place} has an answer without tokens: leave it out")
     return np.where(values == 0, ROUNDED / 4, values)
+
+
+def numbers(value: Any, name: str, place: str) -> FloatArray:
+    """Return a list of numbers in a row, which cells of CSV hold as JSON."""
+    try:
+        values = np.array(unpacked_cell(value), np.float64)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} of {place} must be a list of numbers ({error})") from error
+    if values.ndim != 1:
+        raise ValueError(f"{name} of {place} must be a list of numbers, got {value!r:.60}")
+    return values
+
+
+def unpacked_cell(value: Any) -> Any:
+    """Return what the JSON in a cell of a CSV file holds; other values as they are."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _source_of(row: Row) -> Source:

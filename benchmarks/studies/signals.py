@@ -1,0 +1,206 @@
+"""Signals of graded answers: as they are, by maps of their own, and combined.
+
+    python benchmarks/studies/signals.py ANSWERS > docs/data/signals.csv
+
+ANSWERS is a folder of files SET.MODEL.jsonl with the material of each answer (token_probs, samples,
+stated, judges or signals) and whether it was right. Each file is split into halves five times;
+everything is fitted and chosen on the first half and measured on the second. One row for each file
+and method, means over the splits: ``raw`` signals, each signal with a ``beta`` map (``map``), the
+signal that was best on the first half (``best single``), the combination (``combined``), and what
+SignalCalibrator uses of the two (``used``); ``kept`` is the share of splits in which it uses the
+combination. Raw figures are of the answers that have the signal. Where uqlm and lm-polygraph are
+installed, so are their ways to probabilities.
+
+    python benchmarks/studies/signals.py --formulas > docs/data/table_signals_formulas.csv
+
+compares the formulas of signals with those of uqlm and lm-polygraph on the same material.
+
+    python benchmarks/studies/signals.py --tables docs/data
+
+makes the tables of the documentation from signals.csv in that folder.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import signals_peers as peers
+from rows import Rows, read, write_tables
+
+import calibrant as cal
+from calibrant.llm import SignalCalibrator, answer_confidence, signals_of
+from calibrant.llm.answers.graded import AnswerRows, read_rows
+from calibrant.llm.answers.signals import SignalRows, graded_signals
+
+SPLITS = 5
+FIGURES = ("ece", "nll", "brier", "auroc")
+COLUMNS = ("set", "model", "n", "accuracy", "signal", "method", *FIGURES, "kept")
+BEST, COMBINED, USED = "best single", "combined", "used"
+Table = list[tuple[str, ...]]
+Chances = dict[tuple[str, str], np.ndarray]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("answers", nargs="?", type=Path)
+    parser.add_argument("--tables", type=Path)
+    parser.add_argument("--formulas", action="store_true")
+    parser.add_argument("--stated-scale", type=float, default=1, help="of numbers without a sign")
+    given = parser.parse_args()
+    if given.tables:
+        write_tables(given.tables, tables(read(given.tables / "signals.csv")))
+    elif given.formulas:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(peers.formulas())
+    elif given.answers is None:
+        parser.error("a folder of answers is wanted, or --tables FOLDER, or --formulas")
+    else:
+        study(given.answers, given.stated_scale)
+
+
+# ---------------------------------------------------------------------------------- the measures
+
+
+def study(folder: Path, scale: float) -> None:
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for file in sorted(folder.glob("*.jsonl")):
+        writer.writerows(measured(file, scale))
+        sys.stdout.flush()
+
+
+def measured(file: Path, scale: float) -> Iterator[dict[str, object]]:
+    graded = graded_signals(signals_of(with_others(read_rows(file)), stated_scale=scale))
+    name, model = file.stem.split(".", 1)
+    about = {"set": name, "model": model, "n": len(graded.correct)}
+    about["accuracy"] = f"{graded.correct.mean():.4f}"
+    runs: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for seed in range(SPLITS):
+        kept, right, chances = one_split(graded, seed)
+        for key, values in chances.items():
+            share = {"kept": float(kept)} if key[1] == USED else {}
+            runs[key].append({**figures(values, right), **share})
+    for (signal, method), found in runs.items():
+        means = {key: f"{statistics.fmean(run[key] for run in found):.4f}" for key in found[0]}
+        yield {**about, "signal": signal, "method": method, **means}
+
+
+def with_others(answers: AnswerRows) -> AnswerRows:
+    """Add signals from elsewhere: the entropy of the tokens, and their probabilities with heads."""
+    rows = []
+    for row in answers.rows:
+        more = {
+            f"geometric, {head} head": float(answer_confidence([row[f"token_probs_{head}"]])[0])
+            for head in ("global", "linear")
+            if f"token_probs_{head}" in row
+        }
+        if row.get("token_entropy"):
+            more["entropy"] = float(np.exp(-np.mean(row["token_entropy"])))
+        rows.append({**row, "signals": {**more, **row.get("signals", {})}})
+    return AnswerRows(answers.places, rows)
+
+
+def one_split(graded: SignalRows, seed: int) -> tuple[bool, np.ndarray, Chances]:
+    order = np.random.default_rng(seed).permutation(len(graded.correct))
+    first, second = np.array_split(order, 2)
+    train, test = (
+        {name: values[half] for name, values in graded.values.items()} for half in (first, second)
+    )
+    right = graded.correct[first]
+    fitted = SignalCalibrator().fit(train, right, groups=graded.groups[first])
+    table = np.stack(list(test.values()), axis=1)
+    maps = fitted.fitted_.each(table)
+    chances: Chances = {(name, "raw"): values for name, values in test.items()}
+    chances |= {(name, "map"): maps[:, i] for i, name in enumerate(test)}
+    chances[("", BEST)] = fitted.fitted_.alone(table)
+    chances[("", COMBINED)] = fitted.fitted_.together(table)
+    chances[("", USED)] = fitted.predict(test)
+    # the others take no missing values
+    whole = [name for name, values in graded.values.items() if not np.isnan(values).any()]
+    both = [{name: half[name] for name in whole} for half in (train, test)]
+    for name, rival in peers.rivals().items():
+        chances[("", name)] = rival(both[0], right, both[1])
+    return fitted.kept_, graded.correct[second], chances
+
+
+def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
+    has = ~np.isnan(confidence)  # of a raw signal
+    confidence, correct = confidence[has], correct[has]
+    likelihood = np.maximum(np.where(correct, confidence, 1 - confidence), 1e-12)
+    return {
+        "ece": cal.ece(confidence=confidence, outcome=correct),
+        "nll": -float(np.log(likelihood).mean()),
+        "brier": float(((confidence - correct) ** 2).mean()),
+        "auroc": cal.auroc(confidence=confidence, outcome=correct),
+    }
+
+
+# ------------------------------------------------------------------------------------ the tables
+
+
+def tables(rows: Rows) -> dict[str, Table]:
+    return {"table_signals": by_method(rows), "table_signals_files": by_file(rows)}
+
+
+def by_method(rows: Rows) -> Table:
+    """Means over the files, and the difference to the best single signal with its interval."""
+    headings = ("signal", "method", "ECE %", "log loss", "Brier", "AUROC %", "log loss, less")
+    table: Table = [headings]
+    reference = by_files(rows, "", BEST)
+    for signal, method in dict.fromkeys((row["signal"], row["method"]) for row in rows):
+        files = by_files(rows, signal, method)
+        mean = {key: statistics.fmean(float(row[key]) for row in files.values()) for key in FIGURES}
+        gains = [float(reference[at]["nll"]) - float(row["nll"]) for at, row in files.items()]
+        table.append(
+            (
+                *(signal or "all", method, f"{100 * mean['ece']:.1f}", f"{mean['nll']:.3f}"),
+                *(f"{mean['brier']:.3f}", f"{100 * mean['auroc']:.1f}", with_interval(gains)),
+            )
+        )
+    return table
+
+
+def by_files(rows: Rows, signal: str, method: str) -> dict[tuple[str, str], dict[str, str]]:
+    chosen = [row for row in rows if (row["signal"], row["method"]) == (signal, method)]
+    return {(row["set"], row["model"]): row for row in chosen}
+
+
+def with_interval(gains: list[float]) -> str:
+    """The mean over the files with a 90 % interval, of files drawn again."""
+    rng = np.random.default_rng(0)
+    means = rng.choice(gains, size=(4000, len(gains))).mean(1)
+    low, high = np.quantile(means, [0.05, 0.95])
+    return f"{statistics.fmean(gains):+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def by_file(rows: Rows) -> Table:
+    """The best single signal and the combination, file by file."""
+    table: Table = [
+        (
+            *("set", "model", "n", "right %", "AUROC % best single", "AUROC % combined"),
+            *("log loss best single", "log loss combined", "log loss used", "kept in % of splits"),
+        )
+    ]
+    best, combined, used = (by_files(rows, "", name) for name in (BEST, COMBINED, USED))
+    for at, row in best.items():
+        both = (row, combined[at])
+        table.append(
+            (
+                *(*at, row["n"], f"{100 * float(row['accuracy']):.1f}"),
+                *(f"{100 * float(one['auroc']):.1f}" for one in both),
+                *(f"{float(one['nll']):.3f}" for one in (*both, used[at])),
+                f"{100 * float(used[at]['kept']):.0f}",
+            )
+        )
+    return table
+
+
+if __name__ == "__main__":
+    # few right answers are a result here
+    warnings.filterwarnings("ignore", message=".* are too few to compare signals")
+    main()

@@ -1,0 +1,323 @@
+"""Signals of answers: numbers in [0, 1] that may tell right answers from wrong ones.
+
+A row of a file of answers has ``signals``, a number or null by name, and raw material to compute
+them from: ``token_probs``, ``top_logprobs``, ``stated``, ``samples``, ``option_logits``,
+``judges``, and a ``confidence`` with its ``source``. Large numbers mean sure. The source of a
+signal is its name, with the model, the prompt and the head of its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant._core.messages import comma_separated, printable
+from calibrant.llm.answers import scores
+from calibrant.llm.answers.confidence import AGGREGATORS, answer_confidence
+from calibrant.llm.answers.graded import (
+    AnswerRows,
+    Row,
+    numbers,
+    stated_number,
+    token_probs,
+    unpacked_cell,
+)
+from calibrant.llm.answers.samples import (
+    Same,
+    agreement,
+    clusters,
+    same_text,
+    semantic_entropy,
+)
+from calibrant.llm.answers.scores import LARGEST, Bound
+from calibrant.llm.answers.sources import Source
+from calibrant.llm.answers.stated import stated_confidence
+
+UNREAD = "unread"
+"""Key of a row for the reasons why material gave no signal."""
+
+Found = dict[str, float | None]
+
+
+class Reading(NamedTuple):
+    """How material is read."""
+
+    stated_scale: float = 1
+    vocabulary: int = LARGEST
+    bound: Bound = "low"
+    same: Same | None = None
+    meaning: str = ""
+
+
+class SignalRows(NamedTuple):
+    """Signals of graded answers.
+
+    Attributes
+    ----------
+    values : dict of (n,)
+        By name; NaN where an answer lacks the signal.
+    correct : (n,) bool
+    source : Source
+        Model, prompt and head of all answers.
+    groups : (n,)
+        Answers to one question have the same number.
+    """
+
+    values: dict[str, FloatArray]
+    correct: BoolArray
+    source: Source
+    groups: IntArray
+
+
+def signals_of(
+    answers: AnswerRows | Sequence[Row],
+    *,
+    same: Same | None = None,
+    meaning: str = "",
+    stated_scale: float = 1,
+    vocabulary: int = LARGEST,
+    bound: Bound = "low",
+) -> AnswerRows:
+    """Compute every signal that the material of the rows allows.
+
+    ====================  =============================================================
+    material              signals
+    ====================  =============================================================
+    ``token_probs``       ``geometric``, ``product``, ``arithmetic``, ``first``,
+                          ``minimum``: see :func:`~calibrant.llm.answer_confidence`
+    ``top_logprobs``      ``top_probability``, ``top_margin``, ``top_entropy``: see
+                          :func:`~calibrant.llm.answers.scores.top_token_confidence`
+    ``stated``            ``stated``: see
+                          :func:`~calibrant.llm.answers.stated.stated_confidence`
+    ``samples``           ``agreement_exact``, ``agreement``: shares of samples that
+                          equal the answer, as written and normalised;
+                          ``semantic_negentropy``: 1 minus the normalised
+                          :func:`~calibrant.llm.answers.samples.semantic_entropy` of the
+                          samples; ``semantic_sets``: 1 if they have one meaning, 0 if
+                          all differ, linear in the number of clusters between
+    ``option_logits``     ``option_probability``, ``option_margin``: see
+                          :func:`~calibrant.llm.answers.scores.option_confidence`
+    ``judges``            ``judge:NAME`` for each ``{NAME: {"score", "scale"}}``, with a
+                          scale such as ``[1, 10]``, or ``{NAME: {"votes"}}``
+    ``confidence``        one by the name in ``source``, or ``confidence``
+    ====================  =============================================================
+
+    Parameters
+    ----------
+    answers : AnswerRows or list of rows
+        Signals that are there already are kept.
+    same : callable, optional
+        ``same(a, b)`` is True if two texts mean the same: adds ``agreement``,
+        ``semantic_negentropy`` and ``semantic_sets`` by meaning, as ``agreement:MEANING``.
+    meaning : str
+        Name of ``same``, such as that of its model.
+    stated_scale : float
+        Scale of stated numbers without a percent sign: 1, 10 or 100.
+    vocabulary, bound
+        Of ``top_entropy``.
+
+    Returns
+    -------
+    AnswerRows
+        New rows, all with the same signals, None where a row lacks the material; the row then has
+        the reason, if the material was there, as ``unread``.
+
+    Examples
+    --------
+    >>> row = {"answer": "Lima", "stated": "90 %", "samples": ["Lima", "lima", "Cusco"]}
+    >>> found = signals_of([row, {"answer": "Rome", "stated": "no idea"}])
+    >>> found.rows[0]["signals"]["stated"], found.rows[0]["signals"]["agreement"]
+    (0.9, 0.6666666666666666)
+    >>> found.rows[1]["signals"]["agreement"], found.rows[1]["unread"]
+    (None, {'stated': 'the model declined'})
+    """
+    if (same is None) != (not meaning):
+        raise ValueError("pass same and meaning, its name, together")
+    placed = _placed(answers)
+    how = Reading(stated_scale, vocabulary, bound, same, meaning)
+    found, unread = [], []
+    for place, row in zip(*placed, strict=True):
+        values, reasons = _signals(row, place, how)
+        found.append(values)
+        unread.append(reasons)
+    names = dict.fromkeys(name for values in found for name in values)
+    rows = []
+    for row, values, reasons in zip(placed.rows, found, unread, strict=True):
+        kept = {key: value for key, value in row.items() if key != UNREAD}
+        told = {UNREAD: reasons} if reasons else {}
+        rows.append({**kept, "signals": {name: values.get(name) for name in names}, **told})
+    return AnswerRows(placed.places, rows)
+
+
+def graded_signals(answers: AnswerRows, names: Sequence[str] | None = None) -> SignalRows:
+    """Return signals and grades of answers, which must have one source.
+
+    ``names`` are those of the signals, by default of all that some row has.
+    """
+    values = signal_values(answers, names)
+    return SignalRows(values, answers.grades(), answers.source(), question_groups(answers))
+
+
+def signal_values(answers: AnswerRows, names: Sequence[str] | None = None) -> dict[str, FloatArray]:
+    """Return the signals of rows by name, ``(n,)``, NaN where they are null.
+
+    A name that no row has is refused.
+    """
+    rows = [_stored(row, place) for place, row in zip(*answers, strict=True)]
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    wanted = known if names is None else list(names)
+    absent = [name for name in wanted if name not in known]
+    if absent or not wanted:
+        got = comma_separated(map(printable, known))
+        what = f"the signals {comma_separated(map(printable, absent))}" if absent else "signals"
+        raise ValueError(
+            f"the answers must have {what}, got {got}: write null where an answer lacks one; "
+            "calibrant llm answers signals computes those of raw material"
+        )
+    return {name: np.array([_number_or_nan(row.get(name)) for row in rows]) for name in wanted}
+
+
+def question_groups(answers: AnswerRows) -> IntArray:
+    """Number the questions of rows; a row without a question has a number of its own."""
+    keys = [row.get("question") or n for n, row in enumerate(answers.rows)]
+    known = {key: number for number, key in enumerate(dict.fromkeys(map(repr, keys)))}
+    return np.array([known[repr(key)] for key in keys], dtype=np.int64)
+
+
+def _placed(answers: AnswerRows | Sequence[Row]) -> AnswerRows:
+    if isinstance(answers, AnswerRows):
+        return answers
+    return AnswerRows([f"answer {n}" for n in range(len(answers))], list(answers))
+
+
+def _number_or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _signals(row: Row, place: str, how: Reading) -> tuple[Found, dict[str, str]]:
+    """Signals of a row, and the reasons for those that its material does not give."""
+    found, unread = Found(), dict[str, str]()
+    for key, compute in MATERIAL.items():
+        if row.get(key) is None:
+            continue
+        try:
+            values = compute(row, place, how)
+        except (TypeError, ValueError, RecursionError) as error:
+            named = str(error) if place in str(error) else f"{key} of {place}: {error}"
+            raise ValueError(named) from error
+        found |= {name: value for name, value in values.items() if not isinstance(value, str)}
+        unread |= {name: value for name, value in values.items() if isinstance(value, str)}
+    found |= dict.fromkeys(unread)
+    stored = _stored(row, place)
+    given = {name: value for name, value in stored.items() if value is not None}
+    return {**dict.fromkeys(stored), **found, **given}, {
+        name: reason for name, reason in unread.items() if name not in given
+    }
+
+
+def _stored(row: Row, place: str) -> Found:
+    """Return the signals that a row has already."""
+    values = row.get("signals")
+    try:
+        values = {} if values is None else unpacked_cell(values)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"signals of {place} is no JSON ({error})") from error
+    if not isinstance(values, Mapping):
+        raise ValueError(f"signals of {place} must be an object, got {values!r:.60}")
+    return {str(name): _checked(name, value, place) for name, value in values.items()}
+
+
+def _checked(name: str, value: Any, place: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(
+            f"the signal {printable(str(name))} of {place} must be a number in [0, 1] or null, "
+            f"got {value!r:.40}"
+        )
+    return float(value)
+
+
+def _of_tokens(row: Row, place: str, _: Reading) -> dict[str, Any]:
+    probs = [token_probs(row, place)]
+    return {rule: float(answer_confidence(probs, rule)[0]) for rule in AGGREGATORS}  # type: ignore[arg-type]
+
+
+def _of_top_tokens(row: Row, place: str, how: Reading) -> dict[str, Any]:
+    top = unpacked_cell(row["top_logprobs"])
+    return dict(scores.top_token_confidence(top, vocabulary=how.vocabulary, bound=how.bound))
+
+
+def _of_statement(row: Row, place: str, how: Reading) -> dict[str, Any]:
+    found = stated_confidence(row["stated"], scale=how.stated_scale)
+    return {"stated": found.reason if found.value is None else found.value}
+
+
+def _of_samples(row: Row, place: str, how: Reading) -> dict[str, Any]:
+    texts = unpacked_cell(row["samples"])
+    answer = row.get("answer")
+    if not isinstance(texts, list) or not isinstance(answer, str):
+        raise ValueError(f"a list of texts and an answer are needed, got {texts!r:.60}")
+    exact = {"agreement_exact": agreement(answer, texts, str.__eq__)}
+    found = {**exact, **_by_meaning(answer, texts, same_text, "")}
+    if how.same is not None:
+        found |= _by_meaning(answer, texts, how.same, f":{how.meaning}")
+    return found
+
+
+def _by_meaning(answer: str, texts: list[str], same: Same, ending: str) -> dict[str, Any]:
+    grouped, few = clusters(texts, same), "it takes two samples"
+    values: dict[str, Any] = {"agreement": agreement(answer, texts, same)}
+    several = len(texts) > 1
+    values["semantic_negentropy"] = (
+        max(0.0, 1 - semantic_entropy(grouped, normalised=True)) if several else few
+    )
+    values["semantic_sets"] = 1 - (len(grouped) - 1) / (len(texts) - 1) if several else few
+    return {f"{name}{ending}": value for name, value in values.items()}
+
+
+def _of_options(row: Row, place: str, _: Reading) -> dict[str, Any]:
+    logits = numbers(row["option_logits"], "option_logits", place)
+    first, margin = scores.option_confidence(logits)
+    return {"option_probability": first, "option_margin": margin}
+
+
+def _of_judges(row: Row, place: str, _: Reading) -> dict[str, Any]:
+    judges = unpacked_cell(row["judges"])
+    if not isinstance(judges, Mapping):
+        raise ValueError(f"an object with a score or votes by judge is needed, got {judges!r:.60}")
+    return {f"judge:{name}": _judged(verdict) for name, verdict in judges.items()}
+
+
+def _judged(verdict: Any) -> float | str:
+    match verdict:
+        case None | {"score": None}:
+            return "the judge gave no score"
+        case {"votes": list(votes)}:
+            return scores.vote_share(votes)
+        case {"score": int(score) | float(score), "scale": [worst, best]}:
+            return scores.judge_score(score, (float(worst), float(best)))
+    raise ValueError(
+        'a judge has {"score": 8, "scale": [1, 10]}, the worst of the scale first, or '
+        f'{{"votes": ["yes", "no", "tie"]}}, got {verdict!r:.80}'
+    )
+
+
+def _of_confidence(row: Row, place: str, _: Reading) -> dict[str, Any]:
+    return {str(row.get("source") or "confidence"): stated_number(row, place)}
+
+
+MATERIAL: dict[str, Callable[[Row, str, Reading], dict[str, Any]]] = {
+    "token_probs": _of_tokens,
+    "top_logprobs": _of_top_tokens,
+    "stated": _of_statement,
+    "samples": _of_samples,
+    "option_logits": _of_options,
+    "judges": _of_judges,
+    "confidence": _of_confidence,
+}
+"""Signals of a row, or the reason why there is none, from what it has under each key."""

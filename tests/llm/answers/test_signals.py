@@ -1,0 +1,177 @@
+"""Signals of rows, from every kind of material."""
+
+import math
+
+import numpy as np
+import pytest
+
+from calibrant.llm.answers.graded import AnswerRows, read_rows, write_rows
+from calibrant.llm.answers.signals import graded_signals, signal_values, signals_of
+from calibrant.llm.answers.sources import Source
+
+FULL = {
+    "question": "Capital of Peru?",
+    "answer": "Lima",
+    "token_probs": [0.9, 0.4],
+    "top_logprobs": [{"Lima": -0.2, "Cusco": -2.0}],
+    "stated": "I am 80 % sure",
+    "samples": ["Lima", "lima.", "Cusco", "Rome"],
+    "option_logits": [0.0, math.log(3)],
+    "judges": {"gpt-x": {"score": 8, "scale": [1, 10]}, "b": {"votes": ["yes", "tie"]}},
+    "confidence": 0.6,
+    "source": "p_true",
+    "correct": True,
+}
+
+
+def test_all_material_becomes_signals():
+    (row,) = signals_of([FULL]).rows
+    wanted = {
+        "geometric": 0.6,
+        "product": 0.36,
+        "arithmetic": 0.65,
+        "first": 0.9,
+        "minimum": 0.4,
+        "top_probability": math.exp(-0.2),
+        "top_margin": math.exp(-0.2) - math.exp(-2),
+        "stated": 0.8,
+        "agreement_exact": 0.25,
+        "agreement": 0.5,
+        "semantic_negentropy": 1 - 1.5 * math.log(2) / math.log(4),  # shares 1/2, 1/4, 1/4
+        "semantic_sets": 1 / 3,
+        "option_probability": 0.75,
+        "option_margin": 0.5,
+        "judge:gpt-x": 7 / 9,
+        "judge:b": 0.75,
+        "p_true": 0.6,
+    }
+    entropy = row["signals"].pop("top_entropy")
+    assert 0 < entropy < math.exp(-0.2)
+    assert row["signals"] == pytest.approx(wanted)
+    assert {key: row[key] for key in FULL} == FULL  # nothing is lost
+
+
+def test_a_row_without_material_has_null_and_unread_material_a_reason():
+    bare = {"answer": "Rome", "stated": "no idea", "samples": ["Rome"], "judges": {"gpt-x": None}}
+    (_, row) = signals_of([FULL, bare]).rows
+    assert row["signals"]["geometric"] is None
+    assert row["signals"]["stated"] is None
+    assert row["signals"]["agreement"] == 1
+    assert row["signals"]["judge:b"] is None
+    assert row["unread"] == {
+        "stated": "the model declined",
+        "semantic_negentropy": "it takes two samples",
+        "semantic_sets": "it takes two samples",
+        "judge:gpt-x": "the judge gave no score",
+    }
+    again = signals_of([{**row, "stated": "90 %", "samples": ["Rome", "rome"]}]).rows[0]
+    assert again["signals"]["stated"] == 0.9
+    assert {*again["unread"]} == {"judge:gpt-x"}
+
+
+def test_signals_that_are_there_are_kept():
+    row = {**FULL, "signals": {"stated": 0.33, "judge:z": None, "length": 1}}
+    (found,) = signals_of([row]).rows
+    assert found["signals"]["stated"] == 0.33
+    assert found["signals"]["judge:z"] is None
+    assert found["signals"]["length"] == 1
+    unread = signals_of([{**row, "stated": "no idea"}]).rows[0]
+    assert "unread" not in unread
+
+
+def test_clusters_of_meaning_have_the_name_of_their_model():
+    same = {frozenset(("Lima", "Rome")), frozenset(("Lima",))}
+    found = signals_of([FULL], same=lambda a, b: frozenset((a, b)) in same, meaning="mine").rows[0][
+        "signals"
+    ]
+    assert found["agreement"] == 0.5
+    assert found["agreement:mine"] == 0.5  # "Lima" and "Rome"
+    assert found["semantic_sets:mine"] == pytest.approx(1 - 2 / 3)
+    with pytest.raises(ValueError, match="together"):
+        signals_of([FULL], same=lambda a, b: True)
+
+
+def test_stated_numbers_are_on_the_scale_that_is_passed():
+    row = {"answer": "a", "stated": 85}
+    assert signals_of([row]).rows[0]["signals"] == {"stated": None}
+    assert signals_of([row], stated_scale=100).rows[0]["signals"] == {"stated": 0.85}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_files_hold_material_and_signals(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    write_rows(path, [FULL, {**FULL, "stated": "no idea"}])
+    found = signals_of(read_rows(path))
+    assert found.rows[0]["signals"] == signals_of([FULL]).rows[0]["signals"]
+    write_rows(path, found.rows)
+    values = signal_values(read_rows(path))
+    assert values["agreement"].tolist() == [0.5, 0.5]
+    np.testing.assert_array_equal(values["stated"], [0.8, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("material", "message"),
+    [
+        ({"token_probs": [0.5, math.nan]}, "token_probs of line 2 .* got nan"),
+        ({"token_probs": [1.2]}, r"token_probs of line 2 .* in \[0, 1\], got 1.2"),
+        ({"token_probs": [-0.7]}, "exp of them"),
+        ({"token_probs": []}, "line 2 .* without tokens"),
+        ({"top_logprobs": [{"a": 0.4}]}, "top_logprobs of line 2 .* natural logarithms"),
+        ({"top_logprobs": [{"a": math.nan}]}, "top_logprobs of line 2 .*"),
+        ({"top_logprobs": []}, "top_logprobs of line 2 .*"),
+        ({"top_logprobs": "[oops"}, "top_logprobs of line 2 .*"),
+        ({"samples": []}, "samples of line 2 .* one text or more"),
+        ({"samples": ["a", None]}, "samples of line 2 .* list of texts"),
+        ({"samples": "Lima"}, "samples of line 2 .*"),
+        ({"option_logits": [1.0]}, "option_logits of line 2 .* two numbers"),
+        ({"judges": {"x": {"score": 8}}}, "judges of line 2 .* worst of the scale first"),
+        ({"judges": {"x": {"score": 11, "scale": [1, 10]}}}, "judges of line 2 .* from 1 to 10"),
+        ({"judges": [0.5]}, "judges of line 2 .* an object"),
+        ({"confidence": 90}, "confidence of line 2 .* divide percents"),
+        ({"signals": {"x": 1.5}}, r"signal x of line 2 .* in \[0, 1\] or null, got 1.5"),
+        ({"signals": {"x": math.nan}}, "signal x of line 2 .* got nan"),
+        ({"signals": {"x": True}}, "got True"),
+        ({"signals": [0.5]}, "signals of line 2 .* an object"),
+        ({"signals": "{"}, "signals of line 2 .* no JSON"),
+    ],
+)
+def test_bad_material_is_refused_with_its_place(tmp_path, material, message):
+    answers = AnswerRows(["line 1 of x", "line 2 of x"], [FULL, {"answer": "a", **material}])
+    with pytest.raises(ValueError, match=message):
+        signals_of(answers)
+
+
+def test_samples_need_an_answer_to_agree_with():
+    with pytest.raises(ValueError, match="samples of answer 0: a list of texts and an answer"):
+        signals_of([{"samples": ["a"]}])
+
+
+def test_graded_signals_have_one_source_and_their_questions():
+    about = {"model": "m", "prompt": "chat", "correct": 1}
+    rows = [
+        {"question": "q", "signals": {"a": 0.5, "b": None}, **about},
+        {"question": "r", "signals": {"a": 0.25}, **about},
+        {"question": "q", "signals": {"a": 1}, **about},
+        {"signals": {"a": 0}, **about},
+        {"signals": {"a": 0}, **about},
+    ]
+    answers = AnswerRows([f"line {n}" for n in range(5)], rows)
+    graded = graded_signals(answers)
+    assert graded.values["a"].tolist() == [0.5, 0.25, 1, 0, 0]
+    assert np.isnan(graded.values["b"]).all()
+    assert graded.source == Source("", "chat", "m")
+    assert graded.groups.tolist() == [0, 1, 0, 2, 3]
+    assert [*graded_signals(answers, ["b"]).values] == ["b"]
+    with pytest.raises(ValueError, match="must have the signals c, got a, b"):
+        graded_signals(answers, ["a", "c"])
+    mixed = AnswerRows(answers.places, [*rows[:4], {**rows[4], "model": "n"}])
+    with pytest.raises(ValueError, match=r"line 0 and line 4 \(model m, not n\)"):
+        graded_signals(mixed)
+    ungraded = AnswerRows(answers.places, [*rows[:4], {"signals": {"a": 0}}])
+    with pytest.raises(ValueError, match="line 4 must say whether"):
+        graded_signals(ungraded)
+
+
+def test_rows_without_signals_are_refused():
+    with pytest.raises(ValueError, match="must have signals, got nothing"):
+        signal_values(AnswerRows(["line 1"], [{"answer": "a"}]))

@@ -105,7 +105,7 @@ def test_the_harness_itself(tmp_path):
     results = lm_eval.simple_evaluate(tiny_harness(), tasks=[task], bootstrap_iters=10)
     found = results["results"]["quiz_choice"]
     rows = read_log(next((FILES / "lm_eval").glob("samples_quiz_choice_*"))).answers.rows
-    items = [(row["label"], np.array(row["option_logprobs"])) for row in rows]
+    items = [(row["label"], np.array(row["option_logits"])) for row in rows]
     for name in ("ece", "nll", "brier"):
         assert found[f"{name},none"] == pytest.approx(by_definition(items)[name], rel=1e-4)
     assert found["acc,none"] == by_definition(items)["accuracy"]

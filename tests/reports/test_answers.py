@@ -109,6 +109,28 @@ def test_without_matplotlib_the_picture_is_svg(study, tmp_path, monkeypatch):
     assert "--cal-ink:" in picture
 
 
+def test_signals_are_shown_each(tmp_path, rng):
+    odds = rng.normal(scale=1.5, size=(2, 400))
+    right = rng.random(400) < 1 / (1 + np.exp(-odds.sum(0)))
+    rows = [
+        {
+            "confidence": float(c),
+            "source": "judge",
+            "signals": {"<i>s": float(s)},
+            "correct": bool(y),
+        }
+        for c, s, y in zip(*1 / (1 + np.exp(-odds)), right, strict=True)
+    ]
+    study = study_of(tmp_path, rows, max_error=0.3)
+    assert study.source == "judge"
+    page = answer_page(study)
+    parsed(page)
+    assert 'id="signals"' in page
+    assert "&lt;i&gt;s" in page
+    assert "<i>s" not in page
+    assert "Signals together do better than each" in titles(study)
+
+
 def test_the_lines_are_few(study):
     lines = answer_lines(study)
     assert 5 <= len(lines) <= 10

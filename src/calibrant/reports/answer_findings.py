@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray
 from calibrant.display.results import threshold_text
-from calibrant.llm.logs.study import AnswerStudy
+from calibrant.llm.logs.study import AnswerStudy, has_signals
 from calibrant.metrics.intervals import share_interval
 from calibrant.reports.checks import LARGE, SIGNIFICANT, SMALL, cannot_tell, percent, points
 from calibrant.reports.model import SEVERITIES, Part, Severity, binomial_test, holm
@@ -69,8 +69,7 @@ def verdict_of(study: AnswerStudy) -> Note:
 
 def whole(study: AnswerStudy) -> Part:
     """Return the confidences as they are, of all answers."""
-    everyone = np.ones(len(study.graded.correct), dtype=bool)
-    return _part("all", study.graded.confidence, study.graded.correct, everyone)
+    return _part("all", study.confidence, study.correct, ~np.isnan(study.confidence))
 
 
 def kinds(study: AnswerStudy) -> list[Part]:
@@ -84,7 +83,7 @@ def kinds(study: AnswerStudy) -> list[Part]:
         return []
     chosen = [(name, (names == name) & study.held_out) for name in sorted(set(names.tolist()))]
     parts = [
-        _part(name, chances, study.graded.correct, those)
+        _part(name, chances, study.correct, those)
         for name, those in chosen
         if those.sum() >= FEW_OF_A_KIND
     ]
@@ -192,6 +191,24 @@ def _kinds(study: AnswerStudy) -> Note | None:
     )
 
 
+def _signals(study: AnswerStudy) -> Note | None:
+    if study.signals is None:
+        if not has_signals(study.log.answers):
+            return None
+        evidence = f"{int(study.correct.sum()):,} of {len(study.rows):,} answers are right."
+        title = "Too few answers to compare signals"
+        return Note("info", title, evidence, "Grade more; the map is one of the confidence alone.")
+    fitted, alone = study.signals.calibrator, study.signals.alone
+    best = fitted.best_
+    evidence = f"of {len(fitted.names_)} signals {best} is the best alone"
+    if best in alone:
+        loss, auroc = alone[best]["nll"].value, alone[best]["auroc"].value
+        evidence += f" (log loss {loss:.3f}, AUROC {percent(auroc)})"
+    title = "Signals together do better than each" if fitted.kept_ else "One signal is enough"
+    advice = "New answers need the same signals, computed in the same way."
+    return Note("info", title, f"{evidence}. {fitted.verdict()}", advice)
+
+
 def _options(study: AnswerStudy) -> Note | None:
     if study.options is None:
         return None
@@ -209,7 +226,7 @@ def _options(study: AnswerStudy) -> Note | None:
 
 
 def _constant(study: AnswerStudy) -> Note | None:
-    sure = float((study.graded.confidence >= 1).mean())
+    sure = float((study.confidence >= 1).mean())
     if sure < 0.05:
         return None
     evidence = f"{percent(sure)} of the confidences are exactly 1."
@@ -234,6 +251,7 @@ CHECKS: Sequence[Callable[[AnswerStudy], Note | None]] = (
     _direction,
     _order,
     _map,
+    _signals,
     _promise,
     _kinds,
     _options,

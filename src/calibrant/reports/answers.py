@@ -14,6 +14,7 @@ from calibrant.display.results import threshold_text
 from calibrant.llm.answers.graded import write_rows
 from calibrant.llm.logs.options import option_logits, save_options
 from calibrant.llm.logs.study import AnswerStudy
+from calibrant.llm.workflows import SignalFit
 from calibrant.reports.answer_findings import Note, kinds, notes_of, verdict_of
 from calibrant.reports.checks import percent
 from calibrant.reports.content import WORDS, Snippet, Table, parts_table
@@ -79,8 +80,8 @@ def _save_picture(study: AnswerStudy, folder: Path) -> str:
 
 def answer_lines(study: AnswerStudy) -> list[str]:
     """Return the findings in some ten lines, for a terminal."""
-    verdict, source = verdict_of(study), study.graded.source
-    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {source.confidence}"
+    verdict = verdict_of(study)
+    about = f"{len(study.rows):,} answers ({study.log.format}), confidence: {study.source}"
     said = [f"{QUESTION} {verdict.title}. {verdict.evidence}"]
     return [about, *said, *(f"- {note}" for note in notes_of(study))]
 
@@ -90,6 +91,7 @@ def answer_page(study: AnswerStudy) -> str:
     parts = kinds(study)
     links = {"verdict": "Verdict", "findings": "Findings", "how-far": "How far off"}
     links |= {"threshold": "Threshold"}
+    links |= {"signals": "Signals"} if study.signals is not None else {}
     links |= {"kinds": "Kinds"} if parts else {}
     links |= {"options": "Options"} if study.options is not None else {}
     links |= {"now": "What now", "data": "Data"}
@@ -103,6 +105,7 @@ def answer_page(study: AnswerStudy) -> str:
         _findings(study),
         _how_far(study),
         _threshold(study),
+        *([_signals(study.signals)] if study.signals is not None else []),
         *([_kinds(study)] if parts else []),
         *([_options(study)] if study.options is not None else []),
         section("now", tag("h2", "What to do now"), *map(snippet, _snippets())),
@@ -198,6 +201,25 @@ def _threshold(study: AnswerStudy) -> Html:
     )
 
 
+def _signals(fit: SignalFit) -> Html:
+    weights = {name: weight for name, _, weight in fit.calibrator.table()[1:]}
+    rows = []
+    for name, alone in fit.alone.items():
+        cells = dict(zip(alone, alone.table(), strict=True))
+        raw = percent(fit.raw[name]["ece"].value) if name in fit.raw else "-"
+        has = percent(fit.calibrator.coverage_[name], 0)
+        figures = (cells["nll"][1], cells["auroc"][1], cells["auroc"][2])
+        rows.append((name, has, raw, *figures, weights[name]))
+    headings = ("signal", "answers", "ECE as it is", "NLL with a map", "AUROC", "interval")
+    table = Table((*headings, "weight"), rows)
+    return section(
+        "signals",
+        tag("h2", "What each signal is worth"),
+        tag("p", unbroken(fit.calibrator.verdict())),
+        scrollable(table, "Of held-out answers, by a map of each signal alone", kind="sortable"),
+    )
+
+
 def _kinds(study: AnswerStudy) -> Html:
     caption = "Calibrated chances of answers that the map was not fitted on; gap in points"
     table = parts_table(kinds(study), "kind", 0.9)
@@ -229,7 +251,7 @@ def _snippets() -> list[Snippet]:
     code = (
         "import calibrant as cal\n\n"
         'calibrator = cal.load("map")\n'
-        "chance = calibrator.predict(answers)  # token probabilities, or confidences\n"
+        "chance = calibrator.predict(answers)  # in the form of the fit\n"
         "calibrator.abstains(chance)"
     )
     return [
@@ -239,15 +261,15 @@ def _snippets() -> list[Snippet]:
 
 
 def _data(study: AnswerStudy) -> Html:
-    source, log = study.graded.source, study.log
+    source, log = study.calibrator.source_, study.log
     facts = {
         "log": log.path,
         "format": log.format,
         "answers": f"{len(study.rows):,} used, {log.left_out:,} left out",
-        "confidence": source.confidence or "not stated",
+        "confidence": study.source or "not stated",
         "model": source.model or "not stated",
         "prompt": source.prompt or "not stated",
-        "map": study.calibrator.stage,
+        "map": study.calibrator.describe(),
         "fitted on": f"{int((~study.held_out).sum()):,} answers, drawn at random",
         "threshold from": f"the other {int(study.held_out.sum()):,}",
     }

@@ -43,7 +43,7 @@ def test_multiple_choice_agrees_with_the_harness(metric, source, length):
             for reply, choice in zip(sample["filtered_resps"], choices, strict=True)
         ]
         probs = [score / sum(scores) for score in scores]
-        assert np.exp(row["option_logprobs"]) == pytest.approx(probs)
+        assert np.exp(row["option_logits"]) == pytest.approx(probs)
         assert row["confidence"] == pytest.approx(max(probs))
         assert row["answer"] == choices[probs.index(max(probs))]
         assert row["label"] == sample["doc"]["answer"]

@@ -119,6 +119,9 @@ def test_plain_files_are_read_as_ever(tmp_path):
     bad = written(tmp_path / "b.jsonl", [*rows, {"confidence": 90, "correct": 1}])
     with pytest.raises(ValueError, match=r"must be a number in \[0, 1\], got 90: divide percents"):
         read_log(bad)
+    odd = written(tmp_path / "d.jsonl", [*rows, {**rows[0], "signals": {"judge": 7}}])
+    with pytest.raises(ValueError, match=r"line 3 of .*judge"):
+        read_log(odd)
     with pytest.raises(ValueError, match="has no confidence: each row needs a confidence"):
         read_log(written(tmp_path / "c.jsonl", [{"correct": 1}]))
 

@@ -216,7 +216,7 @@ def _chosen(
         "confidence": math.exp(logprobs[at]),
         "source": source,
         "head": "none",
-        "option_logprobs": logprobs.tolist(),
+        "option_logits": logprobs.tolist(),
         "label": label,
     }
 

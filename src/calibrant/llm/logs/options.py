@@ -53,16 +53,16 @@ class Rescored(NamedTuple):
 def option_logits(rows: Sequence[Row]) -> Options | None:
     """Return the options of answers; None unless all have log-probabilities and a right option.
 
-    >>> options = option_logits([{"option_logprobs": [-0.1, -2.4], "label": 0}])
+    >>> options = option_logits([{"option_logits": [-0.1, -2.4], "label": 0}])
     >>> options.logits, options.labels
     (array([[-0.1, -2.4]]), array([0]))
     """
-    if not rows or any(row.get("label") is None or "option_logprobs" not in row for row in rows):
+    if not rows or any(row.get("label") is None or "option_logits" not in row for row in rows):
         return None
-    width = max(len(row["option_logprobs"]) for row in rows)
+    width = max(len(row["option_logits"]) for row in rows)
     logits = np.full((len(rows), width), -np.inf)
     for i, row in enumerate(rows):
-        logits[i, : len(row["option_logprobs"])] = row["option_logprobs"]
+        logits[i, : len(row["option_logits"])] = row["option_logits"]
     return Options(logits, np.array([row["label"] for row in rows], dtype=np.int64))
 
 

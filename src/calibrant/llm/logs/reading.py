@@ -12,6 +12,7 @@ from calibrant._core.checks import check_choice, warn
 from calibrant._core.messages import printable
 from calibrant.display.results import one_line
 from calibrant.llm.answers.graded import AnswerRows, Row, read_rows
+from calibrant.llm.answers.signals import signals_of
 from calibrant.llm.logs import completions, harness, inspect_logs, lines
 from calibrant.llm.logs.lines import Item
 from calibrant.llm.tokens.documents import BadDocument
@@ -22,7 +23,9 @@ IDS = ("id", "custom_id")
 """Keys by which outcomes are found."""
 JOINED = ("correct", "question", "kind")
 """Values that a file of outcomes adds to answers."""
-MATERIAL = ("confidence", "token_probs", "signals", "stated", "samples")
+SIGNALS = ("signals", "stated", "samples", "judges")
+"""Values of rows that make signals besides a confidence."""
+MATERIAL = ("confidence", "token_probs", *SIGNALS)
 """Values of which an answer needs one to be calibrated."""
 NO_CONFIDENCE = {
     "lm_eval": "lm-eval logs log-likelihoods for multiple choice and, with repeats, several texts "
@@ -240,6 +243,8 @@ def _problem(row: Row, place: str, name: Format, graded: bool) -> BadDocument | 
             alone.confidences()
         elif graded and not any(row.get(key) for key in MATERIAL):
             return BadDocument(place, f"has no confidence: {NO_CONFIDENCE[name]}")
+        if any(row.get(key) for key in SIGNALS):
+            signals_of(alone)
     except ValueError as error:
         return BadDocument(place, f"cannot be used: {error}".replace(place, "it"))
     return None

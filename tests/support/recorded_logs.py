@@ -121,7 +121,7 @@ def write_inspect(folder, suffix="eval", scorer=None):
     chances = [-0.1, -0.9, -0.3, -1.2, -0.05, -0.7]
 
     def output(word, logprob):
-        top = [TopLogprob(token=t, logprob=p) for t, p in ((word, logprob), ("La", logprob - 1))]
+        top = [TopLogprob(token=t, logprob=p) for t, p in ((word, logprob), ("La", logprob - 4))]
         content = [Logprob(token=word, logprob=logprob, top_logprobs=top)]
         message = ChatMessageAssistant(content=word, source="generate")
         choice = ChatCompletionChoice(message=message, logprobs=Logprobs(content=content))

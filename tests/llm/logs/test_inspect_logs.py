@@ -43,7 +43,7 @@ def test_json_has_the_answers_and_their_tokens():
     assert answers.source.model == "mockllm/model"
     row = log.answers.rows[1]
     assert (row["id"], row["kind"]) == ("q1", "capitals")
-    assert row["top_logprobs"] == [{"Quito": -0.9, "La": -1.9}]
+    assert row["top_logprobs"] == [{"Quito": -0.9, "La": -4.9}]
 
 
 def test_an_archive_says_the_same_in_either_compression(tmp_path):

@@ -1,5 +1,7 @@
 """A map and a threshold from a log, on data of known truth."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -63,7 +65,7 @@ def test_the_promise_is_kept_in_most_draws(monkeypatch):
     grid, broken = np.linspace(0.5, 1, 2001), 0
     for seed in range(100):
         log = log_of(simulated(np.random.default_rng(seed), 200))
-        fitted = study_answers(log, max_error=0.35, level=0.8).calibrator
+        fitted: Any = study_answers(log, max_error=0.35, level=0.8).calibrator
         accepted = ~fitted.abstains(fitted.predict(grid))
         error = 1 - (grid[accepted] ** TRUE_POWER).mean() if accepted.any() else 0.0
         broken += bool(error > 0.35)
@@ -104,6 +106,7 @@ def test_several_signals_are_combined(with_signals):
     assert (~study.correct[accepted]).mean() < 0.3
 
 
+@pytest.mark.filterwarnings("ignore:confident answers are not right more often")
 def test_few_answers_with_signals_get_a_map_of_their_confidence(rng):
     rows = [
         {**row, "answer": "a", "samples": ["a", "b"], "correct": i % 8 == 0}

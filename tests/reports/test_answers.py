@@ -9,7 +9,7 @@ import calibrant as cal
 from calibrant.llm import AnswerCalibrator, Log, read_log, study_answers
 from calibrant.llm.answers.graded import AnswerRows, read_rows
 from calibrant.reports import answers as answer_reports
-from calibrant.reports.answer_findings import notes_of, verdict_of
+from calibrant.reports.answer_findings import kinds, notes_of, verdict_of
 from calibrant.reports.answers import answer_lines, answer_page, save_answer_report
 from tests.support.answer_logs import harness_samples, service_log, write_lines
 from tests.support.markup import parsed
@@ -76,6 +76,16 @@ def test_remarks_about_the_data(rng):
     assert "7 answers were cut off" in said
     sure = (confidence == 1).mean()
     assert found["Many confidences are 1"].evidence.startswith(f"{100 * sure:.1f} %")
+
+
+def test_kinds_are_measured_where_the_map_was_not_fitted(study):
+    for part in kinds(study):
+        those = [
+            row for row in study.rows if row["kind"] == part.name and row["part"] == "threshold"
+        ]
+        assert part.n == len(those)
+        assert part.confidence == pytest.approx(np.mean([row["calibrated"] for row in those]))
+        assert part.accuracy == pytest.approx(np.mean([row["correct"] for row in those]))
 
 
 def test_the_page_is_one_safe_file(study):

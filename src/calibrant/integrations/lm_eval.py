@@ -87,7 +87,7 @@ def metric_of(items: Sequence[Item], *, name: str, calibrator: Calibrator | None
 
     >>> items = [(0, [-0.1, -3.0]), (1, [-2.0, -0.3])]
     >>> round(metric_of(items, name="brier"), 4)
-    0.0264
+    0.0266
     """
     labels = np.array([label for label, _ in items])
     width = max(len(scores) for _, scores in items)

@@ -3,6 +3,7 @@
 import json
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,7 +199,8 @@ def test_waits_double_and_follow_the_service(monkeypatch):
     clock, calls = [0.0], []
     patience = Patience(max_retries=3)
     monkeypatch.setattr("calibrant.llm.endpoints.patience.FIRST", 4.0)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    stopped_clock = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("calibrant.llm.endpoints.patience.time", stopped_clock)
 
     def advance(seconds):
         clock[0] += seconds

@@ -57,7 +57,7 @@ def test_written_answers_have_samples_but_no_confidence():
         log = read_log(samples("quiz_written"))
     first, *_ = lines("quiz_written")
     assert len(log.answers.rows) == 8
-    assert log.answers.rows[0]["samples"] == first["resps"][0]
+    assert log.answers.rows[0]["samples"] == first["resps"][0][1:]
     assert log.answers.rows[0]["answer"] == first["filtered_resps"][0]
     other = read_log(samples("quiz_written"), outcome="exact_match,word")
     wanted = [one["filtered_resps"][0] for one in lines("quiz_written") if one["filter"] == "word"]

@@ -178,10 +178,10 @@ def _is_right(sample: Mapping[str, Any], metric: str, place: str) -> bool:
 
 
 def _written(sample: Mapping[str, Any]) -> Row:
-    """Return the text after the filter, and all texts before it if there are several."""
+    """Return the first text after the filter, and further ones, which the log has unfiltered."""
     (texts,) = sample["resps"]
     row: Row = {"answer": sample["filtered_resps"][0]}
-    return {**row, "samples": list(texts)} if len(texts) > 1 else row
+    return {**row, "samples": texts[1:]} if len(texts) > 1 else row
 
 
 def _chosen(

@@ -56,14 +56,14 @@ def read_inspect(file: Path, outcome: str | None) -> Iterator[Item]:
 
 
 def _first_epochs(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield one row for each question, with the answers of all epochs as samples."""
+    """Yield one row for each question, with the answers of further epochs as samples."""
     rows: dict[str, tuple[str, Row]] = {}
     for place, row in items:
         if isinstance(row, BadDocument):
             yield place, row
         elif row["id"] in rows:
             first = rows[row["id"]][1]
-            first.setdefault("samples", [first["answer"]]).append(row["answer"])
+            first.setdefault("samples", []).append(row["answer"])
         else:
             rows[row["id"]] = place, row
     yield from rows.values()

@@ -14,7 +14,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Modules whose classes derive from those of a large library; without them there are no doctests.
-callbacks = [f"src/calibrant/integrations/{name}.py" for name in ("huggingface", "inspect", "lightning")]
+callbacks = [
+    f"src/calibrant/integrations/{name}.py" for name in ("huggingface", "inspect", "lightning")
+]
 collect_ignore = ["docs/conf.py", "docs/generate.py", *callbacks]
 
 

@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Modules whose classes derive from those of a large library; without them there are no doctests.
-large = ("huggingface", "lightning", "vllm")
+large = ("huggingface", "inspect", "lightning", "vllm")
 callbacks = [f"src/calibrant/integrations/{name}.py" for name in large]
 collect_ignore = ["docs/conf.py", "docs/generate.py", *callbacks]
 

@@ -45,7 +45,10 @@ MORE = {
         *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
         *("sampling.LabelSample", "watch.Shift"),
     ),
-    "reports": ("results.Results", "results.Provenance", "model.Subject", "model.Part"),
+    "reports": (
+        *("results.Results", "results.Provenance", "model.Subject", "model.Part"),
+        "answers.save_answer_report",
+    ),
     "llm": (
         *("answers.asking.ask_choices", "answers.asking.ask_true", "answers.choices.choice_sets"),
         *("answers.choices.choice_logits_from_likelihoods", "answers.questions.verdict_prompt"),
@@ -56,9 +59,14 @@ MORE = {
         *("gate.judging.judge_rows", "gate.mcp_tools.make_server", "gate.server.serve_gate"),
         *("workflows.fit_signals", "workflows.SignalFit", "answers.samples.agreement"),
         *("answers.samples.clusters", "answers.samples.semantic_entropy"),
+        "answers.drawing.draw_answers",
         *("answers.samples.by_entailment", "answers.samples.by_embedding"),
         *("answers.scores.judge_score", "answers.scores.vote_share"),
         *("answers.scores.option_confidence", "answers.scores.top_token_confidence"),
+        *("logs.options.option_logits", "logs.options.rescore", "endpoints.plans.Plan"),
+        *("endpoints.plans.Asked", "endpoints.questions.read_asked"),
+        *("endpoints.collecting.collect_answers", "endpoints.collecting.cost_of"),
+        *("endpoints.services.service_for", "endpoints.services.Connection"),
         *("heads.daca.daca", "heads.generation.calibrate_generation"),
         *("heads.official.read_official", "tokens.tables.TokenTable"),
         *("answers.option_bias.option_bias", "answers.option_bias.OptionBias"),
@@ -71,6 +79,7 @@ MORE = {
         *("huggingface.CalibrationCallback", "tensorboard.log_calibration"),
         *("tensorboard.interval_charts", "wandb.log_calibration", "mlflow.log_calibration"),
         *("mlflow.calibration_metric", "mlflow.calibration_scorer", "logged.scalars"),
+        "lm_eval.with_calibration",
     ),
 }
 """Names inside the modules of a package that the API page has as well, since guides use them."""

@@ -121,6 +121,18 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}4", "other.jsonl", "-o", "x.csv"],
         [f"{FILE}4", f"{NAME}.jsonl", "-o", FILE],
     ],
+    "llm answers collect": [
+        [f"{FILE}.jsonl", "--model", NAME, "-o", FILE, "--url", "http://127.0.0.1:9"],
+        [f"{NAME}.jsonl", "--model", NAME, "-o", FILE, "--url", f"http://127.0.0.1:9/{NAME}"],
+    ],
+    "llm answers read": [
+        [f"{NAME}.jsonl", "-o", f"{FILE}7.csv"],
+        [f"{NAME}.jsonl", "--outcome", NAME, "--outcomes", f"{NAME}.jsonl", "-o", "x.csv"],
+    ],
+    "llm answers report": [
+        [f"{NAME}.jsonl", "-o", f"{FILE}8"],
+        ["mixed.jsonl", "-o", FILE],
+    ],
     "llm ask": [
         [FILE, NAME, "--answers", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],
@@ -157,6 +169,7 @@ def refuse(constant: str) -> Any:
 
 
 @pytest.mark.filterwarnings("always:20 answers")  # are too few to compare signals
+@pytest.mark.filterwarnings("always:confident answers are not right more often")
 def test_every_verb_shows_them_as_text(run, in_folder):
     assert set(LINES) == set(verbs(cli))
     for words, lines in LINES.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrant._core.messages import printable
-from calibrant.cli import claims, judge, llm_gate, llm_signals, shared
+from calibrant.cli import claims, judge, llm_gate, llm_logs, llm_signals, shared
 from calibrant.cli.shared import AS_JSON, LEVEL, SET, new_console, progress_bar, say, until_closed
 
 if TYPE_CHECKING:
@@ -454,6 +454,9 @@ def apply_map(mapped: str, file: str, out: str) -> None:
     say(f"{written}: {len(rows):,} answers")
 
 
+answers.add_command(llm_logs.collect)
+answers.add_command(llm_logs.read)
+answers.add_command(llm_logs.report)
 answers.add_command(llm_signals.signals)
 
 

@@ -31,6 +31,8 @@ from calibrant.llm.judges.judged import read_judged
 from calibrant.llm.judges.rates import success_rate
 from calibrant.llm.judges.report import judge_report
 from calibrant.llm.loading import load_model
+from calibrant.llm.logs.reading import Log, read_log
+from calibrant.llm.logs.study import AnswerStudy, study_answers
 from calibrant.llm.tokens.collect import collect
 from calibrant.llm.tokens.evaluate import evaluate_tokens
 from calibrant.llm.tokens.reading import read_documents
@@ -39,9 +41,11 @@ from calibrant.llm.tokens.tables import open_table
 __all__ = [
     "Answer",
     "AnswerCalibrator",
+    "AnswerStudy",
     "FittedHead",
     "Gate",
     "GateWatch",
+    "Log",
     "SignalCalibrator",
     "answer_confidence",
     "ask",
@@ -60,6 +64,7 @@ __all__ = [
     "read_answers",
     "read_documents",
     "read_judged",
+    "read_log",
     "read_mmlu",
     "read_questions",
     "read_truthfulqa",
@@ -68,6 +73,7 @@ __all__ = [
     "signals_of",
     "stated_confidence",
     "stream",
+    "study_answers",
     "success_rate",
     "token_predictions",
     "top_confidence",

@@ -100,11 +100,11 @@ class Sections:
         shown = dict(zip(evaluation, evaluation.table(), strict=True))
         names = {"accuracy": "Accuracy", "auroc": "Tells right from wrong (AUROC)"}
         names |= {"nll": "Negative log-likelihood"}
-        tiles = [_tile(title, *shown[name][1:]) for name, title in names.items()]
+        tiles = [tile(title, *shown[name][1:]) for name, title in names.items()]
         remedy = self.subject.remedy
         if remedy is not None and remedy.after is not None and not remedy.changes_nothing:
             after = dict(zip(remedy.after, remedy.after.table(), strict=True))["ece"]
-            tiles.insert(0, _tile("ECE after calibration", *after[1:]))
+            tiles.insert(0, tile("ECE after calibration", *after[1:]))
         return tag("dl", *tiles, class_="tiles")
 
     def findings(self) -> Html:
@@ -378,7 +378,8 @@ def _meter(name: str, value: float, most: float, kind: str) -> Html:
     )
 
 
-def _tile(title: str, value: str, interval: str) -> Html:
+def tile(title: str, value: str, interval: str) -> Html:
+    """Return a figure with its title and interval."""
     small = tag("small", interval) if interval else ""
     return tag("div", tag("dt", title), tag("dd", value, small), class_="tile")
 

@@ -61,7 +61,7 @@ class ConfidenceEvaluation(Evaluation):
 
         Tokens of a document are not independent: intervals by their number would be too narrow.
         """
-        curve = super().reliability()
+        curve = super().reliability()._replace(probability="")  # accuracy, not frequency of y = 1
         if not self.documents:
             return curve
         unknown = np.full_like(curve.accuracy, np.nan)

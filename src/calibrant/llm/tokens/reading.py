@@ -97,9 +97,9 @@ class DocumentFile:
         if not results and not bad:
             raise ValueError(f"{self.path} must hold one document or more, got none")
         if bad and not (skip_bad and results):
-            raise ValueError(_refusal(bad, len(results), self.path))
+            raise ValueError(refusal(bad, len(results), self.path))
         if bad:
-            warn(f"left out {_counted(bad, len(results), self.path)}")
+            warn(f"left out {counted(bad, len(results), self.path)}")
         return results
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
@@ -133,22 +133,25 @@ def _paragraphs(file: Path) -> Iterator[tuple[str, str]]:
         raise ValueError(f"{file} is not UTF-8 text ({error})") from error
 
 
-def _refusal(bad: Sequence[BadDocument], usable: int, file: Path) -> str:
+def refusal(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
+    """Return the error that documents of a file, or whatever it ``counts``, cannot be used."""
     remedy = "correct it" if len(bad) == 1 else "correct them"
     remedy += " or pass skip_bad" if usable else ""
-    told = str(bad[0]) if len(bad) == 1 else f"cannot use {_counted(bad, usable, file)}"
+    told = str(bad[0]) if len(bad) == 1 else f"cannot use {counted(bad, usable, file, counts)}"
     return f"{told}; {remedy}" if len(bad) == 1 else f"{told}\n{remedy}"
 
 
-def _counted(bad: Sequence[BadDocument], usable: int, file: Path) -> str:
+def counted(bad: Sequence[BadDocument], usable: int, file: Path, counts: str = "documents") -> str:
     """Count and list bad documents, those with the same reason together."""
     places: dict[str, list[str]] = {}
     for error in bad:
-        places.setdefault(error.reason, []).append(error.place.replace(f" of {file}", "", 1))
+        # a longer path, of a file in a folder, stays
+        where = error.place.replace(f" of {file},", ",", 1).removesuffix(f" of {file}")
+        places.setdefault(error.reason, []).append(where)
     lines = [f"{_first(where, MAX_PLACES)}: {reason}" for reason, where in places.items()]
     more = len(lines) - MAX_REASONS
     lines[MAX_REASONS:] = [f"and {more} more reasons"] if more > 0 else []
-    title = f"{len(bad)} of {len(bad) + usable} documents of {file}:"
+    title = f"{len(bad)} of {len(bad) + usable} {counts} of {file}:"
     return "\n  ".join([title, *lines])
 
 

@@ -1,0 +1,112 @@
+"""Items of logs with their places, some of which cannot be used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from calibrant.llm.answers.graded import Row
+from calibrant.llm.tokens.documents import BadDocument
+
+Item: TypeAlias = "tuple[str, Any]"
+"""A place in a log and what stands there, or a BadDocument that says why it cannot be used."""
+WRONG_FORM = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors of values that are not what a log has in their place."""
+CUT_OFF = "is cut off, as by a run that was killed"
+
+
+def converted(items: Iterable[Item], convert: Callable[[Any, str], Row]) -> Iterator[Item]:
+    """Apply a function to each item and its place; its errors take the place of rows."""
+    for place, item in items:
+        if isinstance(item, BadDocument):
+            yield place, item
+            continue
+        try:
+            yield place, convert(item, place)
+        except BadDocument as error:
+            yield place, error
+        except WRONG_FORM as error:
+            told = f"{type(error).__name__}: {error}"
+            yield place, BadDocument(place, f"does not have the form of this log ({told:.120})")
+
+
+def json_lines(file: Path) -> Iterator[Item]:
+    """Yield the objects of a file of JSON lines, which is read line by line."""
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                place = f"line {number} of {file}"
+                yield place, parsed(line, place, is_whole=line.endswith(b"\n"))
+
+
+def parsed(text: bytes, place: str, *, is_whole: bool = True) -> Any:
+    """Return an object of JSON, or the error that it is none."""
+    try:
+        value = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        return BadDocument(place, f"is not valid JSON: {error}" if is_whole else CUT_OFF)
+    if not isinstance(value, Mapping):
+        return BadDocument(place, f"must be an object, got {value!r:.40}")
+    return value
+
+
+def probability(logprob: Any, what: str, place: str) -> float:
+    """Return the probability of a logarithm that a log has; raise unless it is one."""
+    try:
+        value = float(logprob)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not value <= 1e-6:  # NaN too
+        raise BadDocument(
+            place, f"has a log-probability of {what} that is no number up to 0, got {logprob!r:.30}"
+        )
+    return math.exp(min(value, 0.0))
+
+
+def token_material(logprobs: Any, place: str) -> Row:
+    """Return ``tokens``, their ``token_probs`` and ``top_logprobs`` that a service returned.
+
+    ``logprobs`` has ``content``, a list of ``{"token", "logprob", "top_logprobs"}``, or is that
+    list; nothing comes of null.
+    """
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else logprobs
+    if not content:
+        return {}
+    tokens = [one.get("token", "") for one in content]
+    probs = [
+        probability(one.get("logprob"), f"token {n} ({token!r:.20})", place)
+        for n, (one, token) in enumerate(zip(content, tokens, strict=True), start=1)
+    ]
+    row: Row = {"tokens": tokens, "token_probs": probs}
+    shown = [
+        {each["token"]: each["logprob"] for each in one.get("top_logprobs") or ()}
+        for one in content
+    ]
+    return {**row, "top_logprobs": shown} if any(shown) else row
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message, whose content is a string or a list of parts.
+
+    >>> text_of([{"type": "text", "text": "Li"}, {"type": "text", "text": "ma"}])
+    'Lima'
+    """
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(p.get("text") or "") for p in parts if isinstance(p, Mapping))
+
+
+def question_of(messages: Any) -> str:
+    """Return the last thing that a user said in a chat, or the text itself.
+
+    >>> question_of([{"role": "user", "content": "Capital of Peru?"}])
+    'Capital of Peru?'
+    """
+    if not isinstance(messages, list):
+        return text_of(messages)
+    said = [one for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]
+    return text_of(said[-1].get("content")) if said else ""

@@ -1,0 +1,256 @@
+"""From the graded answers of a log to a map, a threshold with a promise, and figures."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.display.results import one_line
+from calibrant.llm.answers.calibrator import AnswerCalibrator, Map
+from calibrant.llm.answers.confidence import evaluate_answers
+from calibrant.llm.answers.graded import AnswerRows, GradedAnswers, Row
+from calibrant.llm.answers.grading import FEWEST
+from calibrant.llm.answers.signal_calibrator import SignalCalibrator
+from calibrant.llm.answers.signals import graded_signals, question_groups, signals_of
+from calibrant.llm.logs.options import Rescored, option_logits, rescore
+from calibrant.llm.logs.reading import SIGNALS, Log
+from calibrant.llm.tokens.evaluate import ConfidenceEvaluation
+from calibrant.llm.workflows import (
+    SignalFit,
+    apply_answers,
+    cross_validated_answers,
+    fit_answers,
+    fit_signals,
+)
+
+LEAST = 20
+"""Fewest answers of a study, half of which the map is fitted on."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnswerStudy:
+    """What a log of graded answers shows.
+
+    Attributes
+    ----------
+    log : Log
+    confidence : (answers,)
+        Confidences as they are: those of the log or, where it has none, its best signal. NaN where
+        an answer lacks it.
+    correct : (answers,) bool
+    source : str
+        Name of these confidences.
+    before, after : ConfidenceEvaluation
+        Of the confidences as they are and, each by a map that was fitted on others, calibrated.
+    calibrator : AnswerCalibrator or SignalCalibrator
+        Fitted on one half of the questions; its threshold was found on the other half.
+    held_out : (answers,) bool
+        True for the answers of the threshold.
+    rows : list of dict
+        Rows of the log with ``calibrated``, ``abstains`` and ``part`` (fit or threshold), and
+        ``option_probs`` of calibrated multiple choice.
+    signals : SignalFit or None
+        Figures of every signal, if there are others besides the confidence.
+    options : Rescored or None
+        Of multiple choice.
+    """
+
+    log: Log
+    confidence: FloatArray
+    correct: BoolArray
+    source: str
+    before: ConfidenceEvaluation
+    after: ConfidenceEvaluation
+    calibrator: AnswerCalibrator | SignalCalibrator
+    held_out: BoolArray
+    rows: list[Row]
+    signals: SignalFit | None = None
+    options: Rescored | None = None
+
+    @property
+    def threshold(self) -> Threshold:
+        """The threshold of the map."""
+        assert self.calibrator.threshold_ is not None
+        return self.calibrator.threshold_
+
+    @property
+    def repeated(self) -> int:
+        """Number of answers to questions that an earlier answer is to."""
+        counts = Counter(question_groups(self.log.answers).tolist())
+        return sum(count - 1 for count in counts.values())
+
+    def __repr__(self) -> str:
+        errors = (f"{100 * e['ece'].value:.1f} %" for e in (self.before, self.after))
+        return one_line(self, f"{len(self.rows):,} answers", f"ECE {', calibrated '.join(errors)}")
+
+
+class _Figures(NamedTuple):
+    """What is measured on all answers."""
+
+    confidence: FloatArray
+    source: str
+    before: ConfidenceEvaluation
+    after: ConfidenceEvaluation
+    signals: SignalFit | None = None
+
+
+def study_answers(
+    log: Log, *, max_error: float = 0.1, level: float = 0.9, seed: int = 0
+) -> AnswerStudy:
+    """Fit a map to the answers of a log, and find a threshold that keeps a promise.
+
+    The map is fitted on a random half of the questions, and the threshold found on the other: with
+    certainty ``level``, at most ``max_error`` of the answers above it are wrong
+    (:func:`calibrant.threshold`). The figures are cross-validated on all answers.
+
+    Answers with ``samples``, ``stated``, ``judges`` or ``signals`` get a map of all signals
+    (:class:`~calibrant.llm.SignalCalibrator`); others, and those that are too few to compare
+    signals, one of their confidence.
+
+    Parameters
+    ----------
+    log : Log
+        From :func:`calibrant.llm.read_log`.
+    max_error, level : float in (0, 1)
+    seed : int
+        Of the division into halves.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> stated = rng.uniform(0.5, 1, 600)
+    >>> right = rng.random(600) < stated**3  # too sure
+    >>> rows = [{"confidence": c, "correct": y} for c, y in zip(stated, right)]
+    >>> log = Log("log.jsonl", "answers", AnswerRows([str(i) for i in range(600)], rows))
+    >>> study = study_answers(log, max_error=0.3)
+    >>> study.before["ece"].value > 3 * study.after["ece"].value
+    True
+    >>> study.threshold.promise()
+    'With 90 % certainty, at most 30 % of the accepted answers are wrong.'
+    """
+    answers, correct = log.answers, log.answers.grades()
+    if len(correct) < LEAST:
+        raise ValueError(
+            f"{log.path} has {len(correct)} graded answers: {LEAST} or more are needed"
+        )
+    held_out = _halves(question_groups(answers), seed)
+    stage: Map = "beta" if len(correct) >= 2 * FEWEST else "sigmoid"
+    figures = _figures(answers, stage)
+    fit = _map if figures.signals is None else _signal_map
+    calibrator = fit(_chosen(answers, ~held_out), stage)
+    options = _rescored(log)
+    calibrator.threshold_ = _threshold(calibrator, _chosen(answers, held_out), max_error, level)
+    rows = _rows(log, calibrator, held_out, options)
+    confidence, source, before, after, signals = figures
+    return AnswerStudy(
+        *(log, confidence, correct, source, before, after, calibrator, held_out, rows),
+        signals,
+        options,
+    )
+
+
+def _halves(groups: IntArray, seed: int) -> BoolArray:
+    """Return True for the answers to a random half of the questions."""
+    order = np.random.default_rng(seed).permutation(groups.max() + 1)
+    return np.asarray(order[groups] % 2 == 1)
+
+
+def _chosen(answers: AnswerRows, those: BoolArray) -> AnswerRows:
+    kept = np.flatnonzero(those).tolist()
+    return AnswerRows([answers.places[i] for i in kept], [answers.rows[i] for i in kept])
+
+
+def _map(answers: AnswerRows, stage: Map) -> AnswerCalibrator:
+    return fit_answers(answers.answers(), stage=stage)
+
+
+def _signal_map(answers: AnswerRows, stage: Map) -> SignalCalibrator:
+    graded = graded_signals(signals_of(answers))
+    made = SignalCalibrator(stage=stage)
+    return made.fit(graded.values, graded.correct, groups=graded.groups, source=graded.source)
+
+
+def _threshold(
+    calibrator: AnswerCalibrator | SignalCalibrator,
+    answers: AnswerRows,
+    max_error: float,
+    level: float,
+) -> Threshold:
+    """Find the threshold on answers that the map was not fitted on."""
+    chances = np.array([row["calibrated"] for row in apply_answers(calibrator, answers)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what to do without a threshold is said in the findings
+        return threshold(
+            confidence=chances, outcome=answers.grades(), max_error=max_error, level=level
+        )
+
+
+def _of_confidence(answers: AnswerRows, stage: Map) -> _Figures:
+    graded = answers.answers()
+    figures = cross_validated_answers(graded, stage=stage)
+    name = graded.source.confidence
+    return _Figures(graded.confidence, name, figures["before"], figures["after"])
+
+
+def _figures(answers: AnswerRows, stage: Map) -> _Figures:
+    if not has_signals(answers):
+        return _of_confidence(answers, stage)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fit to one half repeats what is worth saying
+        fit = fit_signals(answers, stage=stage)
+    if fit.calibrator.held_out_ is None:  # there are too few to compare them
+        return _of_confidence(answers, stage)
+    return _of_signals(answers, fit)
+
+
+def has_signals(answers: AnswerRows) -> bool:
+    """Return True if answers have signals besides a confidence."""
+    return any(row.get(name) for row in answers.rows for name in SIGNALS)
+
+
+def _of_signals(answers: AnswerRows, fit: SignalFit) -> _Figures:
+    calibrator = fit.calibrator
+    after = (fit.together if calibrator.kept_ else fit.best) or fit.alone[calibrator.best_]
+    graded = _graded(answers)
+    if graded is not None:
+        before = evaluate_answers(graded.confidence, graded.correct)
+        return _Figures(graded.confidence, graded.source.confidence, before, after, fit)
+    name = calibrator.best_
+    found = [row["signals"][name] for row in signals_of(answers).rows]
+    values = np.array([math.nan if value is None else value for value in found])
+    return _Figures(values, name, fit.raw[name], after, fit)
+
+
+def _graded(answers: AnswerRows) -> GradedAnswers | None:
+    """Return the answers with their confidences, or None if some have none."""
+    keys = ("confidence", "token_probs")
+    if not any(all(key in row for row in answers.rows) for key in keys):
+        return None
+    return answers.answers()
+
+
+def _rescored(log: Log) -> Rescored | None:
+    options = option_logits(log.answers.rows)
+    return rescore(options) if options and len(options.labels) >= FEWEST else None
+
+
+def _rows(
+    log: Log,
+    calibrator: AnswerCalibrator | SignalCalibrator,
+    held_out: BoolArray,
+    options: Rescored | None,
+) -> list[Row]:
+    rows = apply_answers(calibrator, log.answers)
+    for i, (row, rest) in enumerate(zip(rows, held_out, strict=True)):
+        row["part"] = "threshold" if rest else "fit"
+        if options is not None:
+            count = len(row["option_logits"])
+            row["option_probs"] = options.probs[i, :count].tolist()
+    return rows

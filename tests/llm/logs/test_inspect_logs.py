@@ -1,0 +1,136 @@
+"""Logs that Inspect wrote."""
+
+import json
+import math
+import zipfile
+
+import pytest
+
+from calibrant.llm import read_log
+from tests.support.recorded_logs import FILES
+
+WHOLE = json.loads((FILES / "log.json").read_text())
+
+
+def rewritten(file, log, *, without=()):
+    """Write a log as an archive, as Inspect did before it used Zstandard."""
+    header = {key: value for key, value in log.items() if key != "samples"}
+    members = {"_journal/start.json": header, "header.json": header}
+    members |= {f"samples/{s['id']}_epoch_{s['epoch']}.json": s for s in log["samples"]}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            if name not in without:
+                archive.writestr(name, json.dumps(content))
+    return file
+
+
+def changed(number=0, **values):
+    """The recorded log with other values in a sample."""
+    log = json.loads(json.dumps(WHOLE))
+    log["samples"][number] |= values
+    return log
+
+
+def test_json_has_the_answers_and_their_tokens():
+    log = read_log(FILES / "log.json")
+    answers = log.answers.answers()
+    assert log.format == "inspect"
+    assert answers.answers == ["Lima", "Quito", "Lima", "Bogota", "Lima", "Quito"]
+    assert answers.correct.tolist() == [True, False, True, False, True, False]
+    logs = (-0.1, -0.9, -0.3, -1.2, -0.05, -0.7)
+    assert answers.confidence == pytest.approx([math.exp(x) for x in logs])
+    assert answers.questions[0] == "Capital of Peru, please (0)?"
+    assert answers.source.model == "mockllm/model"
+    row = log.answers.rows[1]
+    assert (row["id"], row["kind"]) == ("q1", "capitals")
+    assert row["top_logprobs"] == [{"Quito": -0.9, "La": -4.9}]
+
+
+def test_an_archive_says_the_same_in_either_compression(tmp_path):
+    expected = read_log(FILES / "log.json").answers.rows
+    plain = read_log(rewritten(tmp_path / "log.eval", WHOLE))
+    assert plain.answers.rows == expected
+    killed = rewritten(tmp_path / "killed.eval", WHOLE, without=["header.json"])
+    assert read_log(killed).answers.rows == expected
+    pytest.importorskip("zstandard")
+    compressed = read_log(FILES / "log.eval").answers
+    assert [row["answer"] for row in compressed.rows] == [row["answer"] for row in expected]
+    assert compressed.answers().confidence == pytest.approx(plain.answers.answers().confidence)
+
+
+def test_a_damaged_archive_is_an_error(tmp_path):
+    content = (FILES / "log.eval").read_bytes()
+    cut = tmp_path / "cut.eval"
+    cut.write_bytes(content[:9000])
+    with pytest.raises(ValueError, match="no zip archive, or it is cut off"):
+        read_log(cut)
+    other = tmp_path / "other.eval"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("a.txt", "a")
+    with pytest.raises(ValueError, match="it is no log of Inspect"):
+        read_log(other)
+    pytest.importorskip("zstandard")
+    at = content.index(b"samples/q0_epoch_1.json") + 500
+    cut.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
+    with pytest.raises(ValueError, match=r"samples/q0_epoch_1.json of .* is damaged"):
+        read_log(cut)
+
+
+def test_further_epochs_are_samples_of_the_first(tmp_path):
+    log = json.loads(json.dumps(WHOLE))
+    again = json.loads(json.dumps(log["samples"][0]))
+    again |= {"epoch": 2, "scores": {"match": {"value": "I", "answer": "Cusco"}}}
+    log["samples"].append(again)
+    rows = read_log(rewritten(tmp_path / "log.eval", log)).answers.rows
+    assert len(rows) == 6
+    assert rows[0]["samples"] == ["Cusco"]
+    assert rows[0]["correct"] is True
+    assert "samples" not in rows[1]
+
+
+@pytest.mark.parametrize(("value", "right"), [("C", True), ("I", False), ("N", False), (1, True)])
+def test_scores_of_right_and_wrong(tmp_path, value, right):
+    file = rewritten(tmp_path / "l.eval", changed(scores={"match": {"value": value}}))
+    assert read_log(file).answers.rows[0]["correct"] is right
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"scores": {"match": {"value": "P"}}}, r"scored as right or wrong .*, got 'P'"),
+        ({"scores": {"match": {"value": 0.5}}}, "got 0.5"),
+        ({"scores": {}}, "has no score"),
+        ({"error": {"message": "out of memory"}}, "ended with an error: out of memory"),
+        (
+            {"output": {"choices": []}, "scores": {"match": {"value": "C"}}},
+            "inspect eval with --logprobs",
+        ),
+    ],
+)
+def test_a_sample_without_a_grade_is_named(tmp_path, values, message):
+    file = rewritten(tmp_path / "l.eval", changed(**values))
+    with pytest.raises(ValueError, match=message) as error:
+        read_log(file)
+    assert "samples/q0_epoch_1.json" in str(error.value)
+
+
+def test_long_texts_are_attached_once(tmp_path):
+    long = "attachment://abc"
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": long}]
+    log = changed(input=chat, attachments={"abc": "a long question"})
+    assert (
+        read_log(rewritten(tmp_path / "l.eval", log)).answers.rows[0]["question"]
+        == "a long question"
+    )
+
+
+def test_the_scorer_can_be_chosen(tmp_path):
+    log = json.loads(json.dumps(WHOLE))
+    for sample in log["samples"]:
+        sample["scores"]["strict"] = {"value": "I"}
+    file = rewritten(tmp_path / "l.eval", log)
+    with pytest.warns(UserWarning, match="2 scorers, of which match is read"):
+        assert read_log(file).answers.grades().sum() == 3
+    assert read_log(file, outcome="strict").answers.grades().sum() == 0
+    with pytest.raises(ValueError, match="has no score of judge, it has match, strict"):
+        read_log(file, outcome="judge")

@@ -4,6 +4,7 @@ import logging
 import multiprocessing.context
 import multiprocessing.forkserver
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,12 +38,14 @@ def warm_processes():
     if "forkserver" not in multiprocessing.get_all_start_methods():
         yield
         return
+    contexts: Any = multiprocessing.context
+    server: Any = multiprocessing.forkserver
     warm = multiprocessing.get_context("forkserver")
     warm.set_forkserver_preload(IMPORTED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(multiprocessing.context._concrete_contexts, "spawn", warm)
+        patch.setitem(contexts._concrete_contexts, "spawn", warm)
         yield
-    multiprocessing.forkserver._forkserver._stop()
+    server._forkserver._stop()
 
 
 @pytest.fixture

@@ -86,11 +86,10 @@ def speeds(measured: Rows) -> list[list[str]]:
     table = [[*headings, "passes", "cores", "load of other work"]]
     for row in chosen(measured, kind="evaluate"):
         figures = [f"{float(row[k]):.2f}" for k in ("seconds", "making")]
-        rate, ratio = f"{float(row['rows_per_s']):,.0f}", f"{float(row['speedup']):.2f}"
+        counts, rate = [f"{int(row['rows']):,}", row["workers"]], f"{float(row['rows_per_s']):,.0f}"
+        ratios = [f"{float(row[k]):.2f}" for k in ("speedup", "passes")]
         machine = [row["cores"], f"{float(row['load']):.1f}"]
-        table.append(
-            [row["workers"], *figures, rate, ratio, f"{float(row['passes']):.2f}", *machine]
-        )
+        table.append([*counts, *figures, rate, *ratios, *machine])
     return table
 
 

@@ -86,7 +86,7 @@ def test_a_map_of_signals_is_fitted_and_applied(said, folder, tmp_path):
     assert "signal has it raw ECE AUROC % ECE % log loss Brier stated 88 %" in out
     assert "best single" in out
     assert "combined" in out
-    assert "The combination is used: against the best signal alone the log loss falls by 0." in out
+    assert "used: against the best signal the log loss of held-out answers changes by -0." in out
     fitted = cal.load(tmp_path / "map")
     assert fitted.names_ == fitted.needed_ == ["stated", "agreement"]
     assert fitted.source_.model == "m"

@@ -207,13 +207,14 @@ class SignalCalibrator:
             return f"{self.best_} is the only signal."
         if math.isnan(self.gain_.value):
             return f"{self.best_} is used alone: there are too few answers to compare."
-        ends = f"{self.gain_.low:+.4f} to {self.gain_.high:+.4f}"
-        gain = f"the log loss falls by {self.gain_.value:.4f} ({100 * LEVEL:.0f} %: {ends})"
-        if self.kept_:
-            return f"The combination is used: against the best signal alone {gain}."
-        return (
-            f"{self.best_} is used alone: no signal is beaten by all together, with which {gain}."
+        change, low, high = (-self.gain_.value, -self.gain_.high, -self.gain_.low)
+        gain = (
+            f"against the best signal the log loss of held-out answers changes by {change:+.4f} "
+            f"({100 * LEVEL:.0f} %: {low:+.4f} to {high:+.4f})"
         )
+        if self.kept_:
+            return f"The combination is used: {gain}."
+        return f"{self.best_} is used alone, since the combination does not beat it: {gain}."
 
     def __repr__(self) -> str:
         if self.fitted_ is None:

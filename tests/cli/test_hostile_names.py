@@ -133,6 +133,26 @@ LINES: dict[str, list[list[str]]] = {
         [f"{NAME}.jsonl", "-o", f"{FILE}8"],
         ["mixed.jsonl", "-o", FILE],
     ],
+    "llm judge estimate": [
+        ["judged.jsonl"],
+        ["judged.jsonl", "--json"],
+        [f"{NAME}.jsonl"],
+        ["judged.jsonl", "--scale", NAME],
+    ],
+    "llm judge fit": [["judged.jsonl", "-o", f"{FILE}9"], [f"{NAME}.jsonl", "-o", "x"]],
+    "llm judge apply": [
+        [f"{FILE}9", "judged.jsonl", "-o", f"{FILE}9.csv"],
+        [f"{FILE}4", "judged.jsonl", "-o", "x.csv"],
+    ],
+    "llm claims split": [
+        ["claims.jsonl", "-o", f"{FILE}10.jsonl"],
+        [f"{NAME}.jsonl", "-o", "x.csv"],
+    ],
+    "llm claims fit": [["claims.jsonl", "-o", f"{FILE}10"], [f"{NAME}.jsonl", "-o", "x"]],
+    "llm claims apply": [
+        [f"{FILE}10", "claims.jsonl", "-o", f"{FILE}10.csv", "--html", f"{FILE}10.html"],
+        [f"{FILE}9", f"{NAME}.jsonl", "-o", "x.csv"],
+    ],
     "llm ask": [
         [FILE, NAME, "--answers", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],
@@ -159,7 +179,16 @@ def in_folder(tmp_path, monkeypatch, arrays):
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": NAME}))
     graded = [{"confidence": n / 20, "correct": n % 3 < 2, "source": NAME} for n in range(20)]
     other = [{**row, "source": "judge"} for row in graded]
+    judged = [
+        {"judge": row["confidence"], "human": row["correct"], "source": NAME} for row in graded
+    ]
+    both = [{**row, "system": system} for system in (NAME, "b") for row in judged]
+    claims = [
+        {"token_texts": [NAME, "."], "token_probs": [p, p], "claims": [{"text": NAME, **grade}]}
+        for p, grade in ((r["confidence"], {"correct": r["correct"]}) for r in graded[1:])
+    ]
     sets = {NAME: graded, "other": other, "mixed": [*graded, *other]}
+    sets |= {"judged": both, "claims": claims}
     for name, rows in sets.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -90,6 +90,6 @@ def test_the_timeout_of_a_task_is_its_own():
 
 def test_the_configuration_of_dask_sets_the_time():
     dask = pytest.importorskip("dask")
-    assert ClusterExecutor(None).patience == 300  # type: ignore[arg-type]
+    assert ClusterExecutor(None).patience == 300
     with dask.config.set({cluster.SETTING: "2 minutes"}):
-        assert ClusterExecutor(None).patience == 120  # type: ignore[arg-type]
+        assert ClusterExecutor(None).patience == 120

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from distributed import Client, Future as ClusterFuture
+    from distributed import Client
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class ClusterExecutor(Executor):
         """Yield the results of calls in their order; ``timeout`` and ``chunksize`` are not used."""
         return self._results(deque(self.client.map(fn, *map(list, iterables), pure=False)))
 
-    def _results(self, futures: deque[ClusterFuture[T]]) -> Iterator[T]:
+    def _results(self, futures: deque[Any]) -> Iterator[Any]:
         try:
             while futures:
                 yield self._result(futures[0])
@@ -60,7 +60,7 @@ class ClusterExecutor(Executor):
         finally:
             self.client.cancel(list(futures))
 
-    def _result(self, future: ClusterFuture[T]) -> T:
+    def _result(self, future: Any) -> Any:
         seen = time.monotonic()
         while not future.done():
             try:

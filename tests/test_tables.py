@@ -22,7 +22,7 @@ def study(name):
 def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
-        "estimate",
+        *("estimate", "signals", "cluster_cost"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}

@@ -101,16 +101,15 @@ def peaks(measured: Rows) -> list[list[str]]:
     return table
 
 
-def main(folder: Path) -> None:
+def tables(folder: Path) -> dict[str, list[list[str]]]:
     measured = read(folder / "scale.csv")
     headings = ["job", "read", "reading", "computing", "together", "dollars", "written"]
-    tables = {
+    return {
         "table_scale_speed": speeds(measured),
         "table_scale_memory": peaks(measured),
         "table_cluster": [headings, *(job.row() for job in jobs(measured))],
     }
-    write_tables(folder, tables)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write_tables(Path(sys.argv[1]), tables(Path(sys.argv[1])))

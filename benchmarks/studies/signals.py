@@ -10,13 +10,14 @@ signal that was best on the first half (``best single``), and the combination (`
 figures are of the answers that have the signal. Where uqlm and lm-polygraph are installed, so are
 their ways to probabilities.
 
-    python benchmarks/studies/signals.py --formulas > docs/data/table_signals_formulas.csv
+    python benchmarks/studies/signals.py --formulas > docs/data/signals_formulas.csv
 
 compares the formulas of signals with those of uqlm and lm-polygraph on the same material.
 
     python benchmarks/studies/signals.py --tables docs/data
 
-makes the tables of the documentation from signals.csv in that folder.
+makes the tables of the documentation from signals.csv and, for the answers of asked.py,
+signals_asked.csv in that folder.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--stated-scale", type=float, default=1, help="of numbers without a sign")
     given = parser.parse_args()
     if given.tables:
-        write_tables(given.tables, tables(read(given.tables / "signals.csv")))
+        write_tables(given.tables, tables(given.tables))
     elif given.formulas:
         csv.writer(sys.stdout, lineterminator="\n").writerows(peers.formulas())
     elif given.answers is None:
@@ -140,8 +141,14 @@ def figures(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
 # ------------------------------------------------------------------------------------ the tables
 
 
-def tables(rows: Rows) -> dict[str, Table]:
-    return {"table_signals": by_method(rows), "table_signals_files": by_file(rows)}
+def tables(folder: Path) -> dict[str, Table]:
+    published, asked = read(folder / "signals.csv"), read(folder / "signals_asked.csv")
+    return {
+        "table_signals": by_method(published),
+        "table_signals_files": by_file(published),
+        "table_signals_asked": by_method(asked),
+        "table_signals_asked_files": by_file(asked),
+    }
 
 
 def by_method(rows: Rows) -> Table:

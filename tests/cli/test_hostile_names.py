@@ -153,6 +153,18 @@ LINES: dict[str, list[list[str]]] = {
         [f"{FILE}10", "claims.jsonl", "-o", f"{FILE}10.csv", "--html", f"{FILE}10.html"],
         [f"{FILE}9", f"{NAME}.jsonl", "-o", "x.csv"],
     ],
+    "llm gate fit": [
+        ["many.jsonl", "--max-error", "0.6", "-o", f"{FILE}11"],
+        ["mixed.jsonl", "--max-error", "0.3", "-o", "x"],
+    ],
+    "llm gate check": [
+        [f"{FILE}11", "other.jsonl"],
+        [f"{FILE}11", f"{NAME}{NAME}.jsonl"],
+        [f"{FILE}4", "other.jsonl"],
+    ],
+    "llm gate watch": [[f"{FILE}11", "other.jsonl", "--state", FILE], [FILE, "x", "--state", "y"]],
+    "llm gate serve": [[FILE, "--upstream", "http://127.0.0.1:9/v1"]],
+    "llm gate mcp": [[FILE]],
     "llm ask": [
         [FILE, NAME, "--answers", f"{FILE}4"],
         [f"{FILE}.gguf", NAME],
@@ -188,7 +200,7 @@ def in_folder(tmp_path, monkeypatch, arrays):
         for p, grade in ((r["confidence"], {"correct": r["correct"]}) for r in graded[1:])
     ]
     sets = {NAME: graded, "other": other, "mixed": [*graded, *other]}
-    sets |= {"judged": both, "claims": claims}
+    sets |= {"judged": both, "claims": claims, "many": 5 * graded}
     for name, rows in sets.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -200,6 +200,7 @@ def test_processes_of_torchrun_share_the_shards(tmp_path, shards, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cold_processes")
 def test_processes_of_a_pool_load_the_same_model(tmp_path, shards, monkeypatch):
     """New weights are those of this process; weights that differ there are refused."""
     monkeypatch.setenv("CALIBRANT_KILLED", str(tmp_path / "killed"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import suppress
+from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -70,6 +72,27 @@ def listening(host: str, port: int | None, usual: int) -> socket.socket:
             return socket.create_server((host, 0), family=family)
         reason = problem.strerror or problem
         raise OSError(f"cannot listen on {host}, port {port}: {reason}; try --port 0") from problem
+
+
+def run_app(app: Any, listener: socket.socket, *, shutdown: int) -> None:
+    """Serve an ASGI app on a socket until it is interrupted. Needs uvicorn.
+
+    ``shutdown`` is the number of seconds that open requests have then.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=shutdown,
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _is_address(host: str) -> bool:

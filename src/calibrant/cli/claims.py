@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from calibrant.cli import shared
-from calibrant.cli.shared import AS_JSON, say, until_closed
+from calibrant.cli.shared import AS_JSON, say
 
 STAGES = ("beta", "sigmoid", "isotonic")
 AGGREGATES = ("geometric", "product", "arithmetic", "first", "minimum")
@@ -75,11 +75,7 @@ def fit_map(file: str, out: str, aggregate: Any, stage: Any, form: str | None) -
     evaluations = cross_validated_claims(read, aggregate=aggregate, stage=stage)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
-    if form == "json":
-        with until_closed():
-            shared.write_json({name: one.to_dict() for name, one in evaluations.items()})
-    else:
-        shared.print_evaluations(file, evaluations)
+    shared.show_evaluations(form, file, evaluations)
     say(f"{written}; to use it: calibrant llm claims apply {out} FILE -o OUT")
 
 

@@ -150,11 +150,7 @@ def fit_map(file: str, scale: Scale | None, out: str, stage: Any, form: str | No
     evaluations = cross_validated_judge(judged, stage=stage)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
-    if form == "json":
-        with until_closed():
-            shared.write_json({name: one.to_dict() for name, one in evaluations.items()})
-    elif evaluations:
-        shared.print_evaluations(file, evaluations)
+    shared.show_evaluations(form, file, evaluations)
     say(f"{written}; to use it: calibrant llm judge apply {out} FILE -o OUT")
 
 

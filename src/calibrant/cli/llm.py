@@ -418,11 +418,7 @@ def fit_map(
     evaluations = cross_validated_answers(graded, stage=stage)
     written = shared.how_written(out, "saved in")
     save(fitted, out)
-    if form == "json":
-        with until_closed():
-            shared.write_json({name: one.to_dict() for name, one in evaluations.items()})
-    else:
-        shared.print_evaluations(file, evaluations)
+    shared.show_evaluations(form, file, evaluations)
     usage = f"calibrant llm answers apply {out} FILE -o OUT"
     if fitted.source_.confidence in CONFIDENCES and fitted.source_.prompt in ("chat", "plain"):
         usage = f"calibrant llm ask MODEL QUESTION --answers {out}"

@@ -212,6 +212,15 @@ def print_evaluations(title: str, results: Evaluations) -> None:
         console.print(table)
 
 
+def show_evaluations(form: str | None, title: str, results: Evaluations) -> None:
+    """Print evaluations as JSON or side by side."""
+    if form == "json":
+        with until_closed():
+            write_json({name: one.to_dict() for name, one in results.items()})
+    elif results:
+        print_evaluations(title, results)
+
+
 def how_written(out: str, anew: str = "wrote") -> str:
     """Return the message that ``out`` was written, before it is: it may replace something."""
     there = os.listdir(out) if os.path.isdir(out) else os.path.exists(out)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import webbrowser
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 from calibrant._core import addresses
 from calibrant.ui.guard import Guard
@@ -39,26 +37,16 @@ def serve(
     announce : callable
         Called with the address of the page, which contains its token.
     """
-    uvicorn = _uvicorn()
+    _check_libraries()
     from calibrant.ui.app import make_app
 
     with listening(host, port) as listener:
         guard = Guard(host, listener.getsockname()[1])
-        config = uvicorn.Config(
-            make_app(guard, max_upload * MEGABYTE),
-            http="h11",
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-        )
+        app = make_app(guard, max_upload * MEGABYTE)
         announce(guard.address)
         if open_browser:  # the socket listens already, so that the browser waits for the answer
             webbrowser.open(guard.address)
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+        addresses.run_app(app, listener, shutdown=2)
 
 
 def listening(host: str, port: int | None) -> socket.socket:
@@ -66,11 +54,10 @@ def listening(host: str, port: int | None) -> socket.socket:
     return addresses.listening(host, port, PORT)
 
 
-def _uvicorn() -> Any:
+def _check_libraries() -> None:
     try:
         import starlette  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         remedy = "pip install 'calibrant[ui]'"
         raise ImportError(f"calibrant ui needs Starlette and uvicorn: {remedy}") from error
-    return uvicorn

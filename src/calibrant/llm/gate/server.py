@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
-from calibrant._core.addresses import is_loopback, listening, to_open
+from calibrant._core.addresses import is_loopback, listening, run_app, to_open
 from calibrant.llm.gate.gate import Gate
 from calibrant.llm.gate.judging import Judge
 
@@ -51,7 +49,7 @@ def serve_gate(
     announce : callable
         Called with the address for clients and the token, which is empty on this machine.
     """
-    uvicorn = _libraries()
+    _check_libraries()
     from calibrant.llm.gate.proxy import Settings, check_upstream, make_proxy
 
     judge, address = Judge(gate, state), check_upstream(upstream)
@@ -59,29 +57,18 @@ def serve_gate(
     with listening(host, port, PORT) as listener:
         bound = listener.getsockname()[1]
         settings = Settings(address, host, bound, token, timeout, max_body * MEGABYTE)
-        config = uvicorn.Config(
-            make_proxy(judge, settings),
-            http="h11",
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=5,
-        )
+        app = make_proxy(judge, settings)
         announce(f"http://{to_open(host)}:{bound}/v1", token)
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+        run_app(app, listener, shutdown=5)
 
 
-def _libraries() -> Any:
+def _check_libraries() -> None:
     try:
         import httpx  # noqa: F401
         import starlette  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         remedy = "pip install 'calibrant[serve]'"
         raise ImportError(
             f"calibrant llm gate serve needs Starlette, uvicorn and httpx: {remedy}"
         ) from error
-    return uvicorn

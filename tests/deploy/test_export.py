@@ -35,7 +35,7 @@ from tests.support.simulate import drawn
 
 TOKENS, PROBABILITIES = {"tokens": True}, {"probabilities": True}
 OPTIONS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(["matrix", "histogram_ovr", "isotonic", "gc", "blend"], TOKENS),
+    **dict.fromkeys(["matrix", "rank_gaps", "histogram_ovr", "gc", "blend"], TOKENS),
     **dict.fromkeys(["ets", "pts", "isotonic_ovr", "fc"], PROBABILITIES),
     "smart": {**TOKENS, **PROBABILITIES},
     "odds": {"opset": 18},
@@ -43,10 +43,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Each method is exported once; those that are not here without options."""
 PROGRAMS = [
-    *("none", "vector", "dirichlet", "svs", "sigmoid", "quadratic", "robust_sigmoid", "histogram"),
+    *("vector", "dirichlet", "svs", "sigmoid", "quadratic", "robust_sigmoid", "histogram"),
     *("scaling_binning", "isotonic_ovr", "venn_abers", "blend", "sms_blend"),
+    *("histogram_ovr", "bbq", "top_and_rest"),
 ]
 """Methods with the operators of others that are exported to ONNX, here or for log-odds."""
+IN_ONNX = """
+    _assert_tensor_metadata add addmm amax arange argmax asinh bitwise_not cat clamp cumsum
+    div eq exp ge gt index isneginf lerp linear log log1p log_softmax logaddexp logsumexp lt
+    matmul mean minimum mul neg new_full new_ones new_zeros numpy_T pad relu reshape rsub
+    scatter select sigmoid slice softmax softplus sort sqrt square stack sub sum sym_size to
+    topk unbind unsqueeze where zeros_like
+"""
+"""Operators of those others; a method with one more has to be exported to ONNX, too."""
 
 
 pytestmark = pytest.mark.usefixtures("operators_read_once")
@@ -408,8 +417,15 @@ def test_operators_are_replaced_in_place_too_and_a_program_without_them_is_kept(
 # ----------------------------------------------------- torch.export, and inputs of both
 
 
-# the ONNX export of every other method begins with the same program
-@pytest.mark.parametrize("name", [*PROGRAMS, "procal"])
+def operators(archive):
+    """Names of the operators in the file of a program, such as "add"."""
+    (inside,) = (one for one in archive.namelist() if one.endswith("models/model.json"))
+    nodes = json.loads(archive.read(inside))["graph_module"]["graph"]["nodes"]
+    return {node["target"].removeprefix("torch.ops.aten.").split(".")[0] for node in nodes}
+
+
+# the ONNX export of every other method begins with the same program; one with features
+@pytest.mark.parametrize("name", [*PROGRAMS, "fc"])
 def test_programs(name, tmp_path):
     calibrator, path, options = fitted(name), tmp_path / "calibrator.pt2", OPTIONS.get(name, {})
     assert export_program(calibrator, path, **options) <= 1e-5
@@ -417,6 +433,7 @@ def test_programs(name, tmp_path):
     with zipfile.ZipFile(path) as archive:
         (inside,) = (one for one in archive.namelist() if one.endswith("calibrant.json"))
         assert json.loads(archive.read(inside))["kind"] == name
+        assert operators(archive) <= set(IN_ONNX.split())
 
 
 class Named(nn.Module):

@@ -78,12 +78,15 @@ def truths():
         (["ks", "smce"], 15, 1.5),
     ],
 )
-def test_intervals_hold_the_truth_nine_times_in_ten(truths, metrics, repetitions, temperature):
+def test_intervals_hold_the_truth_nine_times_in_ten(
+    truths, metrics, repetitions, temperature, monkeypatch
+):
     """The true coverage may be from 85 to 95 %; an error of 0 may be covered more often.
 
     A coverage of 60 % is seen with probability 0.81 by 24 repetitions, and 0.60 by 15; one of 50 %
     with 0.97 and 0.85. The draws have seeds, so that the 2 % cannot fail now and then.
     """
+    monkeypatch.setattr("calibrant.metrics.accumulator.pairs_test", lambda *_, **__: None)
     least = binom.ppf(0.02, repetitions, 0.85)
     most = binom.ppf(0.98, repetitions, 0.95)
     positive = [name for name in metrics if truths[temperature][name] > 0]

@@ -6,6 +6,7 @@ calibrators check.
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -193,12 +194,13 @@ def assert_same_fit(found, expected):
 
 @pytest.mark.usefixtures("small_chunks")
 def test_auto_reads_a_small_split_whole_and_chooses_as_from_arrays(tmp_path, rng):
-    arrays = skewed(rng)
-    expected = calibrant.Auto().fit(arrays["logits"], arrays["labels"])
+    arrays = skewed(rng, 500)
+    auto = partial(calibrant.Auto, candidates=("none", "ts", "top_and_rest"), folds=2)
+    expected = auto().fit(arrays["logits"], arrays["labels"])
     for write in (as_npz, as_npz_folder, as_safetensors_glob):
         folder = tmp_path / write.__name__
         folder.mkdir()
-        found: Any = fit(write(folder, arrays), "auto")
+        found: Any = fit(write(folder, arrays), auto())
         names = [candidate.name for candidate in found.candidates_]
         assert "top_and_rest" in names
         assert_same_fit(found, expected)

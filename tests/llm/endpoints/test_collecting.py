@@ -251,3 +251,20 @@ def test_half_a_character_costs_one_question(chats, tmp_path):
         collected(chats, out, "half \ud800 a character", "a line\u2028 within a line")
     (line,) = out.read_text().splitlines()
     assert json.loads(line)["question"] == "a line\u2028 within a line"
+
+
+@pytest.mark.filterwarnings("ignore")  # of LiteLLM itself
+def test_the_same_through_litellm(chats, tmp_path, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # which it would look up online
+    pytest.importorskip("litellm")
+    out = tmp_path / "answers.jsonl"
+    with service_for("litellm/openai/tiny", Connection(chats.url, 10.0)) as service:
+        plan = Plan("litellm/openai/tiny")
+        assert collect_answers(asked("Capital of Peru?"), service, plan, out) == 1
+        with pytest.raises(ServiceError, match="401") as problem:
+            service([{"role": "user", "content": "denied"}], {})
+    (row,) = rows_of(out)
+    assert row["answer"] == "Lima."
+    assert row["token_probs"] == pytest.approx([0.8, 0.5])
+    assert chats.keys[0] == f"Bearer {KEY}"
+    assert KEY not in str(problem.value)

@@ -49,13 +49,6 @@ def warm_processes():
 
 
 @pytest.fixture
-def cold_processes(monkeypatch):
-    """Spawn processes after all, for a test whose processes inherit variables that it sets."""
-    contexts: Any = multiprocessing.context
-    monkeypatch.setitem(contexts._concrete_contexts, "spawn", contexts.SpawnContext())
-
-
-@pytest.fixture
 def threads():
     """Set the number of torch threads for one test."""
     before = torch.get_num_threads()

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.cli.compare import STEPS
 from calibrant.data import sample_path
 from calibrant.workflows.compare import compare
-from tests.support.command_line import figures
+from tests.support.command_line import figures, set_clock
 from tests.support.simulate import drawn_tags
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -171,7 +170,7 @@ def test_failed_comparison(run, arguments, message):
 
 def test_bar_counts_methods(run, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, now)
 
     def slow(pred, methods, *, progress, **_):
         for done in (0, 1, 2):

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import calibrant
 from calibrant import cli, deploy
 from calibrant.cli.shared import progress_bar
 from calibrant.workflows import evaluate as workflow
-from tests.support.command_line import ROWS, in_shell
+from tests.support.command_line import ROWS, in_shell, set_clock
 from tests.support.warm_scripts import run_script
 
 
@@ -125,7 +124,7 @@ def test_full_disk_exits_2_with_one_line(path, monkeypatch, capsys):
 def evaluated(monkeypatch, seconds):
     """Let the measurement take this long, by the clock that the bar looks at."""
     now, evaluate = [0.0], calibrant.evaluate  # the name is resolved before the patch
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, now)
 
     def slow(pred, *, progress, metrics, **_):
         for done in (ROWS // 2, ROWS):
@@ -150,7 +149,7 @@ def test_bar_is_shown_on_a_terminal_when_it_takes_long(run, path, monkeypatch, s
 
 def test_a_pipe_gets_a_line_of_progress_every_ten_seconds(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, now)
     with progress_bar("tokens") as progress:
         for done in range(0, 2600, 100):  # a second each
             progress(done, 2500)

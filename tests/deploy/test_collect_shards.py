@@ -21,6 +21,7 @@ from calibrant.deploy import collect_shards
 from calibrant.deploy.models import ModelName, load_classifier
 from calibrant.workflows.receipts import RECEIPTS
 from tests.support import classifiers
+from tests.support.classifiers import KILLED
 from tests.support.language_models import transformers
 from tests.support.predictions import cut, needs_pyarrow
 
@@ -200,14 +201,13 @@ def test_processes_of_torchrun_share_the_shards(tmp_path, shards, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cold_processes")
-def test_processes_of_a_pool_load_the_same_model(tmp_path, shards, monkeypatch):
+def test_processes_of_a_pool_load_the_same_model(tmp_path, shards):
     """New weights are those of this process; weights that differ there are refused."""
-    monkeypatch.setenv("CALIBRANT_KILLED", str(tmp_path / "killed"))
+    KILLED.unlink(missing_ok=True)
     with WorkerPool(2) as pool:
         killed = "tests.support.classifiers:KilledOnce"
         result = collect_shards(killed, shards, tmp_path / "once", executor=pool)
-        assert (tmp_path / "killed").exists()
+        KILLED.unlink()
         assert result.describe() == "wrote 4 shards"
         assert_complete(tmp_path / "once", ARRAYS["inputs"][:, :3])
         result = collect_shards(LINEAR, shards, tmp_path / "out", executor=pool)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import calibrant
 
@@ -19,6 +20,16 @@ def in_shell(*arguments, **options):
     env = {**os.environ, "PYTHONPATH": str(Path(calibrant.__file__).parents[1])}
     env |= options.pop("env", {})
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, env=env, **options)
+
+
+def set_clock(monkeypatch, now):
+    """Let the progress bar read the time from a list.
+
+    Not the clock of the module time: servers of other tests run in threads, and one that computes
+    how long to sleep by another clock does not wake up again.
+    """
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("calibrant.cli.shared.time", clock)
 
 
 def figures(out):

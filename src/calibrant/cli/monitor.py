@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,17 +109,9 @@ def monitor(
     from calibrant.artifacts import load, save
     from calibrant.estimate import PerformanceEstimator
     from calibrant.monitor import Monitor
-    from calibrant.monitor.reference import reference_bins
-    from calibrant.reports.files import check_target
-    from calibrant.reports.monitoring import save_monitor_report
 
     settings: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
-    if not files and state is None:
-        raise click.UsageError("FILES are missing, or a --state to report on")
-    if state is not None and not files and not os.path.exists(state):
-        raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
-    if page is not None:
-        check_target(page)
+    _check_targets(files, state, page)
     calibrator = load(folder) if folder else None
     estimator = PerformanceEstimator(labelled, calibrator=calibrator) if labelled else None
     # From reading the state to writing it, so that no window of another run is lost.
@@ -126,14 +119,7 @@ def monitor(
         locked(Path(state).resolve()) if state is not None and files else nullcontext(),
         engine.working(workers, dask) as work,
     ):
-
-        def known(bins: int) -> Bins | None:
-            if reference is None:
-                return None
-            data = engine.opened(reference, skip_bad, None, work)
-            options: dict[str, Any] = {"split": reference_split, "bins": bins, **work._asdict()}
-            return reference_bins(data, calibrator, **options)
-
+        known = partial(_known, reference, reference_split, calibrator, skip_bad, work)
         if state is not None and os.path.exists(state):
             watch = _resumed(state, calibrator, settings, known)
         else:
@@ -148,6 +134,42 @@ def monitor(
         if state is not None and files:
             save(watch, state)
     report = watch.report()
+    _show(report, page, form)
+    return int(fail and report.alarm is not None)
+
+
+def _check_targets(files: tuple[str, ...], state: str | None, page: str | None) -> None:
+    """Refuse to begin with nothing to watch, or a page that cannot be written."""
+    from calibrant.reports.files import check_target
+
+    if not files and state is None:
+        raise click.UsageError("FILES are missing, or a --state to report on")
+    if state is not None and not files and not os.path.exists(state):
+        raise click.UsageError(f"there is no state {state} to report on: name FILES to begin one")
+    if page is not None:
+        check_target(page)
+
+
+def _known(
+    reference: str | None,
+    split: str | None,
+    calibrator: Calibrator | None,
+    skip_bad: bool,
+    work: engine.Work,
+    bins: int,
+) -> Bins | None:
+    """Return the reference in bins, or None without one."""
+    from calibrant.monitor.reference import reference_bins
+
+    if reference is None:
+        return None
+    data = engine.opened(reference, skip_bad, None, work)
+    return reference_bins(data, calibrator, split=split, bins=bins, **work._asdict())
+
+
+def _show(report: MonitorReport, page: str | None, form: str | None) -> None:
+    from calibrant.reports.monitoring import save_monitor_report
+
     if page is not None:
         message = shared.how_written(page)
         save_monitor_report(report, page)
@@ -159,7 +181,6 @@ def monitor(
             click.echo(report.to_latex())
         else:
             _print(report)
-    return int(fail and report.alarm is not None)
 
 
 def _print(report: MonitorReport) -> None:

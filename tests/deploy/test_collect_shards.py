@@ -16,12 +16,12 @@ from torch import nn
 
 import calibrant as cal
 from calibrant.data import WorkerPool, open_dataset
-from calibrant.data.readers import WRITERS
 from calibrant.deploy import collect_shards
 from calibrant.deploy.models import ModelName, load_classifier
 from calibrant.workflows.receipts import RECEIPTS
 from tests.support import classifiers
 from tests.support.classifiers import KILLED
+from tests.support.interrupted_writes import interrupt_third_write
 from tests.support.language_models import transformers
 from tests.support.predictions import cut, needs_pyarrow
 
@@ -135,17 +135,8 @@ def test_other_columns_of_parquet_keep_types_and_nulls(tmp_path):
 
 def test_a_killed_run_goes_on(tmp_path, shards, monkeypatch):
     """Ended after two shards, in the middle of the third."""
-    out, write, count = tmp_path / "out", WRITERS[".npz"], 0
-
-    def interrupted(path, arrays):
-        nonlocal count
-        count += 1
-        if count == 3:
-            path.write_bytes(b"half of it")
-            raise KeyboardInterrupt
-        write(path, arrays)
-
-    monkeypatch.setitem(WRITERS, ".npz", interrupted)
+    out = tmp_path / "out"
+    interrupt_third_write(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         collect_shards(LINEAR, shards, out)
     before = stamps(out)

@@ -14,10 +14,10 @@ import pytest
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
-from calibrant.data.readers import WRITERS
 from calibrant.workflows.apply import apply
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.receipts import RECEIPTS
+from tests.support.interrupted_writes import interrupt_third_write
 from tests.support.predictions import cut, needs_pyarrow, predictions, without_text
 from tests.support.warm_scripts import run_script
 
@@ -81,17 +81,8 @@ def test_a_second_run_keeps_everything(tmp_path, shards, halved):
 
 def test_a_killed_run_goes_on(tmp_path, shards, halved, monkeypatch):
     """Ended after two shards, in the middle of the third."""
-    out, write, count = tmp_path / "out", WRITERS[".npz"], 0
-
-    def interrupted(path, arrays):
-        nonlocal count
-        count += 1
-        if count == 3:
-            path.write_bytes(b"half of it")
-            raise KeyboardInterrupt
-        write(path, arrays)
-
-    monkeypatch.setitem(WRITERS, ".npz", interrupted)
+    out = tmp_path / "out"
+    interrupt_third_write(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         apply_shards(halved, shards, out)
     before = stamps(out)

@@ -17,7 +17,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from calibrant._core.checks import FloatArray
 from calibrant.estimate.cells import Cells, effective, sums_by
@@ -145,6 +145,6 @@ def score_estimates(
             # the widening, from the deviation of an outcome to that of this score
             outcome = strata.size @ (strata.share * (1 - strata.share))
             wider = widening * math.sqrt(strata.size @ scatter / max(outcome, 1e-300))
-        half = norm.ppf((1 + level) / 2) * math.sqrt(variance) + wider
+        half = ndtri((1 + level) / 2) * math.sqrt(variance) + wider
         estimates[name] = Estimate(float(value), max(float(value - half), 0.0), float(value + half))
     return estimates

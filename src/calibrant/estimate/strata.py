@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import chdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.estimate.cells import CELLS, Cells, effective, sums_by
@@ -67,7 +67,8 @@ class Strata(NamedTuple):
         variance = self.claimed * (1 - self.claimed) / np.maximum(self.size, 1)
         squared, weight = (self.share - self.claimed) ** 2, self.size / self.size.sum()
         statistic = float((squared / np.maximum(variance, 1e-12)).sum())
-        return math.sqrt(max(weight @ (squared - variance), 0)), chi2.sf(statistic, self.size.size)
+        p_value = float(chdtrc(self.size.size, statistic))
+        return math.sqrt(max(weight @ (squared - variance), 0)), p_value
 
 
 def make_strata(cells: Cells) -> IntArray:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2, f
+from scipy.special import chdtrc, fdtrc
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant.decide.priors import estimate_prior
@@ -111,7 +111,7 @@ def binned_shift(view: str, new: FloatArray, old: FloatArray, n: float, m: float
     pooled = (n * p + m * q) / (n + m)
     statistic = n * m / (n + m) * float(((p - q) ** 2 / pooled).sum())
     size = float(((p - q) ** 2 / np.maximum(q, 1 / m)).sum()) - freedom * (1 / n + 1 / m)
-    return Shift(view, max(size, 0.0), float(chi2.sf(statistic, freedom)))
+    return Shift(view, max(size, 0.0), float(chdtrc(freedom, statistic)))
 
 
 class Moments(NamedTuple):
@@ -143,7 +143,7 @@ def feature_shift(
     divergence = float(change @ np.linalg.solve(second.scatter, change))
     statistic = n * m / (n + m) * distance * freedom / ((n + m - 2) * COSINES)
     size = divergence - COSINES * (1 / n + 1 / m)
-    return Shift("features", max(size, 0.0), float(f.sf(statistic, COSINES, freedom)))
+    return Shift("features", max(size, 0.0), float(fdtrc(COSINES, freedom, statistic)))
 
 
 def _cosines(old: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:

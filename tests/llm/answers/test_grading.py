@@ -12,20 +12,10 @@ from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
-from tests.support.language_models import quiz_model, quiz_tokenizer
+from tests.support.language_models import quiz_tokenizer
 
 OPEN = [Question(f"is it {word}", ("four",)) for word in ("red", "blue", "two", "four")]
 SHOTS = [Question("it", ("four",))]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return quiz_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return quiz_tokenizer()
 
 
 def test_written_answers_keep_where_they_come_from(model, tokenizer):

@@ -8,23 +8,12 @@ from calibrant.llm.answers.likelihoods import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
-from tests.support.language_models import quiz_model, quiz_tokenizer
 
 QUESTIONS = [
     Question("what is it", ("one two",), ("one two", "red", "yes no no"), 0),
     Question("is it red", ("no",), ("no", "blue blue"), 0),
 ]
 SHOTS = [Question("it", ("four",))]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return quiz_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return quiz_tokenizer()
 
 
 def total(model, tokenizer, prompt, choice, temperature):

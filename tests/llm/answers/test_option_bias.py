@@ -14,22 +14,11 @@ from calibrant.llm.answers.option_bias import (
     reordered,
 )
 from calibrant.llm.answers.questions import Question
-from tests.support.language_models import quiz_model, quiz_tokenizer
 
 QUESTIONS = [
     Question("what is it", ("two",), ("one", "two", "three", "four"), 1),
     Question("is it", ("red",), ("red", "blue", "yes", "no"), 0),
 ]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return quiz_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return quiz_tokenizer()
 
 
 def shown(options, preference, orders):

@@ -10,19 +10,9 @@ import torch
 from calibrant.llm import ask, stream
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
-from tests.support.language_models import PROMPTS, quiz_model, quiz_tokenizer, random_head
+from tests.support.language_models import PROMPTS, random_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
-
-
-@pytest.fixture(scope="module")
-def model():
-    return quiz_model()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return quiz_tokenizer()
 
 
 @pytest.mark.parametrize("kind", [None, "global", "linear", "shape", "decoder"])

@@ -218,10 +218,7 @@ class AnswerCalibrator:
         be those of :meth:`fit`. The result is also stored as ``threshold_``.
         """
         confidence = self.predict(answers, **layout)
-        outcome = outcomes(correct, len(confidence))
-        self.threshold_ = threshold(
-            confidence=confidence, outcome=outcome, max_error=max_error, level=level
-        )
+        self.threshold_ = controlled(confidence, correct, max_error=max_error, level=level)
         return self.threshold_
 
     def abstains(self, confidence: Values) -> BoolArray:
@@ -354,6 +351,14 @@ def outcomes(correct: Values, answers: int) -> FloatArray:
     if wrong.size:
         raise ValueError(f"correct must be 0 or 1 (is the answer right?), got {wrong[0]:g}")
     return outcome
+
+
+def controlled(
+    confidence: FloatArray, correct: Values, *, max_error: float, level: float
+) -> Threshold:
+    """Return the threshold of calibrated confidences of graded answers."""
+    outcome = outcomes(correct, len(confidence))
+    return threshold(confidence=confidence, outcome=outcome, max_error=max_error, level=level)
 
 
 def _halfway(confidence: FloatArray) -> tuple[float, float]:

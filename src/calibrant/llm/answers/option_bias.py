@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.special import log_softmax
-from scipy.stats import chi2
+from scipy.special import chdtrc, log_softmax
 
 from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_labels, check_choice
 from calibrant._core.tables import columns_frame
@@ -158,7 +157,7 @@ def _homogeneity(differences: FloatArray) -> float:
     """P-value of Wald's test that differences ``(n, letters)``, which sum to 0, have mean 0."""
     n, mean = len(differences), differences.mean(0)
     inverse = np.linalg.pinv(differences.T @ differences / n, hermitian=True)
-    return float(chi2.sf(n * mean @ inverse @ mean, len(mean) - 1))
+    return float(chdtrc(len(mean) - 1, n * mean @ inverse @ mean))
 
 
 class PermutedChoices(NamedTuple):

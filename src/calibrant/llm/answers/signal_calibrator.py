@@ -12,11 +12,18 @@ from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.tables import frame
-from calibrant.decide.thresholds import Threshold, threshold
+from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import html_table, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
 from calibrant.llm.answers import combining
-from calibrant.llm.answers.calibrator import AnswerCalibrator, Map, below, outcomes, source_from
+from calibrant.llm.answers.calibrator import (
+    AnswerCalibrator,
+    Map,
+    below,
+    controlled,
+    outcomes,
+    source_from,
+)
 from calibrant.llm.answers.combining import Combination, Combined, HeldOut, Single
 from calibrant.llm.answers.sources import Source
 from calibrant.metrics.intervals import Estimate, mean_interval
@@ -185,10 +192,7 @@ class SignalCalibrator:
         :meth:`fit`.
         """
         confidence = self.predict(signals)
-        outcome = outcomes(correct, len(confidence))
-        self.threshold_ = threshold(
-            confidence=confidence, outcome=outcome, max_error=max_error, level=level
-        )
+        self.threshold_ = controlled(confidence, correct, max_error=max_error, level=level)
         return self.threshold_
 
     def abstains(self, confidence: Values) -> BoolArray:

@@ -23,7 +23,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import rel_entr
-from scipy.stats import binom
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.decide.thresholds import (
@@ -126,5 +125,5 @@ def hoeffding_bentkus(
     divergence = rel_entr(mean, max_error) + rel_entr(1 - mean, 1 - max_error)
     # a sum that is whole but for its last digit must not be rounded up to the next number
     up = np.ceil(np.asarray(losses, np.float64) - 1e-9)
-    bentkus = math.e * binom.cdf(up, accepted, max_error)
+    bentkus = math.e * binomial_p_values(accepted, up, max_error)
     return np.where(accepted > 0, np.minimum(np.exp(-accepted * divergence), bentkus), 1.0)

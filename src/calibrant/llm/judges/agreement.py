@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from calibrant._core.checks import FloatArray, Values, as_values, as_weight, check_level
 from calibrant.display.results import one_line
@@ -122,5 +122,5 @@ def _kappa(judge: Any, human: Any, share: FloatArray, level: float) -> Estimate:
     moved = columns[judge] + rows[human] - 2 * chance
     influence = share * (off / (1 - chance) - (1 - raw) * moved / (1 - chance) ** 2)
     deviation = float(np.sqrt(influence @ influence * count / (count - 1)))
-    reach = float(student.ppf((1 + level) / 2, count - 1)) * deviation
+    reach = float(stdtrit(count - 1, (1 + level) / 2)) * deviation
     return Estimate(value, max(value - reach, -1.0), min(value + reach, 1.0))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit
-from scipy.stats import norm, t as student
+from scipy.special import expit, ndtri, stdtrit
 
 from calibrant._core.checks import FloatArray, Values, as_float64, as_values, check_level
 from calibrant._core.solve import minimise
@@ -81,7 +80,7 @@ def position_bias(
     values, weight = np.append(first, pseudo), np.append(np.ones(first.size), share)
     centre = float(np.average(values, weights=weight))
     variance = float(np.average((values - centre) ** 2, weights=weight)) / weight.sum()
-    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt(variance)
+    reach = float(ndtri((1 + level) / 2)) * math.sqrt(variance)
     value = float(first.mean())
     low, high = min(centre - reach, value), max(centre + reach, value)
     return PositionBias(flips, Estimate(value, max(low, 0.0), min(high, 1.0)), wins.size)
@@ -167,7 +166,7 @@ def length_bias(judge: Values, human: Values, length: Values, *, level: float = 
     slope, deviation = _first_slope(inputs, scores)
     if not deviation or abs(slope) > STEEPEST:
         return LengthBias(Estimate(math.nan), scores.size)
-    reach = float(student.ppf((1 + level) / 2, scores.size - inputs.shape[1])) * deviation
+    reach = float(stdtrit(scores.size - inputs.shape[1], (1 + level) / 2)) * deviation
     ends = (math.exp(x) for x in (slope, slope - reach, slope + reach))
     return LengthBias(Estimate(*ends), scores.size)
 

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from scipy.optimize import brentq
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 
 class Uncertainty(NamedTuple):
@@ -67,7 +67,7 @@ class Uncertainty(NamedTuple):
     def ends(self, value: float, level: float) -> tuple[float, float]:
         """Return both ends of the interval around a rate."""
         freedom = max(1 / self.largest - self.parameters, 1.0)
-        quantile = float(student.ppf((1 + level) / 2, freedom))
+        quantile = float(stdtrit(freedom, (1 + level) / 2))
 
         def beyond(rate: float) -> float:
             return abs(rate - value) - quantile * math.sqrt(self.variance(rate, value))

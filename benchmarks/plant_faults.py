@@ -2663,8 +2663,8 @@ FAULTS = (
     Fault(
         "bentkus-without-its-factor",
         "llm",
-        "math.e * binom.cdf(up, accepted, max_error)",
-        "binom.cdf(up, accepted, max_error)",
+        "math.e * binomial_p_values(accepted, up, max_error)",
+        "binomial_p_values(accepted, up, max_error)",
         ("llm/gate/test_promises",),
     ),
     Fault(

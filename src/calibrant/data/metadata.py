@@ -1,0 +1,264 @@
+"""Metadata of examples, such as age and site, as codes: the subgroups that they can form.
+
+Numbers and dates are cut at quantiles, texts and numbers with few values are categories. A
+condition on a column is a range of codes, such as ``age < 30`` or ``site = B``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_keys
+from calibrant._core.class_names import as_array, is_frame
+from calibrant._core.messages import comma_separated
+from calibrant.data.formats import Array
+from calibrant.data.keys import SCORES
+
+MOST_CATEGORIES = 20
+"""Values of a category that have a code of their own; the rarer ones share one."""
+FEW_VALUES = 10
+"""Numbers with at most so many values are categories."""
+MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
+NO_METADATA = (*SCORES, "labels", "features", "fold", "inclusion_probability")
+"""Columns of a split that are not about the subgroups of its examples."""
+
+
+class Condition(NamedTuple):
+    """A range of codes of a column, ``low <= code < high``."""
+
+    column: int
+    low: int
+    high: int
+
+    def holds(self, codes: IntArray) -> BoolArray:
+        """Return True for rows of codes ``(n, columns)`` in the range."""
+        of_column = codes[:, self.column]
+        return np.asarray((of_column >= self.low) & (of_column < self.high))
+
+
+@dataclass(frozen=True)
+class MetadataColumn:
+    """A column as codes: bins between ``cuts``, or the places of ``values``.
+
+    The code ``size - 1`` is that of missing values; of a category, ``size - 2`` is that of values
+    without a code of their own.
+
+    >>> age = learn_column("age", np.arange(20, 60))
+    >>> age.cuts[:2], age.codes(age.numbers(np.array([21, 59, np.nan])))
+    ((25.0, 30.0), array([0, 7, 8]))
+    """
+
+    name: str
+    kind: Literal["number", "date", "category"]
+    cuts: tuple[float, ...] = ()
+    values: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of codes."""
+        return len(self.values) + 2 if self.kind == "category" else len(self.cuts) + 2
+
+    def numbers(self, values: Array) -> FloatArray:
+        """Return numbers for values ``(n,)``: places of categories; NaN where they are missing."""
+        if self.kind == "number":
+            return _as_numbers(values)
+        if self.kind == "date":
+            return _seconds(values)
+        texts, index = np.unique(_as_texts(values), return_inverse=True)
+        place = {text: float(i) for i, text in enumerate(self.values)}
+        known = [
+            math.nan if _is_missing(text) else place.get(text, float(len(self.values)))
+            for text in texts.tolist()
+        ]
+        return np.array(known, np.float64)[index.reshape(-1)]
+
+    def codes(self, numbers: FloatArray) -> IntArray:
+        """Return the codes of numbers ``(n,)``, as :meth:`numbers` returns them."""
+        missing = np.isnan(numbers)
+        if self.kind == "category":
+            codes = np.where(missing, 0, numbers).astype(np.int64)
+        else:
+            codes = np.searchsorted(self.cuts, numbers, side="right")
+        return np.asarray(np.where(missing, self.size - 1, codes), np.int64)
+
+    def conditions(self, number: int) -> list[Condition]:
+        """Return all conditions on this column, the one with this ``number``.
+
+        Each category, each one-sided range of numbers, and that the value is missing.
+        """
+        last = self.size - 1
+        if self.kind == "category":
+            ranges = [(i, i + 1) for i in range(len(self.values))]
+        else:
+            ranges = [r for i in range(1, last) for r in ((0, i), (i, last))]
+        return [Condition(number, *ends) for ends in [*ranges, (last, last + 1)]]
+
+    def text(self, low: int, high: int) -> str:
+        """Return the condition ``low <= code < high`` in words."""
+        if low == self.size - 1:
+            return f"{self.name} is missing"
+        if self.kind == "category":
+            shown = [*self.values, "another value"][low:high]
+            return f"{self.name} = {' or '.join(shown)}"
+        first = f"{self._shown(low - 1)} <= " if low else ""
+        final = f" < {self._shown(high - 1)}" if high < self.size - 1 else ""
+        if first and not final:
+            return f"{self.name} >= {self._shown(low - 1)}"
+        return f"{first}{self.name}{final}"
+
+    def _shown(self, cut: int) -> str:
+        value = self.cuts[cut]
+        if self.kind == "number":
+            return f"{value:.15g}"
+        return str(np.datetime64(int(value), "s")).removesuffix("T00:00:00")
+
+    def config(self) -> dict[str, Any]:
+        """Return the fields, as they can be written to JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> MetadataColumn:
+        """Return the column of what :meth:`config` returned."""
+        cuts, values = tuple(config["cuts"]), tuple(config["values"])
+        return cls(config["name"], config["kind"], cuts, values)
+
+
+def conjunction_text(columns: Sequence[MetadataColumn], conditions: Iterable[Condition]) -> str:
+    """Return conditions that hold together in words, one for each column.
+
+    >>> age = MetadataColumn("age", "number", cuts=(30.0, 40.0))
+    >>> site = MetadataColumn("site", "category", values=("A", "B"))
+    >>> both = [Condition(0, 1, 3), Condition(1, 1, 2), Condition(0, 0, 2)]
+    >>> conjunction_text([age, site], both)
+    '30 <= age < 40 and site = B'
+    """
+    ranges: dict[int, tuple[int, int]] = {}
+    for column, low, high in conditions:
+        before = ranges.get(column, (low, high))
+        ranges[column] = (max(low, before[0]), min(high, before[1]))
+    return " and ".join(columns[i].text(*ends) for i, ends in ranges.items()) or "all examples"
+
+
+def as_metadata(metadata: object) -> dict[str, Array]:
+    """Return a mapping, a data frame or an array ``(n, columns)`` as arrays by name."""
+    if isinstance(metadata, Mapping):
+        arrays = {str(name): as_array(values) for name, values in metadata.items()}
+    elif is_frame(metadata):
+        arrays = {str(name): as_array(metadata[name]) for name in metadata.columns}  # type: ignore[index]
+    else:
+        array = as_array(metadata)
+        table = array[:, None] if array.ndim == 1 else array
+        arrays = {f"column {i}": column for i, column in enumerate(np.moveaxis(table, -1, 0))}
+    if wrong := [name for name, values in arrays.items() if values.ndim != 1]:
+        raise ValueError(
+            "metadata must have one value per example in each column, got "
+            f"{comma_separated(f'{name} of shape {arrays[name].shape}' for name in wrong)}"
+        )
+    return arrays
+
+
+def learn_column(
+    name: str, values: Values, *, bins: int = 8, fewest: float = 1
+) -> MetadataColumn | None:
+    """Return the codes of a column from some of its values; None if there is nothing to tell apart.
+
+    Numbers have ``bins`` bins with about equally many values; categories have codes for at most
+    ``MOST_CATEGORIES`` values that occur ``fewest`` times. Texts that are all numbers are numbers.
+    """
+    array = as_array(values)
+    if array.dtype.kind == "M":
+        return _learn_numbers(name, "date", _seconds(array), bins)
+    numbers = _numbers_or_none(array)
+    if numbers is not None and np.unique(numbers[~np.isnan(numbers)]).size > FEW_VALUES:
+        return _learn_numbers(name, "number", numbers, bins)
+    texts, counts = np.unique(_as_texts(array), return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    frequent = [
+        str(texts[i]) for i in order if counts[i] >= fewest and not _is_missing(str(texts[i]))
+    ]
+    kept = tuple(sorted(frequent[:MOST_CATEGORIES], key=_in_order))
+    missing = any(_is_missing(text) for text in texts.tolist())
+    if not kept or (texts.size == 1 and not missing):
+        return None
+    return MetadataColumn(name, "category", values=kept)
+
+
+def _learn_numbers(
+    name: str, kind: Literal["number", "date"], numbers: FloatArray, bins: int
+) -> MetadataColumn | None:
+    """Return cuts at quantiles, rounded to what a person would write."""
+    known = numbers[np.isfinite(numbers)]
+    if not known.size or known.min() == known.max():
+        return None
+    quantiles = np.quantile(known, np.arange(1, bins) / bins)
+    low, high = np.quantile(known, [0.05, 0.95])
+    span = float(high - low) or float(known.max() - known.min())
+    step = 10.0 ** math.floor(math.log10(span / (4 * bins)))
+    if kind == "date":
+        step = 86400.0 if span > 86400 * bins else 1.0
+    rounded = np.unique(np.round(quantiles / step) * step)
+    digits = max(0, -math.floor(math.log10(step)))
+    cuts = sorted({round(float(cut), digits) for cut in rounded})
+    inside = tuple(cut for cut in cuts if known.min() < cut <= known.max())
+    return MetadataColumn(name, kind, cuts=inside) if inside else None
+
+
+def _numbers_or_none(values: Array) -> FloatArray | None:
+    """Return numbers, of texts too, or None if some value is none."""
+    if values.dtype.kind in "iuf":
+        return values.astype(np.float64)
+    if values.dtype.kind not in "OSU":
+        return None
+    texts, index = np.unique(_as_texts(values), return_inverse=True)
+    numbers = _parsed(texts)
+    known = [not _is_missing(text) for text in texts.tolist()]
+    if np.isnan(numbers[known]).any() or not any(known):
+        return None
+    return numbers[index.reshape(-1)]
+
+
+def _as_numbers(values: Array) -> FloatArray:
+    """Return values of a column of numbers; what is none is missing."""
+    if values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    texts, index = np.unique(_as_texts(values), return_inverse=True)
+    return _parsed(texts)[index.reshape(-1)]
+
+
+def _parsed(texts: Array) -> FloatArray:
+    numbers = np.full(texts.shape, math.nan)
+    for i, text in enumerate(texts.tolist()):
+        try:
+            numbers[i] = math.nan if "_" in text else float(text)  # Python reads 1_0 as 10
+        except ValueError:
+            continue
+    return numbers
+
+
+def _seconds(values: Array) -> FloatArray:
+    """Return dates as seconds; NaN where they are missing."""
+    dates = values.astype("datetime64[s]")
+    return np.where(np.isnat(dates), math.nan, dates.astype(np.int64).astype(np.float64))
+
+
+def _as_texts(values: Array) -> Array:
+    """Return values as text: whole numbers without a point."""
+    keys = as_keys(values)
+    if keys.dtype.kind == "f":
+        return np.array([f"{x:g}" for x in keys.tolist()], dtype=str)
+    return keys.astype(str)
+
+
+def _is_missing(text: str) -> bool:
+    return text.strip().lower() in MISSING
+
+
+def _in_order(text: str) -> tuple[bool, float, str]:
+    """Sort numbers by size, and before other texts."""
+    number = float(_parsed(np.array([text]))[0])
+    return (math.isnan(number), 0.0 if math.isnan(number) else number, text)

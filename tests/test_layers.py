@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src" / "calibrant"
 # A module imports from its own package and from those to the left of it, never to the right.
 ORDER = (
     *("_version", "sample", "_core", "display", "plots", "data", "metrics", "losses"),
-    *("calibrators", "retrain", "decide", "workflows", "artifacts", "deploy", "monitor"),
+    *("calibrators", "retrain", "decide", "slices", "workflows", "artifacts", "deploy", "monitor"),
     *("estimate", "llm"),
     *("reports", "integrations", "ui", "bench", "_api", "__init__", "cli", "__main__"),
 )

@@ -6,6 +6,7 @@ condition on a column is a range of codes, such as ``age < 30`` or ``site = B``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +20,11 @@ from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array
 from calibrant.data.keys import SCORES
 
-MOST_CATEGORIES = 20
+MOST_CATEGORIES = 100
 """Values of a category that have a code of their own; the rarer ones share one."""
 FEW_VALUES = 10
 """Numbers with at most so many values are categories."""
+DAY = 86400.0
 MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
 NO_METADATA = (*SCORES, "labels", "features", "fold", "inclusion_probability")
 """Columns of a split that are not about the subgroups of its examples."""
@@ -86,17 +88,19 @@ class MetadataColumn:
             codes = np.searchsorted(self.cuts, numbers, side="right")
         return np.asarray(np.where(missing, self.size - 1, codes), np.int64)
 
-    def conditions(self, number: int) -> list[Condition]:
+    def conditions(self, number: int, *, between: bool = False) -> list[Condition]:
         """Return all conditions on this column, the one with this ``number``.
 
-        Each category, each one-sided range of numbers, and that the value is missing.
+        Each category, each one-sided range of numbers, those ``between`` two cuts if asked for,
+        and that the value is missing.
         """
         last = self.size - 1
         if self.kind == "category":
             ranges = [(i, i + 1) for i in range(len(self.values))]
         else:
-            ranges = [r for i in range(1, last) for r in ((0, i), (i, last))]
-        return [Condition(number, *ends) for ends in [*ranges, (last, last + 1)]]
+            ends = itertools.combinations(range(last + 1), 2)
+            ranges = [r for r in ends if (between or 0 in r or last in r) and r != (0, last)]
+        return [Condition(number, *ends) for ends in (*ranges, (last, last + 1))]
 
     def text(self, low: int, high: int) -> str:
         """Return the condition ``low <= code < high`` in words."""
@@ -163,12 +167,12 @@ def as_metadata(metadata: object) -> dict[str, Array]:
 
 
 def learn_column(
-    name: str, values: Values, *, bins: int = 8, fewest: float = 1
+    name: str, values: Values, *, bins: int = 8, most: int = MOST_CATEGORIES, fewest: float = 1
 ) -> MetadataColumn | None:
     """Return the codes of a column from some of its values; None if there is nothing to tell apart.
 
-    Numbers have ``bins`` bins with about equally many values; categories have codes for at most
-    ``MOST_CATEGORIES`` values that occur ``fewest`` times. Texts that are all numbers are numbers.
+    Numbers have ``bins`` bins with about equally many values; categories have codes for the
+    ``most`` frequent values that occur ``fewest`` times. Texts that are all numbers are numbers.
     """
     array = as_array(values)
     if array.dtype.kind == "M":
@@ -181,7 +185,7 @@ def learn_column(
     frequent = [
         str(texts[i]) for i in order if counts[i] >= fewest and not _is_missing(str(texts[i]))
     ]
-    kept = tuple(sorted(frequent[:MOST_CATEGORIES], key=_in_order))
+    kept = tuple(sorted(frequent[:most], key=_in_order))
     missing = any(_is_missing(text) for text in texts.tolist())
     if not kept or (texts.size == 1 and not missing):
         return None
@@ -195,17 +199,24 @@ def _learn_numbers(
     known = numbers[np.isfinite(numbers)]
     if not known.size or known.min() == known.max():
         return None
-    quantiles = np.quantile(known, np.arange(1, bins) / bins)
-    low, high = np.quantile(known, [0.05, 0.95])
-    span = float(high - low) or float(known.max() - known.min())
-    step = 10.0 ** math.floor(math.log10(span / (4 * bins)))
-    if kind == "date":
-        step = 86400.0 if span > 86400 * bins else 1.0
-    rounded = np.unique(np.round(quantiles / step) * step)
-    digits = max(0, -math.floor(math.log10(step)))
-    cuts = sorted({round(float(cut), digits) for cut in rounded})
-    inside = tuple(cut for cut in cuts if known.min() < cut <= known.max())
-    return MetadataColumn(name, kind, cuts=inside) if inside else None
+    share = np.arange(1, bins) / bins
+    quantiles = np.unique(np.quantile(known, share, method="higher"))
+    if quantiles.size < 2:  # nearly all values are equal: tell the others apart
+        quantiles = np.unique(np.quantile(np.unique(known), share, method="higher"))
+    ends = np.unique([known.min(), *quantiles, known.max()])
+    rounded = (
+        _rounded(float(cut), float(min(cut - before, after - cut)), whole_days=kind == "date")
+        for before, cut, after in zip(ends, ends[1:], ends[2:], strict=False)
+    )
+    cuts = sorted({cut for cut in rounded if known.min() < cut <= known.max()})
+    return MetadataColumn(name, kind, cuts=tuple(cuts)) if cuts else None
+
+
+def _rounded(cut: float, room: float, *, whole_days: bool) -> float:
+    """Return a cut with few digits, at most half of the ``room`` to its neighbours away."""
+    if whole_days and room >= DAY:
+        return round(cut / DAY) * DAY
+    return round(cut, -math.floor(math.log10(room))) + 0.0  # no negative zero
 
 
 def _numbers_or_none(values: Array) -> FloatArray | None:

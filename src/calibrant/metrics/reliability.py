@@ -86,7 +86,7 @@ def reliability_of(
 
     ``ece`` has the interval of the error, where one is known.
     """
-    low, high = _clopper_pearson(filled, level)
+    low, high = _bin_intervals(filled, level)
     empty = filled.weight == 0
     low[empty] = high[empty] = np.nan
     ece = Estimate(float(np.abs(filled.gap).sum())) if ece is None else ece
@@ -95,15 +95,27 @@ def reliability_of(
     return Reliability(*curve, level or math.nan, ece, probability)
 
 
-def _clopper_pearson(filled: Bins, level: float | None) -> tuple[FloatArray, FloatArray]:
+def _bin_intervals(filled: Bins, level: float | None) -> tuple[FloatArray, FloatArray]:
     """Intervals of the accuracy per bin."""
     if not level:
         return np.full(filled.weight.size, np.nan), np.full(filled.weight.size, np.nan)
     check_level(level)
     with np.errstate(invalid="ignore"):
-        effective = filled.effective
-        hits = filled.accuracy * effective
-        tail = (1 - level) / 2
-        low = np.where(hits > 0, betaincinv(hits, effective - hits + 1, tail), 0.0)
-        high = np.where(hits < effective, betaincinv(hits + 1, effective - hits, 1 - tail), 1.0)
+        return clopper_pearson(filled.accuracy, filled.effective, (1 - level) / 2)
+
+
+def clopper_pearson(
+    share: FloatArray, size: FloatArray, tail: float
+) -> tuple[FloatArray, FloatArray]:
+    """Intervals of probabilities, from the ``share`` of events among ``size`` examples.
+
+    Each end misses with at most the probability ``tail``. Sizes need not be whole numbers.
+
+    >>> low, high = clopper_pearson(np.array([0.0, 0.5]), np.array([10.0, 10.0]), 0.05)
+    >>> low.round(3), high.round(3)
+    (array([0.   , 0.222]), array([0.259, 0.778]))
+    """
+    hits = share * size
+    low = np.where(hits > 0, betaincinv(hits, size - hits + 1, tail), 0.0)
+    high = np.where(hits < size, betaincinv(hits + 1, size - hits, 1 - tail), 1.0)
     return low, high

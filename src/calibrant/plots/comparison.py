@@ -26,8 +26,9 @@ def forest_plot(
     percent: bool = True,
     best: Collection[str] = (),
     chosen: str | None = None,
-    reference: str | None = "none",
+    reference: str | float | None = "none",
     level: float | None = None,
+    longest: int = 20,
 ) -> Axes:
     """Values with their intervals, a row for each, from top to bottom in the order given.
 
@@ -43,10 +44,12 @@ def forest_plot(
         Values are shares, drawn in per cent.
     best, chosen : collection of str, and str
         Rows with a filled point, which are as good as the best, and one whose name is bold.
-    reference : str, optional
-        The row at whose value a line is drawn.
+    reference : str or float, optional
+        A value at which a line is drawn, or the row that has it.
     level : float, optional
         Coverage of the intervals.
+    longest : int
+        Characters of a name that are shown.
 
     Examples
     --------
@@ -59,7 +62,7 @@ def forest_plot(
         raise ValueError("there is nothing to draw: no method was measured")
     axes = new_axes(ax, height=_height(len(rows)))
     _rows(axes, rows, 100.0 if percent else 1.0, best, reference)
-    _names(axes, rows, chosen)
+    _names(axes, rows, chosen, longest)
     interval = "" if level is None else f", {100 * level:g} % interval"
     axes.set_xlabel(f"{title}{' (%' if percent else ''}{')' if percent else ''}{interval}")
     return axes
@@ -97,7 +100,7 @@ def _rows(
     rows: Mapping[str, Interval],
     scale: float,
     best: Collection[str],
-    reference: str | None,
+    reference: str | float | None,
 ) -> None:
     look, paper = current(), axes.figure.get_facecolor()
     for i, (name, estimate) in enumerate(rows.items()):
@@ -110,14 +113,18 @@ def _rows(
         face = colour if name in best else paper
         marker: dict[str, Any] = {"ms": 2.6 * look.thick, "mew": look.thick * 0.7}
         axes.plot([value], [i], "o", color=colour, mfc=face, clip_on=False, zorder=3, **marker)
-    if reference is not None and reference in rows:
+    if isinstance(reference, str):
+        reference = rows[reference].value if reference in rows else None
+    if reference is not None:
         line: dict[str, Any] = {"color": look.colours.muted, "lw": look.thin, "ls": ":"}
-        axes.axvline(scale * rows[reference].value, zorder=0.5, **line)
+        axes.axvline(scale * reference, zorder=0.5, **line)
 
 
-def _names(axes: Axes, rows: Mapping[str, Interval], chosen: str | None) -> None:
+def _names(
+    axes: Axes, rows: Mapping[str, Interval], chosen: str | None, longest: int
+) -> None:
     dress(axes)
-    axes.set_yticks(range(len(rows)), [text_of(name, 20) for name in rows])
+    axes.set_yticks(range(len(rows)), [text_of(name, longest) for name in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

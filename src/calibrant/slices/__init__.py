@@ -1,0 +1,8 @@
+"""Subgroups where confidence is wrong: found, with intervals that account for the search."""
+
+from __future__ import annotations
+
+from calibrant.slices.find import find_slices
+from calibrant.slices.result import Slice, Slices
+
+__all__ = ["Slice", "Slices", "find_slices"]

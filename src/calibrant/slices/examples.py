@@ -1,0 +1,278 @@
+"""Examples of a split as the search sees them: claims and outcomes, weights, and codes of columns.
+
+Besides the metadata, the predictions themselves are columns: P(y = 1) of two classes; confidence,
+predicted and second class of more. Features are reduced to the number of their cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import (
+    IGNORED,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    as_labels,
+    as_weight,
+    check_labels,
+    check_some,
+)
+from calibrant._core.chunks import Progress, joined
+from calibrant._core.sampling import uniform
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import Split
+from calibrant.data.formats import Array
+from calibrant.data.metadata import MetadataColumn, learn_column
+from calibrant.data.shards import Chunk
+from calibrant.decide.probabilities import probabilities
+
+SAMPLE = 20_000
+"""Examples from which cuts, frequent values and clusters are learned, and noise is simulated."""
+NUMBERS = 4_000_000
+"""Numbers that the features of these examples may have."""
+P_CUTS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
+CONFIDENCE_CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999)
+"""Ends of the ranges of P(y = 1) and of confidences: the same for all models."""
+CLUSTERS = 16
+CLUSTER, CONFIDENCE = "feature cluster", "confidence"
+
+
+class Outcomes(NamedTuple):
+    """Claims and outcomes of the labelled examples ``(n,)``.
+
+    ``claimed`` is the probability of an event and ``happened`` whether it did: y = 1 for two
+    classes, that the predicted class is right for more. ``sign`` is -1 where the predicted class
+    is right if the event did not happen: class 0 of two.
+    """
+
+    claimed: FloatArray
+    happened: FloatArray
+    weight: FloatArray
+    sign: FloatArray
+
+    def take(self, chosen: BoolArray | IntArray) -> Outcomes:
+        """Return some of the examples."""
+        return Outcomes(*(values[chosen] for values in self))
+
+    def pairs(self, estimand: str) -> tuple[FloatArray, FloatArray]:
+        """Return claims and outcomes of one of the ``estimands``: of y = 1 or of right answers."""
+        if estimand == "binary":
+            return self.claimed, self.happened
+        flipped = self.sign < 0
+        return (
+            np.where(flipped, 1 - self.claimed, self.claimed),
+            np.where(flipped, 1 - self.happened, self.happened),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The way in which chunks become examples; it travels to other processes.
+
+    ``metadata`` has the keys of columns by the names that are shown.
+    """
+
+    metadata: Mapping[str, str]
+    classes: int
+    class_names: Sequence[str] | None = None
+    calibrator: Calibrator | None = None
+    centres: FloatArray | None = None  # (clusters, width)
+    columns: tuple[MetadataColumn, ...] = ()
+
+    @property
+    def estimands(self) -> tuple[str, ...]:
+        """Events that claims are compared with."""
+        return ("binary", "top_label") if self.classes == 2 else ("top_label",)
+
+    def class_name(self, number: int) -> str:
+        """Return the name of a class, or else its number."""
+        return self.class_names[number] if self.class_names else str(number)
+
+    @property
+    def probability(self) -> str:
+        """Name of the probability of class 1 of two."""
+        return f"P({self.class_name(1)})"
+
+    def needed(self) -> list[str]:
+        """Return the columns of a split that are read."""
+        features = self.centres is not None or (
+            self.calibrator is not None and self.calibrator.needs_features
+        )
+        columns = ["logits", "labels", "sample_weight", *self.metadata.values()]
+        return [*columns, "features"] if features else columns
+
+    def labelled(self, chunk: Chunk) -> tuple[Outcomes, FloatArray, BoolArray]:
+        """Return the outcomes, the probabilities ``(n, classes)``, and which rows have a label."""
+        labels = as_labels(chunk.labels).reshape(-1)
+        weight = chunk.get("sample_weight")
+        weights = np.ones(labels.size) if weight is None else as_weight(weight, labels.shape)
+        kept = (labels != IGNORED) & (weights > 0)
+        probs, labels = self._probs(chunk, kept), labels[kept]
+        check_labels(labels, self.classes)
+        return self._outcomes(probs, labels, weights[kept]), probs, kept
+
+    def _probs(self, chunk: Chunk, kept: BoolArray) -> FloatArray:
+        """Return calibrated probabilities of the rows that are kept."""
+        scores = chunk.logits[kept]
+        if not len(scores):
+            return np.zeros((0, self.classes))
+        if self.calibrator is not None:
+            features = chunk.columns["features"][kept] if self.calibrator.needs_features else None
+            scores = self.calibrator.transform(scores, features)
+        return probabilities(scores, None)[0]
+
+    def _outcomes(self, probs: FloatArray, labels: IntArray, weight: FloatArray) -> Outcomes:
+        predicted = probs.argmax(1)
+        if self.classes == 2:
+            sign = np.where(predicted == 1, 1.0, -1.0)
+            return Outcomes(probs[:, 1], (labels == 1).astype(np.float64), weight, sign)
+        claimed = probs[np.arange(labels.size), predicted]
+        happened = (labels == predicted).astype(np.float64)
+        return Outcomes(claimed, happened, weight, np.ones(labels.size))
+
+    def values(self, chunk: Chunk, probs: FloatArray, kept: BoolArray) -> dict[str, Array]:
+        """Return the columns of the labelled rows by name, before they are encoded."""
+        values = {name: chunk.columns[key][kept] for name, key in self.metadata.items()}
+        if self.centres is not None:
+            values[CLUSTER] = nearest(chunk.columns["features"][kept], self.centres)
+        return {**values, **self._predictions(probs)}
+
+    def _predictions(self, probs: FloatArray) -> dict[str, Array]:
+        if self.classes == 2:
+            return {self.probability: probs[:, 1]}
+        names = np.array([self.class_name(i) for i in range(self.classes)])
+        every = np.arange(len(probs))
+        first = probs.argmax(1)
+        others = probs.copy()
+        others[every, first] = -1
+        return {
+            CONFIDENCE: probs[every, first],
+            "predicted class": names[first],
+            "second class": names[others.argmax(1)],
+        }
+
+    def encoded(self, chunk: Chunk) -> tuple[Outcomes, IntArray]:
+        """Return the labelled examples of a chunk, with their codes ``(n, columns)``."""
+        outcomes, probs, kept = self.labelled(chunk)
+        return outcomes, encode(self.columns, self.values(chunk, probs, kept), len(probs))
+
+
+def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows: int) -> IntArray:
+    """Return codes ``(rows, columns)``."""
+    codes = [column.codes(column.numbers(values[column.name])) for column in columns]
+    return np.stack(codes, 1) if codes else np.zeros((rows, 0), np.int64)
+
+
+def nearest(features: Array, centres: FloatArray) -> IntArray:
+    """Return the number of the nearest centre of each row of features ``(n, width)``."""
+    rows = np.asarray(features, np.float64).reshape(len(features), -1)
+    distances = (centres**2).sum(1) - 2 * rows @ centres.T
+    return np.asarray(distances.argmin(1))
+
+
+class SampledExamples(NamedTuple):
+    """A sample of the labelled examples, and the number of all of them."""
+
+    n: int
+    outcomes: Outcomes
+    values: dict[str, Array]
+    features: FloatArray | None
+    row: IntArray  # their numbers in the split
+
+
+def draw_sample(
+    reading: Reading,
+    split: Split,
+    *,
+    clusters: bool,
+    seed: int,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> SampledExamples:
+    """Read some of the labelled examples; with ``clusters``, their features too."""
+    width = split.shards[0].column("features").width if clusters else 1
+    share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
+    columns = reading.needed()
+    columns += ["features"] if clusters and "features" not in columns else []
+    numbered = split.with_column("row", np.arange(split.rows))
+    task = partial(_shard_sample, reading, share, seed, clusters)
+    parts = list(
+        numbered.walk(
+            task, *columns, "row", rows=split.chunk_rows, executor=executor, progress=progress
+        )
+    )
+    return _joined_samples([part for shard in parts for part in shard])
+
+
+def _shard_sample(
+    reading: Reading, share: float, seed: int, clusters: bool, chunks: Iterator[Chunk]
+) -> list[SampledExamples]:
+    return [_chunk_sample(reading, share, seed, clusters, chunk) for chunk in chunks]
+
+
+def _chunk_sample(
+    reading: Reading, share: float, seed: int, clusters: bool, chunk: Chunk
+) -> SampledExamples:
+    outcomes, probs, kept = reading.labelled(chunk)
+    number = chunk.columns["row"]
+    chosen = (uniform(seed, int(number[0]), number.size) < share)[kept]
+    values = reading.values(chunk, probs, kept)
+    features = None
+    if clusters:
+        features = np.asarray(chunk.columns["features"][kept][chosen], np.float64)
+        features = features.reshape(len(features), -1)
+    return SampledExamples(
+        len(probs),
+        outcomes.take(chosen),
+        {name: column[chosen] for name, column in values.items()},
+        features,
+        number[kept][chosen],
+    )
+
+
+def _joined_samples(parts: Sequence[SampledExamples]) -> SampledExamples:
+    n = sum(part.n for part in parts)
+    check_some(n)
+    features = [part.features for part in parts if part.features is not None]
+    return SampledExamples(
+        n,
+        Outcomes(*joined([part.outcomes for part in parts])),
+        {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
+        np.concatenate(features) if features else None,
+        np.concatenate([part.row for part in parts]),
+    )
+
+
+def with_columns(
+    reading: Reading, sample: SampledExamples, min_size: int, bins: int, most: int
+) -> tuple[Reading, list[str]]:
+    """Learn the codes of the columns; return also the names of those that form no subgroups."""
+    fewest = min_size * sample.outcomes.claimed.size / sample.n
+    stated = CONFIDENCE if reading.classes > 2 else reading.probability
+    cuts = CONFIDENCE_CUTS if reading.classes > 2 else P_CUTS
+    learned = {
+        name: MetadataColumn(name, "number", cuts)
+        if name == stated
+        else learn_column(name, values, bins=bins, most=most, fewest=max(1, fewest))
+        for name, values in sample.values.items()
+    }
+    columns = tuple(column for column in learned.values() if column is not None)
+    left_out = [name for name, column in learned.items() if column is None]
+    return replace(reading, columns=columns), left_out
+
+
+def cluster_centres(features: FloatArray, seed: int) -> FloatArray:
+    """Return the centres of clusters of features ``(n, width)``, by k-means."""
+    from scipy.cluster.vq import kmeans2
+
+    count = int(np.clip(len(features) // 50, 2, CLUSTERS))
+    rng: Any = np.random.default_rng(seed)
+    centres, _ = kmeans2(features, count, minit="++", rng=rng)
+    return np.asarray(centres)

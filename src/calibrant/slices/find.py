@@ -1,0 +1,389 @@
+"""Find the subgroups of examples whose confidence is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from calibrant._core.checks import (
+    FloatArray,
+    IntArray,
+    Values,
+    check_level,
+    check_whole,
+    warnings_at_caller,
+)
+from calibrant._core.chunks import Progress
+from calibrant._core.class_names import is_frame
+from calibrant._core.messages import unknown_name
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
+from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
+from calibrant.data.shards import Chunk
+from calibrant.metrics.reliability import Estimate
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+from calibrant.slices import selection
+from calibrant.slices.examples import (
+    CLUSTER,
+    Reading,
+    SampledExamples,
+    cluster_centres,
+    draw_sample,
+    encode,
+    nearest,
+    with_columns,
+)
+from calibrant.slices.result import Slice, Slices
+from calibrant.slices.search import Family, Tables, all_candidates, critical_value
+from calibrant.slices.selection import Candidate, Overlap
+
+T = TypeVar("T")
+SMALLEST, SMALLEST_SHARE = 30, 1 / 500
+"""Size of subgroups that are searched by default: the larger of both."""
+BINS = {1: 16, 2: 8, 3: 4}
+"""Bins of numbers, for subgroups of so many conditions."""
+MOST_VALUES = {1: 1000, 2: 100, 3: 12}
+"""Values of a category that are told apart, likewise."""
+
+
+class Work(NamedTuple):
+    """Where chunks are worked on, and who is told."""
+
+    executor: Executor | None = None
+    progress: Progress | None = None
+
+
+@warnings_at_caller()
+def find_slices(
+    data: Data | Values | None = None,
+    labels: Values | None = None,
+    *,
+    probs: Values | None = None,
+    metadata: Any = None,
+    features: Values | None = None,
+    columns: Sequence[str] | None = None,
+    sample_weight: Values | str | None = None,
+    calibrator: Calibrator | MaCCal | None = None,
+    split: str | None = None,
+    depth: int = 2,
+    min_size: int | None = None,
+    most: int = 20,
+    level: float = 0.9,
+    seed: int = 0,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Slices:
+    """Find the subgroups whose confidence is wrong, worst first.
+
+    All subgroups of at most ``depth`` conditions are searched: ranges of numbers and dates, values
+    of categories, and missing values; and likewise ranges of P(y = 1), or of the confidence, and
+    the predicted and the second class. Intervals account for the search: with the probability
+    ``level`` all of them hold, whatever is looked at. So with this probability no subgroup is named
+    that is calibrated on average.
+
+    Examples must be independent of each other.
+
+    Parameters
+    ----------
+    data : logits (n, classes) or (n,), path, Dataset, mapping or data frame
+        As for :func:`calibrant.evaluate`. Further columns of a file or data frame are metadata.
+    labels : (n,) integers
+        With logits; -100 is ignored.
+    probs : (n, classes), or (n,) probabilities of class 1
+        Instead of logits.
+    metadata : data frame, mapping of (n,) values, or array (n, columns), optional
+        With logits: numbers, texts, dates; missing values are a subgroup too.
+    features : (n, width), optional
+        With logits: clusters of them form subgroups as well.
+    columns : sequence of str, optional
+        Columns of metadata to use; all by default. An empty one uses the predictions alone.
+    sample_weight : (n,), or the name of a column
+        Weights of the examples; 0 leaves one out.
+    calibrator : Calibrator, optional
+        Applied to the logits first.
+    split : str, optional
+        Split of a file; ``test``, else the plain arrays, by default.
+    depth : int
+        Conditions of a subgroup, from 1 to 3. With 3, numbers are cut into fewer ranges.
+    min_size : int, optional
+        Examples of the smallest subgroups that are searched; by default 30, or a 500th of all.
+    most : int
+        Number of subgroups that are shown at most.
+    level : float
+        Probability with which all intervals hold.
+    seed : int
+        Of the sample and of the noise behind the intervals.
+    executor, progress
+        As for :func:`calibrant.evaluate`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> age, site = rng.uniform(20, 80, 20_000), rng.choice(["A", "B"], 20_000)
+    >>> probs = rng.uniform(size=20_000)
+    >>> wrong = (age < 40) & (site == "B")
+    >>> labels = (rng.uniform(size=20_000) < np.where(wrong, probs / 2, probs)).astype(int)
+    >>> found = find_slices(probs=probs, labels=labels, metadata={"age": age, "site": site})
+    >>> found[0].name
+    'age < 40 and site = B'
+    """
+    check_whole("min_size", 1 if min_size is None else min_size)
+    check_whole("most", most)
+    check_level(level)
+    if depth not in BINS:
+        raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
+    chosen, names = _opened(data, labels, probs, metadata, features, sample_weight, split)
+    names = _wanted(names, columns)
+    calibrator = None if calibrator is None else as_calibrator(calibrator)
+    reading = Reading(names, chosen.classes, chosen.dataset.class_names, calibrator)
+    settings = Settings(depth, min_size, most, level, seed)
+    return search(chosen, reading, settings, Work(executor, progress)).result()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a search."""
+
+    depth: int = 2
+    min_size: int | None = None
+    most: int = 20
+    level: float = 0.9
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A finished search: the way in which chunks are read, and the subgroups."""
+
+    reading: Reading
+    settings: Settings
+    min_size: int
+    tables: Tables
+    critical: float
+    searched: int
+    whole: list[Candidate]
+    chosen: list[Candidate]
+    left_out: list[str]
+    notes: list[str]
+
+    def result(self) -> Slices:
+        """Return the subgroups, worst first."""
+        order = sorted(self.chosen, key=lambda one: -one.provable)
+        return Slices(
+            slices=[self._slice(one) for one in order],
+            whole=[self._slice(one) for one in self.whole],
+            n=self.whole[0].n,
+            classes=self.reading.classes,
+            searched=self.searched,
+            columns=[column.name for column in self.reading.columns],
+            left_out=self.left_out,
+            level=self.settings.level,
+            critical=self.critical,
+            min_size=self.min_size,
+            probability=self.reading.probability,
+            notes=self.notes,
+        )
+
+    def _slice(self, one: Candidate) -> Slice:
+        return Slice(
+            conjunction_text(self.reading.columns, one.conditions),
+            one.n,
+            one.weight / self.whole[0].weight,
+            one.estimand,
+            one.claimed,
+            one.happened,
+            Estimate(one.gap, one.low, one.high),
+            one.conditions,
+        )
+
+
+def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Search:
+    """Search the subgroups of a split, in three passes over its chunks."""
+    if len(split.shape) > 1 or split.dataset.multilabel:
+        raise ValueError(
+            f"{split.path}: subgroups need one label per row and scores (n, classes) or (n,), got "
+            f"rows of {split.shape}: search one tag at a time, as log-odds (n,)"
+        )
+    split.warn_if_probs()
+    reading, sample = _with_clusters(split, reading, settings.seed, work)
+    default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
+    min_size = default if settings.min_size is None else settings.min_size
+    reading, left_out = with_columns(
+        reading, sample, min_size, BINS[settings.depth], MOST_VALUES[settings.depth]
+    )
+    family = Family.of(reading.columns)
+    empty = partial(Tables.empty, reading.columns, reading.estimands, settings.depth)
+    tables = empty()
+    for part in _walk(split, reading, partial(_shard_tables, reading, empty), work):
+        tables.merge(part)
+    codes = encode(reading.columns, sample.values, sample.row.size)
+    critical = critical_value(
+        tables,
+        family,
+        (sample.outcomes, codes),
+        min_size=min_size,
+        level=settings.level,
+        seed=settings.seed,
+    )
+    whole, candidates, searched = _candidates(tables, family, min_size, critical)
+    chosen = _selected(split, reading, [*whole, *candidates], critical, settings.most, work)
+    notes = _cluster_notes(reading, sample)
+    found = [one for one in chosen if one.conditions]
+    return Search(
+        *(reading, settings, min_size, tables, critical, searched),
+        *(whole, found, left_out, notes),
+    )
+
+
+def _opened(
+    data: Data | Values | None,
+    labels: Values | None,
+    probs: Values | None,
+    metadata: Any,
+    features: Values | None,
+    sample_weight: Values | str | None,
+    split: str | None,
+) -> tuple[Split, dict[str, str]]:
+    """Return the examples, and the keys of the metadata by name."""
+    stored = is_data(data) or (is_frame(data) and labels is None)
+    if stored and metadata is not None:
+        raise TypeError(
+            "metadata goes with logits or probs: a file or data frame has it as further columns"
+        )
+    beside = {} if metadata is None else as_metadata(metadata)
+    if stored:
+        dataset = as_dataset(data, features=features, sample_weight=sample_weight)
+    else:
+        if labels is None:
+            raise TypeError("labels are missing: pass find_slices(logits, labels, metadata=...)")
+        scores = {"logits": data} if probs is None else {"probs": probs}
+        arrays: dict[str, Any] = {**scores, "labels": labels}
+        arrays |= {} if features is None else {"features": features}
+        # numbered keys: a column may be called "labels", or "dev_features" as a split would be
+        arrays |= {f"column {i}": values for i, values in enumerate(beside.values())}
+        dataset = as_dataset(arrays, sample_weight=sample_weight)
+    chosen = dataset.split(split, TEST_SPLITS)
+    if not stored:
+        return chosen, {name: f"column {i}" for i, name in enumerate(beside)}
+    roles = (*NO_METADATA, dataset.sample_weight)
+    first = chosen.shards[0].columns
+    return chosen, {
+        key: key for key in chosen.keys if key not in roles and len(first[key].shape) == 1
+    }
+
+
+def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str, str]:
+    """Return the metadata to use."""
+    if columns is None:
+        return dict(names)
+    for column in columns:
+        if column not in names:
+            raise unknown_name("column", column, names)
+    return {column: names[column] for column in columns}
+
+
+def _walk(
+    split: Split, reading: Reading, task: Callable[[Iterator[Chunk]], T], work: Work
+) -> Iterator[T]:
+    return split.walk(
+        task,
+        *reading.needed(),
+        rows=split.chunk_rows,
+        executor=work.executor,
+        progress=work.progress,
+    )
+
+
+def _with_clusters(
+    split: Split, reading: Reading, seed: int, work: Work
+) -> tuple[Reading, SampledExamples]:
+    """Draw the sample, and learn clusters if there are features."""
+    sample = draw_sample(
+        reading,
+        split,
+        clusters=split.has_features,
+        seed=seed,
+        executor=work.executor,
+        progress=work.progress,
+    )
+    if sample.features is None:
+        return reading, sample
+    centres = cluster_centres(sample.features, seed)
+    values = {**sample.values, CLUSTER: nearest(sample.features, centres)}
+    return replace(reading, centres=centres), sample._replace(values=values)
+
+
+def _shard_tables(reading: Reading, empty: Callable[[], Tables], chunks: Iterator[Chunk]) -> Tables:
+    tables = empty()
+    for chunk in chunks:
+        tables.add(*reading.encoded(chunk))
+    return tables
+
+
+def _candidates(
+    tables: Tables, family: Family, min_size: int, critical: float
+) -> tuple[list[Candidate], list[Candidate], int]:
+    """Return all examples for each estimand, the strongest subgroups, and the number of all."""
+    whole: list[Candidate] = []
+    found: list[Candidate] = []
+    searched = 0
+    for candidates in all_candidates(tables, family, min_size):
+        if not candidates.columns:
+            low, high = candidates.intervals(critical)
+            whole.append(selection.one_candidate(candidates, family, 0, low, high))
+            continue
+        searched += len(candidates.place)
+        found += selection.strongest(candidates, family, critical)
+    order = sorted(found, key=lambda one: -one.strength)
+    return whole, order[: selection.MOST_CANDIDATES], searched
+
+
+def _selected(
+    split: Split,
+    reading: Reading,
+    candidates: list[Candidate],
+    critical: float,
+    most: int,
+    work: Work,
+) -> list[Candidate]:
+    """Return the subgroups that others do not explain; all examples may be among them."""
+    shown = [one for one in candidates if one.shown]
+    if not shown:
+        return []
+    task = partial(_shard_overlap, reading, shown)
+    first, *others = _walk(split, reading, task, work)
+    total = first
+    for part in others:
+        total = total.plus(part)
+    return selection.select(shown, total, critical, most)
+
+
+def _shard_overlap(
+    reading: Reading, candidates: list[Candidate], chunks: Iterator[Chunk]
+) -> Overlap:
+    size = len(candidates)
+    total = Overlap(np.zeros(size), np.zeros((size, size)))
+    for chunk in chunks:
+        total = total.plus(selection.overlap(candidates, *reading.encoded(chunk)))
+    return total
+
+
+def _cluster_notes(reading: Reading, sample: SampledExamples) -> list[str]:
+    """Name typical rows of each cluster of features that a subgroup may be formed of."""
+    if reading.centres is None or sample.features is None:
+        return []
+    rows = [_typical(sample.features, sample.row, centre) for centre in reading.centres]
+    shown = "; ".join(f"{i}: {', '.join(map(str, row))}" for i, row in enumerate(rows))
+    return [f"Typical rows of each {CLUSTER}, counted from 0: {shown}."]
+
+
+def _typical(features: FloatArray, row: IntArray, centre: FloatArray) -> list[int]:
+    """Return the numbers of the three rows that are nearest to a centre."""
+    distances = ((features - centre) ** 2).sum(1)
+    return [int(i) for i in row[np.argsort(distances, kind="stable")[:3]]]

@@ -1,0 +1,229 @@
+"""Subgroups whose confidence is wrong: the result of a search, worst first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from calibrant._core.messages import comma_separated, printable
+from calibrant._core.tables import aligned, frame, latex_table
+from calibrant.data.metadata import Condition
+from calibrant.display.html import joined, notebook
+from calibrant.display.results import heading, long_table, one_line, remarks, verdict
+from calibrant.metrics.reliability import Estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+class Slice(NamedTuple):
+    """A subgroup of the examples, and the gap between what is claimed and what happens.
+
+    Attributes
+    ----------
+    name : str
+        Its conditions in words, such as ``age < 30 and site = B``.
+    n, share : int and float
+        Number of examples, and their share of all (of the weights, if there are any).
+    estimand : str
+        ``"top_label"`` if confidences are compared with right answers, ``"binary"`` if P(y = 1) is
+        compared with y = 1.
+    claimed, observed : float
+        Mean probability, and share of events.
+    gap : Estimate
+        ``claimed - observed``, positive if the claims are too high. The intervals of all
+        subgroups that were searched hold together, with the probability ``level``.
+    conditions : tuple of Condition
+        Ranges of codes of columns.
+    """
+
+    name: str
+    n: int
+    share: float
+    estimand: str
+    claimed: float
+    observed: float
+    gap: Estimate
+    conditions: tuple[Condition, ...] = ()
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, f"{self.n:,} examples", self.finding())
+
+    def finding(self) -> str:
+        """Return in words what is claimed and what happens."""
+        _, low, high = self.gap
+        ends = (low, high) if low + high > 0 else (-high, -low)
+        words = ("claims", "happen", "too high", "too low")
+        if self.estimand == "top_label":
+            words = ("is sure of", "are right", "too sure", "not sure enough")
+        claims, happen, *directions = words
+        direction = directions[low + high < 0]
+        by = " to ".join(f"{max(0.0, 100 * end):.1f}" for end in ends)
+        return (
+            f"{claims} {100 * self.claimed:.1f} %, {100 * self.observed:.1f} % {happen}: "
+            f"{direction} by {by} points"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """Subgroups that are miscalibrated, worst first; printing it gives a table.
+
+    Attributes
+    ----------
+    slices : list of Slice
+        By the gap that they have at least. Those that follow from others are left out.
+    whole : list of Slice
+        All examples, for each estimand.
+    searched : int
+        Number of subgroups, and estimands, that were looked at.
+    columns, left_out : list of str
+        Columns that subgroups were formed of, and those of which no value is frequent.
+    level : float
+        Probability with which all intervals hold.
+    critical : float
+        Standard deviations of a gap that this takes; one subgroup alone would need 1.64 for 90 %.
+    notes : list of str
+        Remarks about the columns.
+    """
+
+    slices: list[Slice]
+    whole: list[Slice]
+    n: int
+    classes: int
+    searched: int
+    columns: list[str]
+    left_out: list[str]
+    level: float
+    critical: float
+    min_size: int
+    probability: str  # name of P(y = 1)
+    notes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __getitem__(self, number: int) -> Slice:
+        return self.slices[number]
+
+    def describe(self) -> str:
+        """Return what was searched."""
+        return (
+            f"{self.n:,} examples, {self.classes} classes; searched {self.searched:,} subgroups of "
+            f"at least {self.min_size:,} examples, by {comma_separated(self.columns)}"
+        )
+
+    def verdict(self) -> str:
+        """Return the outcome of the search in a sentence."""
+        if not self.slices:
+            return "No subgroup is shown to be miscalibrated."
+        count = len(self.slices)
+        found = "One subgroup is" if count == 1 else f"{count} subgroups are"
+        worst = self.slices[0]
+        return (
+            f"{found} miscalibrated; the worst, {worst.name} ({worst.n:,} examples), "
+            f"{worst.finding()}."
+        )
+
+    def remarks(self) -> list[str]:
+        """Return what the intervals mean, and what was left out."""
+        lines = [
+            f"With probability {100 * self.level:g} % all intervals hold together, those of "
+            "subgroups that are not shown too. Subgroups that follow from others are left out.",
+            *self.notes,
+        ]
+        if any(one.gap.low > 0 or one.gap.high < 0 for one in self.whole):
+            lines.insert(
+                0,
+                "All examples together are miscalibrated too: calibrate first (calibrant fit), "
+                "then search what is left.",
+            )
+        if self.left_out:
+            lines.append(f"Left out, as no value is frequent: {comma_separated(self.left_out)}.")
+        return lines
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return headings, a row for all examples, and one for each subgroup, as text."""
+        interval = f"{100 * self.level:g} % interval"
+        rows: list[tuple[str, ...]] = [
+            ("subgroup", "examples", "share %", "of", "claimed %", "observed %", "gap", interval)
+        ]
+        return rows + [self._cells(one) for one in (*self.whole, *self.slices)]
+
+    def _cells(self, one: Slice) -> tuple[str, ...]:
+        value, low, high = (100 * x for x in one.gap)
+        return (
+            one.name,
+            f"{one.n:,}",
+            f"{100 * one.share:.1f}",
+            self.probability if one.estimand == "binary" else "confidence",
+            f"{100 * one.claimed:.1f}",
+            f"{100 * one.observed:.1f}",
+            f"{value:+.1f}",
+            f"[{low:.1f}, {high:.1f}]",
+        )
+
+    def __str__(self) -> str:
+        lines = [self.describe(), *aligned(self.table()), self.verdict(), *self.remarks()]
+        return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        return one_line(self, f"{self.n:,} examples", self.verdict().rstrip("."))
+
+    def _repr_html_(self) -> str:
+        headings, *rows = self.table()
+        parts = [
+            heading("Subgroups", self.describe()),
+            verdict(self.verdict(), "warn" if self.slices else "good"),
+            long_table(headings, rows),
+            remarks(self.remarks()),
+        ]
+        return notebook(joined(parts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON: shares and gaps as fractions."""
+        return {
+            "n": self.n,
+            "classes": self.classes,
+            "searched": self.searched,
+            "columns": self.columns,
+            "left_out": self.left_out,
+            "level": self.level,
+            "critical": self.critical,
+            "min_size": self.min_size,
+            "whole": [_plain(one) for one in self.whole],
+            "slices": [_plain(one) for one in self.slices],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each subgroup, all examples first. Needs pandas."""
+        return frame(
+            {
+                **{name: getattr(one, name) for name in one._fields[:-2]},
+                **{"gap": one.gap.value, "gap_low": one.gap.low, "gap_high": one.gap.high},
+            }
+            for one in (*self.whole, *self.slices)
+        )
+
+    def to_latex(self) -> str:
+        """Return the table for LaTeX with the package booktabs."""
+        headings, *rows = self.table()
+        return latex_table(headings, rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the gaps with their intervals. Needs matplotlib."""
+        from calibrant.plots import forest_plot
+
+        shown = (*self.whole, *self.slices)
+        of = {"binary": f", {self.probability}", "top_label": ", confidence"}
+        tell = of if self.classes == 2 else {"top_label": ""}
+        rows = {f"{one.name}{tell[one.estimand]}": one.gap for one in shown}
+        title = "claimed less observed"
+        return forest_plot(rows, ax, title=title, reference=0.0, level=self.level, longest=60)
+
+
+def _plain(one: Slice) -> dict[str, Any]:
+    values = one._asdict()
+    del values["conditions"]
+    return {**values, "gap": one.gap._asdict()}

@@ -1,0 +1,227 @@
+r"""Sums of all subgroups, their gaps, and intervals that hold for all of them at once.
+
+The gap of a subgroup is its mean claim :math:`\bar p` less the share :math:`\bar y` of events. If
+the claims are right, the events vary by :math:`V = \sum_i w_i^2 p_i (1 - p_i)`, less than those of
+equal probabilities: as much as in a subgroup of
+
+.. math:: n_\mathrm{eff} = \Bigl(\sum_i w_i\Bigr)^2 \bar p (1 - \bar p) / V
+
+examples that are all alike. An interval is that of Clopper and Pearson for the share of events
+among so many; if the residuals scatter by more than V, :math:`n_\mathrm{eff}` follows from their
+scatter. Its level is that of a critical value for the largest of all standardised gaps: a quantile
+over draws of normal noise on a sample of the examples, which overlap as the subgroups do.
+
+Sums of k columns are tables over their codes, of which ranges add up to the subgroups. Tables of
+chunks, shards and workers add up as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.special import ndtr
+
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.data.metadata import Condition, MetadataColumn
+from calibrant.metrics.reliability import clopper_pearson
+from calibrant.slices.examples import Outcomes
+
+DRAWS = 400
+SHARED = ("count", "weight", "square", "variance", "scatter")
+OF_ESTIMAND = ("claimed", "happened")
+
+
+@dataclass
+class Tables:
+    """Sums by codes, ``(sums, codes of the columns...)`` for each combination of columns."""
+
+    sizes: tuple[int, ...]
+    estimands: tuple[str, ...]
+    sums: dict[tuple[int, ...], FloatArray]
+
+    @classmethod
+    def empty(
+        cls, columns: Sequence[MetadataColumn], estimands: tuple[str, ...], depth: int
+    ) -> Tables:
+        """Tables of no examples, for all combinations of at most ``depth`` columns."""
+        sizes = tuple(column.size for column in columns)
+        count = len(SHARED) + len(OF_ESTIMAND) * len(estimands)
+        chosen = [c for k in range(depth + 1) for c in combinations(range(len(sizes)), k)]
+        sums = {c: np.zeros((count, *(sizes[i] for i in c))) for c in chosen}
+        return cls(sizes, estimands, sums)
+
+    def add(self, outcomes: Outcomes, codes: IntArray) -> None:
+        """Add examples with codes ``(n, columns)``."""
+        values = example_sums(outcomes, self.estimands)
+        for chosen, total in self.sums.items():
+            cell = flat_codes(codes, chosen, self.sizes)
+            width = math.prod(total.shape[1:])
+            parts = [np.bincount(cell, each, width) for each in values]
+            total += np.reshape(parts, total.shape)
+
+    def merge(self, other: Tables) -> None:
+        """Add the sums of other examples."""
+        for chosen, total in self.sums.items():
+            total += other.sums[chosen]
+
+
+def flat_codes(codes: IntArray, chosen: tuple[int, ...], sizes: Sequence[int]) -> IntArray:
+    """Return the cell of each example in the table of some columns."""
+    if not chosen:
+        return np.zeros(len(codes), np.int64)
+    shape = tuple(sizes[i] for i in chosen)
+    return np.asarray(np.ravel_multi_index(tuple(codes[:, i] for i in chosen), shape))
+
+
+def example_sums(outcomes: Outcomes, estimands: Sequence[str]) -> list[FloatArray]:
+    """Return what each example adds to the sums of its cell."""
+    weight = outcomes.weight
+    variance = outcomes.claimed * (1 - outcomes.claimed)
+    residual = outcomes.happened - outcomes.claimed
+    square = weight**2
+    values = [np.ones_like(weight), weight, square, square * variance, square * residual**2]
+    for estimand in estimands:
+        claimed, happened = outcomes.pairs(estimand)
+        values += [weight * claimed, weight * happened]
+    return values
+
+
+class Candidates(NamedTuple):
+    """Subgroups of one combination of columns and one estimand; arrays are ``(subgroups,)``."""
+
+    columns: tuple[int, ...]
+    estimand: str
+    place: IntArray  # (subgroups, columns): the condition of each column
+    number: FloatArray  # of examples
+    weight: FloatArray
+    claimed: FloatArray  # mean claim
+    happened: FloatArray  # share of events
+    deviation: FloatArray  # standard deviation of the gap
+    size: FloatArray  # examples that are all alike, of which the events would vary as much
+
+    @property
+    def gap(self) -> FloatArray:
+        """Mean claim less the share of events: positive where claims are too high."""
+        return self.claimed - self.happened
+
+    def take(self, chosen: IntArray | BoolArray) -> Candidates:
+        """Return some of the subgroups."""
+        values: Any = [column[chosen] for column in self[2:]]
+        return Candidates(self.columns, self.estimand, *values)
+
+    def intervals(self, critical: float) -> tuple[FloatArray, FloatArray]:
+        """Return both ends of the intervals of the gaps."""
+        low, high = clopper_pearson(self.happened, self.size, float(ndtr(-critical)))
+        return self.claimed - high, self.claimed - low
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """All subgroups that are searched: ranges of codes of every combination of columns.
+
+    ``alone`` and ``together`` have the conditions on each column, where it is the only one of a
+    subgroup and where it is one of several.
+    """
+
+    alone: list[list[Condition]]
+    together: list[list[Condition]]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, columns: Sequence[MetadataColumn]) -> Family:
+        """Return the subgroups that columns form."""
+        alone = [column.conditions(i, between=True) for i, column in enumerate(columns)]
+        together = [column.conditions(i) for i, column in enumerate(columns)]
+        return cls(alone, together, tuple(column.size for column in columns))
+
+    def conditions(self, chosen: tuple[int, ...]) -> list[list[Condition]]:
+        """Return the conditions on each column of a combination."""
+        return [(self.alone if len(chosen) == 1 else self.together)[i] for i in chosen]
+
+    def sums(self, table: FloatArray, chosen: tuple[int, ...]) -> FloatArray:
+        """Return sums of subgroups ``(sums, subgroups)`` from those by code."""
+        for conditions, column in zip(self.conditions(chosen), chosen, strict=True):
+            code = np.arange(self.sizes[column])
+            member = np.array([(code >= c.low) & (code < c.high) for c in conditions], np.float64)
+            table = np.tensordot(table, member, (1, 1))  # the new axis comes last
+        return table.reshape(len(table), -1)
+
+    def places(self, chosen: tuple[int, ...]) -> IntArray:
+        """Return the numbers of the conditions of each subgroup, ``(subgroups, columns)``."""
+        shape = tuple(len(conditions) for conditions in self.conditions(chosen))
+        return np.indices(shape).reshape(len(shape), math.prod(shape)).T.astype(np.int64)
+
+
+def all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Candidates]:
+    """Yield the subgroups of at least ``min_size`` examples; the first is that of all examples."""
+    everyone = float(tables.sums[()][0])
+    for chosen, table in tables.sums.items():
+        sums = family.sums(table, chosen)
+        place = family.places(chosen)
+        fits = (sums[0] >= min_size) & ((sums[0] < everyone) | (not chosen))
+        for number, estimand in enumerate(tables.estimands):
+            yield _gaps(chosen, estimand, place[fits], sums[:, fits], number)
+
+
+def _gaps(
+    chosen: tuple[int, ...], estimand: str, place: IntArray, sums: FloatArray, number: int
+) -> Candidates:
+    count, weight, square, variance, scatter = sums[: len(SHARED)]
+    start = len(SHARED) + number * len(OF_ESTIMAND)
+    claimed, happened = sums[start : start + len(OF_ESTIMAND)] / weight
+    # around their mean, as far as weights and residuals have nothing to do with each other
+    scatter = np.maximum(scatter - (claimed - happened) ** 2 * square, 0)
+    size = np.minimum(
+        _alike(claimed, variance, weight, otherwise=weight**2 / square),
+        _alike(happened, scatter, weight, otherwise=np.full_like(weight, np.inf)),
+    )
+    deviation = np.sqrt(np.maximum(variance, scatter)) / weight
+    every = Candidates(chosen, estimand, place, count, weight, claimed, happened, deviation, size)
+    return every.take(deviation > 0)
+
+
+def _alike(
+    share: FloatArray, variance: FloatArray, weight: FloatArray, *, otherwise: FloatArray
+) -> FloatArray:
+    """Return the number of examples of one probability whose events vary by a variance."""
+    scaled = weight**2 * share * (1 - share)
+    return np.divide(scaled, variance, out=otherwise, where=(variance > 0) & (scaled > 0))
+
+
+def critical_value(
+    tables: Tables,
+    family: Family,
+    sample: tuple[Outcomes, IntArray],
+    *,
+    min_size: int,
+    level: float,
+    seed: int,
+) -> float:
+    """Return the standard deviations within which all gaps stay with probability ``level``.
+
+    It is the quantile of the largest of all standardised sums of normal noise, on a ``sample`` of
+    outcomes and codes that stands for all examples.
+    """
+    outcomes, codes = sample
+    rng = np.random.default_rng(seed)
+    scale = outcomes.weight * np.sqrt(outcomes.claimed * (1 - outcomes.claimed))
+    noise = rng.standard_normal((scale.size, DRAWS)) * scale[:, None]
+    signs = [np.ones_like(scale), outcomes.sign][: len(tables.estimands)]
+    largest = np.zeros(DRAWS)
+    for chosen, table in tables.sums.items():
+        cell, width = flat_codes(codes, chosen, tables.sizes), math.prod(table.shape[1:])
+        variance = np.bincount(cell, scale**2, width).astype(np.float64)
+        deviation = np.sqrt(family.sums(variance.reshape(1, *table.shape[1:]), chosen)[0])
+        fits = (family.sums(table[:1], chosen)[0] >= min_size) & (deviation > 0)
+        for sign in signs if fits.any() else []:
+            by_cell: Any = csr_array((sign, (cell, np.arange(cell.size))), (width, cell.size))
+            sums = family.sums((by_cell @ noise).T.reshape(DRAWS, *table.shape[1:]), chosen)
+            standard = np.abs(sums[:, fits]) / deviation[fits]
+            largest = np.maximum(largest, standard.max(1))
+    return float(np.quantile(largest, level))

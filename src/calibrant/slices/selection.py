@@ -1,0 +1,150 @@
+r"""A few subgroups that explain the many that are miscalibrated.
+
+If ``site = B`` is too sure, so are most of its parts, and much of what overlaps with it. Subgroups
+are chosen one by one, by the score test of a logistic model that has those already chosen:
+
+.. math:: U_s = \sum_i w_i a_{is} (y_i - p_i), \qquad
+          I_{st} = \sum_i w_i a_{is} a_{it} p_i (1 - p_i), \qquad
+          z_s = \frac{U_s - I_{sA} I_{AA}^{-1} U_A}{\sqrt{I_{ss} - I_{sA} I_{AA}^{-1} I_{As}}}
+
+with :math:`a_{is}` 1 for members, or -1 where the answer is right if y = 0, and A the chosen ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
+from calibrant.data.metadata import Condition
+from calibrant.slices.examples import Outcomes
+from calibrant.slices.search import Candidates, Family
+
+PER_COMBINATION = 3
+"""Subgroups of a combination of columns that may be chosen, so that many combinations are seen."""
+MOST_CANDIDATES = 300
+RUN = 8192
+"""Examples whose memberships are held at one time."""
+NEW = 0.05
+"""Share of its information that a subgroup must add to those already chosen."""
+SIMPLER = 0.97
+"""Share of its strength that a further condition costs: of two alike, the simpler is chosen."""
+
+
+class Candidate(NamedTuple):
+    """One subgroup, with the gap of one estimand and its interval."""
+
+    conditions: tuple[Condition, ...]
+    estimand: str
+    n: int
+    weight: float
+    claimed: float
+    happened: float
+    gap: float
+    low: float
+    high: float
+    strength: float  # standard deviations by which the gap is off
+
+    @property
+    def shown(self) -> bool:
+        """True if the interval of the gap leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def provable(self) -> float:
+        """The gap that there is at least."""
+        return max(self.low, -self.high, 0.0)
+
+
+def strongest(candidates: Candidates, family: Family, critical: float) -> list[Candidate]:
+    """Return the strongest subgroups of a combination that are miscalibrated."""
+    low, high = candidates.intervals(critical)
+    strength = np.abs(candidates.gap) / candidates.deviation
+    shown = np.flatnonzero((low > 0) | (high < 0))
+    best = shown[np.argsort(-strength[shown], kind="stable")[:PER_COMBINATION]]
+    return [one_candidate(candidates, family, i, low, high) for i in best.tolist()]
+
+
+def one_candidate(
+    candidates: Candidates, family: Family, i: int, low: FloatArray, high: FloatArray
+) -> Candidate:
+    """Return the subgroup with the number ``i``; ``low`` and ``high`` are ends of intervals."""
+    conditions = family.conditions(candidates.columns)
+    chosen = zip(conditions, candidates.place[i].tolist(), strict=True)
+    gap = float(candidates.gap[i])
+    return Candidate(
+        conditions=tuple(of_column[place] for of_column, place in chosen),
+        estimand=candidates.estimand,
+        n=round(float(candidates.number[i])),
+        weight=float(candidates.weight[i]),
+        claimed=float(candidates.claimed[i]),
+        happened=float(candidates.happened[i]),
+        gap=gap,
+        low=float(low[i]),
+        high=float(high[i]),
+        strength=abs(gap) / float(candidates.deviation[i]),
+    )
+
+
+def members(conditions: Sequence[Condition], codes: IntArray) -> BoolArray:
+    """Return True for the rows of codes ``(n, columns)`` that all conditions hold for."""
+    inside = np.ones(len(codes), bool)
+    for condition in conditions:
+        inside &= condition.holds(codes)
+    return inside
+
+
+class Overlap(NamedTuple):
+    """Scores ``(candidates,)`` and their information ``(candidates, candidates)``."""
+
+    score: FloatArray
+    information: FloatArray
+
+    def plus(self, other: Overlap) -> Overlap:
+        """Return the sums over both sets of examples."""
+        return Overlap(self.score + other.score, self.information + other.information)
+
+
+def overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray) -> Overlap:
+    """Return scores and information of some examples."""
+    size = len(candidates)
+    total = Overlap(np.zeros(size), np.zeros((size, size)))
+    for start in range(0, len(codes), RUN):
+        part, rows = outcomes.take(np.arange(start, min(start + RUN, len(codes)))), codes[start:]
+        total = total.plus(_overlap(candidates, part, rows[:RUN]))
+    return total
+
+
+def _overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray) -> Overlap:
+    inside = np.stack([members(c.conditions, codes) for c in candidates], 1).astype(np.float64)
+    flipped = [c.estimand == "top_label" for c in candidates]
+    inside[:, flipped] *= outcomes.sign[:, None]
+    residual = outcomes.weight * (outcomes.happened - outcomes.claimed)
+    variance = outcomes.weight * outcomes.claimed * (1 - outcomes.claimed)
+    return Overlap(residual @ inside, inside.T @ (variance[:, None] * inside))
+
+
+def select(
+    candidates: Sequence[Candidate], sums: Overlap, critical: float, most: int
+) -> list[Candidate]:
+    """Return the subgroups that the ones chosen before do not explain, at most ``most``."""
+    score, information = sums
+    own = np.sign(score)
+    simple = SIMPLER ** np.array([len(candidate.conditions) for candidate in candidates])
+    chosen: list[int] = []
+    while len(chosen) < most:
+        part = information[:, chosen]
+        solved = np.linalg.lstsq(part[chosen], np.c_[score[chosen], part.T], rcond=None)[0]
+        left = score - part @ solved[:, 0]
+        variance = np.diag(information) - np.einsum("ij,ji->i", part, solved[:, 1:])
+        new = variance > NEW * np.diag(information)
+        strength = np.where(new, left * own / np.sqrt(np.where(new, variance, 1)), 0)
+        strength[chosen] = 0
+        strength[strength <= critical] = 0
+        best = int((strength * simple).argmax())
+        if not strength[best]:
+            break
+        chosen.append(best)
+    return [candidates[i] for i in chosen]

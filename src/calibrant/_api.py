@@ -52,6 +52,7 @@ from calibrant.metrics import (
 from calibrant.monitor import Monitor as Monitor
 from calibrant.reports import report as report
 from calibrant.retrain import MaCCal as MaCCal
+from calibrant.slices import find_slices as find_slices
 from calibrant.workflows.apply import apply as apply
 from calibrant.workflows.compare import compare as compare
 from calibrant.workflows.effect import effect as effect

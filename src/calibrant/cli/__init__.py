@@ -36,6 +36,7 @@ VERBS = {
     "monitor": ["monitor"],
     "plot": ["plot"],
     "report": ["report"],
+    "slices": ["slices"],
     "ui": ["ui"],
 }
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 )
 @shared.AS_JSON
 @shared.AS_LATEX
-@click.option("--by", metavar="COLUMN", help="Measure each value of this column as well.")
+@click.option(
+    "--by",
+    metavar="COLUMN",
+    help='Measure each value of this column as well; "auto": subgroups that are found.',
+)
 @shared.SAMPLE_WEIGHT
 @shared.MULTILABEL
 @shared.BINARY

@@ -120,9 +120,7 @@ def _rows(
         axes.axvline(scale * reference, zorder=0.5, **line)
 
 
-def _names(
-    axes: Axes, rows: Mapping[str, Interval], chosen: str | None, longest: int
-) -> None:
+def _names(axes: Axes, rows: Mapping[str, Interval], chosen: str | None, longest: int) -> None:
     dress(axes)
     axes.set_yticks(range(len(rows)), [text_of(name, longest) for name in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)

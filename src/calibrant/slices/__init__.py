@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calibrant.slices.find import find_slices
+from calibrant.slices.groups import Group, Groups, measure_groups
 from calibrant.slices.result import Slice, Slices
 
-__all__ = ["Slice", "Slices", "find_slices"]
+__all__ = ["Group", "Groups", "Slice", "Slices", "find_slices", "measure_groups"]

@@ -72,6 +72,14 @@ class Outcomes(NamedTuple):
         )
 
 
+class EncodedExamples(NamedTuple):
+    """Labelled examples of a chunk."""
+
+    outcomes: Outcomes
+    codes: IntArray  # (n, columns)
+    kept: BoolArray  # (rows of the chunk,): True if labelled
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """The way in which chunks become examples; it travels to other processes.
@@ -158,10 +166,11 @@ class Reading:
             "second class": names[others.argmax(1)],
         }
 
-    def encoded(self, chunk: Chunk) -> tuple[Outcomes, IntArray]:
-        """Return the labelled examples of a chunk, with their codes ``(n, columns)``."""
+    def encoded(self, chunk: Chunk) -> EncodedExamples:
+        """Return the labelled examples of a chunk, with the codes of their columns."""
         outcomes, probs, kept = self.labelled(chunk)
-        return outcomes, encode(self.columns, self.values(chunk, probs, kept), len(probs))
+        codes = encode(self.columns, self.values(chunk, probs, kept), len(probs))
+        return EncodedExamples(outcomes, codes, kept)
 
 
 def encode(columns: Sequence[MetadataColumn], values: Mapping[str, Array], rows: int) -> IntArray:
@@ -175,6 +184,13 @@ def nearest(features: Array, centres: FloatArray) -> IntArray:
     rows = np.asarray(features, np.float64).reshape(len(features), -1)
     distances = (centres**2).sum(1) - 2 * rows @ centres.T
     return np.asarray(distances.argmin(1))
+
+
+class Work(NamedTuple):
+    """Where chunks are worked on, and who is told."""
+
+    executor: Executor | None = None
+    progress: Progress | None = None
 
 
 class SampledExamples(NamedTuple):
@@ -193,8 +209,7 @@ def draw_sample(
     *,
     clusters: bool,
     seed: int,
-    executor: Executor | None,
-    progress: Progress | None,
+    work: Work,
 ) -> SampledExamples:
     """Read some of the labelled examples; with ``clusters``, their features too."""
     width = split.shards[0].column("features").width if clusters else 1
@@ -205,7 +220,12 @@ def draw_sample(
     task = partial(_shard_sample, reading, share, seed, clusters)
     parts = list(
         numbered.walk(
-            task, *columns, "row", rows=split.chunk_rows, executor=executor, progress=progress
+            task,
+            *columns,
+            "row",
+            rows=split.chunk_rows,
+            executor=work.executor,
+            progress=work.progress,
         )
     )
     return _joined_samples([part for shard in parts for part in shard])

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from calibrant._core.checks import (
+    BoolArray,
     FloatArray,
     IntArray,
     Values,
@@ -33,6 +34,7 @@ from calibrant.slices.examples import (
     CLUSTER,
     Reading,
     SampledExamples,
+    Work,
     cluster_centres,
     draw_sample,
     encode,
@@ -50,13 +52,6 @@ BINS = {1: 16, 2: 8, 3: 4}
 """Bins of numbers, for subgroups of so many conditions."""
 MOST_VALUES = {1: 1000, 2: 100, 3: 12}
 """Values of a category that are told apart, likewise."""
-
-
-class Work(NamedTuple):
-    """Where chunks are worked on, and who is told."""
-
-    executor: Executor | None = None
-    progress: Progress | None = None
 
 
 @warnings_at_caller()
@@ -138,7 +133,7 @@ def find_slices(
     check_level(level)
     if depth not in BINS:
         raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
-    chosen, names = _opened(data, labels, probs, metadata, features, sample_weight, split)
+    chosen, names = open_examples(data, labels, probs, metadata, features, sample_weight, split)
     names = _wanted(names, columns)
     calibrator = None if calibrator is None else as_calibrator(calibrator)
     reading = Reading(names, chosen.classes, chosen.dataset.class_names, calibrator)
@@ -190,6 +185,16 @@ class Search:
             notes=self.notes,
         )
 
+    def members(self, chunk: Chunk) -> dict[str, BoolArray]:
+        """Return the labelled rows of a chunk that are in each subgroup, by its name."""
+        _, codes, kept = self.reading.encoded(chunk)
+        masks: dict[str, BoolArray] = {}
+        for one in self.chosen:
+            mask = np.zeros(len(kept), bool)
+            mask[kept] = selection.members(one.conditions, codes)
+            masks[conjunction_text(self.reading.columns, one.conditions)] = mask
+        return masks
+
     def _slice(self, one: Candidate) -> Slice:
         return Slice(
             conjunction_text(self.reading.columns, one.conditions),
@@ -205,11 +210,7 @@ class Search:
 
 def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Search:
     """Search the subgroups of a split, in three passes over its chunks."""
-    if len(split.shape) > 1 or split.dataset.multilabel:
-        raise ValueError(
-            f"{split.path}: subgroups need one label per row and scores (n, classes) or (n,), got "
-            f"rows of {split.shape}: search one tag at a time, as log-odds (n,)"
-        )
+    check_one_label(split)
     split.warn_if_probs()
     reading, sample = _with_clusters(split, reading, settings.seed, work)
     default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
@@ -218,10 +219,7 @@ def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Se
         reading, sample, min_size, BINS[settings.depth], MOST_VALUES[settings.depth]
     )
     family = Family.of(reading.columns)
-    empty = partial(Tables.empty, reading.columns, reading.estimands, settings.depth)
-    tables = empty()
-    for part in _walk(split, reading, partial(_shard_tables, reading, empty), work):
-        tables.merge(part)
+    tables = sum_tables(split, reading, settings.depth, work)
     codes = encode(reading.columns, sample.values, sample.row.size)
     critical = critical_value(
         tables,
@@ -241,7 +239,25 @@ def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Se
     )
 
 
-def _opened(
+def check_one_label(split: Split) -> None:
+    """Raise for tags, and for several labels per row."""
+    if len(split.shape) > 1 or split.dataset.multilabel:
+        raise ValueError(
+            f"{split.path}: subgroups need one label per row and scores (n, classes) or (n,), got "
+            f"rows of {split.shape}: take one tag at a time, as log-odds (n,)"
+        )
+
+
+def sum_tables(split: Split, reading: Reading, depth: int, work: Work) -> Tables:
+    """Return the sums of all combinations of at most ``depth`` columns."""
+    empty = partial(Tables.empty, reading.columns, reading.estimands, depth)
+    tables = empty()
+    for part in _walk(split, reading, partial(_shard_tables, reading, empty), work):
+        tables.merge(part)
+    return tables
+
+
+def open_examples(
     data: Data | Values | None,
     labels: Values | None,
     probs: Values | None,
@@ -271,11 +287,15 @@ def _opened(
     chosen = dataset.split(split, TEST_SPLITS)
     if not stored:
         return chosen, {name: f"column {i}" for i, name in enumerate(beside)}
-    roles = (*NO_METADATA, dataset.sample_weight)
-    first = chosen.shards[0].columns
-    return chosen, {
-        key: key for key in chosen.keys if key not in roles and len(first[key].shape) == 1
-    }
+    return chosen, metadata_keys(chosen)
+
+
+def metadata_keys(split: Split) -> dict[str, str]:
+    """Return the columns of a split that may form subgroups."""
+    roles = (*NO_METADATA, split.dataset.sample_weight)
+    first = split.shards[0].columns
+    keys = (key for key in split.keys if key not in roles and len(first[key].shape) == 1)
+    return {key: key for key in keys}
 
 
 def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str, str]:
@@ -304,14 +324,7 @@ def _with_clusters(
     split: Split, reading: Reading, seed: int, work: Work
 ) -> tuple[Reading, SampledExamples]:
     """Draw the sample, and learn clusters if there are features."""
-    sample = draw_sample(
-        reading,
-        split,
-        clusters=split.has_features,
-        seed=seed,
-        executor=work.executor,
-        progress=work.progress,
-    )
+    sample = draw_sample(reading, split, clusters=split.has_features, seed=seed, work=work)
     if sample.features is None:
         return reading, sample
     centres = cluster_centres(sample.features, seed)
@@ -322,7 +335,8 @@ def _with_clusters(
 def _shard_tables(reading: Reading, empty: Callable[[], Tables], chunks: Iterator[Chunk]) -> Tables:
     tables = empty()
     for chunk in chunks:
-        tables.add(*reading.encoded(chunk))
+        outcomes, codes, _ = reading.encoded(chunk)
+        tables.add(outcomes, codes)
     return tables
 
 
@@ -370,7 +384,8 @@ def _shard_overlap(
     size = len(candidates)
     total = Overlap(np.zeros(size), np.zeros((size, size)))
     for chunk in chunks:
-        total = total.plus(selection.overlap(candidates, *reading.encoded(chunk)))
+        outcomes, codes, _ = reading.encoded(chunk)
+        total = total.plus(selection.overlap(candidates, outcomes, codes))
     return total
 
 

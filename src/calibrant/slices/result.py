@@ -146,23 +146,29 @@ class Slices:
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, a row for all examples, and one for each subgroup, as text."""
         interval = f"{100 * self.level:g} % interval"
-        rows: list[tuple[str, ...]] = [
-            ("subgroup", "examples", "share %", "of", "claimed %", "observed %", "gap", interval)
-        ]
-        return rows + [self._cells(one) for one in (*self.whole, *self.slices)]
+        headings = ("subgroup", "examples", "claimed %", "observed %", "gap", interval)
+        return [headings, *(self._cells(one) for one in (*self.whole, *self.slices))]
 
     def _cells(self, one: Slice) -> tuple[str, ...]:
         value, low, high = (100 * x for x in one.gap)
         return (
-            one.name,
+            self.title(one),
             f"{one.n:,}",
-            f"{100 * one.share:.1f}",
-            self.probability if one.estimand == "binary" else "confidence",
             f"{100 * one.claimed:.1f}",
             f"{100 * one.observed:.1f}",
             f"{value:+.1f}",
             f"[{low:.1f}, {high:.1f}]",
         )
+
+    def tables(self) -> list[list[tuple[str, ...]]]:
+        """Return the table, in a list as that of known groups."""
+        return [self.table()]
+
+    def title(self, one: Slice) -> str:
+        """Return the name of a subgroup, with the event where there are two."""
+        if self.classes > 2:
+            return one.name
+        return f"{one.name}: {self.probability if one.estimand == 'binary' else 'confidence'}"
 
     def __str__(self) -> str:
         lines = [self.describe(), *aligned(self.table()), self.verdict(), *self.remarks()]
@@ -215,10 +221,7 @@ class Slices:
         """Draw the gaps with their intervals. Needs matplotlib."""
         from calibrant.plots import forest_plot
 
-        shown = (*self.whole, *self.slices)
-        of = {"binary": f", {self.probability}", "top_label": ", confidence"}
-        tell = of if self.classes == 2 else {"top_label": ""}
-        rows = {f"{one.name}{tell[one.estimand]}": one.gap for one in shown}
+        rows = {self.title(one): one.gap for one in (*self.whole, *self.slices)}
         title = "claimed less observed"
         return forest_plot(rows, ax, title=title, reference=0.0, level=self.level, longest=60)
 

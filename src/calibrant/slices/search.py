@@ -166,12 +166,13 @@ def all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Ca
         place = family.places(chosen)
         fits = (sums[0] >= min_size) & ((sums[0] < everyone) | (not chosen))
         for number, estimand in enumerate(tables.estimands):
-            yield _gaps(chosen, estimand, place[fits], sums[:, fits], number)
+            yield gaps_of(chosen, estimand, place[fits], sums[:, fits], number)
 
 
-def _gaps(
+def gaps_of(
     chosen: tuple[int, ...], estimand: str, place: IntArray, sums: FloatArray, number: int
 ) -> Candidates:
+    """Return the gaps of subgroups with these sums, of the estimand with this number."""
     count, weight, square, variance, scatter = sums[: len(SHARED)]
     start = len(SHARED) + number * len(OF_ESTIMAND)
     claimed, happened = sums[start : start + len(OF_ESTIMAND)] / weight

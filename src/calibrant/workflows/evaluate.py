@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 
 from calibrant._core.checks import Values, check_order, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
-from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset, is_data
+from calibrant._core.sampling import Sample
+from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
+from calibrant.metrics.reductions import check_one_input
 from calibrant.metrics.registry import METRICS
+from calibrant.slices.examples import Reading, Work
+from calibrant.slices.find import Search, Settings, metadata_keys, search
+
+AUTO = "auto"
+"""The name that stands for subgroups that are found, unless a column has it."""
 
 
 @warnings_at_caller()
@@ -47,8 +55,10 @@ def evaluate(
         Instead of logits. Zeros are floored at the smallest number of their dtype, with a warning.
     sample_weight : (...), or the name of a column
         Weights of the examples; 0 leaves out.
-    by : (...) values of any kind, or the name of a column
-        The same metrics are computed for each subgroup, worst first.
+    by : (...) values of any kind, or the name of a column, or "auto"
+        The same metrics are computed for each subgroup, worst first. With "auto" subgroups are
+        found by :func:`calibrant.find_slices` in a random half of the examples, and measured in
+        the other half, so that the search does not make them look worse than they are.
     split : str, optional
         Split of a file; ``test``, else the plain arrays, by default.
     estimand : {"auto", "top_label", "binary", "multilabel"}
@@ -91,6 +101,8 @@ def evaluate(
     >>> round(evaluate(sample_path(), level=None)["ece"].value, 4)
     0.0424
     """
+    if isinstance(by, str) and by == AUTO and not is_data(data) and labels is not None:
+        data, labels, probs = _arrays(data, labels, probs), None, None
     pairs = bool(level) or _need_pairs(metrics)
     total = Accumulator(
         bins=bins, estimand=estimand, pairs=pairs, metrics=metrics, level=level, seed=seed
@@ -106,6 +118,9 @@ def evaluate(
         data, labels, probs=probs, sample_weight=sample_weight, by=by, multilabel=multilabel
     )
     chosen = dataset.split(split, TEST_SPLITS)
+    searched = dataset.by == AUTO and AUTO not in chosen.keys
+    if searched:
+        chosen = replace(chosen, dataset=replace(dataset, by=None))
     chosen.warn_if_probs()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
     if pairs and chosen.label_count > total.most_pairs:
@@ -113,7 +128,49 @@ def evaluate(
     task = partial(_measured, total.like())
     for sums in chosen.walk(task, *columns, rows=rows, executor=executor, progress=progress):
         total.merge(sums)
+    if searched:
+        _add_found(total, chosen, seed, Work(executor, progress))
     return total.compute()
+
+
+def _arrays(logits: Values | None, labels: Values, probs: Values | None) -> dict[str, Values]:
+    """Return arrays by their keys in a file."""
+    check_one_input(logits, probs)
+    scores = {"logits": logits} if probs is None else {"probs": probs}
+    return {**scores, "labels": labels}  # type: ignore[dict-item]  # one is not None
+
+
+def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
+    """Find subgroups in one half of the examples, and measure them in the other."""
+    halves = [replace(split, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5)]
+    reading = Reading(metadata_keys(split), split.classes, split.dataset.class_names)
+    found = search(halves[0], reading, Settings(seed=seed), work)
+    columns = dict.fromkeys((split.domain, *found.reading.needed()))
+    task = partial(_measured_subgroups, total.like(), found)
+    for sums in halves[1].walk(
+        task, *columns, rows=split.chunk_rows, executor=work.executor, progress=work.progress
+    ):
+        total.by = {
+            name: total.by.get(name, total.like()).merge(part) for name, part in sums.items()
+        }
+
+
+def _measured_subgroups(
+    empty: Accumulator, found: Search, chunks: Iterator[Chunk]
+) -> dict[str, Accumulator]:
+    """Sums of the subgroups of one shard."""
+    sums: dict[str, Accumulator] = {}
+    for chunk in chunks:
+        for name, rows in found.members(chunk).items():
+            if not rows.any():
+                continue
+            part = {
+                key: values[rows]
+                for key, values in chunk.columns.items()
+                if key in ("logits", "labels", "sample_weight")
+            }
+            sums.setdefault(name, empty.like()).add(**part)
+    return sums
 
 
 def _need_pairs(metrics: str | Sequence[str] | None) -> bool:

@@ -1,0 +1,351 @@
+"""Known groups side by side: calibration and rates of decisions, before and after a calibrator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from calibrant._core.checks import FloatArray, Values, check_level, warnings_at_caller
+from calibrant._core.chunks import Progress
+from calibrant._core.messages import printable, unknown_name
+from calibrant._core.tables import aligned, frame, latex_table
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import Data, Split
+from calibrant.data.metadata import MetadataColumn, learn_column
+from calibrant.display.html import joined, notebook
+from calibrant.display.results import heading, long_table, one_line, remarks, verdict
+from calibrant.metrics.reliability import Estimate
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
+from calibrant.slices.examples import Reading, Work, draw_sample
+from calibrant.slices.find import check_one_label, open_examples, sum_tables
+from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RATES = {
+    "accuracy": "accuracy %",
+    "selected": "selected %",
+    "true_positive_rate": "TPR %",
+    "false_positive_rate": "FPR %",
+}
+"""Figures of decisions, with their headings."""
+HALF = MetadataColumn("selected", "number", cuts=(0.5,))
+
+
+class Group(NamedTuple):
+    """Figures of a group.
+
+    Attributes
+    ----------
+    n, share : int and float
+        Number of examples, and their share of all (of the weights).
+    claimed, observed : float
+        Mean of P(y = 1) and share of y = 1; for more than two classes, mean confidence and
+        accuracy.
+    gap : Estimate
+        ``claimed - observed``. The intervals of all groups hold together.
+    accuracy : float
+    selected, true_positive_rate, false_positive_rate : float
+        Of two classes: shares that are predicted to be 1 among all, among y = 1 and among y = 0.
+        NaN for more classes.
+    """
+
+    n: int
+    share: float
+    claimed: float
+    observed: float
+    gap: Estimate
+    accuracy: float
+    selected: float = math.nan
+    true_positive_rate: float = math.nan
+    false_positive_rate: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Groups by the value of a column, before and, with a calibrator, after calibration.
+
+    Attributes
+    ----------
+    column : str
+        Its name.
+    before, after : dict of str to Group
+        By value; ``after`` is empty without a calibrator.
+    level : float
+        Probability with which all intervals of a set hold.
+    """
+
+    column: str
+    classes: int
+    before: dict[str, Group]
+    after: dict[str, Group]
+    level: float
+
+    @property
+    def sets(self) -> dict[str, dict[str, Group]]:
+        """Groups by the name of the predictions; without a calibrator there is one set."""
+        return {"before": self.before, "after": self.after} if self.after else {"": self.before}
+
+    def differences(self) -> dict[str, dict[str, float]]:
+        """Return the largest less the smallest figure of a group, by set and figure."""
+        names = ("claimed", "observed", *(RATES if self.classes == 2 else ()))
+        return {
+            name: {
+                "gap": _range([group.gap.value for group in groups.values()]),
+                **{
+                    figure: _range([getattr(group, figure) for group in groups.values()])
+                    for figure in names
+                },
+            }
+            for name, groups in self.sets.items()
+        }
+
+    def describe(self) -> str:
+        """Return what was measured."""
+        count = sum(group.n for group in self.before.values())
+        of = "P(y = 1)" if self.classes == 2 else "the confidence"
+        return f"{count:,} examples in {len(self.before)} groups of {self.column}; {of} is compared"
+
+    def verdict(self) -> str:
+        """Return how many groups are miscalibrated."""
+        parts = []
+        for name, groups in self.sets.items():
+            wrong = [g for g in groups.values() if g.gap.low > 0 or g.gap.high < 0]
+            largest = 100 * max(abs(group.gap.value) for group in groups.values())
+            parts.append(
+                f"{name}: {len(wrong)} of {len(groups)} groups are miscalibrated on average, the "
+                f"largest gap is {largest:.1f} points"
+            )
+        return "; ".join(part.removeprefix(": ") for part in parts) + "."
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return headings, a row for each group and set, and their differences, as text."""
+        interval = f"{100 * self.level:g} % interval"
+        headings = ("examples", "claimed %", "observed %", "gap", interval)
+        return self._rows(headings, _calibration_cells, ("claimed", "observed", "gap"))
+
+    def decision_table(self) -> list[tuple[str, ...]]:
+        """Return the same for the decisions of two classes."""
+        return self._rows(tuple(RATES.values()), _decision_cells, tuple(RATES))
+
+    def _rows(
+        self,
+        headings: tuple[str, ...],
+        cells: Callable[[Group], tuple[str, ...]],
+        figures: tuple[str, ...],
+    ) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [(self.column, *headings)]
+        for value in self.before:
+            for name, groups in self.sets.items():
+                rows.append((f"{value} {name}".rstrip(), *cells(groups[value])))
+        for name, ranges in self.differences().items():
+            shown = [_shown(ranges[figure]) for figure in figures]
+            padded = ["", *shown, ""] if cells is _calibration_cells else shown
+            rows.append((f"difference {name}".rstrip(), *padded))
+        return rows
+
+    def tables(self) -> list[list[tuple[str, ...]]]:
+        """Return the table of calibration and, for two classes, that of decisions."""
+        return [self.table(), self.decision_table()] if self.classes == 2 else [self.table()]
+
+    def remarks(self) -> list[str]:
+        """Return what the last rows and the columns mean."""
+        lines = ["The last rows have the largest less the smallest figure of a group."]
+        if self.classes == 2:
+            lines.append(
+                "Selected: predicted to be 1, as P(y = 1) is at least 0.5; TPR and FPR are the "
+                "shares of that among y = 1 and y = 0."
+            )
+        return lines
+
+    def __str__(self) -> str:
+        tables = [line for table in self.tables() for line in aligned(table)]
+        return printable("\n".join([self.describe(), *tables, self.verdict(), *self.remarks()]))
+
+    def __repr__(self) -> str:
+        return one_line(self, self.describe().partition(";")[0], self.verdict().rstrip("."))
+
+    def _repr_html_(self) -> str:
+        tables = [long_table(headings, rows) for headings, *rows in self.tables()]
+        above = [heading(f"Groups of {self.column}", self.describe()), verdict(self.verdict())]
+        return notebook(joined([*above, *tables, remarks(self.remarks())]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON: fractions, undefined values as None."""
+        sets = {
+            name or "before": {value: _plain(group) for value, group in groups.items()}
+            for name, groups in self.sets.items()
+        }
+        differences = {name or "before": figures for name, figures in self.differences().items()}
+        return {
+            **{"column": self.column, "classes": self.classes, "level": self.level},
+            **sets,
+            "differences": differences,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame with a row for each group and set. Needs pandas."""
+        return frame(
+            {
+                **{self.column: value, "predictions": name or "before"},
+                **{key: v for key, v in group._asdict().items() if key != "gap"},
+                **{"gap": group.gap.value, "gap_low": group.gap.low, "gap_high": group.gap.high},
+            }
+            for name, groups in self.sets.items()
+            for value, group in groups.items()
+        )
+
+    def to_latex(self) -> str:
+        """Return the tables for LaTeX with the package booktabs."""
+        return "\n\n".join(latex_table(headings, rows) for headings, *rows in self.tables())
+
+
+@warnings_at_caller()
+def measure_groups(
+    data: Data | Values | None = None,
+    labels: Values | None = None,
+    *,
+    by: Values | str,
+    probs: Values | None = None,
+    features: Values | None = None,
+    sample_weight: Values | str | None = None,
+    calibrator: Calibrator | MaCCal | None = None,
+    split: str | None = None,
+    level: float = 0.9,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Groups:
+    """Compare calibration and decisions of known groups, before and after a calibrator.
+
+    Parameters
+    ----------
+    data, labels, probs, features, sample_weight, split, executor, progress
+        As for :func:`calibrant.find_slices`.
+    by : (n,) values, or the name of a column
+        Groups: its 100 most frequent values, or ranges of numbers.
+    calibrator : Calibrator, optional
+        Figures after calibration are added to those before.
+    level : float
+        Probability with which the intervals of all groups hold.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> site, probs = rng.choice(["A", "B"], 4000), rng.uniform(size=4000)
+    >>> happens = np.where(site == "B", probs**2, probs)
+    >>> labels = (rng.uniform(size=4000) < happens).astype(int)
+    >>> groups = measure_groups(probs=probs, labels=labels, by=site)
+    >>> {value: round(group.gap.value, 2) for value, group in groups.before.items()}
+    {'A': 0.01, 'B': 0.18}
+    """
+    check_level(level)
+    metadata = None if isinstance(by, str) else {"group": by}
+    chosen, names = open_examples(data, labels, probs, metadata, features, sample_weight, split)
+    name = by if isinstance(by, str) else "group"
+    if name not in names:
+        raise unknown_name("column", name, names)
+    reading = Reading({name: names[name]}, chosen.classes, chosen.dataset.class_names)
+    work = Work(executor, progress)
+    reading = _with_groups(reading, chosen, name, work)
+    before = _measured(reading, chosen, level, work)
+    after = {}
+    if calibrator is not None:
+        fitted = replace(reading, calibrator=as_calibrator(calibrator))
+        after = _measured(fitted, chosen, level, work)
+    return Groups(name, chosen.classes, before, after, level)
+
+
+def _with_groups(reading: Reading, split: Split, name: str, work: Work) -> Reading:
+    check_one_label(split)
+    sample = draw_sample(reading, split, clusters=False, seed=0, work=work)
+    column = learn_column(name, sample.values[name])
+    if column is None:
+        raise ValueError(f"{split.path}: {name} has one value only, so there are no groups")
+    selected = replace(HALF, name=reading.probability)
+    return replace(reading, columns=(column, selected) if reading.classes == 2 else (column,))
+
+
+def _measured(reading: Reading, split: Split, level: float, work: Work) -> dict[str, Group]:
+    """Return the figures of all groups that have examples."""
+    tables = sum_tables(split, reading, len(reading.columns), work)
+    (column, *_) = reading.columns
+    used = np.flatnonzero(tables.sums[(0,)][0])
+    critical = float(-ndtri((1 - level) / (2 * used.size)))  # Bonferroni: groups do not overlap
+    sums = tables.sums[(0,)][:, used]
+    first = gaps_of((0,), "", used[:, None], sums, 0)
+    low, high = first.intervals(critical)
+    weight = sums[SHARED.index("weight")]
+    right = sums[_place("happened", len(tables.estimands) - 1)]
+    rates = _rates(tables, used) if reading.classes == 2 else [{} for _ in used]
+    return {
+        column.text(int(code), int(code) + 1).removeprefix(f"{column.name} = "): Group(
+            n=round(float(first.number[i])),
+            share=float(weight[i] / weight.sum()),
+            claimed=float(first.claimed[i]),
+            observed=float(first.happened[i]),
+            gap=Estimate(float(first.gap[i]), float(low[i]), float(high[i])),
+            accuracy=float(right[i] / weight[i]),
+            **rates[i],
+        )
+        for i, code in enumerate(used.tolist())
+    }
+
+
+def _place(name: str, estimand: int) -> int:
+    """Return the number of a sum of one of the estimands."""
+    return len(SHARED) + estimand * len(OF_ESTIMAND) + OF_ESTIMAND.index(name)
+
+
+def _rates(tables: Tables, used: Any) -> list[dict[str, float]]:
+    """Return rates of decisions of each group, from sums by group and by P(y = 1) >= 0.5."""
+    table = tables.sums[(0, 1)]
+    weight, events = table[SHARED.index("weight")], table[_place("happened", 0)]
+    shares = {
+        "selected": _share(weight),
+        "true_positive_rate": _share(events),
+        "false_positive_rate": _share(weight - events),
+    }
+    return [{name: float(values[code]) for name, values in shares.items()} for code in used]
+
+
+def _share(by_half: FloatArray) -> FloatArray:
+    """Return the share of the upper half in each row; NaN for rows without anything."""
+    total = by_half.sum(1)
+    shares = np.full(total.shape, math.nan)
+    np.divide(by_half[:, 1], total, out=shares, where=total > 0)
+    return shares
+
+
+def _calibration_cells(group: Group) -> tuple[str, ...]:
+    value, low, high = (100 * x for x in group.gap)
+    shares = (_shown(group.claimed), _shown(group.observed))
+    return (f"{group.n:,}", *shares, f"{value:+.1f}", f"[{low:.1f}, {high:.1f}]")
+
+
+def _decision_cells(group: Group) -> tuple[str, ...]:
+    return tuple(_shown(getattr(group, name)) for name in RATES)
+
+
+def _range(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return max(known) - min(known) if known else math.nan
+
+
+def _shown(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _plain(group: Group) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        name: None if isinstance(v, float) and math.isnan(v) else v
+        for name, v in group._asdict().items()
+    }
+    return {**values, "gap": group.gap._asdict()}

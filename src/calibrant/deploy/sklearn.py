@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.calibrators.tags import TagIdentity
+from calibrant.slices import Slices, find_slices
 
 try:
     from sklearn import get_config
@@ -315,6 +316,32 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if self._first.calibrator_.multilabel:
             return (probs > 0.5).astype(int)
         return np.asarray(self.classes_[probs.argmax(-1)])
+
+    def find_slices(
+        self, X: Any, y: Any, *, columns: Sequence[str] | None = None, **options: Any
+    ) -> Slices:
+        """Find the subgroups of held-out examples whose probabilities are wrong.
+
+        Parameters
+        ----------
+        X, y : (n, ...) and (n,)
+            Examples that the classifier was not fitted on. Columns of a data frame, or of an array
+            ``(n, columns)``, form subgroups.
+        columns : sequence of str, optional
+            Names of columns to use; all by default. Those of an array are ``"column 0"`` and on.
+        **options
+            Of :func:`calibrant.find_slices`, such as ``sample_weight``, ``depth`` and ``level``.
+
+        Returns
+        -------
+        Slices
+        """
+        probs = self.predict_proba(X)  # first, since it checks that there was a fit
+        if self._first.calibrator_.multilabel:
+            raise ValueError("subgroups need one class per example: take one tag at a time")
+        labels = scoring.labels_of(self.classes_, scoring.targets(y))
+        data = {"probs": probs, "labels": labels, "class_names": self.classes_.astype(str)}
+        return find_slices(data, metadata=X, columns=columns, **options)
 
     def _calibrated(self, X: Any) -> Tensor:
         tags = self.calibrator_.multilabel

@@ -20,11 +20,12 @@ from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import is_frame
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import ARRAYS, Data, Dataset, as_dataset, is_data
-from calibrant.reports.measure import measure
+from calibrant.reports.measure import find_subgroups, measure
 from calibrant.reports.model import Subject
 from calibrant.reports.remedies import try_methods, usual_methods
 from calibrant.reports.report import Report
 from calibrant.reports.results import Provenance
+from calibrant.workflows.evaluate import AUTO
 
 PREFER = ("test", "", "val")
 """Splits to measure, if none is named."""
@@ -66,6 +67,8 @@ def report(
         random into two halves.
     by, sample_weight : str or array, optional
         Subgroups to report on, and weights of the examples, as in :func:`calibrant.evaluate`.
+        Subgroups of all other columns are searched by :func:`calibrant.find_slices`; "auto" forms
+        them of the predictions as well.
     methods : sequence of str, optional
         Names from ``CALIBRATORS`` to try as a remedy: a few quick ones by default, none if it is
         empty.
@@ -215,12 +218,17 @@ def _subject(
 ) -> Subject:
     figures = {key: options[key] for key in ("estimand", "bins", "level", "seed")}
     figures["executor"] = executor
-    chosen = dataset.split(split)
+    chosen, searched = dataset.split(split), dataset.by == AUTO
+    if searched and AUTO not in chosen.keys:
+        dataset = replace(dataset, by=None)
+        chosen = replace(chosen, dataset=dataset)
     methods = options["methods"]
     if methods is None:
         methods = usual_methods(options["estimand"], chosen.classes)
     steps.expect(len(methods))
     subject = measure(chosen, name, **figures)
+    found = find_subgroups(chosen, figures["level"], figures["seed"], executor, searched)
+    subject = replace(subject, slices=found)
     steps.step()
     if not methods:
         return replace(subject, remedy_error="none were named")

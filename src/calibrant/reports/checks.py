@@ -150,6 +150,19 @@ def subgroups_off(subject: Subject) -> Result | None:
     )
 
 
+def subgroups_found(subject: Subject) -> Result | None:
+    """CAL018."""
+    if subject.slices is None or not subject.slices.slices:
+        return None
+    found = subject.slices.slices
+    named = _listed(f"{one.name} ({one.n:,} examples, {one.finding()})" for one in found)
+    return Result(
+        _severity(max(one.least for one in found)),
+        f"{len(found)} of {subject.slices.searched:,} subgroups are off by more than such a search "
+        f"finds by chance: {named}.",
+    )
+
+
 def too_few(subject: Subject) -> Result | None:
     """CAL007."""
     evaluation = subject.evaluation

@@ -15,6 +15,7 @@ from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.registry import METRICS
 from calibrant.reports.checks import percent
 from calibrant.reports.model import ClassFigures, Coverage, Part, Remedy, Severity, Subject
+from calibrant.slices import Slices
 
 WORDS: dict[Severity, str] = {"bad": "serious", "warn": "warning", "info": "note", "good": "good"}
 """Severities of findings, as they are shown."""
@@ -108,6 +109,12 @@ def worst_first(classes: Sequence[ClassFigures]) -> list[ClassFigures]:
         return (-max(low, -high), -abs(each.part.gap)) if each.part.n else (math.inf, 0.0)
 
     return sorted(classes, key=size)
+
+
+def slices_table(slices: Slices) -> Table:
+    """Figures of the subgroups that were found."""
+    headings, *rows = slices.table()
+    return Table(headings, rows)
 
 
 def groups_table(subject: Subject) -> Table:

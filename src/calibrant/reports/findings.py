@@ -217,6 +217,15 @@ CHECKS: dict[str, Check] = {
             "Write these shards again, and repeat the report.",
             checks.left_out,
         ),
+        Check(
+            "CAL018",
+            "Subgroups that are off were found",
+            "A search over the columns of the data found subgroups whose confidence is wrong on "
+            "average, intersections of columns among them. The intervals account for the search.",
+            "Calibrate by subgroup (calibrant fit --method multicalibration), collect examples "
+            "of them, and look at them again: calibrant slices.",
+            checks.subgroups_found,
+        ),
     )
 }
 """Checks by their code."""

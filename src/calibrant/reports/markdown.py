@@ -121,6 +121,9 @@ def _where(subject: Subject) -> list[str]:
         lines += [f"The {MOST_CLASSES} of {len(subject.classes):,} that are furthest off.", ""]
     if subject.evaluation.by:
         lines += [f"Subgroups by {escaped(subject.by)}:", "", *table(content.groups_table(subject))]
+    if subject.slices is not None:
+        lines += [escaped(f"{subject.slices.describe()}. {subject.slices.verdict()}"), ""]
+        lines += table(content.slices_table(subject.slices)) if subject.slices.slices else []
     return _details("Where it is off", lines)
 
 

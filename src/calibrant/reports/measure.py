@@ -35,6 +35,9 @@ from calibrant.reports.model import (
     empty_part,
     parts_of,
 )
+from calibrant.slices import Slices
+from calibrant.slices.examples import Reading, Work
+from calibrant.slices.find import Settings, metadata_keys, search
 from calibrant.workflows.shards import describe_skipped
 
 SURE = 0.9
@@ -164,6 +167,18 @@ def _share(answers: WeightedPairs, where: BoolArray) -> float:
     if answers.weight is None:
         return float(where.mean())
     return float(answers.weight[where].sum() / answers.weight.sum())
+
+
+def find_subgroups(
+    split: Split, level: float | None, seed: int, executor: Executor | None, predictions: bool
+) -> Slices | None:
+    """Search subgroups of the metadata, and of ``predictions`` if asked for; None without any."""
+    metadata = metadata_keys(split)
+    if split.dataset.multilabel or len(split.shape) > 1 or not (metadata or predictions):
+        return None
+    reading = Reading(metadata, split.classes, split.dataset.class_names, predictions=predictions)
+    settings = Settings(level=level or 0.9, seed=seed)
+    return search(split, reading, settings, Work(executor)).result()
 
 
 def _sure(answers: WeightedPairs, level: float | None) -> Part:

@@ -17,6 +17,7 @@ from calibrant.decide.thresholds import Threshold
 from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.intervals import Estimate
 from calibrant.metrics.reliability import reliability_of
+from calibrant.slices import Slices
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import method_in_use
 
@@ -151,6 +152,8 @@ class Subject:
     """Labels that were left out."""
     by: str | None
     """Column of the subgroups."""
+    slices: Slices | None = None
+    """Subgroups that were found; None where nothing was searched."""
     warnings: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     """The number of bad shards that were left out, then a line about each."""

@@ -17,6 +17,7 @@ from calibrant.reports.results import Results
 from calibrant.reports.shell import chart, scrollable, section, snippet, unbroken
 from calibrant.reports.unchecked import Unchecked
 from calibrant.reports.verdict import Verdict
+from calibrant.slices import Slices
 
 MOST_CLASSES = 1000
 """Rows of the tables of classes, over all sets of predictions of a page."""
@@ -169,6 +170,8 @@ class Sections:
         caption = "Gap: claimed less happened, in points"
         blocks = [self._block(f"By {name}", scrollable(ranges, caption))]
         blocks.append(self._classes())
+        if subject.slices is not None:
+            blocks.append(self._slices(subject.slices))
         if subject.evaluation.by:
             blocks.append(self._groups())
         if subject.margins:
@@ -208,6 +211,15 @@ class Sections:
         )
         note = [tag("p", said, class_="muted small")] if len(ordered) > most else []
         return self._block(title, *note, *([search] if len(ordered) > 2 else []), shown)
+
+    def _slices(self, slices: Slices) -> Html:
+        title = "Subgroups that were searched"
+        words = [tag("p", f"{slices.describe()}. {slices.verdict()}")]
+        if not slices.slices:
+            return self._block(title, *words)
+        table = scrollable(content.slices_table(slices), "Gap: claimed less observed, in points")
+        notes = [tag("p", line, class_="muted small") for line in slices.remarks()]
+        return self._block(title, *words, table, *notes)
 
     def _groups(self) -> Html:
         groups = dict(list(self.subject.evaluation.by.items())[:MOST_GROUPS])

@@ -25,10 +25,10 @@ def unchecked_of(subject: Subject, others: int = 0) -> list[Unchecked]:
 
 
 def _in_this_data(subject: Subject) -> Iterator[Unchecked]:
-    if not subject.by:
+    if not subject.by and subject.slices is None:
         yield Unchecked(
             "Subgroups: no column was named",
-            "pass --by COLUMN, such as a country, device or customer group",
+            "add columns, such as a country, device or customer group, or pass --by auto",
         )
     if subject.remedy is None:
         yield Unchecked(f"Methods of calibration: {subject.remedy_error}", "calibrant compare")

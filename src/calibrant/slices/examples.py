@@ -91,6 +91,7 @@ class Reading:
     classes: int
     class_names: Sequence[str] | None = None
     calibrator: Calibrator | None = None
+    predictions: bool = True  # subgroups are formed of predictions as well
     centres: FloatArray | None = None  # (clusters, width)
     columns: tuple[MetadataColumn, ...] = ()
 
@@ -150,7 +151,7 @@ class Reading:
         values = {name: chunk.columns[key][kept] for name, key in self.metadata.items()}
         if self.centres is not None:
             values[CLUSTER] = nearest(chunk.columns["features"][kept], self.centres)
-        return {**values, **self._predictions(probs)}
+        return {**values, **self._predictions(probs)} if self.predictions else values
 
     def _predictions(self, probs: FloatArray) -> dict[str, Array]:
         if self.classes == 2:

@@ -26,6 +26,7 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
+from calibrant.metrics.reductions import check_one_input
 from calibrant.metrics.reliability import Estimate
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
@@ -267,27 +268,24 @@ def open_examples(
     split: str | None,
 ) -> tuple[Split, dict[str, str]]:
     """Return the examples, and the keys of the metadata by name."""
-    stored = is_data(data) or (is_frame(data) and labels is None)
-    if stored and metadata is not None:
-        raise TypeError(
-            "metadata goes with logits or probs: a file or data frame has it as further columns"
-        )
     beside = {} if metadata is None else as_metadata(metadata)
-    if stored:
-        dataset = as_dataset(data, features=features, sample_weight=sample_weight)
-    else:
+    # numbered keys: a column may be called "labels", or "dev_features" as a split would be
+    names = {name: f"column {i}" for i, name in enumerate(beside)}
+    further: dict[str, Any] = dict(zip(names.values(), beside.values(), strict=True))
+    if isinstance(data, Mapping):
+        data = {**data, **further}
+    elif not is_data(data) and not (is_frame(data) and labels is None):
         if labels is None:
             raise TypeError("labels are missing: pass find_slices(logits, labels, metadata=...)")
-        scores = {"logits": data} if probs is None else {"probs": probs}
-        arrays: dict[str, Any] = {**scores, "labels": labels}
-        arrays |= {} if features is None else {"features": features}
-        # numbered keys: a column may be called "labels", or "dev_features" as a split would be
-        arrays |= {f"column {i}": values for i, values in enumerate(beside.values())}
-        dataset = as_dataset(arrays, sample_weight=sample_weight)
+        check_one_input(data, probs)
+        scores: Any = {"logits": data} if probs is None else {"probs": probs}
+        data = {**scores, "labels": labels, **further}
+    elif beside:
+        raise TypeError("metadata goes with arrays: a file or data frame has it as further columns")
+    dataset = as_dataset(data, features=features, sample_weight=sample_weight)
     chosen = dataset.split(split, TEST_SPLITS)
-    if not stored:
-        return chosen, {name: f"column {i}" for i, name in enumerate(beside)}
-    return chosen, metadata_keys(chosen)
+    stored = {name: key for name, key in metadata_keys(chosen).items() if key not in further}
+    return chosen, {**stored, **names}
 
 
 def metadata_keys(split: Split) -> dict[str, str]:

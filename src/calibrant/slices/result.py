@@ -50,6 +50,11 @@ class Slice(NamedTuple):
     def __repr__(self) -> str:
         return one_line(self, self.name, f"{self.n:,} examples", self.finding())
 
+    @property
+    def least(self) -> float:
+        """The gap, without its sign, that there is at least."""
+        return max(self.gap.low, -self.gap.high, 0.0)
+
     def finding(self) -> str:
         """Return in words what is claimed and what happens."""
         _, low, high = self.gap

@@ -1,0 +1,78 @@
+"""The verb slices, and evaluate by subgroups that are found."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import calibrant as cal
+
+
+@pytest.fixture
+def table(rng, tmp_path, monkeypatch):
+    """A CSV file whose probabilities are too high for the young of one site."""
+    monkeypatch.chdir(tmp_path)
+    n = 4000
+    age, site = rng.integers(20, 80, n), rng.choice(["A", "B"], n)
+    probs = rng.uniform(0.001, 0.999, size=n).round(4)
+    truth = np.where((age < 40) & (site == "B"), probs / 2, probs)
+    labels = (rng.uniform(size=n) < truth).astype(int)
+    with open("predictions.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["prob", "label", "age", "site"])
+        writer.writerows(zip(probs, labels, age, site, strict=True))
+    return "predictions.csv"
+
+
+def test_the_worst_subgroup_stands_first(run, table):
+    code, out, err = run("slices", table)
+    assert (code, err) == (0, "")
+    assert "all intervals hold together" in out
+    assert "miscalibrated; the worst, age <" in out
+    found = json.loads(run("slices", table, "--json")[1])
+    expected = cal.find_slices(table).to_dict()
+    assert found == json.loads(json.dumps(expected))
+    assert "site = B" in found["slices"][0]["name"]
+    assert run("slices", table, "--latex")[1].startswith(r"\begin{tabular}")
+
+
+def test_columns_depth_and_calibrator(run, table):
+    cal.save(cal.fit(table, "sigmoid"), "calibrator")
+    arguments = ("--columns", "site", "--depth", "1", "--calibrator", "calibrator", "--json")
+    found = json.loads(run("slices", table, *arguments)[1])
+    assert found["columns"] == ["site", "P(1)"]
+    code, _, err = run("slices", table, "--columns", "sites")
+    assert code == 2
+    assert "did you mean site?" in err
+
+
+def test_known_groups(run, table):
+    cal.save(cal.fit(table, "sigmoid"), "calibrator")
+    out = run("slices", table, "--by", "site", "--calibrator", "calibrator")[1]
+    assert "B after" in out
+    assert "TPR %" in out
+    code, _, err = run("slices", table, "--by", "site", "--columns", "age")
+    assert code == 2
+    assert "--by" in err
+
+
+def test_evaluate_measures_found_subgroups_in_the_other_half(run, table):
+    found = json.loads(run("evaluate", table, "--by", "auto", "--metrics", "ece", "--json")[1])
+    assert found["n"] == 4000
+    name, worst = max(found["by"].items(), key=lambda item: item[1]["metrics"]["ece"]["low"])
+    assert "site = B" in name
+    frame = np.genfromtxt(table, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    assert worst["n"] < 0.6 * (frame["site"] == "B").sum()
+    assert worst["metrics"]["ece"]["value"] == pytest.approx(0.25, abs=0.1)
+
+
+def test_a_report_names_them(run, table):
+    assert run("report", table, "--methods", "none,ts", "-o", "report.json")[0] == 0
+    with open("report.json") as file:
+        subject = json.load(file)["subjects"][0]
+    codes = {finding["code"]: finding for finding in subject["findings"]}
+    assert "site = B" in codes["CAL018"]["evidence"]
+    assert subject["slices"]["columns"] == ["age", "site"]
+    page = run("report", table, "--methods", "", "--by", "auto", "-o", "-")[1]
+    assert "by age, site, P(1)" in page

@@ -1,0 +1,182 @@
+"""Subgroups that are found: planted ones, in arrays, files and shards; and refused input."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import calibrant as cal
+from calibrant.slices import find_slices
+
+
+def planted(rng, n=6000, factor=0.5):
+    """P(y = 1) that is too high for the young of one site."""
+    metadata = {
+        "age": rng.integers(20, 80, n),
+        "site": rng.choice(["A", "B", "C"], n),
+        "patient": np.array([f"p{i}" for i in range(n)]),
+    }
+    probs = rng.uniform(size=n)
+    wrong = (metadata["age"] < 40) & (metadata["site"] == "B")
+    labels = (rng.uniform(size=n) < np.where(wrong, factor * probs, probs)).astype(int)
+    return metadata, probs, labels
+
+
+def test_a_planted_subgroup_is_found_and_named(rng):
+    metadata, probs, labels = planted(rng, 12_000)
+    result = find_slices(probs=probs, labels=labels, metadata=metadata)
+    worst = result[0]
+    assert "site = B" in worst.name
+    assert "age < " in worst.name
+    assert worst.estimand == "binary"
+    assert worst.gap.low <= 0.25 <= worst.gap.high  # half of the mean of a uniform claim
+    assert result.left_out == ["patient"]
+    assert [one.least for one in result.slices] == sorted(
+        (one.least for one in result.slices), reverse=True
+    )
+    assert worst.n / 12_000 == pytest.approx(worst.share)
+    assert "too high by" in result.verdict()
+    assert "patient" in str(result)
+
+
+def test_calibrated_predictions_have_none():
+    """Nothing is named in at least 90 % of data sets."""
+    named = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        metadata, probs, labels = planted(rng, 800, factor=1.0)
+        named += len(find_slices(probs=probs, labels=labels, metadata=metadata)) > 0
+    assert named <= 8  # of 30, where 3 are allowed on average; more with probability 0.2 %
+
+
+def test_symmetric_over_confidence_of_two_classes_is_found(rng):
+    """P(y = 1) is right on average in the subgroup; the confidence is not."""
+    site = rng.choice(["A", "B"], 8000)
+    logits = 2 * rng.normal(size=8000)
+    truth = 1 / (1 + np.exp(-np.where(site == "B", 0.4, 1.0) * logits))
+    labels = (rng.uniform(size=8000) < truth).astype(int)
+    result = find_slices(logits, labels, metadata={"site": site}, columns=["site"])
+    named = {(one.name, one.estimand) for one in result.slices}
+    assert ("site = B", "top_label") in named
+    assert any("too sure" in one.finding() for one in result.slices)
+
+
+def test_classes_confidences_and_clusters_of_features(rng):
+    logits = 2 * rng.normal(size=(6000, 4))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    of_cat = logits.argmax(1) == 2
+    labels[of_cat & (rng.uniform(size=6000) < 0.4)] = 0
+    frame = pd.DataFrame(logits, columns=["a", "b", "cat", "d"])
+    result = find_slices(frame, pd.Series(labels))
+    assert "predicted class = cat" in result[0].name
+    assert set(result.columns) == {"confidence", "predicted class", "second class"}
+    features = rng.normal(size=(6000, 3)) + 8 * of_cat[:, None]
+    far = find_slices(logits, labels, features=features, columns=[])
+    assert "feature cluster" in far.columns
+    assert any("Typical rows of each feature cluster" in note for note in far.notes)
+
+
+def test_missing_values_are_a_subgroup(rng):
+    metadata, probs, labels = planted(rng, factor=1.0)
+    age = metadata["age"].astype(float)
+    age[rng.uniform(size=age.size) < 0.2] = np.nan
+    labels = np.where(np.isnan(age), rng.integers(0, 2, age.size), labels)
+    result = find_slices(probs=probs, labels=labels, metadata={"age": age})
+    assert "age is missing" in {one.name.split(" and ")[0] for one in result.slices}
+
+
+def test_files_shards_and_processes_agree(rng, tmp_path):
+    metadata, probs, labels = planted(rng, 3000)
+    columns = {"probs": probs, "labels": labels, **metadata}
+    whole = find_slices(columns).to_dict()
+    frame = pd.DataFrame({"prob": probs, "label": labels, **metadata})
+    assert find_slices(frame).to_dict() == whole
+    for i, rows in enumerate(np.array_split(np.arange(3000), 3)):
+        np.savez(tmp_path / f"{i}.npz", **{name: v[rows] for name, v in columns.items()})
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        shards = find_slices(tmp_path, executor=pool).to_dict()
+    for one, other in zip(whole["slices"], shards["slices"], strict=True):
+        assert one["name"] == other["name"]
+        assert one["gap"] == pytest.approx(other["gap"], abs=1e-12)
+
+
+def test_weights_ignored_labels_and_calibrators(rng):
+    metadata, probs, labels = planted(rng)
+    given = {"probs": probs, "labels": labels, **metadata}
+    weight = rng.uniform(0.5, 2, labels.size)
+    kept = rng.uniform(size=labels.size) < 0.7
+    some = find_slices({**given, "w": np.where(kept, weight, 0)}, sample_weight="w")
+    same = find_slices(
+        {**given, "w": 10 * weight, "labels": np.where(kept, labels, -100)}, sample_weight="w"
+    )
+    assert some.n == same.n == kept.sum()
+    assert some[0].name == same[0].name
+    assert some[0].gap == pytest.approx(same[0].gap)
+    logits = np.log(probs / (1 - probs))
+    calibrator = cal.CALIBRATORS["sigmoid"]().fit(logits, labels)
+    after = find_slices({**given, "logits": logits}, calibrator=calibrator)
+    expected = find_slices({**given, "probs": calibrator.predict_proba(logits)})
+    assert after[0].gap == pytest.approx(expected[0].gap, abs=1e-6)
+
+
+def test_depth_size_and_columns(rng):
+    metadata, probs, labels = planted(rng)
+    given = {"probs": probs, "labels": labels, "metadata": metadata}
+    one = find_slices(**given, depth=1)
+    assert all(" and " not in each.name for each in one.slices)
+    three = find_slices(**given, depth=3, min_size=200, most=2)
+    assert len(three) <= 2
+    assert all(each.n >= 200 for each in three.slices)
+    only = find_slices(**given, columns=["age"])
+    assert only.columns == ["age", "P(1)"]
+
+
+def test_names_that_clash_with_keys(rng):
+    metadata, probs, labels = planted(rng, 2000)
+    clashing = {"labels": metadata["site"], "dev_features": metadata["age"]}
+    result = find_slices(probs=probs, labels=labels, metadata=clashing)
+    assert result.columns == ["labels", "dev_features", "P(1)"]
+
+
+def test_forms_of_a_result(rng):
+    metadata, probs, labels = planted(rng)
+    result = find_slices(probs=probs, labels=labels, metadata=metadata)
+    frame = result.to_frame()
+    assert frame.name.tolist()[:2] == ["all examples"] * 2
+    assert len(frame) == len(result) + 2
+    assert result.to_latex().startswith(r"\begin{tabular}{lrrrrr}")
+    assert "miscalibrated" in result._repr_html_()
+    axes = result.plot()
+    assert axes.get_xlabel() == "claimed less observed (%), 90 % interval"
+    assert repr(result[0]).startswith("Slice(age < ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 4}, "depth must be 1, 2 or 3"),
+        ({"columns": ["agee"]}, "unknown column 'agee': did you mean age"),
+        ({"level": 1.5}, "level"),
+        ({"min_size": 0}, "min_size"),
+        ({"metadata": {"age": np.zeros((100, 2))}}, "one value per example"),
+        ({"metadata": {"age": np.zeros(99)}}, "99 rows"),
+        ({"labels": np.full(100, -100)}, "label"),
+        ({"probs": np.full(100, np.nan)}, "NaN"),
+        ({"labels": None}, "labels are missing"),
+    ],
+)
+def test_bad_input_is_refused_with_the_remedy(options, message):
+    usual = {"probs": np.full(100, 0.5), "labels": np.arange(100) % 2}
+    with pytest.raises((ValueError, TypeError), match=message):
+        find_slices(**{**usual, "metadata": {"age": np.arange(100)}, **options})
+
+
+def test_tags_and_metadata_beside_a_file_are_refused(tmp_path):
+    path = tmp_path / "p.npz"
+    np.savez(path, logits=np.zeros((10, 3)), labels=np.zeros(10, int))
+    with pytest.raises(TypeError, match="has it as further columns"):
+        find_slices(path, metadata={"age": np.arange(10)})
+    with pytest.raises(ValueError, match="one label per row"):
+        find_slices({"logits": np.zeros((10, 3, 2)), "labels": np.zeros((10, 3), int)})

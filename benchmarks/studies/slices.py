@@ -1,10 +1,10 @@
-"""How often the search for subgroups names a calibrated one, holds its intervals, and finds a fault.
+"""How often the search for subgroups errs, whether its intervals hold, and what it finds.
 
     python benchmarks/studies/slices.py simulate docs/data
     python benchmarks/studies/slices.py tables docs/data
 
 ``simulate`` draws data sets whose probabilities are right but for a planted subgroup, and writes
-``slices.csv``; it takes about half an hour on 16 cores. ``tables`` makes the tables of ``docs/slices.md``.
+``slices.csv``, in all processes. ``tables`` makes the tables of ``docs/slices.md``.
 
 Three ways to find subgroups are compared. *search* is :func:`calibrant.find_slices`. *halves*
 chooses the 20 strongest subgroups in one half of the examples and tests them in the other, by exact
@@ -49,7 +49,7 @@ FAULTS = {"none": "calibrated", "shift": "planted shift", "sharp": "planted over
 
 
 class World(NamedTuple):
-    """A data set: metadata, probabilities as claimed and as they are, labels, the wrong examples."""
+    """Metadata, probabilities as claimed and as they are, labels, and the wrong examples."""
 
     metadata: dict[str, Array]
     claimed: Array  # (n, classes)

@@ -16,6 +16,7 @@ TITLES = {
     "deploy": "Deploy",
     "monitor": "Monitor",
     "estimate": "Estimate without labels",
+    "slices": "Subgroups",
     "losses": "Train: losses",
     "retrain": "Train: masked classifiers",
     "data": "Prediction files",
@@ -43,7 +44,14 @@ MORE = {
     "monitor": ("report.Alarm", "report.Drift", "estimates.WindowEstimate"),
     "estimate": (
         *("performance.PerformanceEstimator", "result.PerformanceEstimate"),
-        *("sampling.LabelSample", "watch.Shift"),
+        *("sampling.choose_labels", "sampling.LabelSample", "watch.Shift"),
+    ),
+    "slices": (
+        "result.Slice",
+        "result.Slices",
+        "groups.measure_groups",
+        "groups.Groups",
+        "groups.Group",
     ),
     "reports": (
         *("results.Results", "results.Provenance", "model.Subject", "model.Part"),

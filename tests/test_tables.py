@@ -22,7 +22,7 @@ def study(name):
 def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
-        *("estimate", "signals", "cluster_cost"),
+        *("estimate", "signals", "cluster_cost", "slices"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -51,6 +51,19 @@ def test_auto_has_the_ece_of_smart_and_the_nll_of_temperature_scaling(tables):
         }
         assert ece["auto"] <= ece["smart"] <= ece["ts"]
         assert nll["auto"] <= nll["ts"]
+
+
+def test_claims_about_subgroups(tables):
+    _, *rows = tables["table_slices_false"]
+    for row in rows:
+        held, ours, halves, alone = (float(cell.removesuffix(" %")) for cell in row[2:])
+        assert held >= 86  # 90 % of 200 data sets, less two standard errors
+        assert max(ours, halves) <= 14
+        assert alone >= 99
+    _, *rows = tables["table_slices_found"]
+    for search, halves in zip(rows[::2], rows[1::2], strict=True):
+        for mine, other in zip(search[3:], halves[3:], strict=True):
+            assert float(mine.removesuffix(" %")) >= float(other.removesuffix(" %")) - 5
 
 
 def test_claims_about_maccal(tables):

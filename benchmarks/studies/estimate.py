@@ -35,7 +35,7 @@ from rows import Rows, Table, chosen, read, write_tables
 from scipy.special import expit, softmax
 
 import calibrant as cal
-from calibrant.estimate import PerformanceEstimator
+from calibrant.estimate import PerformanceEstimator, choose_labels
 from calibrant.metrics import Estimate
 from calibrant.plots import estimate_plot, save_figure
 
@@ -219,7 +219,7 @@ def labelled_errors(
 ) -> Iterator[dict[str, object]]:
     right, budget = probs.argmax(1) == labels, int(str(shared["budget"]))
     shared = {**shared, "truth": f"{right.mean():.5f}"}
-    sample = cal.choose_labels(probs=probs, budget=budget, seed=seed)
+    sample = choose_labels(probs=probs, budget=budget, seed=seed)
     at_random = np.random.default_rng(seed).choice(len(labels), budget, replace=False)
     mean = right[at_random].mean()
     yield {**shared, "method": "mean of labels at random", "estimate": f"{mean:.5f}"}

@@ -13,6 +13,7 @@ binomial tests with Holm's correction. *alone* tests every subgroup as if it wer
 
 import argparse
 import csv
+import math
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -28,11 +29,12 @@ from rows import Rows, Table, chosen, read, write_tables
 from scipy.special import logit, ndtri, softmax
 from scipy.stats import binomtest
 
-from calibrant.data.metadata import Condition
-from calibrant.slices.examples import Reading, Work, encode
-from calibrant.slices.find import Settings, open_examples, search
-from calibrant.slices.search import Family, all_candidates
-from calibrant.slices.selection import members, one_candidate, strongest
+from calibrant.plots import save_figure
+from calibrant.slices import find_slices
+from calibrant.slices.examples import Outcomes, Reading, Work, encode
+from calibrant.slices.find import Search, Settings, open_examples, search
+from calibrant.slices.search import Family, Tables, all_candidates
+from calibrant.slices.selection import Candidate, members, strongest
 
 Array = NDArray[Any]
 SIZES = (300, 1000, 5000, 20_000)
@@ -84,11 +86,11 @@ def world(rng: np.random.Generator, kind: str, fault: str, n: int) -> World:
 
 
 class Subgroup(NamedTuple):
-    """A subgroup that was named, of one estimand."""
+    """A subgroup that was named."""
 
     mask: Array
-    gap: float  # true mean of claimed less what happens
-    named_sign: float
+    gap: float
+    true_gap: float
 
 
 def events(world: World, estimand: str) -> tuple[Array, Array]:
@@ -117,55 +119,83 @@ def simulate(out: Path, repeats: int) -> None:
 def figures(repeats: int, case: tuple[str, str, int]) -> list[dict[str, object]]:
     """Means over data sets, a row for each way."""
     kind, fault, n = case
-    sums: dict[str, list[tuple[float, ...]]] = {}
+    results = []
     for seed in range(repeats):
         data = world(np.random.default_rng([seed, n]), kind, fault, n)
-        for way, (named, held) in ways(data, seed).items():
-            false = [s for s in named if abs(s.gap) < 1e-12 or np.sign(s.gap) != s.named_sign]
-            overlap = max(
-                (
-                    (s.mask & data.wrong).sum() / (s.mask | data.wrong).sum()
-                    for s in named
-                    if fault != "none"
-                ),
-                default=0.0,
-            )
-            row = (bool(false), len(false) / max(1, len(named)), held, overlap >= 0.5, len(named))
-            sums.setdefault(way, []).append(tuple(map(float, row)))
+        results.append(ways(data, seed))
     print(*case, flush=True)
-    names = ("any_false", "false_rate", "held", "found", "named")
     return [
         {
             **{"kind": kind, "fault": fault, "n": n, "way": way, "repeats": repeats},
-            **dict(zip(names, np.mean(values, 0).round(4), strict=True)),
+            **dict(
+                zip(
+                    Outcome._fields,
+                    np.mean([result[way] for result in results], 0).round(4),
+                    strict=True,
+                )
+            ),
         }
-        for way, values in sums.items()
+        for way in WAYS
     ]
 
 
-def ways(data: World, seed: int) -> dict[str, tuple[list[Subgroup], float]]:
-    """Named subgroups of each way, and whether all of its intervals hold (NaN without)."""
+class Outcome(NamedTuple):
+    """What became of one search."""
+
+    any_false: float
+    false_rate: float
+    held: float  # 1 if all intervals hold
+    found: float  # 1 if a subgroup was named that shares half of its examples with the wrong ones
+    named: float
+
+
+def ways(data: World, seed: int) -> dict[str, Outcome]:
     split, names = open_examples(None, data.labels, data.claimed, data.metadata, None, None, None)
     reading = Reading(names, split.classes)
     found = search(split, reading, Settings(seed=seed, level=LEVEL), Work())
-    family = Family.of(found.reading.columns)
     codes = codes_of(found.reading, data)
-    named = [subgroup(data, codes, one.conditions, one.estimand, one.gap) for one in found.chosen]
-    alone, held = [], True
-    for candidates in all_candidates(found.tables, family, found.min_size):
-        low, high = candidates.intervals(found.critical)
-        naive = candidates.intervals(float(-ndtri((1 - LEVEL) / 2)))
-        for i in range(len(low)):
-            one = one_candidate(candidates, family, i, *naive)
-            known = subgroup(data, codes, one.conditions, one.estimand, one.gap)
-            held &= bool(low[i] - 1e-9 <= known.gap <= high[i] + 1e-9)
-            if one.shown and one.conditions:
-                alone.append(known)
+    named = [subgroup(data, codes, one) for one in found.chosen]
+    held, alone = every_interval(found, data, codes)
     return {
-        "search": (named, float(held)),
-        "halves": (confirmed(data, seed), float("nan")),
-        "alone": (alone, float("nan")),
+        "search": outcome(data, named, held),
+        "halves": outcome(data, confirmed(data, seed), math.nan),
+        "alone": alone,
     }
+
+
+def every_interval(found: Search, data: World, codes: Array) -> tuple[float, Outcome]:
+    """Whether all intervals hold, and the outcome of testing each subgroup alone."""
+    family = Family.of(found.reading.columns)
+    first = found.reading.estimands[0]
+    sign = np.where(data.claimed.argmax(1) == 1, 1.0, -1.0)
+    sign = sign if first == "binary" else np.ones(len(sign))
+    truth = Tables.empty(found.reading.columns, found.reading.estimands, found.settings.depth)
+    truth.add(Outcomes(*events(data, first), np.ones(len(sign)), sign), codes)
+    held, false, named = True, 0, 0
+    both = (all_candidates(tables, family, found.min_size) for tables in (found.tables, truth))
+    for ours, true in zip(*both, strict=True):
+        low, high = ours.intervals(found.critical)
+        held &= bool(((true.gap >= low - 1e-9) & (true.gap <= high + 1e-9)).all())
+        low, high = ours.intervals(float(-ndtri((1 - LEVEL) / 2)))
+        shown = (low > 0) | (high < 0)
+        named += int(shown.sum())
+        false += int((shown & is_false(ours.gap, true.gap)).sum())
+    alone = Outcome(float(false > 0), false / max(1, named), math.nan, math.nan, float(named))
+    return float(held), alone
+
+
+def is_false(named: Array, true: Array) -> Array:
+    return np.asarray((np.abs(true) < 1e-12) | (np.sign(true) != np.sign(named)))
+
+
+def outcome(data: World, named: list[Subgroup], held: float) -> Outcome:
+    gaps = np.array([(one.gap, one.true_gap) for one in named]).reshape(-1, 2)
+    false = is_false(*gaps.T)
+    shared = [(s.mask & data.wrong).sum() / (s.mask | data.wrong).sum() for s in named]
+    found = float(max(shared, default=0.0) >= 0.5)
+    return Outcome(
+        float(false.any()), float(false.sum()) / max(1, len(named)), held, found, float(len(named))
+    )
 
 
 def codes_of(reading: Reading, data: World) -> Array:
@@ -173,11 +203,9 @@ def codes_of(reading: Reading, data: World) -> Array:
     return encode(reading.columns, values, len(data.labels))
 
 
-def subgroup(
-    data: World, codes: Array, conditions: tuple[Condition, ...], estimand: str, sign: float
-) -> Subgroup:
-    mask = members(conditions, codes)
-    return Subgroup(mask, gap(data, estimand, mask), float(np.sign(sign)))
+def subgroup(data: World, codes: Array, one: Candidate) -> Subgroup:
+    mask = members(one.conditions, codes)
+    return Subgroup(mask, one.gap, gap(data, one.estimand, mask))
 
 
 def confirmed(data: World, seed: int) -> list[Subgroup]:
@@ -207,7 +235,7 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
     for rank, (p, one) in enumerate(sorted(tested, key=lambda pair: pair[0])):
         if p > (1 - LEVEL) / (len(tested) - rank):
             break
-        named.append(subgroup(data, codes, one.conditions, one.estimand, one.gap))
+        named.append(subgroup(data, codes, one))
     return named
 
 
@@ -225,7 +253,7 @@ def p_value(data: World, estimand: str, mask: Array) -> float:
 # ------------------------------------------------------------------------------------------ tables
 def tables(folder: Path) -> dict[str, Table]:
     rows = read(folder / "slices.csv")
-    return {"slices_false": false_table(rows), "slices_found": found_table(rows)}
+    return {"table_slices_false": false_table(rows), "table_slices_found": found_table(rows)}
 
 
 def false_table(rows: Rows) -> Table:
@@ -255,6 +283,13 @@ def found_table(rows: Rows) -> Table:
     return lines
 
 
+def draw(path: Path) -> None:
+    """Draw what is found in one data set with a planted shift."""
+    data = world(np.random.default_rng(4), "even", "shift", 8000)
+    found = find_slices(probs=data.claimed, labels=data.labels, metadata=data.metadata)
+    save_figure(found.plot(), path)
+
+
 def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
@@ -269,6 +304,7 @@ def main() -> None:
         simulate(options.folder, options.repeats)
     else:
         write_tables(options.folder, tables(options.folder))
+        draw(options.folder.parent / "_static" / "slices.svg")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         plots as plots,
         reports as reports,
         retrain as retrain,
+        slices as slices,
         ui as ui,
         workflows as workflows,
     )

@@ -24,10 +24,7 @@ from calibrant.deploy.attach import calibrated as calibrated
 from calibrant.deploy.collect import collect as collect
 from calibrant.deploy.export import export_onnx as export_onnx
 from calibrant.deploy.sklearn import CalibratedClassifier as CalibratedClassifier
-from calibrant.estimate import (
-    choose_labels as choose_labels,
-    estimate_performance as estimate_performance,
-)
+from calibrant.estimate import estimate_performance as estimate_performance
 from calibrant.losses import LOSSES as LOSSES, AdaFocal as AdaFocal, FeDLaS as FeDLaS
 from calibrant.metrics import (
     METRICS as METRICS,

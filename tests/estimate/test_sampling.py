@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-import calibrant as cal
 from calibrant.data import save_predictions
-from calibrant.estimate.sampling import allocate, make_plan, read_labels
+from calibrant.estimate.sampling import allocate, choose_labels, make_plan, read_labels
 
 
 def test_allocation_spends_the_budget_within_the_strata():
@@ -31,7 +30,7 @@ def test_inclusion_probabilities_are_those_of_many_choices(rng):
     probs = rng.beta(0.3, 0.3, 200)
     chosen = np.zeros(200)
     for seed in range(300):
-        sample = cal.choose_labels(probs=probs, budget=40, seed=seed)
+        sample = choose_labels(probs=probs, budget=40, seed=seed)
         chosen[sample.row] += 1
         assert (np.diff(sample.row) > 0).all()
     stated = np.full(200, np.nan)
@@ -47,7 +46,7 @@ def test_estimates_from_chosen_labels_are_unbiased_and_better_than_at_random():
     labels = (rng.random(4000) < np.clip(probs - 0.1, 0, 1)).astype(int)
     truth, errors = (labels == 1).mean(), []
     for seed in range(60):
-        sample = cal.choose_labels(probs=probs, budget=150, seed=seed)
+        sample = choose_labels(probs=probs, budget=150, seed=seed)
         weight = 1 / sample.inclusion
         errors.append((weight * (labels[sample.row] == 1)).sum() / 4000 - truth)
     spread = np.std(errors)
@@ -59,21 +58,21 @@ def test_shards_and_chunks_choose_the_same(rng, tmp_path, monkeypatch):
     logits = rng.normal(size=(90, 3)) * 3
     for i in range(3):
         save_predictions(tmp_path / f"{i}.npz", {"logits": logits[30 * i : 30 * i + 30]})
-    whole = cal.choose_labels(logits, 12)
-    assert cal.choose_labels(tmp_path, 12).row.tolist() == whole.row.tolist()
-    assert whole.inclusion == pytest.approx(cal.choose_labels(tmp_path, 12).inclusion)
+    whole = choose_labels(logits, 12)
+    assert choose_labels(tmp_path, 12).row.tolist() == whole.row.tolist()
+    assert whole.inclusion == pytest.approx(choose_labels(tmp_path, 12).inclusion)
 
 
 def test_labelled_examples_are_not_chosen(rng):
     labels = np.where(np.arange(60) < 40, 0, -100)
     data = {"logits": rng.normal(size=(60, 2)), "labels": labels}
-    assert cal.choose_labels(data, 20).row.tolist() == list(range(40, 60))
+    assert choose_labels(data, 20).row.tolist() == list(range(40, 60))
     with pytest.raises(ValueError, match="at most the 20 unlabelled"):
-        cal.choose_labels(data, 21)
+        choose_labels(data, 21)
 
 
 def test_labels_of_a_file(tmp_path, rng):
-    sample = cal.choose_labels(probs=rng.uniform(size=50), budget=5)
+    sample = choose_labels(probs=rng.uniform(size=50), budget=5)
     path = tmp_path / "to_label.csv"
     sample.save(path)
     lines = path.read_text().splitlines()

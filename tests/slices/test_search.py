@@ -52,7 +52,7 @@ def test_subgroups_are_those_of_a_slow_definition(rng):
     columns, claimed, truth = world(rng, 1500, planted=0.2)
     happened = (rng.uniform(size=1500) < truth).astype(float)
     weight = rng.uniform(0.5, 2, 1500)
-    tables, family, outcomes, codes = searched(columns, claimed, happened, weight)
+    tables, family, _, codes = searched(columns, claimed, happened, weight)
     result = found(tables, family, 2.5)
     assert len(result) > 150
     for estimand, chosen in list(result)[::3]:
@@ -90,9 +90,7 @@ def test_critical_value_is_that_of_the_largest_gap(rng, monkeypatch):
     monkeypatch.setattr(searching, "DRAWS", 4000)
     columns, claimed, truth = world(rng, 600)
     tables, family, outcomes, codes = searched(columns, claimed, truth)
-    critical = critical_value(
-        tables, family, (outcomes, codes), min_size=30, level=0.9, seed=0
-    )
+    critical = critical_value(tables, family, (outcomes, codes), min_size=30, level=0.9, seed=0)
     masks = {
         tuple(np.all([c.holds(codes) for c in chosen] or [claimed >= 0], axis=0))
         for _, chosen in found(tables, family, 2.0)
@@ -102,9 +100,7 @@ def test_critical_value_is_that_of_the_largest_gap(rng, monkeypatch):
     noise = rng.standard_normal((600, 4000)) * scale[:, None]
     deviation = np.sqrt(member @ scale**2)[:, None]
     flipped = noise * np.where(claimed > 0.5, 1, -1)[:, None]
-    largest = np.maximum(
-        *(np.abs(member @ each / deviation).max(0) for each in (noise, flipped))
-    )
+    largest = np.maximum(*(np.abs(member @ each / deviation).max(0) for each in (noise, flipped)))
     assert critical == pytest.approx(np.quantile(largest, 0.9), abs=0.06)
     alone = Tables((), ("binary",), {(): tables.sums[()][:7]})
     one = critical_value(

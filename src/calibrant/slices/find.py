@@ -123,11 +123,11 @@ def find_slices(
     >>> rng = np.random.default_rng(0)
     >>> age, site = rng.uniform(20, 80, 20_000), rng.choice(["A", "B"], 20_000)
     >>> probs = rng.uniform(size=20_000)
-    >>> wrong = (age < 40) & (site == "B")
+    >>> wrong = (age < 35) & (site == "B")
     >>> labels = (rng.uniform(size=20_000) < np.where(wrong, probs / 2, probs)).astype(int)
     >>> found = find_slices(probs=probs, labels=labels, metadata={"age": age, "site": site})
     >>> found[0].name
-    'age < 40 and site = B'
+    'age < 35 and site = B'
     """
     check_whole("min_size", 1 if min_size is None else min_size)
     check_whole("most", most)

@@ -13,13 +13,19 @@ from calibrant.data.metadata import (
 )
 
 
+def learned(*arguments, **options) -> MetadataColumn:
+    column = learn_column(*arguments, **options)
+    assert column is not None
+    return column
+
+
 def codes_of(column, values):
     return column.codes(column.numbers(np.asarray(values))).tolist()
 
 
 def test_numbers_are_cut_into_bins_of_about_equal_size(rng):
     values = rng.lognormal(10, 1, 8000)
-    column = learn_column("income", values)
+    column = learned("income", values)
     counts = np.bincount(column.codes(column.numbers(values)), minlength=column.size)
     assert column.kind == "number"
     assert counts[-1] == 0  # nothing is missing
@@ -38,7 +44,7 @@ def test_numbers_are_cut_into_bins_of_about_equal_size(rng):
     ],
 )
 def test_cuts_are_round(values, cuts):
-    column = learn_column("x", np.asarray(values))
+    column = learned("x", np.asarray(values))
     np.testing.assert_allclose(column.cuts, cuts, atol=1.01 * np.diff(cuts).min() / 2)
     assert not any(str(cut) == "-0.0" for cut in column.cuts)
 
@@ -55,25 +61,25 @@ def test_a_cut_belongs_to_the_bin_above():
 
 def test_categories_rare_and_missing_values():
     values = ["B"] * 50 + ["A"] * 30 + ["rare"] * 2 + ["", "NaN", "None"]
-    column = learn_column("site", np.array(values, dtype=object), fewest=5)
+    column = learned("site", np.array(values, dtype=object), fewest=5)
     assert column.values == ("A", "B")
     assert codes_of(column, ["A", "B", "rare", "never seen", "nan", ""]) == [0, 1, 2, 2, 3, 3]
-    assert learn_column("site", np.array(values), fewest=5, most=1).values == ("B",)
+    assert learned("site", np.array(values), fewest=5, most=1).values == ("B",)
     assert learn_column("id", np.array([f"u{i}" for i in range(100)]), fewest=2) is None
     assert learn_column("constant", np.ones(10)) is None
     assert learn_column("nothing", np.full(10, np.nan)) is None
 
 
 def test_few_numbers_booleans_and_missing_alone_are_categories():
-    assert learn_column("grade", np.array([3.0, 1.0, 2.0, np.nan])).values == ("1", "2", "3")
-    assert learn_column("flag", np.array([True, False])).values == ("False", "True")
-    column = learn_column("seen", np.array(["yes", None, "yes"], dtype=object))
+    assert learned("grade", np.array([3.0, 1.0, 2.0, np.nan])).values == ("1", "2", "3")
+    assert learned("flag", np.array([True, False])).values == ("False", "True")
+    column = learned("seen", np.array(["yes", None, "yes"], dtype=object))
     assert codes_of(column, ["yes", "None"]) == [0, 2]
 
 
 def test_dates():
     days = np.arange("2020-01-01", "2022-01-01", dtype="datetime64[D]")
-    column = learn_column("day", days)
+    column = learned("day", days)
     assert column.text(0, 1) == "day < 2020-04-02"
     assert codes_of(column, np.array(["2019-05-05", "NaT", "2021-12-31"], "datetime64[ns]")) == [
         *(0, column.size - 1, column.size - 2)

@@ -25,7 +25,8 @@ def world(rng, n, *, planted=0.0, ends=(0.5, 2.0)):
 def searched(columns, claimed, happened, weight=None, depth=2, min_size=30):
     """Tables, family and codes, as a search makes them."""
     n = claimed.size
-    learned = [learn_column(name, values) for name, values in columns.items()]
+    every = (learn_column(name, values) for name, values in columns.items())
+    learned = [column for column in every if column is not None]
     codes = encode(learned, columns, n)
     sign = np.where(claimed > 0.5, 1.0, -1.0)
     weight = np.ones(n) if weight is None else weight

@@ -149,7 +149,7 @@ def test_forms_of_a_result(rng):
     assert result.to_latex().startswith(r"\begin{tabular}{lrrrrr}")
     assert "miscalibrated" in result._repr_html_()
     axes = result.plot()
-    assert axes.get_xlabel() == "claimed less observed (%), 90 % interval"
+    assert axes.get_xlabel() == "gap (%), 90 % interval"
     assert repr(result[0]).startswith("Slice(age < ")
 
 

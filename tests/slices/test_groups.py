@@ -50,7 +50,7 @@ def test_before_and_after_a_calibrator(two_classes):
     after = measure_groups(calibrator.transform(logits), labels, by=site)
     for value, group in result.after.items():
         assert group.gap == pytest.approx(after.before[value].gap, abs=1e-6)
-    assert "before: 1 of 3 groups" in result.verdict()
+    assert "1 of 3, before (largest gap" in result.verdict()
     assert "A after" in str(result)
     assert len(result.to_frame()) == 6
     plain = json.loads(json.dumps(result.to_dict(), allow_nan=False))

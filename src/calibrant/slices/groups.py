@@ -120,11 +120,9 @@ class Groups:
         for name, groups in self.sets.items():
             wrong = [g for g in groups.values() if g.gap.low > 0 or g.gap.high < 0]
             largest = 100 * max(abs(group.gap.value) for group in groups.values())
-            parts.append(
-                f"{name}: {len(wrong)} of {len(groups)} groups are miscalibrated on average, the "
-                f"largest gap is {largest:.1f} points"
-            )
-        return "; ".join(part.removeprefix(": ") for part in parts) + "."
+            when = f", {name}" if name else ""
+            parts.append(f"{len(wrong)} of {len(groups)}{when} (largest gap {largest:.1f} points)")
+        return f"Groups that are miscalibrated on average: {'; '.join(parts)}."
 
     def table(self) -> list[tuple[str, ...]]:
         """Return headings, a row for each group and set, and their differences, as text."""
@@ -247,9 +245,9 @@ def measure_groups(
     {'A': 0.01, 'B': 0.18}
     """
     check_level(level)
-    metadata = None if isinstance(by, str) else {"group": by}
+    name = by if isinstance(by, str) else str(getattr(by, "name", None) or "group")
+    metadata = None if isinstance(by, str) else {name: by}
     chosen, names = open_examples(data, labels, probs, metadata, features, sample_weight, split)
-    name = by if isinstance(by, str) else "group"
     if name not in names:
         raise unknown_name("column", name, names)
     reading = Reading({name: names[name]}, chosen.classes, chosen.dataset.class_names)

@@ -227,8 +227,7 @@ class Slices:
         from calibrant.plots import forest_plot
 
         rows = {self.title(one): one.gap for one in (*self.whole, *self.slices)}
-        title = "claimed less observed"
-        return forest_plot(rows, ax, title=title, reference=0.0, level=self.level, longest=60)
+        return forest_plot(rows, ax, title="gap", reference=0.0, level=self.level, longest=60)
 
 
 def _plain(one: Slice) -> dict[str, Any]:

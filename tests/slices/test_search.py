@@ -85,6 +85,9 @@ def test_every_combination_is_searched(rng):
     one_sided = 2 * (ages - 1)
     assert len(names) == 1 + intervals + 4 + one_sided * 4
     assert sites == 5  # four, and one for rare values
+    large = found(tables, family, 2.0, min_size=700)
+    assert 1 < len(large) < 2 * len(names)
+    assert min(number for number, *_ in large.values()) >= 700
 
 
 def test_critical_value_is_that_of_the_largest_gap(rng, monkeypatch):

@@ -286,6 +286,8 @@ PEAK = """
 import sys
 import textwrap
 import calibrant
+import torch
+torch.set_num_threads(1)  # each has chunks of its own
 folder, held = sys.argv[1], []
 def note(done, total):
     with open("/proc/self/status") as status:

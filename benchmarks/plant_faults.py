@@ -3915,7 +3915,7 @@ FAULTS = (
         "workflows",
         "for start in (0.0, 0.5)]",
         "for start in (0.0, 0.0)]",
-        ("cli/test_slices", "workflows/test_evaluate"),
+        ("workflows/test_evaluate",),
     ),
     Fault(
         "calibrator-not-applied-before-the-search",

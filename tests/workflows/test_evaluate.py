@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import calibrant
+from calibrant._core.sampling import Sample
 from calibrant.data import dataset, save_predictions
 from tests.support.predictions import (
     FORMS,
@@ -311,6 +312,19 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
     done = run_script(PEAK, tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < logits.nbytes / 5
+
+
+def test_subgroups_found_in_one_half_are_measured_in_the_other(rng):
+    site, probs = rng.choice(["A", "B"], 4000), rng.uniform(0.01, 0.99, 4000)
+    labels = (rng.uniform(size=4000) < np.where(site == "B", probs / 2, probs)).astype(int)
+    data = {"probs": probs, "labels": labels, "site": site}
+    found = calibrant.evaluate(data, by="auto", metrics=["accuracy"], seed=3).by["site = B"]
+    other = (site == "B") & Sample(0.5, 3, 0.5).keeps(0, 4000)
+    assert found.n == other.sum()
+    right = (probs[other] > 0.5) == labels[other]
+    assert found["accuracy"].value == pytest.approx(right.mean())
+    named = calibrant.evaluate({**data, "auto": site}, by="auto", metrics=["accuracy"]).by
+    assert set(named) == {"A", "B"}  # a column of that name
 
 
 # Errors.

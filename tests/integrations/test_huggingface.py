@@ -11,7 +11,7 @@ from tests.support.evaluations import check_scalars, predictions
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from transformers import EvalPrediction, Trainer, TrainingArguments
+import transformers  # whose Trainer takes seconds to import
 
 from calibrant.integrations.huggingface import CalibrationCallback, CalibrationMetrics
 
@@ -38,7 +38,7 @@ def examples(rng, n=37, shape=()):
 
 
 def trainer_of(network, data, folder, metrics, callbacks=(), **arguments):
-    settings = TrainingArguments(
+    settings = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=8,
         per_device_eval_batch_size=8,
@@ -54,7 +54,7 @@ def trainer_of(network, data, folder, metrics, callbacks=(), **arguments):
         dataloader_pin_memory=False,
         **arguments,
     )
-    return Trainer(
+    return transformers.Trainer(
         network,
         settings,
         train_dataset=data,
@@ -115,7 +115,7 @@ def test_more_metrics_with_pairs(rng):
     form = cal.Accumulator(pairs=True, metrics=names)
     metrics = CalibrationMetrics(accumulator=form, prefix="own")
     # models with several outputs give a tuple
-    logged = metrics(EvalPrediction((logits, None), labels))
+    logged = metrics(transformers.EvalPrediction((logits, None), labels))
     check_scalars(logged, logits, labels, prefix="own/", metrics=names)
 
 
@@ -125,7 +125,7 @@ def test_only_the_first_process_logs_and_only_what_was_measured(rng):
     callback = CalibrationCallback(metrics, lambda *result: seen.append(result))
     first, other = (SimpleNamespace(is_world_process_zero=x, global_step=1) for x in (True, False))
     callback.on_evaluate(None, first, None)
-    metrics(EvalPrediction(*predictions(rng)))
+    metrics(transformers.EvalPrediction(*predictions(rng)))
     callback.on_evaluate(None, other, None)
     assert not seen
     callback.on_evaluate(None, first, None)

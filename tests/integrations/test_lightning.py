@@ -1,4 +1,5 @@
 import warnings
+from importlib import import_module
 
 import pytest
 import torch
@@ -8,21 +9,27 @@ from torch.utils.data import DataLoader, TensorDataset
 import calibrant as cal
 from tests.support.evaluations import check_scalars, expected_scalars
 
-pytest.importorskip("lightning", minversion="2.6", exc_type=ImportError)
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # while the libraries are imported
-    import lightning
-    import pytorch_lightning
-
-    from calibrant.integrations.lightning import CalibrationCallback
-
 pytestmark = [
     # of torch 2.13, used by lightning 2.6
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated"),
     pytest.mark.filterwarnings("ignore:The '\\w+_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
 ]
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    """The library, imported only where its tests run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("lightning", minversion="2.6", exc_type=ImportError)
+
+
+@pytest.fixture(scope="module")
+def callback_of(lightning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_module("calibrant.integrations.lightning").CalibrationCallback
 
 
 def network_of(library):
@@ -81,10 +88,11 @@ def check(network, trainer, callback, loader, name, ending=""):
     check_scalars(exact, logits, labels, **options)
 
 
-@pytest.mark.parametrize("library", [lightning, pytorch_lightning], ids=lambda x: x.__name__)
-def test_validation_and_test_are_measured(rng, library):
+@pytest.mark.parametrize("name", ["lightning", "pytorch_lightning"])
+def test_validation_and_test_are_measured(rng, callback_of, name):
     seen: list = []
-    callback = CalibrationCallback(log=lambda *result: seen.append(result))
+    library = import_module(name)
+    callback = callback_of(log=lambda *result: seen.append(result))
     trainer = trainer_of(library, callback, max_epochs=2, accumulate_grad_batches=2)
     network, loader, other = network_of(library), loader_of(rng, 37), loader_of(rng, 19)
     trainer.fit(network, loader, loader)
@@ -96,8 +104,8 @@ def test_validation_and_test_are_measured(rng, library):
     check(network, trainer, callback, other, "test_calibration")
 
 
-def test_each_of_several_loaders_is_measured(rng):
-    callback = CalibrationCallback()
+def test_each_of_several_loaders_is_measured(rng, lightning, callback_of):
+    callback = callback_of()
     trainer = trainer_of(lightning, callback)
     network, loaders = network_of(lightning), {"a": loader_of(rng, 37), "b": loader_of(rng, 19)}
     trainer.validate(network, loaders, verbose=False)
@@ -105,8 +113,8 @@ def test_each_of_several_loaders_is_measured(rng):
         check(network, trainer, callback, loader, "val_calibration", f"/dataloader_idx_{i}")
 
 
-def test_columns_come_from_a_function(rng):
-    callback = CalibrationCallback(
+def test_columns_come_from_a_function(rng, lightning, callback_of):
+    callback = callback_of(
         lambda outputs, batch: {"probs": outputs, "labels": batch[1]},
         accumulator=cal.Accumulator(metrics=["ece"]),
         prefix="own",
@@ -124,6 +132,6 @@ def test_columns_come_from_a_function(rng):
 @pytest.mark.parametrize(
     ("returned", "got"), [(None, "NoneType"), ({"loss": 1}, "the keys loss"), (1.0, "float")]
 )
-def test_outputs_without_labels_are_refused(returned, got):
+def test_outputs_without_labels_are_refused(callback_of, returned, got):
     with pytest.raises(TypeError, match=f"dictionary with logits and labels, got {got}"):
-        CalibrationCallback().columns(returned, None)
+        callback_of().columns(returned, None)

@@ -7,8 +7,6 @@ from calibrant.integrations.logged import BIN_COLUMNS, bin_rows
 from calibrant.integrations.wandb import log_calibration
 from tests.support.evaluations import FEW, check_scalars, predictions
 
-pytest.importorskip("wandb")
-
 
 class Page:
     def save(self, path):
@@ -16,8 +14,7 @@ class Page:
 
 
 def test_a_run_that_is_offline_has_values_bins_figure_and_report(rng, tmp_path, monkeypatch):
-    import wandb
-
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     logits, labels = predictions(rng)
     result = cal.evaluate(logits, labels, metrics=FEW)

@@ -124,11 +124,14 @@ class Records:
         Below them a cubic goes to the limit at 0, whose value and slope are known too. Above
         them only the ten leading classes count.
         """
-        b = np.broadcast_to(np.asarray(sharpness, dtype=np.float64), (len(self),))
-        if np.ndim(sharpness) == 0 and len(self) and 0 <= self._position(b[0]) <= self._last:
-            return self._at_one(float(self._position(b[0])))
+        b = np.asarray(sharpness, dtype=np.float64)
+        if b.ndim == 0 and len(self) and 0 <= (one := self._position(b[()])) <= self._last:
+            return self._at_one(float(one))
+        if b.shape != (len(self),):
+            b = np.broadcast_to(b, (len(self),))
         position = self._position(b)
-        value, slope = self._pieces.at(np.clip(position, 0, self._last))
+        # np.clip takes several times longer for few examples
+        value, slope = self._pieces.at(np.minimum(np.maximum(position, 0), self._last))
         slope *= self.density / math.log(2)
         for beyond, rule in ((position < 0, _blunt), (position > self._last, _sharp)):
             if beyond.any():

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, identity
+from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -154,7 +154,7 @@ def _network_objective(
     """Value and gradient by the parameters, of a measure of log-sharpness ``(n,)``."""
     # in NumPy, as the measure is: autograd takes a fifth longer and rounds differently
     points, join = _points(inputs)
-    split = join.T.tocsr()
+    split = None if join is None else join.T.tocsr()
     runs = chunk_slices(len(points))
 
     def value_and_gradient(parameters: FloatArray) -> tuple[float, FloatArray]:
@@ -162,22 +162,24 @@ def _network_objective(
         values = [_activations(layers, points[run]) for run in runs]
         above_floor, rise = softplus(np.concatenate([output[:, 0] for *_, output in values]))
         temperature = above_floor + FLOOR
-        value, by_log_sharpness = measure(join @ -np.log(temperature))
-        back = -(split @ by_log_sharpness) * rise / temperature
+        log_sharpness = -np.log(temperature)
+        value, slope = measure(log_sharpness if join is None else join @ log_sharpness)
+        back = -(slope if split is None else split @ slope) * rise / temperature
         parts = [_back(layers, v, back[run, None]) for v, run in zip(values, runs, strict=True)]
         return value, np.sum(parts, axis=0)
 
     return value_and_gradient
 
 
-def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array]:
+def _points(inputs: FloatArray) -> tuple[FloatArray, csr_array | None]:
     """Inputs ``(points, width)`` to a network, and weights ``(n, points)`` of its outputs there.
 
     Of one input the log-sharpness is smooth but for a few kinks, so straight lines join its values
-    at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are.
+    at some: half of them are quantiles, half lie in equal steps. Several inputs stay as they are,
+    and so do few: these need no weights.
     """
     if inputs.shape[1] > 1 or len(inputs) <= POINTS:
-        return inputs, csr_array(identity(len(inputs)))
+        return inputs, None
     values = inputs[:, 0]
     steps = np.linspace(0, 1, POINTS // 2)
     low, high = values.min(), values.max()

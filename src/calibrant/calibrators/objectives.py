@@ -229,8 +229,15 @@ def _kernels(confidence: FloatArray, sigma: float) -> FloatArray:
     for j in range(middle):
         np.multiply(kernels[middle + j], step, out=kernels[middle + j + 1])
         np.divide(kernels[middle - j], step, out=kernels[middle - j - 1])
-    kernels *= np.exp(-((np.arange(BINS) - middle) ** 2) / (2 * width**2))[:, None]
+    kernels *= _kernels_of_the_middle(sigma)
     return kernels
+
+
+@lru_cache(maxsize=8)
+def _kernels_of_the_middle(sigma: float) -> FloatArray:
+    """Kernel of the middle centre at each centre, ``(bins, 1)``."""
+    steps = np.arange(BINS) - BINS // 2
+    return np.asarray(np.exp(-(steps**2) / (2 * (sigma * BINS) ** 2))[:, None])
 
 
 def _narrow_kernels(confidence: FloatArray, sigma: float) -> FloatArray:

@@ -7,7 +7,6 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
-from mcp import Client, StdioServerParameters
 
 import calibrant as cal
 from calibrant.llm import fit_gate
@@ -24,6 +23,7 @@ def gate():
 
 def called(server, *calls):
     """Results of calls of tools by name and arguments."""
+    from mcp import Client
 
     async def all_of_them():
         async with Client(server) as client:
@@ -81,6 +81,8 @@ def test_answers_are_noted_and_a_withdrawn_promise_is_respected(gate, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_speaks_on_standard_input_and_output(gate, tmp_path):
+    from mcp import StdioServerParameters
+
     cal.save(gate, tmp_path / "gate")
     arguments = ["-m", "calibrant", "llm", "gate", "mcp", str(tmp_path / "gate")]
     assert cal.__file__ is not None

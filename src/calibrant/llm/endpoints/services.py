@@ -111,7 +111,7 @@ def _openai(client: openai.OpenAI, model: str, connection: Connection) -> Servic
         try:
             response = client.chat.completions.with_raw_response.create(
                 model=model,
-                messages=list(messages),  # type: ignore[arg-type]
+                messages=list(messages),
                 extra_body=dict(fields),
             )
         except APIError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -13,7 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values, as_scores
+from calibrant._core.checks import (
+    IGNORED,
+    Features,
+    FloatArray,
+    IntArray,
+    Logits,
+    Values,
+    as_scores,
+)
 from calibrant._core.chunks import (
     CHUNK_SIZE,
     EstimandChoice,
@@ -40,7 +48,15 @@ BOUNDS = (0.05, 20.0)
 
 
 C = TypeVar("C", bound="Calibrator")
-Features: TypeAlias = Values | Mapping[str, Any]  # numbers (..., width), or metadata by name
+
+
+def feature_rows(features: Any, rows: Any = None) -> Any:
+    """Return rows of features, which may be a mapping of arrays; all of them for None."""
+    if rows is None or features is None:
+        return features
+    if isinstance(features, Mapping):
+        return {name: np.asarray(values)[rows] for name, values in features.items()}
+    return as_scores(features, "features")[rows]
 
 
 class Context(NamedTuple):
@@ -212,9 +228,12 @@ class Calibrator(Described, Drawable):
         """Columns of a prediction file that it reads beside the logits."""
         return ("features",) if self.needs_features else ()
 
-    def input_features(self, columns: Mapping[str, Any]) -> Features | None:
-        """Return its ``features=`` from arrays by name, among which its input columns are."""
-        return columns["features"] if self.needs_features else None
+    def input_features(self, columns: Mapping[str, Any], rows: Any = None) -> Features | None:
+        """Return its ``features=`` for arrays by name, among which its input columns are.
+
+        ``rows`` selects some of the examples, by a mask or an index.
+        """
+        return feature_rows(columns["features"], rows) if self.needs_features else None
 
     def encoded(self, features: Features) -> Logits:
         """Return features as the numbers ``(..., width)`` that calling the module takes."""

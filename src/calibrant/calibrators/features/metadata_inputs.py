@@ -9,11 +9,18 @@ import numpy as np
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, FloatArray, IntArray, Logits, Values
+from calibrant._core.checks import IGNORED, Features, FloatArray, IntArray, Logits, Values
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.base import Calibrator, Features
-from calibrant.data.metadata import MetadataColumn, as_metadata, learn_column, learn_numbers
+from calibrant.calibrators.base import Calibrator, feature_rows
+from calibrant.data.dataset import ROLES
+from calibrant.data.metadata import (
+    NO_METADATA,
+    MetadataColumn,
+    as_metadata,
+    learn_column,
+    learn_numbers,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,11 +51,11 @@ class MetadataCalibrator(Calibrator):
         """Columns of a prediction file that it reads beside the logits."""
         return ("features",) if self.columns is None else tuple(map(str, self.columns))
 
-    def input_features(self, columns: Mapping[str, Any]) -> Any:
-        """Return its ``features=`` from arrays by name."""
+    def input_features(self, columns: Mapping[str, Any], rows: Any = None) -> Any:
+        """Return its ``features=`` for arrays by name, of all examples or of some rows."""
         if self.columns is None:
-            return super().input_features(columns)
-        return {name: columns[name] for name in self.input_columns}
+            return super().input_features(columns, rows)
+        return feature_rows({name: columns[name] for name in self.input_columns}, rows)
 
     def encoded(self, features: Features) -> Logits:
         """Return features as numbers ``(n, width)``, which a tensor has already.
@@ -57,10 +64,13 @@ class MetadataCalibrator(Calibrator):
         """
         if self.columns is None or isinstance(features, Tensor):
             return super().encoded(features)
-        arrays = self._arrays(features)
+        if not self.metadata_:
+            name = type(self).__name__
+            raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")
+        arrays = self.metadata_arrays(features)
         return np.stack([c.numbers(arrays[c.name]) for c in self.metadata_], axis=-1)
 
-    def _arrays(self, features: object) -> dict[str, Any]:
+    def metadata_arrays(self, features: object) -> dict[str, Any]:
         """Return the metadata columns of a frame, a mapping or an array, by name."""
         columns = self.columns or ()
         if isinstance(features, Mapping) or is_frame(features):
@@ -112,7 +122,7 @@ class MetadataCalibrator(Calibrator):
         self, features: Features, labels: Values, sample_weight: Values | None
     ) -> list[MetadataColumn]:
         """Learn the codes of metadata columns from the examples that count."""
-        arrays, targets = self._arrays(features), checks.as_labels(labels)
+        arrays, targets = self.metadata_arrays(features), checks.as_labels(labels)
         if targets.ndim != 1 or any(len(values) != len(targets) for values in arrays.values()):
             sizes = [f"{len(values):,} of {name}" for name, values in arrays.items()]
             raise ValueError(
@@ -146,5 +156,10 @@ def checked_columns(columns: Sequence[str | int]) -> tuple[str | int, ...]:
         raise ValueError(
             f"columns must be different names (or numbers) of metadata columns, got {columns!r}: "
             'pass columns=["age", "site"], say'
+        )
+    if taken := [name for name in names if name in (*NO_METADATA, *ROLES)]:
+        raise ValueError(
+            f"columns must be metadata, got {comma_separated(taken)}, which has another meaning in "
+            "prediction files: leave it out, or rename the column"
         )
     return names

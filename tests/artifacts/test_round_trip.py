@@ -42,7 +42,7 @@ from tests.support.simulate import drawn
 
 TWO_CLASSES = FORMAT_1 / "two_classes"
 MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
-NEWER = {"quadratic", "robust_sigmoid", "venn_abers"}  # than format 1
+NEWER = {"quadratic", "robust_sigmoid", "venn_abers", "multicalibration"}  # than format 1
 OPTIONS = {  # where they decide which tensors there are, or their shapes
     "smart": {"indicator": "all", "hidden": (3,)},
     "procal": {"method": "density_ratio"},

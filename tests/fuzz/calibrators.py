@@ -16,7 +16,7 @@ from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
 from tests.fuzz.examples import Examples, random_examples
 
-SLOW = ("auto", "pts", "smart", "blend", "sms_blend", "top_and_rest")
+SLOW = ("auto", "pts", "smart", "blend", "sms_blend", "top_and_rest", "multicalibration")
 """Methods that take longer and are drawn less often."""
 
 

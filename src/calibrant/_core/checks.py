@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 Values: TypeAlias = Tensor | ArrayLike  # a tensor on any device, an array, or nested lists
+Features: TypeAlias = Values | Mapping[str, Any]  # numbers (..., width), or metadata by name
 Logits: TypeAlias = "Tensor | NDArray[Any]"  # a tensor on any device or an array, or memory-mapped
 
 

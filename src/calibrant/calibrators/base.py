@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -13,7 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, FloatArray, Logits, Values, as_scores
+from calibrant._core.checks import (
+    IGNORED,
+    Features,
+    FloatArray,
+    IntArray,
+    Logits,
+    Values,
+    as_scores,
+)
 from calibrant._core.chunks import (
     CHUNK_SIZE,
     EstimandChoice,
@@ -40,6 +48,15 @@ BOUNDS = (0.05, 20.0)
 
 
 C = TypeVar("C", bound="Calibrator")
+
+
+def feature_rows(features: Any, rows: Any = None) -> Any:
+    """Return rows of features, which may be a mapping of arrays; all of them for None."""
+    if rows is None or features is None:
+        return features
+    if isinstance(features, Mapping):
+        return {name: np.asarray(values)[rows] for name, values in features.items()}
+    return as_scores(features, "features")[rows]
 
 
 class Context(NamedTuple):
@@ -206,12 +223,31 @@ class Calibrator(Described, Drawable):
         """Width of the features that are required; 0 if none are."""
         return max(part._width for part in self.modules() if isinstance(part, Calibrator))
 
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of a prediction file that it reads beside the logits."""
+        return ("features",) if self.needs_features else ()
+
+    def input_features(self, columns: Mapping[str, Any], rows: Any = None) -> Features | None:
+        """Return its ``features=`` for arrays by name, among which its input columns are.
+
+        ``rows`` selects some of the examples, by a mask or an index.
+        """
+        return feature_rows(columns["features"], rows) if self.needs_features else None
+
+    def encoded(self, features: Features) -> Logits:
+        """Return features as the numbers ``(..., width)`` that calling the module takes."""
+        if isinstance(features, Mapping):
+            name = type(self).__name__
+            raise TypeError(f"features of {name} must be numbers (..., width), got a mapping")
+        return as_scores(features, "features")
+
     def fit(
         self,
         logits: Values,
         labels: Values | None = None,
         *,
-        features: Values | None = None,
+        features: Features | None = None,
         head: tuple[Any, Any] | None = None,
         sample_weight: Values | None = None,
         groups: Values | None = None,
@@ -243,7 +279,7 @@ class Calibrator(Described, Drawable):
             if not self.multilabel:  # tags may add up to anything
                 checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
             shape = checks.as_labels(labels).shape
-            inputs = None if features is None else as_scores(features, "features")
+            inputs = None if features is None else self.encoded(features)
             self.check_features(inputs, shape, fitting=True)
             if self.needs_head and head is None:
                 name = type(self).__name__
@@ -298,10 +334,10 @@ class Calibrator(Described, Drawable):
         return result - result.amax(-1, keepdim=True)
 
     @overload
-    def transform(self, logits: Tensor, features: Values | None = None) -> Tensor: ...
+    def transform(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
     @overload
-    def transform(self, logits: ArrayLike, features: Values | None = None) -> NDArray[Any]: ...
-    def transform(self, logits: Values, features: Values | None = None) -> Tensor | NDArray[Any]:
+    def transform(self, logits: ArrayLike, features: Features | None = None) -> NDArray[Any]: ...
+    def transform(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
         """Calibrated logits of checked values: an array for arrays, a tensor for a tensor."""
         scores = self._checked(logits)
         with torch.no_grad():
@@ -309,11 +345,13 @@ class Calibrator(Described, Drawable):
         return result if isinstance(logits, Tensor) else result.cpu().numpy()
 
     @overload
-    def predict_proba(self, logits: Tensor, features: Values | None = None) -> Tensor: ...
+    def predict_proba(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
     @overload
-    def predict_proba(self, logits: ArrayLike, features: Values | None = None) -> NDArray[Any]: ...
     def predict_proba(
-        self, logits: Values, features: Values | None = None
+        self, logits: ArrayLike, features: Features | None = None
+    ) -> NDArray[Any]: ...
+    def predict_proba(
+        self, logits: Values, features: Features | None = None
     ) -> Tensor | NDArray[Any]:
         """Calibrated probabilities, of the form of the logits; of class 1 for log-odds ``(n,)``."""
         scores = self._checked(logits)
@@ -396,8 +434,12 @@ class Calibrator(Described, Drawable):
         self._width = int(context.features.shape[-1])
         self._store(width_=torch.tensor(self._width))
         labelled = as_tensor(context.features.reshape(-1, self._width)[kept]).float()
-        checks.check_finite_rows(labelled, kept)
+        self._check_feature_values(labelled, kept)
         return labelled
+
+    def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
+        """Raise unless features ``(n, width)`` are finite; ``numbers`` are those of the rows."""
+        checks.check_finite_rows(features, numbers)
 
     def _checked(self, logits: Values) -> Tensor:
         """Logits as a tensor in which every row has a softmax."""
@@ -419,13 +461,13 @@ class Calibrator(Described, Drawable):
             raise data_checks.masked_row(int(masked.nonzero()[0]))
         return scores if one else with_masks(rows, mask_gap(given)).reshape(scores.shape)
 
-    def _checked_features(self, features: Values | None, device: torch.device) -> Tensor | None:
+    def _checked_features(self, features: Features | None, device: torch.device) -> Tensor | None:
         """Features as a finite tensor, for methods that need them."""
         if features is None or not self.needs_features:
             return None
-        inputs = self._tensor(as_scores(features, "features"), device)
+        inputs = self._tensor(self.encoded(features), device)
         if inputs.ndim:
-            checks.check_finite_rows(inputs.reshape(-1, inputs.shape[-1]))
+            self._check_feature_values(inputs.reshape(-1, inputs.shape[-1]))
         return inputs
 
     def _probs(self, scores: Tensor, features: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import FloatArray, Values, as_scores
+from calibrant._core.checks import Features, FloatArray, Values, as_scores
 from calibrant._core.chunks import as_tensor
 from calibrant.calibrators.margin_curves import margin_temperature
 
@@ -60,7 +60,7 @@ class Fitted(Protocol):
 
 
 def learned_map(
-    calibrator: Fitted, logits: Values | None = None, *, features: Values | None = None
+    calibrator: Fitted, logits: Values | None = None, *, features: Features | None = None
 ) -> LearnedMap:
     """Confidence after calibration against that before.
 
@@ -93,7 +93,7 @@ def learned_map(
     return _summary(before, tops, "", "nine tenths of the classes")
 
 
-def check_drawable(calibrator: Fitted, logits: Values | None, features: Values | None) -> None:
+def check_drawable(calibrator: Fitted, logits: Values | None, features: Features | None) -> None:
     """Raise unless a calibrator is fitted, and has the inputs that it needs."""
     name = type(calibrator).__name__
     if not calibrator.classes:
@@ -146,7 +146,7 @@ def _summary(before: FloatArray, after: FloatArray, probability: str, spread: st
     return LearnedMap(before, middle, low, high, probability, spread)
 
 
-def _of_examples(calibrator: Fitted, logits: Tensor, features: Values | None) -> LearnedMap:
+def _of_examples(calibrator: Fitted, logits: Tensor, features: Features | None) -> LearnedMap:
     probs = calibrator.predict_proba(logits, features)
     wide = logits.double()
     one = logits.ndim == 1 or calibrator.multilabel
@@ -173,7 +173,7 @@ class Drawable:
         self: Any,
         logits: Values | None = None,
         *,
-        features: Values | None = None,
+        features: Features | None = None,
         ax: Axes | None = None,
         label: str = "",
     ) -> Axes:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option("--fit-split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
 @click.option("--test-split", metavar="NAME", help=shared.SPLIT.format("measure", "test"))
+@shared.COLUMNS
 @shared.SAMPLE_WEIGHT
 @shared.GROUPS
 @shared.CHOICES
@@ -47,6 +48,7 @@ def compare(
     pred: str,
     methods: str | None,
     time_limit: float,
+    columns: str | None,
     choices: bool,
     level: float,
     form: str | None,
@@ -69,6 +71,7 @@ def compare(
       calibrant compare predictions.npz
       calibrant compare predictions.npz --methods none,ts,smart --json
       calibrant compare mmlu.npz --choices
+      calibrant compare patients.csv --methods auto,multicalibration --columns age,site
       calibrant compare tags.npz --multilabel
     """  # noqa: D301
     from calibrant.workflows import compare as workflow
@@ -79,6 +82,7 @@ def compare(
             shared.names_in(methods),
             time_limit=time_limit or None,
             keep_argmax=False if choices else None,
+            columns=shared.names_in(columns),
             level=level,
             estimand=estimand or "auto",  # type: ignore[arg-type]  # click's flag values
             executor=work.executor,

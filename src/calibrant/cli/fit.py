@@ -21,6 +21,7 @@ METHOD = "Method to fit; calibrant compare tries all of them."
 @click.option("--method", default="auto", show_default=True, metavar="NAME", help=METHOD)
 @click.option("--split", metavar="NAME", help=shared.SPLIT.format("fit on", "val"))
 @shared.SET
+@shared.COLUMNS
 @shared.CHOICES
 @click.option(
     "--cross-fit",
@@ -48,6 +49,7 @@ def fit(
     pred: str,
     method: str,
     options: tuple[str, ...],
+    columns: str | None,
     choices: bool,
     folds: int | None,
     seed: int,
@@ -59,7 +61,7 @@ def fit(
     skip_bad: bool,
     cache: str | None,
     out: str,
-    **columns: str | None,
+    **selection: str | None,
 ) -> None:
     """Fit a calibrator on a prediction file and save it in a folder.
 
@@ -74,6 +76,7 @@ def fit(
       calibrant fit mmlu.npz --choices -o calibrator
       calibrant fit one_set.npz --method ts --cross-fit 10 -o calibrator
       calibrant fit tags.npz --multilabel -o calibrator
+      calibrant fit patients.csv --method multicalibration --columns age,site -o calibrator
       calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
     from calibrant.artifacts import save
@@ -81,8 +84,10 @@ def fit(
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
-    selected: dict[str, Any] = {**columns, **({"folds": folds, "seed": seed} if folds else {})}
+    selected: dict[str, Any] = {**selection, **({"folds": folds, "seed": seed} if folds else {})}
     chosen = shared.method_options(options)
+    if columns:
+        chosen = {**chosen, "columns": shared.names_in(columns)}
     if choices:
         if method.lower() != "auto" or estimand == "multilabel":
             got = "--multilabel" if estimand == "multilabel" else method

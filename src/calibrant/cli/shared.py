@@ -45,6 +45,11 @@ LEVEL = click.option(
 SET = click.option(
     "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
 )
+COLUMNS = click.option(
+    "--columns",
+    metavar="NAMES",
+    help="Metadata columns for multicalibration, with commas between.",
+)
 SAMPLE_WEIGHT = click.option(
     "--sample-weight", metavar="COLUMN", help="Column with weights of the examples."
 )

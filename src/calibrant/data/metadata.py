@@ -192,6 +192,11 @@ def learn_column(
     return MetadataColumn(name, "category", values=kept)
 
 
+def learn_numbers(name: str, numbers: FloatArray, *, bins: int = 8) -> MetadataColumn | None:
+    """Return the codes of a column of numbers, few different ones too, as :func:`learn_column`."""
+    return _learn_numbers(name, "number", numbers, bins)
+
+
 def _learn_numbers(
     name: str, kind: Literal["number", "date"], numbers: FloatArray, bins: int
 ) -> MetadataColumn | None:

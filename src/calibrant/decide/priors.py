@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import overload
+from collections.abc import Mapping
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from calibrant._core import checks
-from calibrant._core.checks import FloatArray, Values
+from calibrant._core.checks import Features, FloatArray, IntArray, Logits, Values
 from calibrant._core.chunks import Examples
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.decide.probabilities import in_form_of, probabilities
@@ -184,6 +185,22 @@ class PriorCorrection(Calibrator):
         self._store(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
         self.to(calibrator.classes_.device)
 
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of a prediction file that the calibrator reads beside the logits."""
+        return self.calibrator.input_columns
+
+    def input_features(self, columns: Mapping[str, Any], rows: Any = None) -> Features | None:
+        """Return the calibrator's ``features=`` for arrays by name."""
+        return self.calibrator.input_features(columns, rows)
+
+    def encoded(self, features: Features) -> Logits:
+        """Return features as the numbers that the calibrator takes."""
+        return self.calibrator.encoded(features)
+
+    def _check_feature_values(self, features: Tensor, numbers: IntArray | None = None) -> None:
+        self.calibrator._check_feature_values(features, numbers)
+
     def size(self, classes: int) -> int:
         """Parameters of the calibrator, and a free share for all classes but one."""
         return self.calibrator.size(classes) + classes - 1
@@ -234,7 +251,7 @@ def label_shift(
     logits: Values,
     *,
     old_prior: Values,
-    features: Values | None = None,
+    features: Features | None = None,
 ) -> PriorCorrection:
     r"""Adapt a fitted calibrator to data with other class frequencies, without labels.
 

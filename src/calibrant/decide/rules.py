@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from calibrant._core import checks
-from calibrant._core.checks import BoolArray, IntArray
+from calibrant._core.checks import BoolArray, Features, IntArray
 from calibrant.calibrators.base import Calibrator
 from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import probabilities
@@ -124,7 +124,7 @@ class DecisionRule(nn.Module):
         return "set" if isinstance(self.guarantee, ConformalSets) else "accepted"
 
     def decide(
-        self, logits: Input = None, *, probs: Input = None, features: Input = None
+        self, logits: Input = None, *, probs: Input = None, features: Features | None = None
     ) -> dict[str, NDArray[Any]]:
         """Return the decisions about logits ``(..., classes)`` or ``(n,)``, or probs alike.
 

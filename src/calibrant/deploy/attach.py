@@ -88,8 +88,13 @@ class CalibratedModel(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         calibrator = as_calibrator(calibrator)
+        name = type(calibrator).__name__
+        if calibrator.input_columns not in ((), ("features",)):
+            raise ValueError(
+                f"{name} reads metadata columns, which a model does not give: apply it to the "
+                "predictions, with features= or in a file"
+            )
         if calibrator.needs_features and last_layer is None:
-            name = type(calibrator).__name__
             raise ValueError(f"{name} needs features: pass last_layer=, the layer they go into")
         self.model = model
         self.calibrator = calibrator

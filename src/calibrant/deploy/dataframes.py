@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, logits_from_probs
+from calibrant._core.checks import BoolArray, Features, logits_from_probs
 from calibrant._core.class_names import is_frame
 from calibrant._core.messages import comma_separated
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data.columns import CHUNK
 from calibrant.data.formats import Array, load_pyarrow
 from calibrant.data.keys import SCORES
@@ -204,7 +204,8 @@ def _calibrated(form: _Form, scores: _Scores, calibrator: Calibrator) -> dict[st
     """Return the new columns, in the types of Arrow."""
     columns = [form.read(name) for name in scores.columns]
     read = [*columns]
-    if calibrator.needs_features:
+    by_name = calibrator.input_columns not in ((), ("features",))
+    if calibrator.needs_features and not by_name:
         if not scores.features:
             name = type(calibrator).__name__
             raise ValueError(f"{name} needs features: add a column of lists to {TABLE}")
@@ -217,11 +218,24 @@ def _calibrated(form: _Form, scores: _Scores, calibrator: Calibrator) -> dict[st
         nulls = load_pyarrow().nulls
         return {n: nulls(len(valid), kind) for n, kind in zip(scores.new, types, strict=True)}
     values = _matrix(columns, valid, scores.columns)
-    features = None
-    if calibrator.needs_features:
+    features: Any = None
+    if by_name:
+        features = _metadata(form, calibrator, valid)
+    elif calibrator.needs_features:
         features = _matrix(read[len(columns) :], valid, scores.features)
     probs = _probs(calibrator, values, features, scores.domain)
     return dict(zip(scores.new, _columns(probs, valid, types), strict=True))
+
+
+def _metadata(form: _Form, calibrator: Calibrator, valid: BoolArray) -> Features | None:
+    """Return the metadata columns that a calibrator reads, whose values may be missing."""
+    if lacking := [name for name in calibrator.input_columns if name not in form.columns]:
+        raise ValueError(
+            f"{type(calibrator).__name__} reads metadata columns: {TABLE} has no "
+            f"{comma_separated(lacking)}, only {comma_separated([*form.columns][:50])}"
+        )
+    arrays = {n: form.read(n).to_numpy(zero_copy_only=False) for n in calibrator.input_columns}
+    return calibrator.input_features(arrays, valid)
 
 
 def _matrix(columns: Sequence[Any], valid: BoolArray, names: Sequence[str]) -> Array:
@@ -265,7 +279,7 @@ def _target_type(column: Any, name: str) -> Any:
     return pa.list_(values) if types.is_list(kind) else values
 
 
-def _probs(calibrator: Calibrator, values: Array, features: Array | None, domain: str) -> Array:
+def _probs(calibrator: Calibrator, values: Array, features: Features | None, domain: str) -> Array:
     """Return the calibrated probabilities of rows, some of them at a time."""
     check_shape(calibrator, values.shape[1:], TABLE)
     rows = max(1, CHUNK // max(1, values[0].size))
@@ -275,7 +289,7 @@ def _probs(calibrator: Calibrator, values: Array, features: Array | None, domain
         if domain == "probs":
             chunk, zeros = logits_from_probs(chunk, tags=calibrator.multilabel)
             floored += zeros
-        inputs = None if features is None else features[start : start + rows]
+        inputs = feature_rows(features, slice(start, start + rows))
         parts.append(probs_of(calibrator, calibrator.transform(chunk, inputs)))
     warn_of_zeros(floored)
     return np.concatenate(parts)

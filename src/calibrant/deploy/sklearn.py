@@ -18,7 +18,8 @@ from torch.nn.functional import logsigmoid
 from calibrant._core import checks
 from calibrant._core.checks import FloatArray
 from calibrant._core.messages import plain_name
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, feature_rows
+from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import TAG_CALIBRATORS, calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.calibrators.tags import TagIdentity
@@ -79,7 +80,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         A name from ``calibrant.CALIBRATORS``, for tags from ``calibrant.TAG_CALIBRATORS``, or a
         calibrator, of which a copy is fitted.
     options : mapping, optional
-        Arguments of the named method.
+        Arguments of the named method. ``columns`` of ``multicalibration`` are those of ``X``: names
+        in a data frame, or numbers.
     cv : int, splitter, iterable of (train, test), or "prefit"
         Number of stratified folds, or the folds themselves. ``"prefit"`` takes the estimator as
         it is; in pipelines and searches use a ``FrozenEstimator``, since ``clone`` forgets fits.
@@ -181,7 +183,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f'cv must be folds, their number or "prefit", got {self.cv!r}')
         if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
             scores = scoring.frozen_scores(estimator, X, y, fit_params)
-            learned = _calibrated_with(calibrator, estimator, scores, sample_weight, groups)
+            learned = _calibrated_with(calibrator, estimator, X, scores, sample_weight, groups)
         else:
             X, y = validation.indexable(X, y)
             params, split = self._routed(estimator, sample_weight, groups, fit_params)
@@ -193,7 +195,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 scores = scoring.usable(scores, masks=calibrator.accepts_masked)
                 if groups is None and len(np.unique(scores.rows)) < len(scores.rows):
                     groups = np.arange(len(y))  # copies of an example stay together
-                learned = _calibrated_with(calibrator, estimator, scores, sample_weight, groups)
+                learned = _calibrated_with(calibrator, estimator, X, scores, sample_weight, groups)
         self.__dict__ = {k: v for k, v in vars(self).items() if k not in LEARNED} | learned
         return self
 
@@ -210,9 +212,11 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if calibrator.multilabel and not multilabel:
             name = type(calibrator).__name__
             raise ValueError(f"{name} is for tags: y must have a column of 0 and 1 for each")
-        if calibrator.needs_features:
-            name = type(calibrator).__name__
-            raise ValueError(f"{name} needs features of a last layer: choose another method")
+        if calibrator.input_columns == ("features",):
+            name, remedy = type(calibrator).__name__, "choose another method"
+            if isinstance(calibrator, MetadataCalibrator):
+                remedy = 'name columns of X, options={"columns": ["age", "site"]}, say'
+            raise ValueError(f"{name} needs features of a last layer: {remedy}")
         return calibrator
 
     def _estimator(self) -> Any:
@@ -347,7 +351,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         tags = self.calibrator_.multilabel
         scores = scoring.logits_of(self.estimator_, X, self.classes_, tags=tags)
         odds = scoring.log_odds(scores, self.floor_)
-        logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_))
+        features = X if self.calibrator_.needs_features else None
+        logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
 
     @property
@@ -395,6 +400,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 def _calibrated_with(
     calibrator: Calibrator,
     estimator: Any,
+    X: Any,
     scores: Scores,
     sample_weight: FloatArray | None,
     groups: NDArray[Any] | None,
@@ -407,7 +413,12 @@ def _calibrated_with(
     same = isinstance(calibrator, (Identity, TagIdentity))
     scale = 1.0 if same else scoring.scale_of(logits, scores.labels, weight)
     kept = None if groups is None else groups[scores.rows]
-    calibrator.fit(logits / scale, scores.labels, sample_weight=weight, groups=kept)
+    features = None
+    if isinstance(calibrator, MetadataCalibrator):
+        features = feature_rows(calibrator.metadata_arrays(X), scores.rows)
+    calibrator.fit(
+        logits / scale, scores.labels, features=features, sample_weight=weight, groups=kept
+    )
     return {
         **{"estimator_": estimator, "classes_": scores.classes, "calibrator_": calibrator},
         **{"floor_": floor, "scale_": scale},

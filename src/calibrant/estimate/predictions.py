@@ -37,6 +37,7 @@ from calibrant.estimate.cells import (
 from calibrant.estimate.watch import Seen, seen_rows
 from calibrant.metrics.reductions import check_one_input
 from calibrant.workflows.apply import check_fits
+from calibrant.workflows.inputs import input_names
 
 SAMPLE = 20_000
 """Rows whose probabilities and features are kept, for class frequencies and feature distances."""
@@ -154,6 +155,7 @@ def summarise(
     columns += ["labels"] if labels else []
     columns += [INCLUSION] if labels and INCLUSION in split.keys else []
     columns += ["features"] if split.has_features and len(split.shape) < 2 else []
+    columns += [name for name in input_names(calibrator) if name not in columns]
     width = split.classes + (split.shards[0].column("features").width if split.has_features else 0)
     step = math.ceil(split.rows / max(1, min(SAMPLE, NUMBERS // width)))
     reach = NEVER if threshold is None else threshold
@@ -182,8 +184,7 @@ def chunk_probs(calibrator: Calibrator | None, chunk: Chunk) -> FloatArray:
     """Return calibrated probabilities ``(n, classes)`` of a chunk."""
     scores = chunk.logits
     if calibrator is not None:
-        features = chunk.get("features") if calibrator.needs_features else None
-        scores = calibrator.transform(scores, features)
+        scores = calibrator.transform(scores, calibrator.input_features(chunk.columns))
     probs, _ = probabilities(scores, None)
     return probs.reshape(-1, probs.shape[-1])
 

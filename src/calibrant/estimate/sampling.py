@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,7 @@ from calibrant.estimate.predictions import (
 from calibrant.estimate.strata import equal_parts
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
+from calibrant.workflows.inputs import input_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,7 +167,8 @@ def choose_labels(
         )
     plan = make_plan(cells.weight[:CELLS], cells.claimed[:CELLS], budget)
     task = partial(_shard_candidates, calibrator, plan, seed)
-    candidates = _smallest(_walk(chosen, task, executor, progress), plan.allotted)
+    candidates = _walk(chosen, task, input_names(calibrator), executor, progress)
+    candidates = _smallest(candidates, plan.allotted)
     candidates = candidates.take(np.argsort(candidates.row))
     return LabelSample(
         candidates.row,
@@ -229,12 +231,16 @@ def allocate(size: IntArray, deviation: FloatArray, budget: int) -> IntArray:
 
 
 def _walk(
-    split: Split, task: partial[Candidates], executor: Executor | None, progress: Progress | None
+    split: Split,
+    task: partial[Candidates],
+    inputs: Sequence[str],
+    executor: Executor | None,
+    progress: Progress | None,
 ) -> Candidates:
     numbered = split.with_column("row", np.arange(split.rows))
-    columns = ["logits", "row"] + [c for c in ("labels", "features") if c in split.keys]
+    wanted = ["logits", "row", *(["labels"] if "labels" in split.keys else []), *inputs]
     rows = split.chunk_rows
-    shards = numbered.walk(task, *columns, rows=rows, executor=executor, progress=progress)
+    shards = numbered.walk(task, *wanted, rows=rows, executor=executor, progress=progress)
     return Candidates(*joined(list(shards)))
 
 

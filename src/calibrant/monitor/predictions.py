@@ -10,15 +10,15 @@ from torch import Tensor
 
 from calibrant._core.checks import (
     IGNORED,
+    Features,
     IntArray,
     Logits,
     Values,
     as_labels,
-    as_scores,
     check_whole,
 )
 from calibrant._core.chunks import as_tensor, examples, top_class
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data import Chunk
 from calibrant.metrics.reductions import Pairs, reduce_examples
 from calibrant.monitor.e_process import Tolerated, Window
@@ -32,29 +32,34 @@ def shard_sums(
     """Return sums of each chunk of a shard with its number of ignored labels, and a digest."""
     sums, logits, labels = [], hashlib.sha256(), hashlib.sha256()
     for chunk in chunks:
-        pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
+        pairs = chunk_pairs(calibrator, chunk)
         sums.append((tolerated.window(pairs), chunk.labels.size - pairs.outcome.size))
         logits.update(np.ascontiguousarray(chunk.logits).data)
         labels.update(chunk.labels.astype(np.int64, order="C").data)
     return sums, logits.hexdigest() + labels.hexdigest()
 
 
+def chunk_pairs(calibrator: Calibrator | None, chunk: Chunk) -> Pairs:
+    """Return pairs of the labelled examples of a chunk."""
+    features = None if calibrator is None else calibrator.input_features(chunk.columns)
+    return labelled_pairs(calibrator, chunk.logits, chunk.labels, features)
+
+
 def labelled_pairs(
-    calibrator: Calibrator | None, logits: Logits, labels: Values, features: Values | None
+    calibrator: Calibrator | None, logits: Logits, labels: Values, features: Features | None
 ) -> Pairs:
     """Return pairs of the labelled examples; the others may hold anything."""
     checked = examples(logits, labels)
     if calibrator is not None:
         labelled = (checked.labels != IGNORED).reshape(as_labels(labels).shape)
-        beside = None if features is None else as_scores(features, "features")[labelled]
-        after = calibrator.transform(logits[labelled], beside)
+        after = calibrator.transform(logits[labelled], feature_rows(features, labelled))
         checked = examples(after, checked.labels[labelled.reshape(-1)])
     reduced = reduce_examples(checked)
     return Pairs(reduced.confidence, reduced.outcome)
 
 
 def top_predictions(
-    calibrator: Calibrator | None, logits: Logits, features: Values | None
+    calibrator: Calibrator | None, logits: Logits, features: Features | None
 ) -> tuple[list[float], list[int]]:
     """Return confidence and predicted class of each row; one logit is that of class 1."""
     scores = logits if calibrator is None else calibrator.transform(logits, features)

@@ -13,7 +13,8 @@ from calibrant._core.chunks import Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, as_dataset
 from calibrant.data.shards import Chunk
-from calibrant.monitor.predictions import labelled_pairs
+from calibrant.monitor.predictions import chunk_pairs
+from calibrant.workflows.inputs import input_names
 
 
 def reference_bins(
@@ -78,13 +79,12 @@ def as_bins(reference: tuple[Values, Values] | Bins, bins: int) -> Bins:
 
 def monitored_columns(calibrator: Calibrator | None) -> list[str]:
     """Return the columns of a split that a monitor reads."""
-    features = calibrator is not None and calibrator.needs_features
-    return ["logits", "labels", *(["features"] if features else [])]
+    return ["logits", "labels", *input_names(calibrator)]
 
 
 def _filled(calibrator: Calibrator | None, bins: int, chunks: Iterator[Chunk]) -> Bins:
     total = Bins.empty(uniform_edges(bins))
     for chunk in chunks:
-        pairs = labelled_pairs(calibrator, chunk.logits, chunk.labels, chunk.get("features"))
+        pairs = chunk_pairs(calibrator, chunk)
         total += fill(pairs.confidence, pairs.outcome.astype(float), total.edges)
     return total

@@ -16,7 +16,7 @@ import numpy as np
 
 from calibrant._core import checks
 from calibrant._core.binning import Bins, check_bins
-from calibrant._core.checks import Logits, Values
+from calibrant._core.checks import Features, Logits, Values
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
 from calibrant.calibrators.base import Calibrator
@@ -134,7 +134,7 @@ class Monitor:
         labels: Values | None = None,
         *,
         probs: Values | None = None,
-        features: Values | None = None,
+        features: Features | None = None,
         window: WindowId | None = None,
     ) -> Monitor:
         """Add logits ``(..., classes)``, or ``probs``, with their labels ``(...)``.
@@ -172,7 +172,7 @@ class Monitor:
         logits: Values | None = None,
         *,
         probs: Values | None = None,
-        features: Values | None = None,
+        features: Features | None = None,
     ) -> None:
         """Remember confidence and predicted class of logits ``(n, classes)`` until labels come.
 

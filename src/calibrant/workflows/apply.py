@@ -24,10 +24,10 @@ from calibrant.data.files import check_writable, write_arrays
 from calibrant.data.formats import Array, NoArrayError, joined
 from calibrant.data.keys import SCORES, full_key
 from calibrant.data.readers import ARROW_TYPES
-from calibrant.data.shards import Chunk, located
+from calibrant.data.shards import Chunk
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
-from calibrant.workflows.fit import check_features
+from calibrant.workflows.inputs import check_fitted_inputs
 
 
 def apply(
@@ -190,11 +190,7 @@ def part_of_input(target: str, dataset: Dataset) -> ValueError:
 def check_fits(calibrator: Calibrator, split: Split) -> None:
     """Raise unless a calibrator takes the scores and features of a split."""
     check_shape(calibrator, split.shape, split.path)
-    if calibrator.needs_features:
-        check_features(calibrator, split)
-        width = split.shards[0].column("features").shape[1:]
-        with located(split.path):
-            calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
+    check_fitted_inputs(calibrator, split)
 
 
 def check_shape(calibrator: Calibrator, shape: tuple[int, ...], where: str) -> None:
@@ -304,12 +300,11 @@ def _calibrated(
     def use(chunks: Iterator[Chunk]) -> None:
         nonlocal start
         for chunk in chunks:
-            values = calibrator.transform(chunk.logits, chunk.get("features"))
+            values = calibrator.transform(chunk.logits, calibrator.input_features(chunk.columns))
             if probs:
                 values = probs_of(calibrator, values)
             whole[start : start + len(values)] = values
             start += len(values)
 
-    columns = ["logits", *(["features"] if calibrator.needs_features else [])]
-    list(split.walk(use, *columns, progress=progress))
+    list(split.walk(use, "logits", *calibrator.input_columns, progress=progress))
     return whole

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from calibrant._core.messages import comma_separated
 from calibrant._core.solve import time_limit as limited
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for, make_calibrator
 from calibrant.calibrators.scaling import Identity
 from calibrant.data import dataset as datasets
@@ -31,6 +33,7 @@ from calibrant.workflows.choice import choose
 from calibrant.workflows.comparison import Comparison, Row
 from calibrant.workflows.effect import Meter
 from calibrant.workflows.fit import fit_table, fit_whole, fits_from_table, row_folds
+from calibrant.workflows.inputs import input_names
 from calibrant.workflows.large import halves, in_memory, is_many
 
 
@@ -44,6 +47,7 @@ def compare(
     sample_weight: Values | str | None = None,
     groups: Values | str | None = None,
     keep_argmax: bool | None = None,
+    columns: Sequence[str] | None = None,
     estimand: EstimandChoice = "auto",
     bins: int = 15,
     level: float | None = 0.9,
@@ -77,6 +81,9 @@ def compare(
     keep_argmax : bool, optional
         Advise methods that keep the predicted class: by default for more than two classes. It is
         also the option of ``auto``, where that is a name. False suits multiple choice.
+    columns : sequence of str, optional
+        Metadata columns for the methods that take them by name (``multicalibration``), which are
+        not among the methods by default without.
     estimand, bins, level, seed
         As in :func:`calibrant.evaluate`; the seed is also that of the cut and of folds.
     executor : concurrent.futures.Executor, optional
@@ -101,10 +108,12 @@ def compare(
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
+        options = {"keep_argmax": keep_argmax, "columns": columns}
+        calibrators = _chosen(methods, splits, estimand, options)
         if is_many(splits[0]):
-            splits = (in_memory(splits[0], seed, executor), splits[1])
+            inputs = [n for n in input_names(*calibrators.values()) if n in splits[0].keys]
+            splits = (in_memory(splits[0], seed, executor, inputs), splits[1])
             names = (f"{splits[0].rows:,} random examples of {names[0]}, seed {seed}", names[1])
-        calibrators = _chosen(methods, splits, estimand, keep_argmax)
         bench = _Bench(*splits, stream, time_limit, executor)
         n_test, classes = bench.prepare(list(calibrators.values()))
     report = progress or (lambda done, total: None)
@@ -172,24 +181,30 @@ def _chosen(
     methods: str | Sequence[str] | Mapping[str, Calibrator] | None,
     splits: Sequence[Split],
     estimand: EstimandChoice,
-    keep_argmax: bool | None,
+    options: Mapping[str, Any],
 ) -> dict[str, Calibrator]:
+    """Return calibrators by name; options are for ``auto``, or for all that read metadata."""
     if isinstance(methods, Mapping):
         return {name: make_calibrator(c, estimand=estimand) for name, c in methods.items()}
     known = calibrators_for(estimand)
 
+    def reads_metadata(name: str) -> bool:
+        return issubclass(known[name], MetadataCalibrator)
+
     def made(name: str) -> Calibrator:
-        options = {"keep_argmax": keep_argmax} if known[name] is Auto else None
-        return make_calibrator(name, options, estimand)
+        taken = ["keep_argmax"] if known[name] is Auto else []
+        taken += ["columns"] if reads_metadata(name) else []
+        return make_calibrator(name, {option: options[option] for option in taken}, estimand)
 
     if methods is None:
-        features = all(split.has_features for split in splits)
+        there = {name for name in splits[0].keys if name in splits[1].keys}
         head = splits[0].dataset.has_head
-        usual = {name: made(name) for name in known}
+        # features of a last layer are no metadata
+        usual = [n for n in known if options["columns"] is not None or not reads_metadata(n)]
         return {
             name: c
-            for name, c in usual.items()
-            if c.needs_features <= features and c.needs_head <= head
+            for name, c in ((name, made(name)) for name in usual)
+            if c.needs_head <= head and (set(c.input_columns) <= there or reads_metadata(name))
             if splits[0].classes == 2 or not c.two_classes_only
         }
     names = [methods] if isinstance(methods, str) else methods
@@ -227,7 +242,9 @@ class _Bench:
             self._counted(self.fit_on)
         if not all(map(self._from_table, calibrators)):
             _ = self.fit_on.logits, self.fit_on.groups
-        wanted = any(c.needs_features or c.uses_features for c in calibrators)
+        wanted = any(c.uses_features for c in calibrators) or "features" in input_names(
+            *calibrators
+        )
         if wanted and self.fit_on.has_features:
             _ = self.fit_on.features
         return self._counted(self.measure_on)

@@ -16,7 +16,7 @@ from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, war
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import comma_separated
 from calibrant._core.tables import frame
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data.dataset import Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.keys import CLASS_NAMES
@@ -37,6 +37,7 @@ from calibrant.workflows.apply import (
     write_splits,
 )
 from calibrant.workflows.compare import fit_and_test
+from calibrant.workflows.inputs import input_names, whole_inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,7 +229,7 @@ def _calibrated_examples(split: Split, calibrator: Calibrator | MaCCal | None) -
     if calibrator is None:
         return {split.domain: split.read(split.domain)[kept], "labels": labels[kept]}
     calibrator = as_calibrator(calibrator)
-    features = split.features[kept] if calibrator.needs_features else None
+    features = whole_inputs(calibrator, split, kept)
     return {"logits": calibrator.transform(split.logits[kept], features), "labels": labels[kept]}
 
 
@@ -308,21 +309,23 @@ def _walk(
     labelled_only: bool = False,
 ) -> Tally:
     """Decide about a split, and count; ``use`` is called with the decisions of each chunk."""
-    calibrator = rule.calibrator and as_calibrator(rule.calibrator)
+    calibrator = None if rule.calibrator is None else as_calibrator(rule.calibrator)
     domain = split.domain if calibrator is None else "logits"
     columns = [domain, *(["labels"] if "labels" in split.keys else [])]
-    columns += ["features"] if calibrator is not None and calibrator.needs_features else []
+    columns += input_names(calibrator)
 
     def decided(chunks: Iterator[Chunk]) -> Tally:
         tallies = []
         for chunk in chunks:
-            scores, features, labels = chunk.columns[domain], chunk.get("features"), None
+            scores, features, labels = chunk.columns[domain], None, None
+            if calibrator is not None:
+                features = calibrator.input_features(chunk.columns)
             if "labels" in columns:
                 labels = as_labels(chunk.labels)
             if labelled_only and labels is not None:
                 kept = labels != IGNORED
                 scores, labels = scores[kept], labels[kept]
-                features = None if features is None else features[kept]
+                features = feature_rows(features, kept)
             if not len(scores):
                 continue
             decisions = rule.decide(**{domain: scores}, features=features)

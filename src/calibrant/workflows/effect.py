@@ -23,7 +23,7 @@ from calibrant._core.checks import (
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.messages import printable
 from calibrant._core.tables import aligned, frame
-from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
+from calibrant.calibrators.base import Calibrator, TemperatureCalibrator, feature_rows
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
 from calibrant.data.score_warnings import warn_of_zeros
@@ -35,6 +35,7 @@ from calibrant.metrics.evaluation import Evaluation, shown
 from calibrant.metrics.registry import METRICS
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
+from calibrant.workflows.inputs import check_inputs, input_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -236,7 +237,9 @@ class Meter:
     ) -> None:
         """Add all rows of a split."""
         columns = ["logits", "labels", "sample_weight"]
-        columns += ["features"] if any(c.needs_features for c in self.calibrators) else []
+        for calibrator in self.calibrators:
+            check_inputs(calibrator, split)
+        columns += input_names(*self.calibrators)
         columns += ["fold"] if len(self.calibrators) > 1 else []
         task = partial(_metered, self.like())
         for shard in split.walk(task, *columns, executor=executor, progress=progress):
@@ -285,16 +288,15 @@ class Meter:
     def _calibrated(self, chunk: Chunk, kept: BoolArray, logits: Array) -> Array:
         """Calibrate the rows of a chunk that are kept, each by the calibrator of its fold."""
         after = np.empty(logits.shape, np.float32 if logits.dtype.itemsize <= 4 else np.float64)
-        fold, features = chunk.get("fold"), chunk.get("features")
+        fold = chunk.get("fold")
         folds = None if fold is None else spread(fold, kept.shape, "fold")[kept]
-        features = None if features is None else features[kept]
         for i, calibrator in enumerate(self.calibrators):
             rows = slice(None) if folds is None else folds == i
             if not len(logits[rows]):
                 continue
             if self.before is None or not isinstance(calibrator, TemperatureCalibrator):
-                inputs = None if features is None else features[rows]
-                after[rows] = calibrator.transform(logits[rows], inputs)
+                inputs = calibrator.input_features(chunk.columns, kept)
+                after[rows] = calibrator.transform(logits[rows], feature_rows(inputs, rows))
             else:
                 after[rows], temperatures = calibrator.transform_with_temperature(logits[rows])
                 self.low = min(self.low, float(temperatures.min()))

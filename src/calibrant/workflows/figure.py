@@ -33,6 +33,7 @@ from calibrant.workflows.decide import decide
 from calibrant.workflows.effect import effect
 from calibrant.workflows.evaluate import evaluate
 from calibrant.workflows.figure_data import Examples, class_sums, collected
+from calibrant.workflows.inputs import whole_inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -289,7 +290,7 @@ def _map(request: Request) -> Figure:
     assert request.calibrator is not None
     split = _only(request.splits())
     check_fits(request.calibrator, split)
-    features = split.features if request.calibrator.needs_features else None
+    features = whole_inputs(request.calibrator, split)
     return figure_of(request.calibrator.plot(split.logits, features=features))
 
 

@@ -88,7 +88,7 @@ def _walk(
     columns += ["labels", "sample_weight", "by"]
     if calibrator is not None:
         check_fits(calibrator, split)
-        columns += ["features"] if calibrator.needs_features else []
+        columns += calibrator.input_columns
     labelled = _labelled_tags if estimand == "multilabel" else _labelled
 
     def task(chunks: Iterator[Chunk]) -> list[T]:
@@ -119,9 +119,9 @@ def _labelled(chunk: Chunk, calibrator: Calibrator | None) -> tuple[dict[str, An
         return None if values is None else checks.spread(values, kept.shape, name)[kept]
 
     domain = "probs" if "probs" in chunk.columns else "logits"
-    scores, features = chunk.columns[domain][kept], chunk.get("features")
+    scores = chunk.columns[domain][kept]
     if calibrator is not None:
-        scores = calibrator.transform(scores, None if features is None else features[kept])
+        scores = calibrator.transform(scores, calibrator.input_features(chunk.columns, kept))
     found = {"labels": chunk.labels[kept], "sample_weight": rows("sample_weight")}
     return {domain: scores, **found}, rows("by")
 

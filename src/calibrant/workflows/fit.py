@@ -21,13 +21,13 @@ from calibrant.calibrators.base import Calibrator, RecordsCalibrator
 from calibrant.calibrators.folds import folds as folds_of
 from calibrant.calibrators.registry import make_calibrator
 from calibrant.data.dataset import FIT_SPLITS, Data, Dataset, Split, as_dataset
-from calibrant.data.keys import full_key
 from calibrant.data.records import bounded, records_of
 from calibrant.data.shards import located
 from calibrant.display.html import notebook
 from calibrant.display.results import one_line
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.effect import Effect, measure, method_in_use
+from calibrant.workflows.inputs import check_inputs, fit_inputs, input_names
 from calibrant.workflows.large import (
     ShardPasses,
     in_memory,
@@ -216,7 +216,8 @@ def _fitted(
 
 def _fit_large(calibrator: Calibrator, split: Split, executor: Executor | None) -> None:
     """Fit on a sample and then, if sums suffice, on all examples."""
-    sample = in_memory(split, executor=executor)
+    check_inputs(calibrator, split)
+    sample = in_memory(split, executor=executor, columns=input_names(calibrator))
     if not calibrator.fits_passes:
         fit_whole(calibrator, sample)
         warn_of_sample(calibrator, sample.rows, split)
@@ -255,9 +256,7 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     """Fit on the arrays of a split; other labels may leave out some of its rows."""
     targets = split.labels if labels is None else labels
     beside: dict[str, Any] = {"sample_weight": split.weights}
-    if split.has_features if calibrator.uses_features else calibrator.needs_features:
-        check_features(calibrator, split)
-        beside |= {"features": split.features, "head": split.dataset.head}
+    beside |= fit_inputs(calibrator, split)
     if split.groups is not None:
         beside["groups"] = spread(split.groups, targets.shape, "groups")
     logits = split.logits
@@ -265,16 +264,6 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
         # the split has warned of that itself, with the name of the file
         warnings.filterwarnings("ignore", "logits look like probabilities")
         return calibrator.fit(logits, targets, **beside)
-
-
-def check_features(calibrator: Calibrator, split: Split) -> None:
-    """Raise unless every shard of a split has features."""
-    if not split.has_features:
-        key = full_key(split.name, "features")
-        raise ValueError(
-            f"{type(calibrator).__name__} needs features: {split.path} has no {key} in every "
-            f"shard, only {comma_separated(split.keys)}; save the inputs of the last layer as {key}"
-        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -344,7 +333,9 @@ def cross_fit(
     examples.warn_if_probs()
     name = examples.name
     if is_many(examples):
-        whole, examples = examples, in_memory(examples, seed, executor)
+        check_inputs(calibrator, examples)
+        whole = examples
+        examples = in_memory(whole, seed, executor, input_names(calibrator))
         warn_of_sample(calibrator, examples.rows, whole)
     fold = row_folds(examples, folds, seed)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]

@@ -83,16 +83,25 @@ def _added(total: list[Any] | None, more: Sequence[Any] | None) -> list[Any] | N
     return [a + b for a, b in zip(total, more, strict=True)]
 
 
-def in_memory(split: Split, seed: int = 0, executor: Executor | None = None) -> Split:
-    """Return a random sample of the labelled rows of a split that fits into memory."""
+def in_memory(
+    split: Split,
+    seed: int = 0,
+    executor: Executor | None = None,
+    columns: Sequence[str] = (),
+) -> Split:
+    """Return a random sample of the labelled rows of a split that fits into memory.
+
+    It has features, if there are any, and further ``columns``.
+    """
     rows = max(1.0, _rows(split))
     share = min(1.0, LARGE / (rows * max(1, math.prod(split.shape))), records.MOST / rows)
     whole = split.sample or Sample(1.0, seed)
     sampled = replace(split, sample=whole._replace(share=whole.share * share))
     roles = [role for role in ROLES if getattr(split.dataset, role) is not None]
-    columns = ["logits", "labels", *(["features"] if split.has_features else []), *roles]
-    parts = list(sampled.walk(_labelled, *columns, executor=executor))
-    arrays: dict[str, Any] = {name: np.concatenate([p[name] for p in parts]) for name in columns}
+    features = ["features"] if split.has_features else []
+    names = list(dict.fromkeys(["logits", "labels", *features, *roles, *columns]))
+    parts = list(sampled.walk(_labelled, *names, executor=executor))
+    arrays: dict[str, Any] = {name: np.concatenate([p[name] for p in parts]) for name in names}
     if split.dataset.head is not None:
         arrays |= dict(zip(("head_weight", "head_bias"), split.dataset.head, strict=True))
     beside = {role: arrays.pop(role) for role in roles}

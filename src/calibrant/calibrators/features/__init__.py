@@ -1,9 +1,10 @@
-"""Calibrators by temperature and by features, which are the inputs of the last layer."""
+"""Calibrators by features, which are the inputs of the last layer, or by metadata."""
 
 from __future__ import annotations
 
 from calibrant.calibrators.features.clipping import FeatureClipping
 from calibrant.calibrators.features.groups import GroupCalibration
+from calibrant.calibrators.features.multicalibration import Multicalibration
 from calibrant.calibrators.features.proximity import ProCal
 
-__all__ = ["FeatureClipping", "GroupCalibration", "ProCal"]
+__all__ = ["FeatureClipping", "GroupCalibration", "Multicalibration", "ProCal"]

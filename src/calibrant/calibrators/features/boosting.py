@@ -1,0 +1,334 @@
+"""Gradient boosting with small trees over codes of columns, for corrections of predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrant._core.checks import FloatArray, IntArray
+from calibrant._core.solve import check_time
+from calibrant.calibrators.features.correctable import Correctable
+from calibrant.calibrators.piecewise import BEYOND
+from calibrant.data.metadata import Condition, MetadataColumn, conjunction_text
+
+Codes: TypeAlias = NDArray[np.int16]
+
+LARGEST = 2.0
+"""Largest value of a leaf before shrinkage, for data without an optimum."""
+LEAST_GAIN = 4.0
+"""Gain that a split needs: without any effect, gains are like squares of normal numbers."""
+PATIENCE = 10
+"""Rounds without a lower held-out loss after which no more are tried."""
+CLEAR = 2.0
+"""Standard errors by which corrections must lower the held-out loss."""
+SHOWN, LOOKED_AT = 5, 1 << 16
+"""Number of subgroups that a description names, and of examples that they are measured on."""
+
+
+class Tree(NamedTuple):
+    """A tree of fixed depth: at each node, examples in a range of codes go right.
+
+    Node ``i`` has the children ``2 i + 1`` and ``2 i + 2``. A node without a split has an empty
+    range, which sends all examples left.
+    """
+
+    column: IntArray  # (nodes,)
+    low: IntArray  # (nodes,)
+    high: IntArray  # (nodes,)
+    leaf: FloatArray  # (leaves, outputs)
+
+    def conditions(self, leaf: int, columns: Sequence[MetadataColumn]) -> list[Condition]:
+        """Return the conditions of a leaf that are ranges of codes, from the root on.
+
+        The left side of a split is one if the range of the right side begins or ends the codes.
+        """
+        result, node = [], leaf + len(self.column)
+        while node:
+            parent, right = (node - 1) // 2, node % 2 == 0
+            column, low, high = (int(x[parent]) for x in (self.column, self.low, self.high))
+            node, last = parent, columns[column].size - 1  # the code of missing values
+            if right:
+                result.append(Condition(column, low, high))
+            elif low < high and columns[column].kind != "category":
+                result += [Condition(column, 0, low)] if high == last else []
+                result += [Condition(column, high, last)] if low == 0 else []
+        return result[::-1]
+
+
+@dataclass
+class TreeLearner:
+    r"""Learns trees from histograms of slopes and curvatures over the codes of columns.
+
+    The value of a leaf is a Newton step with a penalty :math:`\lambda`, times a rate:
+    :math:`-\eta\, G / (H + \lambda)`, with the sums :math:`G, H` of slopes and curvatures. A
+    split gains :math:`\sum G^2 / (H + \lambda)` over both sides, less that of the node.
+    """
+
+    columns: Sequence[MetadataColumn]
+    depth: int
+    rate: float
+    penalty: float
+    fewest: float  # least sum of weights in a leaf
+
+    def __post_init__(self) -> None:
+        sizes = [column.size for column in self.columns]
+        self._first = np.cumsum([0, *sizes])  # places of the columns among all codes
+        every = [c for i, column in enumerate(self.columns) for c in column.conditions(i)]
+        self._ranges = np.array(every, np.int64).reshape(-1, 3)
+        self._low, self._high = self._first[self._ranges[:, 0]] + self._ranges[:, 1:].T
+
+    def learn(
+        self, codes: Codes, slope: FloatArray, curvature: FloatArray, weight: FloatArray
+    ) -> tuple[Tree, IntArray]:
+        """Return a tree and the leaf of each example ``(n,)``.
+
+        ``codes`` are ``(columns, n)``; slopes and curvatures ``(n, outputs)`` have been multiplied
+        by the weights ``(n,)``.
+        """
+        nodes = 2**self.depth - 1
+        split = np.zeros((nodes, 3), np.int64)
+        place = np.zeros(codes.shape[1], np.int64)  # number of the node within its level
+        values = [*slope.T, *curvature.T, weight]
+        for level in range(self.depth):
+            below = self._sums(codes, place, 2**level, values)
+            for i, sums in enumerate(below):
+                split[2**level - 1 + i] = self._best(sums)
+            place = 2 * place + goes_right(split, place + 2**level - 1, codes)
+        totals = np.array([np.bincount(place, v, nodes + 1) for v in values], np.float64)
+        column, low, high = split.T
+        return Tree(column, low, high, self._leaves(totals, slope.shape[1])), place
+
+    def _sums(
+        self, codes: Codes, place: IntArray, nodes: int, values: Sequence[FloatArray]
+    ) -> FloatArray:
+        """Return sums of the values over the codes below each: ``(nodes, values, codes + 1)``."""
+        total = int(self._first[-1])
+        result = np.zeros((nodes, len(values), total + 1))
+        for first, column, row in zip(self._first, self.columns, codes, strict=False):
+            key, size = place * column.size + row, column.size
+            for i, value in enumerate(values):
+                sums = np.bincount(key, value, nodes * size).reshape(nodes, size)
+                result[:, i, first + 1 : first + 1 + size] = sums
+        return np.cumsum(result, axis=-1, out=result)
+
+    def _best(self, sums: FloatArray) -> IntArray:
+        """Return column, low and high of the best split of a node; zeros if none has a gain."""
+        if not len(self._ranges):
+            return np.zeros(3, np.int64)
+        inside = sums[:, self._high] - sums[:, self._low]
+        total = sums[:, [self._first[1]]]  # every column has every example once
+        outside = total - inside
+        gain = self._score(inside) + self._score(outside) - self._score(total)
+        enough = np.minimum(inside[-1], outside[-1]) >= self.fewest
+        gain = np.where(enough, gain, 0.0)
+        # the first of those that differ by rounding, such as both sides of one cut
+        best = int((gain >= (1 - 1e-9) * gain.max()).argmax())
+        return self._ranges[best] if gain[best] > LEAST_GAIN else np.zeros(3, np.int64)
+
+    def _score(self, sums: FloatArray) -> FloatArray:
+        """Return the gain of leaves with some sums ``(2 outputs + 1, ...)`` over no correction."""
+        outputs = len(sums) // 2
+        slope, curvature = sums[:outputs], np.maximum(sums[outputs:-1], 0)
+        return np.asarray((slope**2 / (curvature + self.penalty)).sum(0))
+
+    def _leaves(self, totals: FloatArray, outputs: int) -> FloatArray:
+        step = -totals[:outputs] / (totals[outputs:-1] + self.penalty)
+        return np.asarray(self.rate * np.clip(step, -LARGEST, LARGEST).T)
+
+
+class NumberSplits(NamedTuple):
+    """Splits of trees by the numbers of columns instead of their codes, each ``(trees, nodes)``."""
+
+    column: IntArray
+    low: FloatArray
+    high: FloatArray
+    missing: IntArray  # 1 where missing numbers go right
+
+
+def number_splits(
+    trees: Sequence[Tree], columns: Sequence[MetadataColumn], nodes: int
+) -> NumberSplits:
+    """Return the splits of trees with some number of nodes."""
+    splits = np.array([tree[:3] for tree in trees], np.int64).reshape(-1, 3, nodes)
+    column, low, high = splits.swapaxes(0, 1)
+    # where each code begins; that of missing values has no numbers
+    edges = [np.array([-BEYOND, *cuts_of(c), BEYOND, BEYOND]) for c in columns]
+    flat, first = np.concatenate([*edges, []]), np.cumsum([0, *map(len, edges)])
+    missing = np.array([c.size - 1 for c in columns] or [0])[column]
+    return NumberSplits(
+        column,
+        flat[first[column] + low],
+        flat[first[column] + high],
+        (high > missing).astype(np.int64),
+    )
+
+
+def cuts_of(column: MetadataColumn) -> NDArray[np.float32]:
+    """Return the numbers at which codes but the first begin; categories are their places."""
+    categories = np.arange(1, len(column.values) + 1)
+    return np.asarray(categories if column.kind == "category" else column.cuts, np.float32)
+
+
+def codes_of(column: MetadataColumn, numbers: NDArray[np.float32]) -> Codes:
+    """Return the codes of numbers in single precision, in which predictions compare them."""
+    codes = np.searchsorted(cuts_of(column), numbers, side="right")
+    return np.where(np.isnan(numbers), column.size - 1, codes).astype(np.int16)
+
+
+def goes_right(split: IntArray, node: IntArray, codes: Codes) -> IntArray:
+    """Return 1 for examples whose code is in the range of their node ``(n,)``, else 0."""
+    column, low, high = split[node].T
+    code = codes[column, np.arange(codes.shape[1])]
+    return np.asarray((code >= low) & (code < high), np.int64)
+
+
+@dataclass
+class Boosting:
+    """Corrections of examples, one tree after another.
+
+    ``codes`` ``(columns, n)`` are those of the learner's columns; the last one is of the current
+    prediction, and written anew before each tree.
+    """
+
+    predictions: Correctable
+    learner: TreeLearner
+    codes: Codes
+    weight: FloatArray
+    correction: FloatArray = field(init=False)
+    trees: list[Tree] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.correction = np.zeros((self.codes.shape[1], self.predictions.outputs))
+
+    def step(self) -> None:
+        """Add a tree."""
+        check_time()
+        last = self.learner.columns[-1]
+        self.codes[-1] = last.codes(self.predictions.odds(self.correction))
+        slope, curvature = self.predictions.derivatives(self.correction)
+        weight = self.weight[:, None]
+        tree, leaf = self.learner.learn(self.codes, weight * slope, weight * curvature, self.weight)
+        self.trees.append(tree)
+        self.correction += tree.leaf[leaf]
+
+    def take(self, which: IntArray) -> Boosting:
+        """Return the same for some examples, without its trees."""
+        kept = self.predictions.take(which)
+        return Boosting(kept, self.learner, self.codes[:, which], self.weight[which])
+
+    def without(self, part: IntArray) -> Boosting:
+        """Return the same without weight on some examples, and without its trees."""
+        weight = self.weight.copy()
+        weight[part] = 0
+        return Boosting(self.predictions, self.learner, self.codes, weight)
+
+
+def held_out_losses(run: Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
+    """Yield losses ``(n,)`` after 0, 1, ... trees that were learned without the example's part."""
+    runs = [run.without(part) for part in parts]
+    held_out = [run.predictions.take(part) for part in parts]
+    while True:
+        losses = np.empty(len(run.weight))
+        for one, part, predictions in zip(runs, parts, held_out, strict=True):
+            losses[part] = predictions.losses(one.correction[part])
+        yield losses
+        for one in runs:
+            one.step()
+
+
+class Choice(NamedTuple):
+    """Number of rounds with the lowest held-out loss, its gain over none, and the error of that."""
+
+    rounds: int
+    before: float
+    gain: float
+    error: float
+
+    @property
+    def clear(self) -> bool:
+        """True if the gain is more than noise."""
+        return self.gain > CLEAR * self.error
+
+
+def best_rounds(
+    run: Boosting, parts: Sequence[IntArray], most: int, groups: NDArray[Any] | None
+) -> Choice:
+    """Return the number of rounds with the lowest held-out loss.
+
+    The error is the standard error of the mean gain over examples or, if there are any, groups.
+    """
+    share = run.weight / run.weight.sum()
+    first = best = np.empty(0)
+    rounds, lowest = 0, math.inf
+    for number, losses in enumerate(islice(held_out_losses(run, parts), most + 1)):
+        first = first if number else losses
+        mean = float(share @ losses)
+        if mean < lowest:
+            rounds, lowest, best = number, mean, losses
+        if number - rounds >= PATIENCE:
+            break
+    gain = float(share @ (first - best))
+    off = share * (first - best - gain)
+    if groups is not None:
+        off = np.bincount(np.unique(groups, return_inverse=True)[1].reshape(-1), off)
+    return Choice(rounds, float(share @ first), gain, float(np.sqrt(off @ off)))
+
+
+class Correction(NamedTuple):
+    """The mean correction of a subgroup, one number or one per class, and its share of examples."""
+
+    subgroup: str
+    mean: list[float]
+    share: float
+
+
+def largest_corrections(run: Boosting) -> list[Correction]:
+    """Return the subgroups of leaves with the largest mean corrections, by metadata alone.
+
+    Larger subgroups come before smaller ones that are corrected as much. Of subgroups that are much
+    the same, one is returned.
+    """
+    step = -(-len(run.weight) // LOOKED_AT)
+    codes, correction = run.codes[:, ::step].T.astype(np.int64), run.correction[::step]
+    share = run.weight[::step] / run.weight[::step].sum()
+    columns, found = run.learner.columns, []
+    for subgroup in _subgroups(run.trees, columns):
+        member = np.logical_and.reduce([condition.holds(codes) for condition in subgroup])
+        size = float(share @ member)
+        mean = (share * member) @ correction / max(size, 1e-12)
+        found.append((math.sqrt(size) * float(np.linalg.norm(mean)), subgroup, member, mean, size))
+    kept: list[Any] = []
+    for one in sorted(found, key=lambda each: -each[0]):
+        if len(kept) < SHOWN and not any(_alike(one[2], other[2]) for other in kept):
+            kept.append(one)
+    return [
+        Correction(conjunction_text(columns, subgroup), mean.tolist(), size)
+        for _, subgroup, _, mean, size in kept
+    ]
+
+
+def _subgroups(
+    trees: Sequence[Tree], columns: Sequence[MetadataColumn]
+) -> list[tuple[Condition, ...]]:
+    """Return conditions on metadata: each of a column in use, and all of each leaf."""
+    current = len(columns) - 1
+    used = {int(i) for tree in trees for i in tree.column[tree.low < tree.high]} - {current}
+    single = [condition for i in sorted(used) for condition in columns[i].conditions(i)]
+    found: dict[tuple[Condition, ...], None] = {(condition,): None for condition in single}
+    for tree in trees:
+        for leaf in range(len(tree.leaf)):
+            conditions = [c for c in tree.conditions(leaf, columns) if c.column != current]
+            if conditions:
+                found[tuple(sorted(conditions))] = None
+    return list(found)
+
+
+def _alike(member: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
+    """Return True if two subgroups share more than half of what they have together."""
+    return bool(2 * (member & other).sum() > (member | other).sum())

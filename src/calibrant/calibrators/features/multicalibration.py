@@ -1,0 +1,430 @@
+"""Multicalibration: corrections of predictions in the subgroups that metadata tell apart."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrant._core import checks
+from calibrant._core.checks import IGNORED, IntArray
+from calibrant._core.chunks import Examples, labelled_chunks
+from calibrant._core.logpartition import concatenate, tabulate
+from calibrant._core.torch_models import full_precision, rounds as rounding
+from calibrant.calibrators.base import Calibrator, Context
+from calibrant.calibrators.features.boosting import (
+    Boosting,
+    Correction,
+    Tree,
+    TreeLearner,
+    best_rounds,
+    codes_of,
+    largest_corrections,
+    number_splits,
+)
+from calibrant.calibrators.features.correctable import (
+    HOTTEST,
+    ClassLogits,
+    ClassOneOdds,
+    Correctable,
+    Temperatures,
+)
+from calibrant.calibrators.features.metadata_inputs import (
+    BINS,
+    MetadataCalibrator,
+    checked_columns,
+    learned_numbers,
+)
+from calibrant.calibrators.folds import folds as folds_of
+from calibrant.calibrators.piecewise import BEYOND
+from calibrant.calibrators.top_label import CERTAIN, ArgmaxByTask, top_odds
+from calibrant.data.metadata import MetadataColumn
+
+FEWEST = 100
+"""Number of examples below which nothing is corrected."""
+FOLDS, MANY = (5, 3), 2000
+"""Number of folds, and with so many examples."""
+MOST, MOST_JUDGED = 1 << 21, 1 << 18
+"""Number of examples that trees are learned from, and that their number is chosen on, at most."""
+MOST_CLASSES, MOST_LOGITS = 100, 1 << 25
+"""Numbers of classes and of logits at most, where classes have corrections of their own."""
+DEEPEST = 6
+
+
+class Multicalibration(ArgmaxByTask, MetadataCalibrator):
+    r"""Calibrate all examples, then correct the subgroups in which confidence is still wrong.
+
+    A ``base`` calibrator is fitted on all examples. Then small trees are boosted over metadata of
+    the examples, such as age and site, and over the current prediction, similar to MCGrad (Perini
+    et al. 2025). A round adds a tree to the correction :math:`F` of the examples, with the leaves
+
+    .. math:: -\eta \frac{\sum_i w_i g_i}{\sum_i w_i c_i + \lambda}
+
+    where :math:`g` and :math:`c` are slopes and curvatures of the negative log-likelihood by
+    :math:`F`. Once no leaf gains anything, confidence is right in each subgroup that such a tree
+    can form, intersections included (multicalibration, Hébert-Johnson et al. 2018).
+
+    For two classes :math:`F` is added to the log-odds of class 1. For more, if predictions are
+    kept, it is added to the logarithm of the temperature of the example; if not, it has a number
+    for each class, which is added to its logit.
+
+    The number of rounds has the lowest held-out loss. If this is not lower than that of the base by
+    two standard errors, the result is the base alone.
+
+    Parameters
+    ----------
+    columns : sequence of str or int, optional
+        Names of metadata columns of any type: ``features=`` is then a data frame, a mapping of
+        arrays ``(n,)``, or an array whose columns have these numbers. By default it has numbers
+        ``(..., width)``, and all of them are used. Values may be missing.
+    base : str
+        Name of a method that needs no features; ``"none"`` for none.
+    keep_argmax : bool, optional
+        Keep the predicted class: by default for more than two classes.
+    depth : int
+        Number of conditions of a leaf.
+    rounds : int
+        Largest number of trees.
+    rate, penalty : float
+        :math:`\eta` and :math:`\lambda`.
+    fewest : float
+        Least number of examples in a leaf; weights, which are 1 on average, are summed.
+    folds : int, optional
+        By default 5, and 3 from 2,000 examples on.
+    seed : int
+        Of the folds.
+
+    Attributes
+    ----------
+    base_ : Calibrator
+    metadata_ : list of MetadataColumn
+        The columns as codes: bins of numbers, places of categories.
+    column_, low_, high_, missing_ : (rounds, nodes) Tensor
+        Numbers from ``low_`` to below ``high_`` in a column go right at a node, or missing ones.
+        The column after the last one has the log-odds of the current prediction.
+    leaf_ : (rounds, 2**depth, outputs) Tensor
+    corrections_ : list of Correction
+        The largest mean corrections of subgroups.
+    reasons_ : str
+        An explanation of the number of rounds, with figures.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> odds, age = rng.normal(size=8000), rng.integers(18, 80, 8000)
+    >>> site = rng.choice(["A", "B", "C"], 8000)
+    >>> truth = odds - 1.5 * ((age < 30) & (site == "B"))
+    >>> labels = (rng.random(8000) < 1 / (1 + np.exp(-truth))).astype(int)
+    >>> people = {"age": age, "site": site}
+    >>> fitted = Multicalibration(columns=["age", "site"]).fit(odds, labels, features=people)
+    >>> fitted.corrections_[0].subgroup
+    'age < 30 and site = B'
+    >>> new = {"age": [25, 25], "site": ["A", "B"]}
+    >>> fitted.predict_proba(np.zeros(2), new).round(1)
+    array([0.5, 0.2])
+    """
+
+    name = "multicalibration"
+    summary = "[corrections for subgroups](multicalibration.md) by metadata, on top of a method"
+    learned_shapes = (
+        "column_ rounds =; low_ rounds =; high_ rounds =; missing_ rounds =; "
+        "leaf_ rounds = =|rounds = classes"
+    )
+    column_: Tensor
+    low_: Tensor
+    high_: Tensor
+    missing_: Tensor
+    leaf_: Tensor
+
+    def __init__(
+        self,
+        *,
+        columns: Sequence[str | int] | None = None,
+        base: str = "auto",
+        keep_argmax: bool | None = None,
+        depth: int = 3,
+        rounds: int = 100,
+        rate: float = 0.1,
+        penalty: float = 10.0,
+        fewest: float = 20.0,
+        folds: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        checks.check_whole("depth", depth)
+        checks.check_whole("rounds", rounds)
+        if depth > DEEPEST:
+            raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
+        if folds is not None:
+            checks.check_whole("folds", folds, 2)
+        for option, value in (("rate", rate), ("penalty", penalty), ("fewest", fewest)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{option} must be a number above 0, got {value}")
+        self.columns = None if columns is None else checked_columns(columns)
+        self.base = base
+        self.keep_argmax = keep_argmax
+        self.depth = depth
+        self.rounds = rounds
+        self.rate = rate
+        self.penalty = penalty
+        self.fewest = fewest
+        self.folds = folds
+        self.seed = seed
+        self.base_ = _made_base(base, keep_argmax)
+        self.metadata_ = []
+        self._keep([], [])
+
+    def _keep(self, trees: Sequence[Tree], columns: Sequence[MetadataColumn]) -> None:
+        """Store trees over codes of columns as trees over their numbers."""
+        nodes = 2**self.depth - 1
+        column, low, high, missing = number_splits(trees, columns, nodes)
+        leaf = np.stack([t.leaf for t in trees]) if trees else np.zeros((0, nodes + 1, 1))
+        self._store(column_=column, low_=low, high_=high, missing_=missing, leaf_=leaf)
+        self.corrections_: list[Correction] = []
+        self.reasons_ = ""
+
+    @property
+    def keeps_argmax(self) -> bool:  # type: ignore[override]
+        """Whether the predicted class never changes; before a fit, that of more than two."""
+        return super().keeps_argmax and self.base_.keeps_argmax
+
+    @property
+    def monotone(self) -> bool:  # type: ignore[override]
+        """Whether the order of the classes never changes."""
+        return self.keeps_argmax and self.base_.monotone
+
+    @property
+    def accepts_masked(self) -> bool:  # type: ignore[override]
+        """Whether the base takes logits of -inf."""
+        return self.base_.accepts_masked
+
+    def size(self, classes: int) -> int:
+        """Parameters of the base, and the leaves of a fit."""
+        return self.base_.size(classes) + self.leaf_.numel()
+
+    def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
+        """Warn for the base alone: held-out examples decide on corrections."""
+        self.base_._warn_of_few(count, classes, distinct)
+
+    # Fit
+
+    def _fit(self, examples: Examples, context: Context) -> None:
+        self._keep([], [])
+        features = self._labelled_features(examples, context).cpu().numpy()
+        if self.columns is None:
+            self.metadata_ = learned_numbers(features.astype(np.float64))
+        self._check_classes(examples.classes)
+        self.base_.fit_examples(examples, Context(groups=context.groups, records=context.records))
+        self.solution_ = self.base_.solution_
+        groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
+        some = self._drawn(len(features), self._most(examples.classes))
+        if some is not None:
+            examples, features = examples.take(some), features[some]
+            groups = None if groups is None else groups[some]
+        run = self._started(examples, features)
+        rounds, reasons = self._rounds(run, groups)
+        for _ in range(rounds):
+            run.step()
+        self._keep(run.trees, run.learner.columns)
+        self.corrections_, self.reasons_ = largest_corrections(run), reasons
+
+    def _drawn(self, count: int, most: int) -> IntArray | None:
+        """Return numbers of examples, drawn by the seed, where there are too many; else None."""
+        if count <= most:
+            return None
+        return np.sort(np.random.default_rng(self.seed).permutation(count)[:most])
+
+    def _corrects_classes(self, classes: int) -> bool:
+        """Whether each class has a correction of its own."""
+        return classes > 2 and self.keep_argmax is False
+
+    def _most(self, classes: int) -> int:
+        return min(MOST, MOST_LOGITS // classes) if self._corrects_classes(classes) else MOST
+
+    def _check_classes(self, classes: int) -> None:
+        if self._corrects_classes(classes) and classes > MOST_CLASSES:
+            raise ValueError(
+                f"keep_argmax=False corrects each of up to {MOST_CLASSES} classes, got "
+                f"{classes:,}: leave it out, which corrects the temperatures of examples"
+            )
+
+    def _started(self, examples: Examples, features: NDArray[np.float32]) -> Boosting:
+        """Return the predictions of the base with the codes of examples, before any tree."""
+        weight = examples.labelled_weight()
+        weight = np.ones(len(features)) if weight is None else weight
+        predictions = self._predictions(examples)
+        odds = predictions.odds(np.zeros((len(features), predictions.outputs)))
+        cuts = np.unique(np.quantile(odds, np.arange(1, BINS) / BINS).astype(np.float32))
+        current = MetadataColumn("log-odds", "number", cuts=tuple(cuts[cuts > odds.min()].tolist()))
+        columns = [*self.metadata_, current]
+        numbers = [*features.T, odds.astype(np.float32)]
+        codes = np.stack([codes_of(c, x) for c, x in zip(columns, numbers, strict=True)])
+        learner = TreeLearner(columns, self.depth, self.rate, self.penalty, self.fewest)
+        return Boosting(predictions, learner, codes, weight)
+
+    def _predictions(self, examples: Examples) -> Correctable:
+        """Return the predictions of the base, as corrections change them."""
+        labels, classes = examples.labels[examples.labels != IGNORED], examples.classes
+        parts = self._base_log_probs(examples)
+        if self._maps_class_one(classes):
+            odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts]).double().cpu().numpy()
+            return ClassOneOdds(odds, (labels == 1).astype(np.float64))
+        if self._corrects_classes(classes):
+            start = torch.cat([part for part, _ in parts]).double().cpu().numpy()
+            return ClassLogits(start, labels)
+        tables = [tabulate(Examples(p, y, None, "top_label")) for p, y in parts]
+        return Temperatures(concatenate(tables).tracked())
+
+    @torch.no_grad()
+    def _base_log_probs(self, examples: Examples) -> Iterator[tuple[Tensor, IntArray]]:
+        """Yield log-probabilities of the base ``(rows, classes)`` and labels, chunk by chunk."""
+        for chunk in labelled_chunks(examples, 0, examples.labels.size):
+            logits = chunk.logits[:, 1] if self.base_.classes == 1 else chunk.logits
+            log_probs = self.base_.log_probs(logits.to(self.classes_.device))
+            yield log_probs, chunk.labels.cpu().numpy()
+
+    def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, str]:
+        """Return the number of rounds that held-out examples call for, and why."""
+        some = self._drawn(len(run.weight), MOST_JUDGED)
+        if some is not None:
+            run, groups = run.take(some), None if groups is None else groups[some]
+        count = len(run.weight)
+        # not by class: folds with the same classes as the rest flatter what learns of these
+        strata = np.zeros(count, dtype=np.int64)
+        parts = folds_of(strata, self.folds or FOLDS[count >= MANY], groups=groups, seed=self.seed)
+        if count < FEWEST or len(parts) < 2:
+            least = f"{FEWEST} examples of two groups are needed"
+            return 0, f"no corrections: too little data to judge them by, {least}"
+        rounds, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
+        figures = f"held-out NLL {before:.4f}, gain {gain:.4f} +- {error:.4f}"
+        if not choice.clear:
+            return 0, f"no corrections: no gain beyond noise ({figures} by {rounds} rounds)"
+        return rounds, f"{rounds} rounds of corrections for subgroups: {figures}"
+
+    # Predictions
+
+    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
+        """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider.
+
+        ``features`` are numbers ``(..., width)``, as :meth:`encoded` returns them.
+        """
+        if rounding():
+            with full_precision():
+                return self.forward(logits, features)
+        self.check_logits(logits)
+        self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
+        if not len(self.leaf_):
+            alone: Tensor = self.base_(logits)
+            return alone
+        assert features is not None
+        wide, start = self._wide(logits), self.base_.log_probs(logits)
+        result = self._corrected(start, features.to(start.device, self.low_.dtype))
+        result = result - result.gather(-1, wide.argmax(-1, keepdim=True))
+        return self._narrow(self._finished(wide, wide.amax(-1, keepdim=True), result))
+
+    def _corrected(self, start: Tensor, features: Tensor) -> Tensor:
+        """Add all corrections to log-probabilities ``(..., classes)``."""
+        numbers = features.clamp(-BEYOND / 2, BEYOND / 2)  # as all cuts are, but not what is NaN
+        correction = torch.zeros_like(start[..., :1]).expand(
+            *start.shape[:-1], self.leaf_.shape[-1]
+        )
+        result = start
+        for i in range(len(self.leaf_)):
+            odds = self._prediction_odds(result)
+            leaf = self._leaf(i, torch.cat([numbers, odds.to(numbers.dtype)], -1))
+            correction = correction + self.leaf_[i][leaf].to(start.dtype)
+            result = self._moved(start, correction)
+        return result
+
+    def _moved(self, start: Tensor, correction: Tensor) -> Tensor:
+        classes = start.shape[-1]
+        if self._maps_class_one(classes):
+            return torch.cat([start[..., :1], start[..., 1:] + correction], -1)
+        if self._corrects_classes(classes):
+            return start + correction
+        return (start - start.amax(-1, keepdim=True)) * torch.exp(
+            -correction.clamp(-HOTTEST, HOTTEST)
+        )
+
+    def _prediction_odds(self, logits: Tensor) -> Tensor:
+        """Log-odds ``(..., 1)`` by which trees know a prediction."""
+        if self._maps_class_one(logits.shape[-1]):
+            return (logits[..., 1:] - logits[..., :1]).clamp(-CERTAIN, CERTAIN)
+        return top_odds(logits - logits.amax(-1, keepdim=True))
+
+    def _leaf(self, tree: int, numbers: Tensor) -> Tensor:
+        """Leaves ``(...)`` of a tree for numbers ``(..., width + 1)``."""
+        node = torch.zeros_like(numbers[..., 0], dtype=torch.int64)
+        for _ in range(self.depth):
+            number = numbers.gather(-1, self.column_[tree][node][..., None])[..., 0]
+            inside = (number >= self.low_[tree][node]) & (number < self.high_[tree][node])
+            lacking = torch.isnan(number) & (self.missing_[tree][node] > 0)
+            node = 2 * node + 1 + (inside | lacking).to(torch.int64)
+        return node - self.column_.shape[1]
+
+    # Descriptions and saved state
+
+    def describe(self) -> str:
+        """The base, the number of rounds, and the subgroups with the largest corrections."""
+        if not self._classes:
+            return super().describe()
+        rounds = f"{len(self.leaf_)} rounds" if len(self.leaf_) else "no corrections"
+        parts = [f"{super().describe()}; {rounds} after {self.base_.describe()}"]
+        return "; ".join([*parts, *map(self._in_words, self.corrections_)])
+
+    def _in_words(self, correction: Correction) -> str:
+        subgroup, mean, share = correction
+        if len(mean) > 1:
+            most = int(np.abs(mean).argmax())
+            change = f"logit of class {most} {mean[most]:+.2f}"
+        elif self._maps_class_one(max(self._classes, 2)):
+            change = f"log-odds {mean[0]:+.2f}"
+        else:
+            change = f"temperature x {math.exp(mean[0]):.2f}"
+        return f"{subgroup}: {change} on {100 * share:.1f} % of examples"
+
+    def learned(self) -> dict[str, Any]:
+        """Number of rounds, the largest corrections, and what the base learned."""
+        return {
+            "rounds": len(self.leaf_),
+            "corrections": [correction._asdict() for correction in self.corrections_],
+            "base": self.base_.learned(),
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The columns, the largest corrections and the reasons, for ``state_dict``."""
+        return {
+            "metadata": [column.config() for column in self.metadata_],
+            "corrections": [list(correction) for correction in self.corrections_],
+            "reasons": self.reasons_,
+        }
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+        if not bool(((self.column_ >= 0) & (self.column_ <= self._width)).all()):
+            raise ValueError(f"column_ must have numbers of the {self._width} columns, or the next")
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`get_extra_state` returned."""
+        self.metadata_ = [MetadataColumn.from_config(config) for config in state["metadata"]]
+        self.corrections_ = [Correction(*correction) for correction in state["corrections"]]
+        self.reasons_ = str(state["reasons"])
+
+
+def _made_base(name: str, keep_argmax: bool | None) -> Calibrator:
+    from calibrant.calibrators.registry import CALIBRATORS  # which knows this module
+
+    kind = CALIBRATORS[CALIBRATORS.name(name)]
+    if kind.needs_features or kind.needs_head:
+        raise ValueError(f"base must be a method that needs no features, got {name!r}: pass auto")
+    wanted = {"keep_argmax": keep_argmax}
+    options = wanted if "keep_argmax" in inspect.signature(kind).parameters else {}
+    return kind(**options)

@@ -1,0 +1,66 @@
+"""Columns that calibrators read beside the logits: features of a last layer, or metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from calibrant._core.checks import Features
+from calibrant._core.messages import comma_separated
+from calibrant.calibrators.base import Calibrator
+from calibrant.data.dataset import Split
+from calibrant.data.keys import full_key
+from calibrant.data.shards import located
+
+
+def check_inputs(calibrator: Calibrator, split: Split) -> None:
+    """Raise unless every shard of a split has the columns that a calibrator reads."""
+    lacking = [name for name in calibrator.input_columns if name not in split.keys]
+    if not lacking:
+        return
+    keys = comma_separated(full_key(split.name, name) for name in lacking)
+    name, has = type(calibrator).__name__, comma_separated(split.keys)
+    if lacking == ["features"]:
+        raise ValueError(
+            f"{name} needs features: {split.path} has no {keys} in every shard, only {has}; save "
+            f"the inputs of the last layer as {keys}"
+        )
+    raise ValueError(
+        f"{name} reads the metadata columns {comma_separated(calibrator.input_columns)}: "
+        f"{split.path} has no {keys} in every shard, only {has}; add what is missing"
+    )
+
+
+def check_fitted_inputs(calibrator: Calibrator, split: Split) -> None:
+    """Raise unless a split has the columns that a fitted calibrator reads, of the right width."""
+    check_inputs(calibrator, split)
+    if calibrator.input_columns == ("features",):
+        width = split.shards[0].column("features").shape[1:]
+        with located(split.path):
+            calibrator.check_features(torch.empty(1, *width), (1, *split.shape[:-1]))
+
+
+def input_names(*calibrators: Calibrator | None) -> list[str]:
+    """Return the columns that calibrators read beside the logits, each once."""
+    used = [calibrator for calibrator in calibrators if calibrator is not None]
+    return list(dict.fromkeys(name for one in used for name in one.input_columns))
+
+
+def whole_inputs(calibrator: Calibrator, split: Split, rows: Any = None) -> Features | None:
+    """Return the ``features=`` of a calibrator for a split, or some of its rows, read whole."""
+    arrays = {
+        name: split.features if name == "features" else split.read(name)
+        for name in calibrator.input_columns
+    }
+    return calibrator.input_features(arrays, rows)
+
+
+def fit_inputs(calibrator: Calibrator, split: Split) -> dict[str, Any]:
+    """Return the arguments ``features`` and ``head`` of a fit on a split, if it uses them."""
+    if calibrator.uses_features:
+        features: Any = split.features if split.has_features else None
+    else:
+        check_inputs(calibrator, split)
+        features = whole_inputs(calibrator, split)
+    return {} if features is None else {"features": features, "head": split.dataset.head}

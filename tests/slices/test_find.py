@@ -121,6 +121,22 @@ def test_weights_ignored_labels_and_calibrators(rng):
     assert after[0].gap == pytest.approx(expected[0].gap, abs=1e-6)
 
 
+def test_repaired_predictions(rng):
+    """The calibrator reads metadata that is not searched."""
+    metadata, probs, labels = planted(rng, 8000)
+    logits = np.log(probs / (1 - probs))
+    inputs = {name: metadata[name] for name in ("age", "site")}
+    repair = cal.CALIBRATORS["multicalibration"](columns=["age", "site"], base="none")
+    half = slice(0, 4000)
+    repair.fit(logits[half], labels[half], features={k: v[half] for k, v in inputs.items()})
+    rest = {"labels": labels[4000:], "metadata": {k: v[4000:] for k, v in metadata.items()}}
+    before = find_slices(logits[4000:], **rest, columns=["site"])
+    after = find_slices(logits[4000:], **rest, columns=["site"], calibrator=repair)
+    worst = {one.name: abs(one.gap.value) for one in before.slices}
+    assert max(worst.values()) > 0.08
+    assert all(one.least < 0.02 for one in after.slices)
+
+
 def test_depth_size_and_columns(rng):
     metadata, probs, labels = planted(rng)
     given = {"probs": probs, "labels": labels, "metadata": metadata}

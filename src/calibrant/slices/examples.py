@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ from calibrant.data.formats import Array
 from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.data.shards import Chunk
 from calibrant.decide.probabilities import probabilities
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 SAMPLE = 20_000
 """Examples from which cuts, frequent values and clusters are learned, and noise is simulated."""
@@ -84,13 +86,15 @@ class EncodedExamples(NamedTuple):
 class Reading:
     """The way in which chunks become examples; it travels to other processes.
 
-    ``metadata`` has the keys of columns by the names that are shown.
+    ``metadata`` has the keys of columns by the names that are shown; ``inputs`` has those that the
+    calibrator reads, by their names there.
     """
 
     metadata: Mapping[str, str]
     classes: int
     class_names: Sequence[str] | None = None
     calibrator: Calibrator | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
     predictions: bool = True  # subgroups are formed of predictions as well
     centres: FloatArray | None = None  # (clusters, width)
     columns: tuple[MetadataColumn, ...] = ()
@@ -111,11 +115,19 @@ class Reading:
 
     def needed(self) -> list[str]:
         """Return the columns of a split that are read."""
-        features = self.centres is not None or (
-            self.calibrator is not None and self.calibrator.needs_features
-        )
         columns = ["logits", "labels", "sample_weight", *self.metadata.values()]
-        return [*columns, "features"] if features else columns
+        columns += [*self.inputs.values(), *([] if self.centres is None else ["features"])]
+        return list(dict.fromkeys(columns))
+
+    def calibrated_by(
+        self, calibrator: Calibrator | MaCCal | None, keys: Mapping[str, str]
+    ) -> Reading:
+        """Return a reading that applies a calibrator first; ``keys`` of all metadata by name."""
+        if calibrator is None:
+            return self
+        fitted = as_calibrator(calibrator)
+        inputs = {name: keys.get(name, name) for name in fitted.input_columns}
+        return replace(self, calibrator=fitted, inputs=inputs)
 
     def labelled(self, chunk: Chunk) -> tuple[Outcomes, FloatArray, BoolArray]:
         """Return the outcomes, the probabilities ``(n, classes)``, and which rows have a label."""
@@ -133,8 +145,8 @@ class Reading:
         if not len(scores):
             return np.zeros((0, self.classes))
         if self.calibrator is not None:
-            features = chunk.columns["features"][kept] if self.calibrator.needs_features else None
-            scores = self.calibrator.transform(scores, features)
+            arrays = {name: chunk.columns[key] for name, key in self.inputs.items()}
+            scores = self.calibrator.transform(scores, self.calibrator.input_features(arrays, kept))
         return probabilities(scores, None)[0]
 
     def _outcomes(self, probs: FloatArray, labels: IntArray, weight: FloatArray) -> Outcomes:

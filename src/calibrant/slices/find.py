@@ -28,7 +28,6 @@ from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
 from calibrant.metrics.reliability import Estimate
-from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices import selection
 from calibrant.slices.examples import (
@@ -134,10 +133,9 @@ def find_slices(
     check_level(level)
     if depth not in BINS:
         raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
-    chosen, names = open_examples(data, labels, probs, metadata, features, sample_weight, split)
-    names = _wanted(names, columns)
-    calibrator = None if calibrator is None else as_calibrator(calibrator)
-    reading = Reading(names, chosen.classes, chosen.dataset.class_names, calibrator)
+    chosen, keys = open_examples(data, labels, probs, metadata, features, sample_weight, split)
+    reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
+    reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
     return search(chosen, reading, settings, Work(executor, progress)).result()
 

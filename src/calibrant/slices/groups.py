@@ -21,7 +21,6 @@ from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.display.html import joined, notebook
 from calibrant.display.results import heading, long_table, one_line, remarks, verdict
 from calibrant.metrics.reliability import Estimate
-from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices.examples import Reading, Work, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
@@ -256,8 +255,7 @@ def measure_groups(
     before = _measured(reading, chosen, level, work)
     after = {}
     if calibrator is not None:
-        fitted = replace(reading, calibrator=as_calibrator(calibrator))
-        after = _measured(fitted, chosen, level, work)
+        after = _measured(reading.calibrated_by(calibrator, names), chosen, level, work)
     return Groups(name, chosen.classes, before, after, level)
 
 

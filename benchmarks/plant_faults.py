@@ -3160,6 +3160,13 @@ FAULTS = (
         ("llm/answers/test_grading",),
     ),
     Fault(
+        "short-answers-not-one-line",
+        "llm",
+        '"one_line": not chat}',
+        '"one_line": chat}',
+        ("llm/answers/test_grading",),
+    ),
+    Fault(
         "text-of-a-token-id-ignored",
         "llm",
         '_field(value, "decoded_token") or str(token)',

@@ -77,6 +77,20 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     assert [row["question"] for row in rows] == answers.questions
 
 
+def test_samples_become_signals(command, folder, tmp_path):
+    graded = tmp_path / "graded.jsonl"
+    start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
+    _, err = command(*start, "--chat", "--samples", "4", "--save-answers", graded)
+    assert f"next: calibrant llm answers fit {graded} --signals all -o MAP" in " ".join(err.split())
+    rows = read_rows(graded).rows
+    assert {len(row["samples"]) for row in rows} == {4}
+    shares = [np.mean([text == row["answer"] for text in row["samples"]]) for row in rows]
+    assert len({*shares}) > 1
+    command("answers", "signals", graded, "-o", tmp_path / "signals.jsonl")
+    found = read_rows(tmp_path / "signals.jsonl").rows
+    assert [row["signals"]["agreement_exact"] for row in found] == shares
+
+
 def test_maps_of_short_answers_are_not_for_ask(run, command, folder, tmp_path):
     short, mapped = tmp_path / "short.csv", tmp_path / "map"
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
@@ -118,11 +132,16 @@ def test_mistakes_show_before_the_model_is_loaded(run, folder):
     for more, message in (
         (("--chat", "--shots", "3"), "--chat asks each question alone: leave --shots out"),
         (("--save-answers", "x.txt"), "must be .jsonl or .csv, got the suffix '.txt'"),
+        (("--samples", "2"), "--samples are for a file of answers: add --save-answers FILE"),
     ):
         code, _, err = run(*start, *more)
         assert code == 2
         assert message in " ".join(err.split())
-    for option in (("--chat",), ("--save-answers", "x.csv")):
+    asked = ("llm", "evaluate", folder / "TruthfulQA.csv", "--model", "none", "--shots", "0")
+    code, _, err = run(*asked, "--samples", "2", "--save-answers", "x.csv")
+    assert code == 2
+    assert "--samples is for written answers, and" in " ".join(err.split())
+    for option in (("--chat",), ("--samples", "2"), ("--save-answers", "x.csv")):
         code, _, err = run("llm", "evaluate", folder / "table", *option)
         assert code == 2
         assert f"{option[0]} is for questions, which need --model" in " ".join(err.split())

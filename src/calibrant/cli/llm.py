@@ -160,6 +160,11 @@ def fit(
     help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
 )
 @click.option(
+    "--samples",
+    type=click.IntRange(1),
+    help="Also draw this many answers to each question, for --save-answers.",
+)
+@click.option(
     "--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'."
 )
 @click.option("--seed", default=0, help="Seed of the draw of questions.")
@@ -176,6 +181,7 @@ def evaluate(
     keep_predictions: bool,
     permutations: Any,
     chat: bool,
+    samples: int | None,
     saved: str | None,
     level: float,
     form: str | None,
@@ -195,13 +201,16 @@ def evaluate(
     averages out: the reference, at several times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
-    is right; with --head, the confidences after it. Correct the grades there as you like.
+    is right; with --head, the confidences after it. Correct the grades there as you like. With
+    --samples an answer has further ones beside it, drawn at temperature 1 from the model without
+    a head: 'llm answers fit --signals all' uses how far they agree.
 
     \b
     Examples:
       calibrant llm evaluate other_table --head head
       calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
       calibrant llm evaluate triviaqa.txt --model model/ --chat --save-answers graded.jsonl
+      calibrant llm evaluate triviaqa.txt --model model/ --samples 5 --save-answers graded.jsonl
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
@@ -211,15 +220,16 @@ def evaluate(
     results: Iterable[Result]
     if model is None:
         names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
-        _check_unused(paths, *names, "saved")
+        _check_unused(paths, *names, "samples", "saved")
         evaluations = evaluate_table(open_table(list(paths)), fitted, level=level or None)
         results = [("tokens", evaluations, {})]
     else:
         # mistakes in these show before the slow load of the model
-        asked = _read_questions(paths, confidence, permutations, saved, chat=chat, **drawing)
+        _check_samples(samples, saved)
+        wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
+        asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-        options = {"fitted": fitted, "confidence": confidence, "chat": chat}
-        options |= {"keep_predictions": keep_predictions, "permutations": permutations}
+        options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
         results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
         for title, evaluations, biases in results:
@@ -232,11 +242,7 @@ def evaluate(
 
 
 def _read_questions(
-    paths: tuple[str, ...],
-    confidence: str | None,
-    permutations: str | None,
-    saved: str | None,
-    **drawing: Any,
+    paths: tuple[str, ...], wanted: Mapping[str, Any], saved: str | None, **drawing: Any
 ) -> dict[str, QuestionSet]:
     from calibrant.llm.answers.graded import check_suffix
     from calibrant.llm.answers.grading import read_question_set
@@ -247,11 +253,17 @@ def _read_questions(
         raise click.UsageError("--chat asks each question alone: leave --shots out")
     asked = {path: read_question_set(path, **drawing) for path in paths}
     for path, questions in asked.items():
-        if confidence and questions.form != "written":
-            raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
-        if permutations and questions.form != "letters":
+        for name in ("confidence", "samples"):
+            if wanted[name] and questions.form != "written":
+                raise click.UsageError(f"--{name} is for written answers, and {path} has choices")
+        if wanted["permutations"] and questions.form != "letters":
             raise click.UsageError(f"--permutations is for letters, and {path} has none")
     return asked
+
+
+def _check_samples(samples: int | None, saved: str | None) -> None:
+    if samples and not saved:
+        raise click.UsageError("--samples are for a file of answers: add --save-answers FILE")
 
 
 def _measure(
@@ -282,7 +294,8 @@ def _measure(
         biases = {name: each.option_bias for name, each in graded.items() if each.option_bias}
         yield path, evaluate_graded(graded, level=level), biases
     if saved:
-        say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {saved} -o MAP")
+        rest = f"{saved} --signals all" if options["samples"] else saved
+        say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {rest} -o MAP")
 
 
 def _as_json(title: str, evaluations: Evaluations, biases: Biases) -> dict[str, Any]:

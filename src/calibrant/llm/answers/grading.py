@@ -18,6 +18,7 @@ from calibrant.llm import huggingface
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant.llm.answers.drawing import draw_answers
 from calibrant.llm.answers.graded import GradedAnswers
 from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
 from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
@@ -30,6 +31,8 @@ from calibrant.workflows.fit import cross_fit
 FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be
 ONE_LINE, SENTENCES = 32, 64
 """Largest numbers of tokens of a short answer and of one in sentences."""
+BATCH = 16
+"""Samples that are drawn together."""
 Confidence: TypeAlias = Aggregator | Literal["p_true"]
 """An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Form: TypeAlias = Literal["written", "letters", "texts"]
@@ -87,6 +90,7 @@ def grade_questions(
     grade: Grade | None = None,
     keep_predictions: bool = False,
     permutations: Permutations | None = None,
+    samples: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, GradedAnswers]:
     """Let a model answer questions; return its answers ``before`` and, with a head, ``after``.
@@ -109,20 +113,28 @@ def grade_questions(
     permutations : {"cyclic", "all"}, optional
         Ask questions that are answered by letters with their options in several orders, and also
         return the answers ``permuted``, by averages over the orders, which have no preference.
+    samples : int, optional
+        Draw so many further answers to each question, by :func:`~calibrant.llm.answers.drawing.\
+draw_answers`, from the model without a head.
     """
     if permutations is not None and asked.form != "letters":
         raise ValueError(
             f"permutations are for answers by letters, and these are {asked.form}: leave them out"
         )
-    if grade is not None and asked.form != "written":
-        raise ValueError(
-            f"grade is for written answers, and these are {asked.form}: replace the form of the "
-            "questions by 'written'"
-        )
+    for name, value in (("grade", grade), ("samples", samples)):
+        if value is not None and asked.form != "written":
+            raise ValueError(
+                f"{name} is for written answers, and these are {asked.form}: replace the form of "
+                "the questions by 'written'"
+            )
     check_lengths(model, tokenizer, asked, chat=chat, confidence=confidence)
     heads = before_and_after(fitted)
     if asked.form == "written":
-        return _written(model, tokenizer, asked, heads, confidence, chat, grade, progress)
+        graded = _written(model, tokenizer, asked, heads, confidence, chat, grade, progress)
+        if samples is None:
+            return graded
+        drawn = _samples(model, tokenizer, asked, chat, samples, progress)
+        return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
     shots = f"{len(asked.shots)} shots"
     sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "texts":
@@ -203,9 +215,8 @@ def _written(
         tokenizer,
         _prompts(tokenizer, asked, chat),
         heads,
-        max_new_tokens=_longest(chat),
-        one_line=not chat,
         progress=progress,
+        **_limits(chat),
     )
     prompt = prompt_form(tokenizer, chat) if chat else f"short, {len(asked.shots)} shots"
     graded = {}
@@ -224,6 +235,25 @@ def _written(
     return graded
 
 
+def _samples(
+    model: Any,
+    tokenizer: Any,
+    asked: QuestionSet,
+    chat: bool,
+    samples: int,
+    progress: Progress | None,
+) -> list[list[str]]:
+    return draw_answers(
+        model,
+        tokenizer,
+        _prompts(tokenizer, asked, chat),
+        samples=samples,
+        batch=max(1, BATCH // samples),
+        progress=progress,
+        **_limits(chat),
+    )
+
+
 def check_lengths(
     model: Any,
     tokenizer: Any,
@@ -240,7 +270,8 @@ def check_lengths(
         asking.checked_prompts(model, tokenizer, prompts, 1)
     else:
         prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
-        check_written(model, tokenizer, asked.questions, prompts, form, confidence, _longest(chat))
+        longest = _limits(chat)["max_new_tokens"]
+        check_written(model, tokenizer, asked.questions, prompts, form, confidence, longest)
 
 
 def check_written(
@@ -265,8 +296,9 @@ def _prompts(tokenizer: Any, asked: QuestionSet, chat: bool) -> list[str]:
     return [question_sets.short_prompt(question, asked.shots) for question in asked.questions]
 
 
-def _longest(chat: bool) -> int:
-    return SENTENCES if chat else ONE_LINE
+def _limits(chat: bool) -> dict[str, Any]:
+    """Return where an answer ends, for :func:`asking.ask_each` and :func:`draw_answers`."""
+    return {"max_new_tokens": SENTENCES if chat else ONE_LINE, "one_line": not chat}
 
 
 def form_of(tokenizer: Any, chat: bool) -> Callable[[str], str]:

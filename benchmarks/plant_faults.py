@@ -3167,6 +3167,13 @@ FAULTS = (
         ("llm/answers/test_grading",),
     ),
     Fault(
+        "cut-gguf-file-not-noticed",
+        "llm",
+        "if values + last >= file.stat().st_size:",
+        "if last > file.stat().st_size:",
+        ("llm/test_loading",),
+    ),
+    Fault(
         "text-of-a-token-id-ignored",
         "llm",
         '_field(value, "decoded_token") or str(token)',

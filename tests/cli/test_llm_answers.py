@@ -50,6 +50,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
     _, err = command(*start, "--chat", "--save-answers", graded)
     assert f"22 answers; next: calibrant llm answers fit {graded} -o MAP" in err
+    assert "note: the model has no chat template" in err
     answers = read_answers(graded)
     assert 0 < answers.correct.sum() < 22
     own = ask(quiz_model(), quiz_tokenizer(), answers.questions, max_new_tokens=64)
@@ -67,7 +68,8 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     np.testing.assert_array_equal(fitted.predict(probs), wanted.predict(probs))
 
     (first, *_), asked = wanted.predict(probs), answers.questions[0]
-    out, _ = command("ask", folder / "model", asked, "--answers", mapped)
+    out, err = command("ask", folder / "model", asked, "--answers", mapped, "--plain")
+    assert "note" not in err
     assert out.splitlines()[-1] == f"confidence {100 * first:.0f} %"
     calibrated = tmp_path / "calibrated.csv"
     _, err = command("answers", "apply", mapped, graded, "-o", calibrated)

@@ -229,6 +229,7 @@ def evaluate(
         wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
         asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+        _tell_of_base(network[1], chat=chat)
         options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
         results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
@@ -261,6 +262,16 @@ def _read_questions(
     return asked
 
 
+def _tell_of_base(tokenizer: Any, *, chat: bool) -> None:
+    """Say that a base model gets a bare question, which it continues rather than answers."""
+    if chat and not tokenizer.chat_template:
+        say(
+            "note: the model has no chat template and continues the bare question; for a base "
+            "model, leave --chat out of 'llm evaluate' to show solved examples, and write the "
+            "whole prompt for 'llm ask --plain'"
+        )
+
+
 def _check_samples(samples: int | None, saved: str | None) -> None:
     if samples and not saved:
         raise click.UsageError("--samples are for a file of answers: add --save-answers FILE")
@@ -286,7 +297,7 @@ def _measure(
     rows: list[dict[str, Any]] = []
     written = shared.how_written(saved) if saved else ""
     for path, questions in asked.items():
-        with progress_bar("questions") as progress:
+        with progress_bar("prompts") as progress:
             graded = grade_questions(*network, questions, progress=progress, **options)
         if saved:
             rows += _last(graded).rows()
@@ -367,6 +378,7 @@ def ask(
     confidence_of(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
     reply = answer_question(*network, question, **options)
     _print_reply(reply, options["max_new_tokens"])

@@ -3155,7 +3155,7 @@ FAULTS = (
     Fault(
         "long-prompts-found-late",
         "llm",
-        "    check_lengths(model, tokenizer, asked, chat=chat, confidence=confidence)\n",
+        "    check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)\n",
         "",
         ("llm/answers/test_grading",),
     ),

@@ -82,9 +82,14 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
 def test_samples_become_signals(command, folder, tmp_path):
     graded = tmp_path / "graded.jsonl"
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
-    _, err = command(*start, "--chat", "--samples", "4", "--save-answers", graded)
-    assert f"next: calibrant llm answers fit {graded} --signals all -o MAP" in " ".join(err.split())
+    limit = ("--max-new-tokens", "40")
+    _, err = command(*start, "--chat", "--samples", "4", *limit, "--save-answers", graded)
     rows = read_rows(graded).rows
+    cut = sum(len(row["token_probs"]) == 40 for row in rows)
+    message = f"note: {cut} of 22 answers were truncated and graded as they are: raise --max-new"
+    assert message in " ".join(err.split())
+    assert cut
+    assert f"next: calibrant llm answers fit {graded} --signals all -o MAP" in " ".join(err.split())
     assert {len(row["samples"]) for row in rows} == {4}
     shares = [np.mean([text == row["answer"] for text in row["samples"]]) for row in rows]
     assert len({*shares}) > 1

@@ -160,6 +160,11 @@ def fit(
     help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
 )
 @click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    help="Longest written answer.  [default: 32 tokens, with --chat 64]",
+)
+@click.option(
     "--samples",
     type=click.IntRange(1),
     help="Also draw this many answers to each question, for --save-answers.",
@@ -181,6 +186,7 @@ def evaluate(
     keep_predictions: bool,
     permutations: Any,
     chat: bool,
+    max_new_tokens: int | None,
     samples: int | None,
     saved: str | None,
     level: float,
@@ -220,13 +226,14 @@ def evaluate(
     results: Iterable[Result]
     if model is None:
         names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
-        _check_unused(paths, *names, "samples", "saved")
+        _check_unused(paths, *names, "max_new_tokens", "samples", "saved")
         evaluations = evaluate_table(open_table(list(paths)), fitted, level=level or None)
         results = [("tokens", evaluations, {})]
     else:
         # mistakes in these show before the slow load of the model
         _check_samples(samples, saved)
         wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
+        wanted["max_new_tokens"] = max_new_tokens
         asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         _tell_of_base(network[1], chat=chat)
@@ -254,9 +261,10 @@ def _read_questions(
         raise click.UsageError("--chat asks each question alone: leave --shots out")
     asked = {path: read_question_set(path, **drawing) for path in paths}
     for path, questions in asked.items():
-        for name in ("confidence", "samples"):
+        for name in ("confidence", "samples", "max_new_tokens"):
             if wanted[name] and questions.form != "written":
-                raise click.UsageError(f"--{name} is for written answers, and {path} has choices")
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} is for written answers, and {path} has choices")
         if wanted["permutations"] and questions.form != "letters":
             raise click.UsageError(f"--permutations is for letters, and {path} has none")
     return asked
@@ -292,7 +300,7 @@ def _measure(
     for (
         questions
     ) in asked.values():  # a prompt that is too long must not cost the answers to others
-        named = {name: options[name] for name in ("chat", "confidence")}
+        named = {name: options[name] for name in ("chat", "confidence", "max_new_tokens")}
         check_lengths(*network, questions, **named)
     rows: list[dict[str, Any]] = []
     written = shared.how_written(saved) if saved else ""
@@ -302,11 +310,20 @@ def _measure(
         if saved:
             rows += _last(graded).rows()
             write_rows(saved, rows)  # after each set, so that an error costs only those to come
+        _tell_of_truncated(_last(graded))
         biases = {name: each.option_bias for name, each in graded.items() if each.option_bias}
         yield path, evaluate_graded(graded, level=level), biases
     if saved:
         rest = f"{saved} --signals all" if options["samples"] else saved
         say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {rest} -o MAP")
+
+
+def _tell_of_truncated(graded: GradedAnswers) -> None:
+    if count := sum(graded.truncated):
+        say(
+            f"note: {count:,} of {len(graded.truncated):,} answers were truncated and graded as "
+            "they are: raise --max-new-tokens"
+        )
 
 
 def _as_json(title: str, evaluations: Evaluations, biases: Biases) -> dict[str, Any]:

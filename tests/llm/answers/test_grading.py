@@ -62,6 +62,24 @@ def test_samples_answer_the_same_prompts(model, chat):
         grade_questions(model, tokenizer, choices, samples=6)
 
 
+def test_longest_answer(model, tokenizer):
+    asked, longest = QuestionSet(OPEN, []), 2
+    found = grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=longest, samples=3)
+    graded = found["before"]
+    texts = [question.text for question in OPEN]
+    whole = ask(model, tokenizer, texts, max_new_tokens=200)
+    for probs, answer in zip(graded.token_probs, whole, strict=True):
+        np.testing.assert_allclose(probs, answer.probs[:longest], rtol=1e-4)
+    ended = [len(answer.probs) >= longest for answer in whole]
+    assert graded.truncated == ended
+    assert [row.get("truncated", False) for row in graded.rows()] == ended
+    assert any(ended)
+    lengths = [len(text.split()) for texts in graded.samples for text in texts]
+    assert max(lengths) <= longest
+    with pytest.raises(ValueError, match="more than the 2048 positions"):
+        grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=2047)
+
+
 def test_own_grades(model, tokenizer):
     seen = []
 

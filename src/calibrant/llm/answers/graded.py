@@ -57,6 +57,8 @@ class GradedAnswers(NamedTuple):
         Texts that the tokens of each answer add; empty if they are unknown.
     samples : list of list of str
         Further answers to each question; empty if none were drawn.
+    truncated : list of bool
+        True for answers that the largest number of tokens ended; empty if that is unknown.
     """
 
     questions: list[str]
@@ -68,6 +70,7 @@ class GradedAnswers(NamedTuple):
     option_bias: OptionBias | None = None
     token_texts: Sequence[list[str]] = ()
     samples: Sequence[list[str]] = ()
+    truncated: Sequence[bool] = ()
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -92,6 +95,8 @@ class GradedAnswers(NamedTuple):
                 row["token_texts"] = self.token_texts[i]
             if self.samples:
                 row["samples"] = self.samples[i]
+            if self.truncated and self.truncated[i]:
+                row["truncated"] = True
             row |= {"confidence": float(self.confidence[i]), **about}
             rows.append({**row, "correct": bool(self.correct[i])})
         return rows

@@ -91,6 +91,7 @@ def grade_questions(
     keep_predictions: bool = False,
     permutations: Permutations | None = None,
     samples: int | None = None,
+    max_new_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, GradedAnswers]:
     """Let a model answer questions; return its answers ``before`` and, with a head, ``after``.
@@ -116,24 +117,32 @@ def grade_questions(
     samples : int, optional
         Draw so many further answers to each question, by :func:`~calibrant.llm.answers.drawing.\
 draw_answers`, from the model without a head.
+    max_new_tokens : int, optional
+        Largest number of tokens of a written answer, by default 32, with ``chat`` 64.
     """
     if permutations is not None and asked.form != "letters":
         raise ValueError(
             f"permutations are for answers by letters, and these are {asked.form}: leave them out"
         )
-    for name, value in (("grade", grade), ("samples", samples)):
+    written = {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens}
+    for name, value in written.items():
         if value is not None and asked.form != "written":
             raise ValueError(
                 f"{name} is for written answers, and these are {asked.form}: replace the form of "
                 "the questions by 'written'"
             )
-    check_lengths(model, tokenizer, asked, chat=chat, confidence=confidence)
+    lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
+    check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
     heads = before_and_after(fitted)
     if asked.form == "written":
-        graded = _written(model, tokenizer, asked, heads, confidence, chat, grade, progress)
+        prompts = _prompts(tokenizer, asked, chat)
+        limits = {**_limits(**lengths), "progress": progress}
+        answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
+        graded = _written(model, tokenizer, asked, heads, answers, confidence, chat, grade)
         if samples is None:
             return graded
-        drawn = _samples(model, tokenizer, asked, chat, samples, progress)
+        batch = max(1, BATCH // samples)
+        drawn = draw_answers(model, tokenizer, prompts, samples=samples, batch=batch, **limits)
         return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
     shots = f"{len(asked.shots)} shots"
     sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
@@ -203,21 +212,13 @@ def _written(
     tokenizer: Any,
     asked: QuestionSet,
     heads: Mapping[str, FittedHead | None],
+    answers: Mapping[str, list[Answer]],
     confidence: Confidence | None,
     chat: bool,
     grade: Grade | None,
-    progress: Progress | None,
 ) -> dict[str, GradedAnswers]:
     rule, form = confidence or "geometric", form_of(tokenizer, chat)
     judge = grade or (_contains if chat else _matches)
-    answers = asking.ask_each(
-        model,
-        tokenizer,
-        _prompts(tokenizer, asked, chat),
-        heads,
-        progress=progress,
-        **_limits(chat),
-    )
     prompt = prompt_form(tokenizer, chat) if chat else f"short, {len(asked.shots)} shots"
     graded = {}
     for name, head in heads.items():
@@ -231,27 +232,9 @@ def _written(
             source_of(model, head, rule, prompt),
             [answer.probs for answer in answers[name]],
             token_texts=[answer.token_texts for answer in answers[name]],
+            truncated=[answer.truncated for answer in answers[name]],
         )
     return graded
-
-
-def _samples(
-    model: Any,
-    tokenizer: Any,
-    asked: QuestionSet,
-    chat: bool,
-    samples: int,
-    progress: Progress | None,
-) -> list[list[str]]:
-    return draw_answers(
-        model,
-        tokenizer,
-        _prompts(tokenizer, asked, chat),
-        samples=samples,
-        batch=max(1, BATCH // samples),
-        progress=progress,
-        **_limits(chat),
-    )
 
 
 def check_lengths(
@@ -260,6 +243,7 @@ def check_lengths(
     asked: QuestionSet,
     *,
     chat: bool = False,
+    max_new_tokens: int | None = None,
     confidence: Confidence | None = None,
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
@@ -270,7 +254,7 @@ def check_lengths(
         asking.checked_prompts(model, tokenizer, prompts, 1)
     else:
         prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
-        longest = _limits(chat)["max_new_tokens"]
+        longest = _limits(chat, max_new_tokens)["max_new_tokens"]
         check_written(model, tokenizer, asked.questions, prompts, form, confidence, longest)
 
 
@@ -296,9 +280,10 @@ def _prompts(tokenizer: Any, asked: QuestionSet, chat: bool) -> list[str]:
     return [question_sets.short_prompt(question, asked.shots) for question in asked.questions]
 
 
-def _limits(chat: bool) -> dict[str, Any]:
+def _limits(chat: bool, max_new_tokens: int | None) -> dict[str, Any]:
     """Return where an answer ends, for :func:`asking.ask_each` and :func:`draw_answers`."""
-    return {"max_new_tokens": SENTENCES if chat else ONE_LINE, "one_line": not chat}
+    longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
+    return {"max_new_tokens": longest, "one_line": not chat}
 
 
 def form_of(tokenizer: Any, chat: bool) -> Callable[[str], str]:

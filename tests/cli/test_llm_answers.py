@@ -1,6 +1,7 @@
 """From questions to a map of confidences, by commands."""
 
 import json
+import warnings
 from typing import get_args
 
 import numpy as np
@@ -168,6 +169,16 @@ def test_an_answer_is_shown_with_its_line_breaks(command, tmp_path):
     assert "\n".join(lines).strip() == answer.text
     wanted = f"confidence {100 * answer.confidence:.0f} %, truncated by --max-new-tokens 12"
     assert last == wanted
+
+
+@pytest.mark.parametrize(("count", "warned"), [(19, True), (20, False)])
+def test_a_map_of_few_answers_is_warned_of(run, tmp_path, count, warned):
+    rows = "".join(f"{(i + 1) / 30},{i % 2}\n" for i in range(count))
+    (tmp_path / "few.csv").write_text("confidence,correct\n" + rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        _, _, err = run("llm", "answers", "fit", tmp_path / "few.csv", "-o", tmp_path / "map")
+    assert ("are too few for a map" in " ".join(err.split())) == warned
 
 
 def test_stages_are_those_of_python():

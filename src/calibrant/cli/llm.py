@@ -448,7 +448,12 @@ def fit_map(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
-    from calibrant.llm.workflows import CONFIDENCES, cross_validated_answers, fit_answers
+    from calibrant.llm.workflows import (
+        CONFIDENCES,
+        cross_validated_answers,
+        fit_answers,
+        warn_of_few,
+    )
 
     if signals is not None:
         if confidence:
@@ -456,6 +461,7 @@ def fit_map(
         llm_signals.fit_signals(file, signals, out, stage, form)
         return
     graded = read_answers(file, aggregate=confidence)
+    warn_of_few(len(graded.correct), "answers")
     fitted = fit_answers(graded, stage=stage)
     evaluations = cross_validated_answers(graded, stage=stage)
     written = shared.how_written(out, "saved in")

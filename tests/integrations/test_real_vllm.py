@@ -34,13 +34,16 @@ def test_log_probabilities_are_those_of_the_attached_head(kind, tmp_path):
         additional_config={"calibrant_head": str(tmp_path / "head")},
         logprobs_mode="processed_logprobs",
     )
-    for options in ({"temperature": 0}, {"temperature": 1, "top_p": 1, "top_k": 0, "seed": 1}):
-        asked = vllm.SamplingParams(**options, logprobs=3, max_tokens=8, ignore_eos=True)
-        for answer in server.generate(PROMPTS, asked):
-            (text,), start = answer.outputs, len(answer.prompt_token_ids)
-            ids = torch.tensor([[*answer.prompt_token_ids, *text.token_ids]])
-            with torch.no_grad(), attached(model, fitted):
-                wanted = model(ids).logits[0, start - 1 :].log_softmax(-1)
-            for row, found in zip(wanted[:-1], text.logprobs, strict=True):
-                for token, one in found.items():
-                    assert one.logprob == pytest.approx(float(row[token]), abs=1e-4)
+    try:
+        for options in ({"temperature": 0}, {"temperature": 1, "top_p": 1, "top_k": 0, "seed": 1}):
+            asked = vllm.SamplingParams(**options, logprobs=3, max_tokens=8, ignore_eos=True)
+            for answer in server.generate(PROMPTS, asked):
+                (text,), start = answer.outputs, len(answer.prompt_token_ids)
+                ids = torch.tensor([[*answer.prompt_token_ids, *text.token_ids]])
+                with torch.no_grad(), attached(model, fitted):
+                    wanted = model(ids).logits[0, start - 1 :].log_softmax(-1)
+                for row, found in zip(wanted[:-1], text.logprobs, strict=True):
+                    for token, one in found.items():
+                        assert one.logprob == pytest.approx(float(row[token]), abs=1e-4)
+    finally:
+        server.llm_engine.engine_core.shutdown()  # else its processes outlive the tests

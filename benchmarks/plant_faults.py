@@ -3155,9 +3155,23 @@ FAULTS = (
     Fault(
         "long-prompts-found-late",
         "llm",
-        "    check_lengths(model, tokenizer, asked, chat=chat, confidence=confidence)\n",
+        "    check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)\n",
         "",
         ("llm/answers/test_grading",),
+    ),
+    Fault(
+        "short-answers-not-one-line",
+        "llm",
+        '"one_line": not chat}',
+        '"one_line": chat}',
+        ("llm/answers/test_grading",),
+    ),
+    Fault(
+        "cut-gguf-file-not-noticed",
+        "llm",
+        "if values + last >= file.stat().st_size:",
+        "if last > file.stat().st_size:",
+        ("llm/test_loading",),
     ),
     Fault(
         "text-of-a-token-id-ignored",

@@ -1,6 +1,7 @@
 """From questions to a map of confidences, by commands."""
 
 import json
+import warnings
 from typing import get_args
 
 import numpy as np
@@ -50,6 +51,7 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
     _, err = command(*start, "--chat", "--save-answers", graded)
     assert f"22 answers; next: calibrant llm answers fit {graded} -o MAP" in err
+    assert "note: the model has no chat template" in err
     answers = read_answers(graded)
     assert 0 < answers.correct.sum() < 22
     own = ask(quiz_model(), quiz_tokenizer(), answers.questions, max_new_tokens=64)
@@ -67,7 +69,8 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     np.testing.assert_array_equal(fitted.predict(probs), wanted.predict(probs))
 
     (first, *_), asked = wanted.predict(probs), answers.questions[0]
-    out, _ = command("ask", folder / "model", asked, "--answers", mapped)
+    out, err = command("ask", folder / "model", asked, "--answers", mapped, "--plain")
+    assert "note" not in err
     assert out.splitlines()[-1] == f"confidence {100 * first:.0f} %"
     calibrated = tmp_path / "calibrated.csv"
     _, err = command("answers", "apply", mapped, graded, "-o", calibrated)
@@ -75,6 +78,25 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     rows = read_rows(calibrated).rows
     assert [float(row["calibrated"]) for row in rows] == pytest.approx(wanted.predict(probs))
     assert [row["question"] for row in rows] == answers.questions
+
+
+def test_samples_become_signals(command, folder, tmp_path):
+    graded = tmp_path / "graded.jsonl"
+    start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")
+    limit = ("--max-new-tokens", "40")
+    _, err = command(*start, "--chat", "--samples", "4", *limit, "--save-answers", graded)
+    rows = read_rows(graded).rows
+    cut = sum(len(row["token_probs"]) == 40 for row in rows)
+    message = f"note: {cut} of 22 answers were truncated and graded as they are: raise --max-new"
+    assert message in " ".join(err.split())
+    assert cut
+    assert f"next: calibrant llm answers fit {graded} --signals all -o MAP" in " ".join(err.split())
+    assert {len(row["samples"]) for row in rows} == {4}
+    shares = [np.mean([text == row["answer"] for text in row["samples"]]) for row in rows]
+    assert len({*shares}) > 1
+    command("answers", "signals", graded, "-o", tmp_path / "signals.jsonl")
+    found = read_rows(tmp_path / "signals.jsonl").rows
+    assert [row["signals"]["agreement_exact"] for row in found] == shares
 
 
 def test_maps_of_short_answers_are_not_for_ask(run, command, folder, tmp_path):
@@ -118,11 +140,16 @@ def test_mistakes_show_before_the_model_is_loaded(run, folder):
     for more, message in (
         (("--chat", "--shots", "3"), "--chat asks each question alone: leave --shots out"),
         (("--save-answers", "x.txt"), "must be .jsonl or .csv, got the suffix '.txt'"),
+        (("--samples", "2"), "--samples are for a file of answers: add --save-answers FILE"),
     ):
         code, _, err = run(*start, *more)
         assert code == 2
         assert message in " ".join(err.split())
-    for option in (("--chat",), ("--save-answers", "x.csv")):
+    asked = ("llm", "evaluate", folder / "TruthfulQA.csv", "--model", "none", "--shots", "0")
+    code, _, err = run(*asked, "--samples", "2", "--save-answers", "x.csv")
+    assert code == 2
+    assert "--samples is for written answers, and" in " ".join(err.split())
+    for option in (("--chat",), ("--samples", "2"), ("--save-answers", "x.csv")):
         code, _, err = run("llm", "evaluate", folder / "table", *option)
         assert code == 2
         assert f"{option[0]} is for questions, which need --model" in " ".join(err.split())
@@ -142,6 +169,16 @@ def test_an_answer_is_shown_with_its_line_breaks(command, tmp_path):
     assert "\n".join(lines).strip() == answer.text
     wanted = f"confidence {100 * answer.confidence:.0f} %, truncated by --max-new-tokens 12"
     assert last == wanted
+
+
+@pytest.mark.parametrize(("count", "warned"), [(19, True), (20, False)])
+def test_a_map_of_few_answers_is_warned_of(run, tmp_path, count, warned):
+    rows = "".join(f"{(i + 1) / 30},{i % 2}\n" for i in range(count))
+    (tmp_path / "few.csv").write_text("confidence,correct\n" + rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        _, _, err = run("llm", "answers", "fit", tmp_path / "few.csv", "-o", tmp_path / "map")
+    assert ("are too few for a map" in " ".join(err.split())) == warned
 
 
 def test_stages_are_those_of_python():

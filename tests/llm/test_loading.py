@@ -4,6 +4,7 @@ import builtins
 import json
 import re
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_trust_is_passed_on(folder, monkeypatch, trusted):
 
 
 def gguf_file(path, kind="gpt2", **metadata):
-    """A file without weights."""
+    """A file of settings and two tensors."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(kind)
@@ -84,6 +85,8 @@ def gguf_file(path, kind="gpt2", **metadata):
     writer.add_float64("other", 0.5)
     for name, value in metadata.items():
         getattr(writer, name)(value)
+    for name in ("first", "second"):
+        writer.add_tensor(name, np.ones((8, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -131,3 +134,41 @@ def test_a_first_token_that_cannot_be_added_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "_adds_start", lambda tokenizer: False)
     with pytest.warns(UserWarning, match=r"model\.gguf asks for a beginning-of-text token"):
         add_start(word_tokenizer(WORDS), file)
+
+
+def test_damaged_gguf_files_are_named(tmp_path):
+    file = gguf_file(tmp_path / "model.gguf")
+    whole, reader = file.read_bytes(), pytest.importorskip("gguf").GGUFReader(file)
+    first, second = reader.tensors
+    cuts = [6, 40, int(first.field.offset), int(first.data_offset), int(second.data_offset)]
+    unknown = whole.replace(b"nested\x09", b"nested\x63")  # a kind of value that there is not
+    for damaged in (*(whole[:cut] for cut in cuts), unknown):
+        file.write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match=r"model\.gguf is damaged or cut off: download it again"
+        ):
+            load_tokenizer(file)
+    file.write_bytes(b"GGML" + whole[4:])
+    with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file"):
+        load_weights(file)
+
+
+def test_errors_name_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match=r"the model org/none cannot be loaded: .*cached files"):
+        load_tokenizer("org/none")
+    file = gguf_file(tmp_path / "model.gguf", "strange")
+    with pytest.raises(ValueError, match=r"the model .*model\.gguf cannot be loaded: "):
+        load_weights(file)
+
+
+def test_folders_around_a_model_name_it(tmp_path):
+    cached = tmp_path / "models--org--name"
+    snapshot = cached / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(OSError, match=rf"has no config\.json; pass {re.escape(str(snapshot))}$"):
+        load_tokenizer(cached)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(OSError, match=r"has no config\.json; pass \S+model\.gguf$"):
+        load_tokenizer(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,27 @@ def check_model(path: str | os.PathLike[str]) -> None:
     if local and not file.exists():
         raise FileNotFoundError(f"there is no model at {path}")
     if file.is_dir() and not any((file / name).exists() for name in CONFIGS):
-        raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}")
+        found = _models_in(file)
+        hint = f"; pass {found[0]}" if found else ""
+        raise FileNotFoundError(f"{path} is no folder of a model: it has no {CONFIGS[0]}{hint}")
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return GGUF files of a folder, or the models of a folder of the cache of the hub."""
+    snapshots = folder.glob(f"snapshots/*/{CONFIGS[0]}")
+    return sorted(folder.glob("*.gguf")) or sorted(config.parent for config in snapshots)
+
+
+@contextmanager
+def naming_the_model(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of transformers name the model, since many tell only what went wrong inside."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if str(path) in str(error):
+            raise
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"the model {path} cannot be loaded: {error}") from error
 
 
 def check_complete(report: dict[str, Any], path: object, name: str) -> None:

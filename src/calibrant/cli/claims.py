@@ -69,8 +69,10 @@ def fit_map(file: str, out: str, aggregate: Any, stage: Any, form: str | None) -
     from calibrant.artifacts import save
     from calibrant.llm.claims.claimed import read_claims
     from calibrant.llm.claims.maps import cross_validated_claims, fit_claims
+    from calibrant.llm.workflows import warn_of_few
 
     read = read_claims(file)
+    warn_of_few(int(read.graded().sum()), "graded claims")
     fitted = fit_claims(read, aggregate=aggregate, stage=stage)
     evaluations = cross_validated_claims(read, aggregate=aggregate, stage=stage)
     written = shared.how_written(out, "saved in")

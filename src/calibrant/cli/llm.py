@@ -160,6 +160,16 @@ def fit(
     help="Ask each question alone, as 'llm ask' does; right is what contains a reference.",
 )
 @click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    help="Longest written answer.  [default: 32 tokens, with --chat 64]",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    help="Also draw this many answers to each question, for --save-answers.",
+)
+@click.option(
     "--save-answers", "saved", metavar="FILE", help="Write the answers, for 'llm answers fit'."
 )
 @click.option("--seed", default=0, help="Seed of the draw of questions.")
@@ -176,6 +186,8 @@ def evaluate(
     keep_predictions: bool,
     permutations: Any,
     chat: bool,
+    max_new_tokens: int | None,
+    samples: int | None,
     saved: str | None,
     level: float,
     form: str | None,
@@ -195,13 +207,16 @@ def evaluate(
     averages out: the reference, at several times the cost.
 
     --save-answers writes an answer to a line (.jsonl or .csv), with its confidence and whether it
-    is right; with --head, the confidences after it. Correct the grades there as you like.
+    is right; with --head, the confidences after it. Correct the grades there as you like. With
+    --samples an answer has further ones beside it, drawn at temperature 1 from the model without
+    a head: 'llm answers fit --signals all' uses how far they agree.
 
     \b
     Examples:
       calibrant llm evaluate other_table --head head
       calibrant llm evaluate triviaqa.txt --model model/ --head head --limit 200
       calibrant llm evaluate triviaqa.txt --model model/ --chat --save-answers graded.jsonl
+      calibrant llm evaluate triviaqa.txt --model model/ --samples 5 --save-answers graded.jsonl
     """  # noqa: D301
     from calibrant.artifacts import load
     from calibrant.llm import FittedHead, load_model, open_table
@@ -211,15 +226,18 @@ def evaluate(
     results: Iterable[Result]
     if model is None:
         names = ("confidence", "keep_predictions", "permutations", "limit", "shots", "chat")
-        _check_unused(paths, *names, "saved")
+        _check_unused(paths, *names, "max_new_tokens", "samples", "saved")
         evaluations = evaluate_table(open_table(list(paths)), fitted, level=level or None)
         results = [("tokens", evaluations, {})]
     else:
         # mistakes in these show before the slow load of the model
-        asked = _read_questions(paths, confidence, permutations, saved, chat=chat, **drawing)
+        _check_samples(samples, saved)
+        wanted = {"confidence": confidence, "samples": samples, "permutations": permutations}
+        wanted["max_new_tokens"] = max_new_tokens
+        asked = _read_questions(paths, wanted, saved, chat=chat, **drawing)
         network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-        options = {"fitted": fitted, "confidence": confidence, "chat": chat}
-        options |= {"keep_predictions": keep_predictions, "permutations": permutations}
+        _tell_of_base(network[1], chat=chat)
+        options = {"fitted": fitted, "chat": chat, "keep_predictions": keep_predictions, **wanted}
         results = _measure(network, asked, level or None, saved, **options)
     if form != "json":
         for title, evaluations, biases in results:
@@ -232,11 +250,7 @@ def evaluate(
 
 
 def _read_questions(
-    paths: tuple[str, ...],
-    confidence: str | None,
-    permutations: str | None,
-    saved: str | None,
-    **drawing: Any,
+    paths: tuple[str, ...], wanted: Mapping[str, Any], saved: str | None, **drawing: Any
 ) -> dict[str, QuestionSet]:
     from calibrant.llm.answers.graded import check_suffix
     from calibrant.llm.answers.grading import read_question_set
@@ -247,11 +261,28 @@ def _read_questions(
         raise click.UsageError("--chat asks each question alone: leave --shots out")
     asked = {path: read_question_set(path, **drawing) for path in paths}
     for path, questions in asked.items():
-        if confidence and questions.form != "written":
-            raise click.UsageError(f"--confidence is for written answers, and {path} has choices")
-        if permutations and questions.form != "letters":
+        for name in ("confidence", "samples", "max_new_tokens"):
+            if wanted[name] and questions.form != "written":
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} is for written answers, and {path} has choices")
+        if wanted["permutations"] and questions.form != "letters":
             raise click.UsageError(f"--permutations is for letters, and {path} has none")
     return asked
+
+
+def _tell_of_base(tokenizer: Any, *, chat: bool) -> None:
+    """Say that a base model gets a bare question, which it continues rather than answers."""
+    if chat and not tokenizer.chat_template:
+        say(
+            "note: the model has no chat template and continues the bare question; for a base "
+            "model, leave --chat out of 'llm evaluate' to show solved examples, and write the "
+            "whole prompt for 'llm ask --plain'"
+        )
+
+
+def _check_samples(samples: int | None, saved: str | None) -> None:
+    if samples and not saved:
+        raise click.UsageError("--samples are for a file of answers: add --save-answers FILE")
 
 
 def _measure(
@@ -269,20 +300,30 @@ def _measure(
     for (
         questions
     ) in asked.values():  # a prompt that is too long must not cost the answers to others
-        named = {name: options[name] for name in ("chat", "confidence")}
+        named = {name: options[name] for name in ("chat", "confidence", "max_new_tokens")}
         check_lengths(*network, questions, **named)
     rows: list[dict[str, Any]] = []
     written = shared.how_written(saved) if saved else ""
     for path, questions in asked.items():
-        with progress_bar("questions") as progress:
+        with progress_bar("prompts") as progress:
             graded = grade_questions(*network, questions, progress=progress, **options)
         if saved:
             rows += _last(graded).rows()
             write_rows(saved, rows)  # after each set, so that an error costs only those to come
+        _tell_of_truncated(_last(graded))
         biases = {name: each.option_bias for name, each in graded.items() if each.option_bias}
         yield path, evaluate_graded(graded, level=level), biases
     if saved:
-        say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {saved} -o MAP")
+        rest = f"{saved} --signals all" if options["samples"] else saved
+        say(f"{written}: {len(rows):,} answers; next: calibrant llm answers fit {rest} -o MAP")
+
+
+def _tell_of_truncated(graded: GradedAnswers) -> None:
+    if count := sum(graded.truncated):
+        say(
+            f"note: {count:,} of {len(graded.truncated):,} answers were truncated and graded as "
+            "they are: raise --max-new-tokens"
+        )
 
 
 def _as_json(title: str, evaluations: Evaluations, biases: Biases) -> dict[str, Any]:
@@ -354,6 +395,7 @@ def ask(
     confidence_of(calibrator, options["confidence"])
     fitted = load(folder, FittedHead) if folder else None
     network = load_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    _tell_of_base(network[1], chat=not plain)
     options |= {"fitted": fitted, "calibrator": calibrator, "chat": not plain}
     reply = answer_question(*network, question, **options)
     _print_reply(reply, options["max_new_tokens"])
@@ -406,7 +448,12 @@ def fit_map(
     """  # noqa: D301
     from calibrant.artifacts import save
     from calibrant.llm import read_answers
-    from calibrant.llm.workflows import CONFIDENCES, cross_validated_answers, fit_answers
+    from calibrant.llm.workflows import (
+        CONFIDENCES,
+        cross_validated_answers,
+        fit_answers,
+        warn_of_few,
+    )
 
     if signals is not None:
         if confidence:
@@ -414,6 +461,7 @@ def fit_map(
         llm_signals.fit_signals(file, signals, out, stage, form)
         return
     graded = read_answers(file, aggregate=confidence)
+    warn_of_few(len(graded.correct), "answers")
     fitted = fit_answers(graded, stage=stage)
     evaluations = cross_validated_answers(graded, stage=stage)
     written = shared.how_written(out, "saved in")

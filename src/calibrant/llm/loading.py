@@ -13,11 +13,15 @@ from calibrant._core.pretrained import (
     check_model,
     check_options as check_options,
     check_transformers,
+    naming_the_model,
 )
 
 GGUF_TEXT, GGUF_ARRAY = 8, 9
 GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of each kind in a GGUF file, besides texts and arrays."""
+
+GGUF_ALIGNMENT = 32
+"""Bytes of which the place of the values of tensors in a GGUF file is a multiple."""
 
 
 def load_model(
@@ -54,9 +58,10 @@ def load_tokenizer(path: str | os.PathLike[str], *, trust_remote_code: bool = Fa
     source = _Source.of(path)
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.path, trust_remote_code=trust_remote_code, **source.options
-    )
+    with naming_the_model(path):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path, trust_remote_code=trust_remote_code, **source.options
+        )
     if source.options:
         add_start(tokenizer, Path(path))
     return tokenizer
@@ -75,14 +80,15 @@ def load_weights(
     from transformers import AutoModelForCausalLM
 
     model: Any
-    model, report = AutoModelForCausalLM.from_pretrained(
-        source.path,
-        dtype=precision,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, with the missing ones
-        **source.options,
-    )
+    with naming_the_model(path):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            dtype=precision,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, with the missing ones
+            **source.options,
+        )
     check_complete(report, path, type(model).__name__)
     if source.options:
         model.config._name_or_path = Path(path).name
@@ -102,6 +108,7 @@ class _Source(NamedTuple):
         check_model(path)
         file = Path(path)
         if file.suffix == ".gguf":
+            _check_whole(file)
             return cls(file.parent, {"gguf_file": file.name})
         return cls(path, {})
 
@@ -153,6 +160,32 @@ def _wants_start(file: Path) -> bool:
     return settings.get("tokenizer.ggml.model") == b"llama"
 
 
+def _check_whole(file: Path) -> None:
+    """Raise if a file ends before the last of its tensors begins, as one does that was cut off."""
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise ValueError(f"{file} is no GGUF file: it does not begin with GGUF")
+        stream.seek(8)
+        tensors = _number(stream, 8)
+        for _ in _settings(stream):
+            pass
+        last = max((_offset(stream) for _ in range(tensors)), default=-GGUF_ALIGNMENT)
+        values = -(-stream.tell() // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
+        if values + last >= file.stat().st_size:
+            raise _cut_off(stream)
+
+
+def _cut_off(stream: BinaryIO) -> ValueError:
+    return ValueError(f"{stream.name} is damaged or cut off: download it again")
+
+
+def _offset(stream: BinaryIO) -> int:
+    """Read the description of a tensor, and return where its values begin."""
+    stream.seek(_number(stream, 8), os.SEEK_CUR)  # its name
+    stream.seek(8 * _number(stream, 4) + 4, os.SEEK_CUR)  # its shape and type
+    return _number(stream, 8)
+
+
 def _gguf_settings(file: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the single values at the beginning of a GGUF file, as their bytes.
 
@@ -160,13 +193,19 @@ def _gguf_settings(file: Path) -> Iterator[tuple[str, bytes]]:
     """
     with file.open("rb") as stream:
         stream.seek(16)  # after the magic, the version and the number of tensors
-        for _ in range(_number(stream, 8)):
-            name, kind = stream.read(_number(stream, 8)).decode(), _number(stream, 4)
-            if kind == GGUF_ARRAY:
-                _skip(stream, _number(stream, 4), _number(stream, 8))
-            else:
-                size = _number(stream, 8) if kind == GGUF_TEXT else GGUF_SIZES[kind]
-                yield name, stream.read(size)
+        yield from _settings(stream)
+
+
+def _settings(stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    for _ in range(_number(stream, 8)):
+        name, kind = stream.read(_number(stream, 8)).decode(), _number(stream, 4)
+        if kind == GGUF_ARRAY:
+            _skip(stream, _number(stream, 4), _number(stream, 8))
+        else:
+            yield (
+                name,
+                stream.read(_number(stream, 8) if kind == GGUF_TEXT else _size(stream, kind)),
+            )
 
 
 def _skip(stream: BinaryIO, kind: int, count: int) -> None:
@@ -181,5 +220,14 @@ def _skip(stream: BinaryIO, kind: int, count: int) -> None:
             _skip(stream, _number(stream, 4), _number(stream, 8))
 
 
+def _size(stream: BinaryIO, kind: int) -> int:
+    if kind not in GGUF_SIZES:
+        raise _cut_off(stream)
+    return GGUF_SIZES[kind]
+
+
 def _number(stream: BinaryIO, size: int) -> int:
-    return int.from_bytes(stream.read(size), "little")
+    data = stream.read(size)
+    if len(data) < size:
+        raise _cut_off(stream)
+    return int.from_bytes(data, "little")

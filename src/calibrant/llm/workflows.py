@@ -38,6 +38,8 @@ Evaluations: TypeAlias = dict[str, ConfidenceEvaluation]
 CONFIDENCES = (*AGGREGATORS, "p_true")
 MANY = 10
 """Answers of which some should have a signal that those of the fit had."""
+FEW = 20
+"""Answers below which the command line warns of a map."""
 REMEDY = (
     "fit one on answers of this model with this head, by calibrant llm evaluate --chat "
     "--save-answers and calibrant llm answers fit"
@@ -195,6 +197,15 @@ def fit_answers(graded: GradedAnswers, *, stage: Map = "beta") -> AnswerCalibrat
     The map keeps the source of the confidences, and refuses those of another.
     """
     return _fitted(graded, stage, np.ones(len(graded.correct), dtype=bool))
+
+
+def warn_of_few(count: int, what: str) -> None:
+    """Warn of a map that is fitted to so few answers that its chances mean little."""
+    if count < FEW:
+        warn(
+            f"{count:,} {what} are too few for a map, whose chances are then hardly more than "
+            f"guesses: grade {FEW} at least, better 100"
+        )
 
 
 def cross_validated_answers(graded: GradedAnswers, *, stage: Map = "beta") -> Evaluations:

@@ -6,13 +6,14 @@ import pytest
 from calibrant.llm.answers import asking, grading
 from calibrant.llm.answers.asking import ask
 from calibrant.llm.answers.confidence import answer_confidence
+from calibrant.llm.answers.drawing import draw_answers
 from calibrant.llm.answers.grading import QuestionSet, grade_questions, head_digest
 from calibrant.llm.answers.likelihoods import ask_texts_each
 from calibrant.llm.answers.questions import Question, short_prompt
 from calibrant.llm.answers.sources import Source
 from calibrant.llm.fingerprint import fingerprint_of
 from calibrant.llm.heads.fitted import FittedHead
-from tests.support.language_models import quiz_tokenizer
+from tests.support.language_models import QUIZ_WORDS, quiz_tokenizer, word_tokenizer
 
 OPEN = [Question(f"is it {word}", ("four",)) for word in ("red", "blue", "two", "four")]
 SHOTS = [Question("it", ("four",))]
@@ -37,6 +38,46 @@ def test_written_answers_keep_where_they_come_from(model, tokenizer):
         assert graded.source == Source("minimum", "short, 1 shots", digest, mark)
     other = FittedHead.from_temperature(2.1, fingerprint_of(model))
     assert head_digest(other) != head_digest(fitted)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_samples_answer_the_same_prompts(model, chat):
+    words = ["<nl>" if word == "no" else word for word in QUIZ_WORDS]
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    tokenizer = word_tokenizer(words, special=special, pad_token="<pad>")
+    prompts = [q.text if chat else short_prompt(q, SHOTS) for q in OPEN]
+    fitted = FittedHead.from_temperature(5.0, fingerprint_of(model))  # draws do not depend on it
+    asked = QuestionSet(OPEN, SHOTS)
+    found = grade_questions(model, tokenizer, asked, fitted=fitted, chat=chat, samples=6)
+    length = 64 if chat else 32
+    wanted = draw_answers(
+        model, tokenizer, prompts, samples=6, batch=2, max_new_tokens=length, one_line=not chat
+    )
+    for graded in found.values():
+        assert graded.samples == wanted
+        assert [row["samples"] for row in graded.rows()] == wanted
+    assert any("\n" in text for texts in wanted for text in texts) == chat
+    choices = QuestionSet([Question("it", ("a",), ("a", "b"), 0)], [], "texts")
+    with pytest.raises(ValueError, match="samples is for written answers, and these are texts"):
+        grade_questions(model, tokenizer, choices, samples=6)
+
+
+def test_longest_answer(model, tokenizer):
+    asked, longest = QuestionSet(OPEN, []), 2
+    found = grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=longest, samples=3)
+    graded = found["before"]
+    texts = [question.text for question in OPEN]
+    whole = ask(model, tokenizer, texts, max_new_tokens=200)
+    for probs, answer in zip(graded.token_probs, whole, strict=True):
+        np.testing.assert_allclose(probs, answer.probs[:longest], rtol=1e-4)
+    ended = [len(answer.probs) >= longest for answer in whole]
+    assert graded.truncated == ended
+    assert [row.get("truncated", False) for row in graded.rows()] == ended
+    assert any(ended)
+    lengths = [len(text.split()) for texts in graded.samples for text in texts]
+    assert max(lengths) <= longest
+    with pytest.raises(ValueError, match="more than the 2048 positions"):
+        grade_questions(model, tokenizer, asked, chat=True, max_new_tokens=2047)
 
 
 def test_own_grades(model, tokenizer):

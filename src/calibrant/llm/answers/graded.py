@@ -55,6 +55,10 @@ class GradedAnswers(NamedTuple):
         Preference for some letters, of multiple choice by letters.
     token_texts : list of list of str
         Texts that the tokens of each answer add; empty if they are unknown.
+    samples : list of list of str
+        Further answers to each question; empty if none were drawn.
+    truncated : list of bool
+        True for answers that the largest number of tokens ended; empty if that is unknown.
     """
 
     questions: list[str]
@@ -65,6 +69,8 @@ class GradedAnswers(NamedTuple):
     token_probs: Sequence[FloatArray] = ()
     option_bias: OptionBias | None = None
     token_texts: Sequence[list[str]] = ()
+    samples: Sequence[list[str]] = ()
+    truncated: Sequence[bool] = ()
 
     def __repr__(self) -> str:
         right = f"{int(self.correct.sum()):,} right"
@@ -87,6 +93,10 @@ class GradedAnswers(NamedTuple):
                 row["token_probs"] = self.token_probs[i].tolist()
             if self.token_texts:
                 row["token_texts"] = self.token_texts[i]
+            if self.samples:
+                row["samples"] = self.samples[i]
+            if self.truncated and self.truncated[i]:
+                row["truncated"] = True
             row |= {"confidence": float(self.confidence[i]), **about}
             rows.append({**row, "correct": bool(self.correct[i])})
         return rows

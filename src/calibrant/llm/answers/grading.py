@@ -18,6 +18,7 @@ from calibrant.llm import huggingface
 from calibrant.llm.answers import asking, questions as question_sets
 from calibrant.llm.answers.asking import Answer
 from calibrant.llm.answers.confidence import Aggregator, answer_confidence
+from calibrant.llm.answers.drawing import draw_answers
 from calibrant.llm.answers.graded import GradedAnswers
 from calibrant.llm.answers.likelihoods import ask_texts_each, encoded_choices
 from calibrant.llm.answers.option_bias import Permutations, PermutedChoices, option_bias
@@ -30,6 +31,8 @@ from calibrant.workflows.fit import cross_fit
 FOLDS, FEWEST = 5, 100  # folds of the questions for their calibration, and how many these must be
 ONE_LINE, SENTENCES = 32, 64
 """Largest numbers of tokens of a short answer and of one in sentences."""
+BATCH = 16
+"""Samples that are drawn together."""
 Confidence: TypeAlias = Aggregator | Literal["p_true"]
 """An aggregation of token probabilities, or the model's own verdict in a second prompt."""
 Form: TypeAlias = Literal["written", "letters", "texts"]
@@ -87,6 +90,8 @@ def grade_questions(
     grade: Grade | None = None,
     keep_predictions: bool = False,
     permutations: Permutations | None = None,
+    samples: int | None = None,
+    max_new_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, GradedAnswers]:
     """Let a model answer questions; return its answers ``before`` and, with a head, ``after``.
@@ -109,20 +114,36 @@ def grade_questions(
     permutations : {"cyclic", "all"}, optional
         Ask questions that are answered by letters with their options in several orders, and also
         return the answers ``permuted``, by averages over the orders, which have no preference.
+    samples : int, optional
+        Draw so many further answers to each question, by :func:`~calibrant.llm.answers.drawing.\
+draw_answers`, from the model without a head.
+    max_new_tokens : int, optional
+        Largest number of tokens of a written answer, by default 32, with ``chat`` 64.
     """
     if permutations is not None and asked.form != "letters":
         raise ValueError(
             f"permutations are for answers by letters, and these are {asked.form}: leave them out"
         )
-    if grade is not None and asked.form != "written":
-        raise ValueError(
-            f"grade is for written answers, and these are {asked.form}: replace the form of the "
-            "questions by 'written'"
-        )
-    check_lengths(model, tokenizer, asked, chat=chat, confidence=confidence)
+    written = {"grade": grade, "samples": samples, "max_new_tokens": max_new_tokens}
+    for name, value in written.items():
+        if value is not None and asked.form != "written":
+            raise ValueError(
+                f"{name} is for written answers, and these are {asked.form}: replace the form of "
+                "the questions by 'written'"
+            )
+    lengths: Any = {"chat": chat, "max_new_tokens": max_new_tokens}
+    check_lengths(model, tokenizer, asked, confidence=confidence, **lengths)
     heads = before_and_after(fitted)
     if asked.form == "written":
-        return _written(model, tokenizer, asked, heads, confidence, chat, grade, progress)
+        prompts = _prompts(tokenizer, asked, chat)
+        limits = {**_limits(**lengths), "progress": progress}
+        answers = asking.ask_each(model, tokenizer, prompts, heads, **limits)
+        graded = _written(model, tokenizer, asked, heads, answers, confidence, chat, grade)
+        if samples is None:
+            return graded
+        batch = max(1, BATCH // samples)
+        drawn = draw_answers(model, tokenizer, prompts, samples=samples, batch=batch, **limits)
+        return {name: answers._replace(samples=drawn) for name, answers in graded.items()}
     shots = f"{len(asked.shots)} shots"
     sources = {name: source_of(model, head, asked.form, shots) for name, head in heads.items()}
     if asked.form == "texts":
@@ -191,22 +212,13 @@ def _written(
     tokenizer: Any,
     asked: QuestionSet,
     heads: Mapping[str, FittedHead | None],
+    answers: Mapping[str, list[Answer]],
     confidence: Confidence | None,
     chat: bool,
     grade: Grade | None,
-    progress: Progress | None,
 ) -> dict[str, GradedAnswers]:
     rule, form = confidence or "geometric", form_of(tokenizer, chat)
     judge = grade or (_contains if chat else _matches)
-    answers = asking.ask_each(
-        model,
-        tokenizer,
-        _prompts(tokenizer, asked, chat),
-        heads,
-        max_new_tokens=_longest(chat),
-        one_line=not chat,
-        progress=progress,
-    )
     prompt = prompt_form(tokenizer, chat) if chat else f"short, {len(asked.shots)} shots"
     graded = {}
     for name, head in heads.items():
@@ -220,6 +232,7 @@ def _written(
             source_of(model, head, rule, prompt),
             [answer.probs for answer in answers[name]],
             token_texts=[answer.token_texts for answer in answers[name]],
+            truncated=[answer.truncated for answer in answers[name]],
         )
     return graded
 
@@ -230,6 +243,7 @@ def check_lengths(
     asked: QuestionSet,
     *,
     chat: bool = False,
+    max_new_tokens: int | None = None,
     confidence: Confidence | None = None,
 ) -> None:
     """Raise if any prompt is too long for the model, before the first answer is generated."""
@@ -240,7 +254,8 @@ def check_lengths(
         asking.checked_prompts(model, tokenizer, prompts, 1)
     else:
         prompts, form = _prompts(tokenizer, asked, chat), form_of(tokenizer, chat)
-        check_written(model, tokenizer, asked.questions, prompts, form, confidence, _longest(chat))
+        longest = _limits(chat, max_new_tokens)["max_new_tokens"]
+        check_written(model, tokenizer, asked.questions, prompts, form, confidence, longest)
 
 
 def check_written(
@@ -265,8 +280,10 @@ def _prompts(tokenizer: Any, asked: QuestionSet, chat: bool) -> list[str]:
     return [question_sets.short_prompt(question, asked.shots) for question in asked.questions]
 
 
-def _longest(chat: bool) -> int:
-    return SENTENCES if chat else ONE_LINE
+def _limits(chat: bool, max_new_tokens: int | None) -> dict[str, Any]:
+    """Return where an answer ends, for :func:`asking.ask_each` and :func:`draw_answers`."""
+    longest = max_new_tokens or (SENTENCES if chat else ONE_LINE)
+    return {"max_new_tokens": longest, "one_line": not chat}
 
 
 def form_of(tokenizer: Any, chat: bool) -> Callable[[str], str]:

@@ -640,8 +640,8 @@ FAULTS = (
     Fault(
         "features-of-rows-without-scores",
         "deploy",
-        "inputs = None if features is None else features[start : start + rows]",
-        "inputs = None if features is None else features[: len(chunk)][::-1]",
+        "inputs = feature_rows(features, slice(start, start + rows))",
+        "inputs = feature_rows(features, np.arange(len(chunk))[::-1])",
         ("deploy/test_dataframes",),
     ),
     Fault(
@@ -739,7 +739,7 @@ FAULTS = (
     Fault(
         "missing-shard-of-a-series",
         "data",
-        "if not shard.exists():",
+        "if not storage.exists(shard):",
         "if False:",
         ("data/test_dataset",),
     ),
@@ -823,7 +823,7 @@ FAULTS = (
     Fault(
         "csv-replaced-while-read",
         "data",
-        "if fingerprint_of(os.fstat(text.fileno())) != self.fingerprint:",
+        "if fingerprint(self.path, stream) != self.fingerprint:",
         "if False:",
         ("data/test_csv_files",),
     ),
@@ -921,8 +921,8 @@ FAULTS = (
     Fault(
         "state-not-locked",
         "monitor",
-        "with locked(Path(state).resolve()) if state is not None and files else nullcontext():",
-        "with nullcontext():",
+        "locked(Path(state).resolve()) if state is not None and files else nullcontext(),",
+        "nullcontext(),",
         ("cli/test_monitor",),
     ),
     Fault(
@@ -984,8 +984,8 @@ FAULTS = (
     Fault(
         "halves-of-characters-in-states",
         "monitor",
-        """name = printable(name or (f"{path}, {chosen.name}" if split else os.fspath(path)))""",
-        """name = name or (f"{path}, {chosen.name}" if split else os.fspath(path))""",
+        """name = printable(name or (f"{chosen.path}, {chosen.name}" if split else chosen.path))""",
+        """name = name or (f"{chosen.path}, {chosen.name}" if split else chosen.path)""",
         ("cli/test_hostile",),
     ),
     Fault(
@@ -1063,8 +1063,8 @@ FAULTS = (
     Fault(
         "two-classes-ranked-by-event",
         "metrics",
-        "Pairs(reduced.top, reduced.correct) if ranked else pairs",
-        "pairs",
+        "answers = Pairs(reduced.top, reduced.correct) if ranked else None",
+        "answers = None",
         ("metrics/test_two_classes",),
     ),
     Fault(
@@ -1210,6 +1210,7 @@ FAULTS = (
         "self.floored += other.floored",
         "self.floored += 0",
         ("/test_files.py", "metrics/test_accumulator", "workflows/test_evaluate"),
+        within="Accumulator",
     ),
     Fault(
         "classwise-labels-unweighted",
@@ -1375,8 +1376,8 @@ FAULTS = (
     Fault(
         "beta-quantile-without-one",
         "metrics",
-        "betaincinv(hits, effective - hits + 1, tail)",
-        "betaincinv(hits, effective - hits, tail)",
+        "betaincinv(hits, size - hits + 1, tail)",
+        "betaincinv(hits, size - hits, tail)",
         ("/test_curves.py", "metrics/test_curves"),
     ),
     Fault(
@@ -2316,8 +2317,8 @@ FAULTS = (
     Fault(
         "weights-of-tags-by-their-size",
         "calibrators",
-        "weight *= labelled.sum() / weight.sum()",
-        "pass",
+        "weight=cells.weight * ((cells.weight > 0).sum() / cells.weight.sum())",
+        "weight=cells.weight",
         ("calibrators/test_tags",),
     ),
     Fault(
@@ -2509,8 +2510,8 @@ FAULTS = (
     Fault(
         "code-of-a-model-is-run",
         "llm",
-        "dtype=precision,\n        trust_remote_code=trust_remote_code,",
-        "dtype=precision,\n        trust_remote_code=None,",
+        "dtype=precision,\n            trust_remote_code=trust_remote_code,",
+        "dtype=precision,\n            trust_remote_code=None,",
         ("llm/test_loading",),
     ),
     Fault(
@@ -3036,15 +3037,15 @@ FAULTS = (
     Fault(
         "windows-in-text-order",
         "cli",
-        "sorted(map(Path, glob.glob(name)), key=natural_order)",
-        "sorted(map(Path, glob.glob(name)))",
+        "matches = sorted(storage.matches(place), key=natural_order)",
+        "matches = sorted(storage.matches(place))",
         ("/test_monitor.py", "cli/test_monitor"),
     ),
     Fault(
         "roc-auc-of-confidence",
         "metrics",
-        "*auroc_with_error(*s.pairs)",
-        "*auroc_with_error(*s.answers)",
+        "lambda s: _auroc_estimate(s, s.pairs)",
+        "lambda s: _auroc_estimate(s, s.answers)",
         ("metrics/test_two_classes",),
     ),
     Fault(
@@ -3934,9 +3935,10 @@ FAULTS = (
     Fault(
         "calibrator-not-applied-before-the-search",
         "slices",
-        "scores = self.calibrator.transform(scores, features)",
-        "pass",
+        "if self.calibrator is not None:",
+        "if False:",
         ("slices/test_find", "slices/test_groups"),
+        within="Reading",
     ),
 )
 

@@ -239,6 +239,28 @@ def test_errors_in_an_intersection_are_repaired(repaired):
     assert largest.share == pytest.approx(inside.mean(), abs=0.02)
 
 
+@pytest.mark.parametrize("keep_argmax", [None, True, False])
+def test_predictions_follow_the_path_of_the_fit(keep_argmax, rng):
+    """Trees know the current prediction, which they change: predictions must do so as well."""
+    n, classes = 1500, 3 if keep_argmax is False else 2
+    logits, site = 2 * rng.normal(size=(n, classes)), rng.choice(["A", "B"], n)
+    labels = (
+        logits * np.where(site == "B", 0.3, 1)[:, None] + rng.gumbel(size=(n, classes))
+    ).argmax(-1)
+    method = Multicalibration(columns=["site"], base="none", keep_argmax=keep_argmax, rounds=15)
+    metadata = {"site": site}
+    method.fit(logits, labels, features=metadata)
+    numbers = np.asarray(method.encoded(metadata), np.float32)
+    run = method._started(examples(logits, labels), numbers)
+    for _ in range(15):
+        run.step()
+    method._keep(run.trees, run.learner.columns)
+    split_by_prediction = method.column_[method.low_ < method.high_] == 1
+    assert split_by_prediction.any()
+    losses = -np.log(method.predict_proba(logits, metadata)[np.arange(n), labels])
+    np.testing.assert_allclose(losses, run.predictions.losses(run.correction), atol=2e-3)
+
+
 def test_it_says_what_it_learned(repaired):
     assert f"{len(repaired.leaf_)} rounds after TemperatureScaling" in repaired.describe()
     assert "and site = B: log-odds -1." in repaired.describe()

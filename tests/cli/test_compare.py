@@ -121,6 +121,7 @@ def test_options_reach_the_comparison(run, monkeypatch):
         **{"sample_weight": "w", "groups": "g", "bins": 7, "level": 0.5, "seed": 3},
         "estimand": "auto",
         "keep_argmax": None,
+        "columns": None,
         "executor": None,
     }
     run("compare", "p.npz", "--time-limit", "0", "--level", "0", "--methods", "TS, None")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
 from calibrant._core.checks import FloatArray, IntArray
 from calibrant._core.solve import check_time
@@ -27,6 +28,8 @@ PATIENCE = 10
 """Rounds without a lower held-out loss after which no more are tried."""
 CLEAR = 2.0
 """Standard errors by which corrections must lower the held-out loss."""
+SCALES = (0.5, 2.0)
+"""Factors of corrections, between which the best is looked for."""
 SHOWN, LOOKED_AT = 5, 1 << 16
 """Number of subgroups that a description names, and of examples that they are measured on."""
 
@@ -229,23 +232,30 @@ class Boosting:
         return Boosting(self.predictions, self.learner, self.codes, weight)
 
 
-def held_out_losses(run: Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
-    """Yield losses ``(n,)`` after 0, 1, ... trees that were learned without the example's part."""
+def held_out_corrections(run: Boosting, parts: Sequence[IntArray]) -> Iterator[FloatArray]:
+    """Yield corrections ``(n, outputs)`` after 0, 1, ... trees, learned without an example's part.
+
+    The array is that of the next round as well: copy what is to be kept.
+    """
     runs = [run.without(part) for part in parts]
-    held_out = [run.predictions.take(part) for part in parts]
+    corrections = np.zeros_like(run.correction)
     while True:
-        losses = np.empty(len(run.weight))
-        for one, part, predictions in zip(runs, parts, held_out, strict=True):
-            losses[part] = predictions.losses(one.correction[part])
-        yield losses
-        for one in runs:
+        yield corrections
+        for one, part in zip(runs, parts, strict=True):
             one.step()
+            corrections[part] = one.correction[part]
 
 
 class Choice(NamedTuple):
-    """Number of rounds with the lowest held-out loss, its gain over none, and the error of that."""
+    """Number of rounds with the lowest held-out loss, a factor, and what they gain.
+
+    Shrunken corrections are too small if rounds end before all is corrected: the ``scale`` by which
+    they are multiplied makes the held-out loss lowest. ``gain`` is that without the factor, and
+    ``error`` its standard error.
+    """
 
     rounds: int
+    scale: float
     before: float
     gain: float
     error: float
@@ -261,23 +271,29 @@ def best_rounds(
 ) -> Choice:
     """Return the number of rounds with the lowest held-out loss.
 
-    The error is the standard error of the mean gain over examples or, if there are any, groups.
+    The standard error is that of the mean over examples or, if there are any, groups.
     """
     share = run.weight / run.weight.sum()
-    first = best = np.empty(0)
-    rounds, lowest = 0, math.inf
-    for number, losses in enumerate(islice(held_out_losses(run, parts), most + 1)):
-        first = first if number else losses
-        mean = float(share @ losses)
+    rounds, lowest, best = 0, math.inf, run.correction
+    for number, correction in enumerate(islice(held_out_corrections(run, parts), most + 1)):
+        mean = float(share @ run.predictions.losses(correction))
         if mean < lowest:
-            rounds, lowest, best = number, mean, losses
+            rounds, lowest, best = number, mean, correction.copy()
         if number - rounds >= PATIENCE:
             break
-    gain = float(share @ (first - best))
-    off = share * (first - best - gain)
+    first = run.predictions.losses(np.zeros_like(best))
+
+    def loss(scale: float) -> float:
+        return float(share @ run.predictions.losses(scale * best))
+
+    scale = float(minimize_scalar(loss, bounds=SCALES, method="bounded").x) if rounds else 1.0
+    # without the factor, which makes noise larger as well
+    gains = first - run.predictions.losses(best)
+    gain = float(share @ gains)
+    off = share * (gains - gain)
     if groups is not None:
         off = np.bincount(np.unique(groups, return_inverse=True)[1].reshape(-1), off)
-    return Choice(rounds, float(share @ first), gain, float(np.sqrt(off @ off)))
+    return Choice(rounds, scale, float(share @ first), gain, float(np.sqrt(off @ off)))
 
 
 class Correction(NamedTuple):
@@ -288,14 +304,14 @@ class Correction(NamedTuple):
     share: float
 
 
-def largest_corrections(run: Boosting) -> list[Correction]:
-    """Return the subgroups of leaves with the largest mean corrections, by metadata alone.
+def largest_corrections(run: Boosting, scale: float) -> list[Correction]:
+    """Return subgroups of leaves with the largest mean corrections, times a scale.
 
-    Larger subgroups come before smaller ones that are corrected as much. Of subgroups that are much
-    the same, one is returned.
+    They are those of metadata alone. Larger subgroups come before smaller ones that are corrected
+    as much. Of subgroups that are much the same, one is returned.
     """
     step = -(-len(run.weight) // LOOKED_AT)
-    codes, correction = run.codes[:, ::step].T.astype(np.int64), run.correction[::step]
+    codes, correction = run.codes[:, ::step].T.astype(np.int64), scale * run.correction[::step]
     share = run.weight[::step] / run.weight[::step].sum()
     columns, found = run.learner.columns, []
     for subgroup in _subgroups(run.trees, columns):

@@ -75,7 +75,8 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     for each class, which is added to its logit.
 
     The number of rounds has the lowest held-out loss. If this is not lower than that of the base by
-    two standard errors, the result is the base alone.
+    two standard errors, the result is the base alone. In the end :math:`F` is multiplied by the
+    factor with the lowest held-out loss, since shrinkage may leave it too small.
 
     Parameters
     ----------
@@ -109,6 +110,8 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         Numbers from ``low_`` to below ``high_`` in a column go right at a node, or missing ones.
         The column after the last one has the log-odds of the current prediction.
     leaf_ : (rounds, 2**depth, outputs) Tensor
+    scale_ : scalar Tensor
+        Factor of the sum of all leaves of an example.
     corrections_ : list of Correction
         The largest mean corrections of subgroups.
     reasons_ : str
@@ -141,6 +144,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     high_: Tensor
     missing_: Tensor
     leaf_: Tensor
+    scale_: Tensor
 
     def __init__(
         self,
@@ -178,14 +182,20 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         self.seed = seed
         self.base_ = _made_base(base, keep_argmax)
         self.metadata_ = []
-        self._keep([], [])
+        self._keep()
 
-    def _keep(self, trees: Sequence[Tree], columns: Sequence[MetadataColumn]) -> None:
+    def _keep(
+        self,
+        trees: Sequence[Tree] = (),
+        columns: Sequence[MetadataColumn] = (),
+        scale: float = 1.0,
+    ) -> None:
         """Store trees over codes of columns as trees over their numbers."""
         nodes = 2**self.depth - 1
         column, low, high, missing = number_splits(trees, columns, nodes)
         leaf = np.stack([t.leaf for t in trees]) if trees else np.zeros((0, nodes + 1, 1))
         self._store(column_=column, low_=low, high_=high, missing_=missing, leaf_=leaf)
+        self._store(scale_=torch.tensor(scale))
         self.corrections_: list[Correction] = []
         self.reasons_ = ""
 
@@ -215,7 +225,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     # Fit
 
     def _fit(self, examples: Examples, context: Context) -> None:
-        self._keep([], [])
+        self._keep()
         features = self._labelled_features(examples, context).cpu().numpy()
         if self.columns is None:
             self.metadata_ = learned_numbers(features.astype(np.float64))
@@ -228,11 +238,11 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
             examples, features = examples.take(some), features[some]
             groups = None if groups is None else groups[some]
         run = self._started(examples, features)
-        rounds, reasons = self._rounds(run, groups)
+        rounds, scale, reasons = self._rounds(run, groups)
         for _ in range(rounds):
             run.step()
-        self._keep(run.trees, run.learner.columns)
-        self.corrections_, self.reasons_ = largest_corrections(run), reasons
+        self._keep(run.trees, run.learner.columns, scale)
+        self.corrections_, self.reasons_ = largest_corrections(run, scale), reasons
 
     def _drawn(self, count: int, most: int) -> IntArray | None:
         """Return numbers of examples, drawn by the seed, where there are too many; else None."""
@@ -289,7 +299,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
             log_probs = self.base_.log_probs(logits.to(self.classes_.device))
             yield log_probs, chunk.labels.cpu().numpy()
 
-    def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, str]:
+    def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
         some = self._drawn(len(run.weight), MOST_JUDGED)
         if some is not None:
@@ -300,12 +310,12 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         parts = folds_of(strata, self.folds or FOLDS[count >= MANY], groups=groups, seed=self.seed)
         if count < FEWEST or len(parts) < 2:
             least = f"{FEWEST} examples of two groups are needed"
-            return 0, f"no corrections: too little data to judge them by, {least}"
-        rounds, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
+            return 0, 1.0, f"no corrections: too little data to judge them by, {least}"
+        rounds, scale, before, gain, error = choice = best_rounds(run, parts, self.rounds, groups)
         figures = f"held-out NLL {before:.4f}, gain {gain:.4f} +- {error:.4f}"
         if not choice.clear:
-            return 0, f"no corrections: no gain beyond noise ({figures} by {rounds} rounds)"
-        return rounds, f"{rounds} rounds of corrections for subgroups: {figures}"
+            return 0, 1.0, f"no corrections: no gain beyond noise ({figures} by {rounds} rounds)"
+        return rounds, scale, f"{rounds} rounds of corrections for subgroups: {figures}"
 
     # Predictions
 
@@ -340,7 +350,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
             leaf = self._leaf(i, torch.cat([numbers, odds.to(numbers.dtype)], -1))
             correction = correction + self.leaf_[i][leaf].to(start.dtype)
             result = self._moved(start, correction)
-        return result
+        return self._moved(start, correction * self.scale_.to(start.dtype))
 
     def _moved(self, start: Tensor, correction: Tensor) -> Tensor:
         classes = start.shape[-1]

@@ -130,7 +130,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     >>> people = {"age": age, "site": site}
     >>> fitted = Multicalibration(columns=["age", "site"]).fit(odds, labels, features=people)
     >>> fitted.corrections_[0].subgroup
-    'age < 30 and site = B'
+    'age < 29 and site = B'
     >>> new = {"age": [25, 25], "site": ["A", "B"]}
     >>> fitted.predict_proba(np.zeros(2), new).round(1)
     array([0.5, 0.2])

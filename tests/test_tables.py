@@ -22,7 +22,7 @@ def study(name):
 def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
-        *("estimate", "signals", "cluster_cost"),
+        *("estimate", "signals", "cluster_cost", "multicalibration"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -51,6 +51,22 @@ def test_auto_has_the_ece_of_smart_and_the_nll_of_temperature_scaling(tables):
         }
         assert ece["auto"] <= ece["smart"] <= ece["ts"]
         assert nll["auto"] <= nll["ts"]
+
+
+def test_claims_about_multicalibration(tables):
+    ahead = {}
+    for model in ("logistic", "boosting"):
+        for row in tables[f"table_multicalibration_{model}"][1:]:
+            ahead[row[0], model] = tuple(map(float, row[-1].split(" ± ")))
+    better = {key for key, (value, half) in ahead.items() if value > half}
+    worse = {key for key, (value, half) in ahead.items() if value < -half}
+    assert better == {("flights", "boosting"), ("stops", "boosting")}
+    assert worse == {("wages", "logistic"), ("wages", "boosting")}
+    headings, *rows = tables["table_multicalibration_simulated"]
+    for row in rows:
+        cost = dict(zip(headings[1:], (float(x.split(" ± ")[0]) for x in row[1:]), strict=True))
+        expected = cost["auto"] if row[0] == "calibrated" else cost["auto"] / 2
+        assert cost["multicalibration"] <= expected
 
 
 def test_claims_about_maccal(tables):

@@ -1,6 +1,7 @@
 """Corrections for subgroups, against slow definitions and known truths."""
 
 import itertools
+import re
 import warnings
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_a_tree_is_that_of_its_definition(outputs, rng):
     weight = rng.choice([0.0, 0.5, 2.0], n)
     slope = weight[:, None] * (rng.normal(size=(n, outputs)) + (codes[0] == 1)[:, None])
     curvature = weight[:, None] * rng.uniform(1, 2, (n, outputs))
-    learner = TreeLearner(COLUMNS, 2, rate, penalty, fewest)
+    learner = TreeLearner(COLUMNS, 2, rate, penalty, fewest, doubt=np.zeros(outputs))
     tree, leaf = learner.learn(codes, slope, curvature, weight)
 
     members = {0: np.ones(n, bool)}
@@ -124,9 +125,8 @@ def each_kind(rng, n=40):
     rows = np.arange(n)
 
     def of_odds(f):
-        return np.where(
-            outcome == 1, -np.log(expit(odds + f[:, 0])), -np.log(expit(-odds - f[:, 0]))
-        )
+        moved = odds + f[:, 0] + f[:, 1] * odds / 1.3
+        return np.where(outcome == 1, -np.log(expit(moved)), -np.log(expit(-moved)))
 
     def of_temperatures(f):
         return -log_softmax(logits / np.exp(f), -1)[rows, labels]
@@ -135,7 +135,7 @@ def each_kind(rng, n=40):
         return -log_softmax(logits + f, -1)[rows, labels]
 
     return [
-        (ClassOneOdds(odds, outcome), of_odds),
+        (ClassOneOdds(odds, outcome, 1.3), of_odds),
         (Temperatures(tabulate(examples(logits, labels))), of_temperatures),
         (ClassLogits(log_softmax(logits, -1), labels), of_logits),
     ]
@@ -195,9 +195,9 @@ def test_the_error_of_a_gain_is_over_groups_if_there_are_any(rng):
     column = MetadataColumn("site", "category", values=("A", "B"))
     current = MetadataColumn("log-odds", "number", cuts=(0.0,))
     codes = np.stack([column.codes(column.numbers(metadata["site"])), current.codes(odds)])
-    learner = TreeLearner([column, current], 1, 0.5, 1.0, 5.0)
+    learner = TreeLearner([column, current], 1, 0.5, 1.0, 5.0, np.array([0.0, 8.0]))
     run = Boosting(
-        ClassOneOdds(odds, labels.astype(float)), learner, codes.astype(np.int16), np.ones(600)
+        ClassOneOdds(odds, labels.astype(float), 1.0), learner, codes.astype(np.int16), np.ones(600)
     )
     parts = [np.arange(0, 600, 2), np.arange(1, 600, 2)]
     alone = best_rounds(run, parts, 3, None)
@@ -239,6 +239,35 @@ def test_errors_in_an_intersection_are_repaired(repaired):
     assert largest.share == pytest.approx(inside.mean(), abs=0.02)
 
 
+def test_an_output_in_doubt_needs_a_larger_gain_and_gets_a_smaller_step():
+    codes = np.repeat(np.array([[0, 1]], np.int16), 100, axis=1)
+    weight = np.ones(200)
+    slope = np.where(codes[0] == 1, 0.5, 0.0)[:, None] * np.array([0.0, 1.0])
+    steps = []
+    for doubt in (0.0, 8.0, 30.0):  # the gain of the slope is 50**2 / (100 + 10), 23
+        learner = TreeLearner(COLUMNS[1:], 1, 1.0, 10.0, 5.0, np.array([0.0, doubt]))
+        tree, leaf = learner.learn(codes, slope, np.ones((200, 2)), weight)
+        steps.append(tree.leaf[leaf[-1]])
+    gain, step = 50**2 / 110, -50 / 110
+    expected = np.array([[0, step], [0, step * (1 - 8 / gain)], [0, 0]])
+    np.testing.assert_allclose(steps, expected, atol=1e-12)
+
+
+def test_a_site_that_is_too_sure_of_both_classes_is_repaired(rng):
+    """Its residuals are zero on average: only their slope tells of it."""
+    odds, site = 1.5 * rng.normal(size=4000), rng.choice(["A", "B", "C"], 4000)
+    truth = odds * np.where(site == "C", 0.4, 1.0)
+    labels = (rng.random(4000) < expit(truth)).astype(int)
+    fitted = Multicalibration(columns=["site"], base="none").fit(
+        odds, labels, features={"site": site}
+    )
+    probs = fitted.predict_proba(odds, {"site": site})
+    assert regret(probs, truth) < 0.1 * regret(expit(odds), truth)
+    slope = re.search(r"site = C: log-odds x (\S+) ", fitted.describe())
+    assert slope is not None
+    assert float(slope[1]) == pytest.approx(0.4, abs=0.15)
+
+
 @pytest.mark.parametrize("keep_argmax", [None, True, False])
 def test_predictions_follow_the_path_of_the_fit(keep_argmax, rng):
     """Trees know the current prediction, which they change: predictions must do so as well."""
@@ -263,8 +292,9 @@ def test_predictions_follow_the_path_of_the_fit(keep_argmax, rng):
 
 def test_it_says_what_it_learned(repaired):
     assert f"{len(repaired.leaf_)} rounds after TemperatureScaling" in repaired.describe()
-    assert "and site = B: log-odds -1." in repaired.describe()
-    assert "% of examples" in repaired.describe()
+    assert re.search(
+        r"and site = B: log-odds x \d\.\d\d -1\.\d\d on \d\.\d % of examples", repaired.describe()
+    )
     learned = repaired.learned()
     assert learned["rounds"] == len(repaired.leaf_) > 0
     assert learned["corrections"][0]["share"] == repaired.corrections_[0].share

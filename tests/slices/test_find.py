@@ -126,7 +126,7 @@ def test_repaired_predictions(rng):
     metadata, probs, labels = planted(rng, 8000)
     logits = np.log(probs / (1 - probs))
     inputs = {name: metadata[name] for name in ("age", "site")}
-    repair = cal.CALIBRATORS["multicalibration"](columns=["age", "site"], base="none")
+    repair = cal.calibrators.Multicalibration(columns=["age", "site"], base="none")
     half = slice(0, 4000)
     repair.fit(logits[half], labels[half], features={k: v[half] for k, v in inputs.items()})
     rest = {"labels": labels[4000:], "metadata": {k: v[4000:] for k, v in metadata.items()}}

@@ -30,7 +30,7 @@ CLEAR = 2.0
 """Standard errors by which corrections must lower the held-out loss."""
 SCALES = (0.5, 2.0)
 """Factors of corrections, between which the best is looked for."""
-SHOWN, LOOKED_AT = 5, 1 << 16
+SHOWN, LOOKED_AT = 5, 1 << 14
 """Number of subgroups that a description names, and of examples that they are measured on."""
 
 
@@ -70,7 +70,8 @@ class TreeLearner:
 
     The value of a leaf is a Newton step with a penalty :math:`\lambda`, times a rate:
     :math:`-\eta\, G / (H + \lambda)`, with the sums :math:`G, H` of slopes and curvatures. A
-    split gains :math:`\sum G^2 / (H + \lambda)` over both sides, less that of the node.
+    split gains :math:`\sum G^2 / (H + \lambda)` over both sides, less that of the node. Outputs in
+    ``doubt`` gain only what is above it, and their steps are smaller.
     """
 
     columns: Sequence[MetadataColumn]
@@ -78,6 +79,7 @@ class TreeLearner:
     rate: float
     penalty: float
     fewest: float  # least sum of weights in a leaf
+    doubt: FloatArray  # (outputs,) gains that each output must exceed, and is shrunken by
 
     def __post_init__(self) -> None:
         sizes = [column.size for column in self.columns]
@@ -136,13 +138,19 @@ class TreeLearner:
 
     def _score(self, sums: FloatArray) -> FloatArray:
         """Return the gain of leaves with some sums ``(2 outputs + 1, ...)`` over no correction."""
+        return np.asarray(np.maximum(self._gains(sums) - self.doubt[:, None], 0).sum(0))
+
+    def _gains(self, sums: FloatArray) -> FloatArray:
+        """Return the gain of each output ``(outputs, ...)``."""
         outputs = len(sums) // 2
         slope, curvature = sums[:outputs], np.maximum(sums[outputs:-1], 0)
-        return np.asarray((slope**2 / (curvature + self.penalty)).sum(0))
+        return np.asarray(slope**2 / (curvature + self.penalty))
 
     def _leaves(self, totals: FloatArray, outputs: int) -> FloatArray:
         step = -totals[:outputs] / (totals[outputs:-1] + self.penalty)
-        return np.asarray(self.rate * np.clip(step, -LARGEST, LARGEST).T)
+        # a part of the step that falls with the doubt, down to nothing
+        sure = np.maximum(1 - self.doubt[:, None] / np.maximum(self._gains(totals), 1e-300), 0)
+        return np.asarray(self.rate * (sure * np.clip(step, -LARGEST, LARGEST)).T)
 
 
 class NumberSplits(NamedTuple):
@@ -310,14 +318,16 @@ def largest_corrections(run: Boosting, scale: float) -> list[Correction]:
     They are those of metadata alone. Larger subgroups come before smaller ones that are corrected
     as much. Of subgroups that are much the same, one is returned.
     """
-    step = -(-len(run.weight) // LOOKED_AT)
-    codes, correction = run.codes[:, ::step].T.astype(np.int64), scale * run.correction[::step]
-    share = run.weight[::step] / run.weight[::step].sum()
+    seen = np.arange(0, len(run.weight), -(-len(run.weight) // LOOKED_AT))
+    predictions, correction = run.predictions.take(seen), scale * run.correction[seen]
+    codes, share = run.codes[:, seen].T.astype(np.int64), run.weight[seen] / run.weight[seen].sum()
     columns, found = run.learner.columns, []
     for subgroup in _subgroups(run.trees, columns):
         member = np.logical_and.reduce([condition.holds(codes) for condition in subgroup])
         size = float(share @ member)
-        mean = (share * member) @ correction / max(size, 1e-12)
+        if not size:
+            continue
+        mean = predictions.mean(correction, share * member)
         found.append((math.sqrt(size) * float(np.linalg.norm(mean)), subgroup, member, mean, size))
     kept: list[Any] = []
     for one in sorted(found, key=lambda each: -each[0]):

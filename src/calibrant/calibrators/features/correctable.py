@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STEP = 0.05
 """Change of the logarithm of a sharpness over which a second derivative is taken."""
+DOUBT = 8.0
+"""Gain that the slope of the log-odds in a subgroup must exceed to be corrected."""
 HOTTEST = float(np.log(BOUNDS[1]))
 """Largest correction of the logarithm of a temperature, up or down."""
 
@@ -29,6 +31,10 @@ class Correctable(Protocol):
     def outputs(self) -> int:
         """Numbers that an example's correction has."""
 
+    @property
+    def doubt(self) -> FloatArray:
+        """Gains ``(outputs,)`` that each number must exceed to be corrected."""
+
     def losses(self, correction: FloatArray) -> FloatArray:
         """Return the negative log-likelihood of each example ``(n,)``."""
 
@@ -38,35 +44,65 @@ class Correctable(Protocol):
     def odds(self, correction: FloatArray) -> FloatArray:
         """Return the log-odds ``(n,)`` by which trees know the current prediction."""
 
+    def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
+        """Return the correction ``(outputs,)`` that all examples together have."""
+
     def take(self, which: IntArray) -> Self:
         """Return some of the examples."""
 
 
 @dataclass(frozen=True)
 class ClassOneOdds:
-    """Log-odds of class 1 of two, to which the correction is added."""
+    """Log-odds of class 1 of two, to which an offset and a multiple of them are added.
+
+    A subgroup in which the model is too sure of both classes has no offset, only a slope.
+    """
 
     start: FloatArray  # (n,)
     outcome: FloatArray  # (n,) 1 where the label is 1
-    outputs: int = 1
+    spread: float  # unit of the log-odds, so that both numbers of a correction are of one size
+    outputs: int = 2
+
+    @property
+    def doubt(self) -> FloatArray:
+        """None about offsets, and some about slopes, which would often be noise."""
+        return np.array([0.0, DOUBT])
+
+    @property
+    def _unit(self) -> FloatArray:
+        return np.clip(self.start, -CERTAIN, CERTAIN) / self.spread
+
+    def _odds(self, correction: FloatArray) -> FloatArray:
+        return np.asarray(self.start + correction[:, 0] + correction[:, 1] * self._unit)
 
     def losses(self, correction: FloatArray) -> FloatArray:
         """Return the negative log-likelihood of each example."""
-        odds = self.start + correction[:, 0]
+        odds = self._odds(correction)
         return np.asarray(np.logaddexp(0, np.where(self.outcome > 0, -odds, odds)))
 
     def derivatives(self, correction: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the slopes and curvatures of the losses."""
-        chance = expit(self.start + correction[:, 0])
-        return (chance - self.outcome)[:, None], (chance * (1 - chance))[:, None]
+        chance = expit(self._odds(correction))
+        by = np.stack([np.ones(len(chance)), self._unit], axis=1)
+        return (chance - self.outcome)[:, None] * by, (chance * (1 - chance))[:, None] * by**2
 
     def odds(self, correction: FloatArray) -> FloatArray:
         """Return the log-odds of class 1."""
-        return np.clip(self.start + correction[:, 0], -CERTAIN, CERTAIN)
+        return np.clip(self._odds(correction), -CERTAIN, CERTAIN)
+
+    def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
+        """Return the offset and slope that are closest to the changes of the log-odds.
+
+        Offsets that trees give to ranges of the prediction make a slope, too.
+        """
+        root = np.sqrt(weight)
+        by = np.stack([root, root * self._unit], axis=1)
+        change = correction[:, 0] + correction[:, 1] * self._unit
+        return np.asarray(np.linalg.lstsq(by, root * change, rcond=None)[0])
 
     def take(self, which: IntArray) -> ClassOneOdds:
         """Return some of the examples."""
-        return ClassOneOdds(self.start[which], self.outcome[which])
+        return ClassOneOdds(self.start[which], self.outcome[which], self.spread)
 
 
 @dataclass(frozen=True)
@@ -75,6 +111,11 @@ class Temperatures:
 
     records: Records
     outputs: int = 1
+
+    @property
+    def doubt(self) -> FloatArray:
+        """None."""
+        return np.zeros(1)
 
     def _sharpness(self, correction: FloatArray) -> FloatArray:
         return np.asarray(np.exp(-np.clip(correction[:, 0], -HOTTEST, HOTTEST)))
@@ -99,6 +140,10 @@ class Temperatures:
         """Return the log-odds of the top class."""
         return record_odds(self.records, self._sharpness(correction))
 
+    def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
+        """Return the mean of the corrections."""
+        return np.average(correction, axis=0, weights=weight)
+
     def take(self, which: IntArray) -> Temperatures:
         """Return some of the examples."""
         return Temperatures(self.records.take(which).tracked())
@@ -115,6 +160,11 @@ class ClassLogits:
     def outputs(self) -> int:
         """Number of classes."""
         return int(self.start.shape[1])
+
+    @property
+    def doubt(self) -> FloatArray:
+        """None."""
+        return np.zeros(self.outputs)
 
     def _log_probs(self, correction: FloatArray) -> FloatArray:
         return np.asarray(log_softmax(self.start + correction, axis=-1))
@@ -138,6 +188,10 @@ class ClassLogits:
         np.put_along_axis(log_probs, top, -np.inf, -1)
         rest = np.logaddexp.reduce(log_probs, axis=-1)
         return np.asarray(np.clip(best - rest, -CERTAIN, CERTAIN))
+
+    def mean(self, correction: FloatArray, weight: FloatArray) -> FloatArray:
+        """Return the mean of the corrections."""
+        return np.average(correction, axis=0, weights=weight)
 
     def take(self, which: IntArray) -> ClassLogits:
         """Return some of the examples."""

@@ -70,9 +70,10 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     :math:`F`. Once no leaf gains anything, confidence is right in each subgroup that such a tree
     can form, intersections included (multicalibration, Hébert-Johnson et al. 2018).
 
-    For two classes :math:`F` is added to the log-odds of class 1. For more, if predictions are
-    kept, it is added to the logarithm of the temperature of the example; if not, it has a number
-    for each class, which is added to its logit.
+    For two classes :math:`F` has an offset, which is added to the log-odds of class 1, and a slope,
+    by which they are multiplied. For more, if predictions are kept, it is added to the logarithm of
+    the temperature of the example; if not, it has a number for each class, which is added to its
+    logit.
 
     The number of rounds has the lowest held-out loss. If this is not lower than that of the base by
     two standard errors, the result is the base alone. In the end :math:`F` is multiplied by the
@@ -112,6 +113,8 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     leaf_ : (rounds, 2**depth, outputs) Tensor
     scale_ : scalar Tensor
         Factor of the sum of all leaves of an example.
+    spread_ : scalar Tensor
+        Root of the mean square of the log-odds of two classes, the unit of slopes.
     corrections_ : list of Correction
         The largest mean corrections of subgroups.
     reasons_ : str
@@ -127,7 +130,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     >>> people = {"age": age, "site": site}
     >>> fitted = Multicalibration(columns=["age", "site"]).fit(odds, labels, features=people)
     >>> fitted.corrections_[0].subgroup
-    'age < 30 and site = B'
+    'age < 29 and site = B'
     >>> new = {"age": [25, 25], "site": ["A", "B"]}
     >>> fitted.predict_proba(np.zeros(2), new).round(1)
     array([0.5, 0.2])
@@ -145,6 +148,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     missing_: Tensor
     leaf_: Tensor
     scale_: Tensor
+    spread_: Tensor
 
     def __init__(
         self,
@@ -181,6 +185,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         self.folds = folds
         self.seed = seed
         self.base_ = _made_base(base, keep_argmax)
+        self._store(spread_=torch.tensor(1.0))
         self.metadata_ = []
         self._keep()
 
@@ -275,7 +280,8 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         columns = [*self.metadata_, current]
         numbers = [*features.T, odds.astype(np.float32)]
         codes = np.stack([codes_of(c, x) for c, x in zip(columns, numbers, strict=True)])
-        learner = TreeLearner(columns, self.depth, self.rate, self.penalty, self.fewest)
+        settings = (self.depth, self.rate, self.penalty, self.fewest)
+        learner = TreeLearner(columns, *settings, predictions.doubt)
         return Boosting(predictions, learner, codes, weight)
 
     def _predictions(self, examples: Examples) -> Correctable:
@@ -284,7 +290,10 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         parts = self._base_log_probs(examples)
         if self._maps_class_one(classes):
             odds = torch.cat([p[:, 1] - p[:, 0] for p, _ in parts]).double().cpu().numpy()
-            return ClassOneOdds(odds, (labels == 1).astype(np.float64))
+            spread = float(np.sqrt(np.mean(np.clip(odds, -CERTAIN, CERTAIN) ** 2))) or 1.0
+            self._store(spread_=torch.tensor(spread))
+            # as it is stored, since predictions divide by that
+            return ClassOneOdds(odds, (labels == 1).astype(np.float64), float(self.spread_))
         if self._corrects_classes(classes):
             start = torch.cat([part for part, _ in parts]).double().cpu().numpy()
             return ClassLogits(start, labels)
@@ -355,7 +364,9 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
     def _moved(self, start: Tensor, correction: Tensor) -> Tensor:
         classes = start.shape[-1]
         if self._maps_class_one(classes):
-            return torch.cat([start[..., :1], start[..., 1:] + correction], -1)
+            odds = self._prediction_odds(start) / self.spread_.to(start.dtype)
+            moved = start[..., 1:] + correction[..., :1] + correction[..., 1:] * odds
+            return torch.cat([start[..., :1], moved], -1)
         if self._corrects_classes(classes):
             return start + correction
         return (start - start.amax(-1, keepdim=True)) * torch.exp(
@@ -390,11 +401,12 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
 
     def _in_words(self, correction: Correction) -> str:
         subgroup, mean, share = correction
-        if len(mean) > 1:
+        if self._maps_class_one(max(self._classes, 2)):
+            slope = 1 + mean[1] / float(self.spread_)
+            change = f"log-odds x {slope:.2f} {mean[0]:+.2f}"
+        elif len(mean) > 1:
             most = int(np.abs(mean).argmax())
             change = f"logit of class {most} {mean[most]:+.2f}"
-        elif self._maps_class_one(max(self._classes, 2)):
-            change = f"log-odds {mean[0]:+.2f}"
         else:
             change = f"temperature x {math.exp(mean[0]):.2f}"
         return f"{subgroup}: {change} on {100 * share:.1f} % of examples"

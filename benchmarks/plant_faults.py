@@ -1099,7 +1099,7 @@ FAULTS = (
         "shards",
         "if os.getpid() != home:",
         "if os.getpid() == home:",
-        ("/test_rows.py", "data/test_shards", "metrics/test_reductions"),
+        ("core/test_engines",),
     ),
     # Metrics.
     Fault(

@@ -355,3 +355,14 @@ def test_a_fit_on_log_odds_is_exported_for_any_number_of_rows(rng, kind):
         fitted, (rows[:4],), dynamic_shapes=({0: torch.export.Dim("rows")},)
     )
     torch.testing.assert_close(exported.module()(rows), fitted(rows))
+
+
+def test_only_ratios_of_weights_matter_to_a_part_of_another_method(rng):
+    """``fit`` makes their mean 1; examples of a fold reach the method without it."""
+    logits, weight = 2 * rng.normal(size=300), rng.uniform(0.5, 2, 300)
+    labels = (rng.uniform(size=300) < 1 / (1 + np.exp(-logits))).astype(int)
+    bounds = [
+        VennAbers().fit_examples(examples(logits, labels, factor * weight)).predict_proba(logits)
+        for factor in (1, 1000)
+    ]
+    np.testing.assert_allclose(*bounds, atol=1e-6)

@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 import calibrant as cal
+from calibrant._core.chunks import examples
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS, make_calibrator
@@ -355,3 +356,15 @@ def test_tags_and_classes_are_told_apart():
     for user in (PriorCorrection, Monitor):
         with pytest.raises(ValueError, match=f"{user.__name__} needs a calibrator for exclusive"):
             user(TagScaling())
+
+
+def test_only_ratios_of_weights_matter_without_the_public_fit(rng):
+    logits, weight = rng.normal(size=(300, 3)), rng.uniform(0.5, 2, (300, 3))
+    labels = (rng.uniform(size=(300, 3)) < 1 / (1 + np.exp(1 - logits))).astype(int)
+    probs = [
+        TagScaling()
+        .fit_examples(examples(logits, labels, factor * weight, "multilabel"))
+        .predict_proba(logits)
+        for factor in (1, 1000)
+    ]
+    np.testing.assert_allclose(*probs, atol=1e-6)

@@ -12,16 +12,19 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The processes that tests start would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fuzz cover check lint types tables docs release-check bench clean
+.PHONY: demo test test-1 test-2 fuzz cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
 	$(BIN)/calibrant demo
 
-# Whole files go to one of two processes, so that what a file shares is made once.
+# Each of two processes has half of the files: with a scheduler between them, both would read all.
 # They share the cores, so each has one thread; tests of threads set how many they need.
 test: check .venv/.installed-browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(MAKE) --no-print-directory -j 2 test-1 test-2
+
+test-1 test-2: test-%: .venv/.installed-browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --part $*
 
 # Random and hostile inputs in all processes: make fuzz MINUTES=60
 MINUTES ?= 60

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BINS = 32
 """Bins of a column of numbers."""
+MOST_VALUES = 20
+"""Values of a text that trees tell apart; rarer ones share a code."""
 
 
 class MetadataCalibrator(Calibrator):
@@ -132,7 +134,10 @@ class MetadataCalibrator(Calibrator):
         counts = targets != IGNORED
         if sample_weight is not None:
             counts &= checks.as_weight(sample_weight, targets.shape) > 0
-        learned = {name: learn_column(name, v[counts], bins=BINS) for name, v in arrays.items()}
+        learned = {
+            name: learn_column(name, v[counts], bins=BINS, most=MOST_VALUES)
+            for name, v in arrays.items()
+        }
         return [column or untold(name) for name, column in learned.items()]
 
 

@@ -85,6 +85,13 @@ LINES: dict[str, list[list[str]]] = {
         ["split.npz", "--split", NAME, "--methods", "", "--level", "0", "-o", f"{FILE}.json"],
         [f"{FILE}.npz", "-o", f"{FILE}.{NAME}"],
     ],
+    "slices": [
+        [f"{FILE}.npz"],
+        [f"{FILE}.npz", "--by", "region"],
+        [f"{FILE}.npz", "--by", "region", "--json"],
+        [f"{FILE}.npz", "--columns", NAME],
+        ["split.npz", "--split", "none"],
+    ],
     "decide": [
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--save", f"{FILE}3"],
         [f"{FILE}/{FILE}.npz", "--max-error", "0.9", "--json"],

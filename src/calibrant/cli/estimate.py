@@ -34,14 +34,7 @@ if TYPE_CHECKING:
     help="Labels of some rows: a file of --label-budget that was filled in.",
 )
 @click.option("--ignore-labels", is_flag=True, help="Do not use the labels in PRED.")
-@click.option(
-    "--level",
-    default=0.9,
-    show_default=True,
-    type=click.FloatRange(0, 0.99, min_open=True),
-    metavar="FRACTION",
-    help="Coverage of the intervals.",
-)
+@shared.CERTAIN_LEVEL
 @click.option(
     "--tolerance",
     default=0.1,
@@ -139,10 +132,7 @@ def estimate(
 
 def _print_result(result: PerformanceEstimate, title: str) -> None:
     console = shared.new_console()
-    console.print(title, style="bold", soft_wrap=True)
-    console.print(result.describe(), style="dim", soft_wrap=True)
-    headings, *rows = result.table()
-    console.print(shared.text_table(headings, rows))
+    shared.print_tables(console, title, result.describe(), [result.table()])
     for line in (*result.remarks(), result.assumption()):
         console.print(line, soft_wrap=True)
     console.print(result.verdict(), style="bold", soft_wrap=True)

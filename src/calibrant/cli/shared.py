@@ -42,6 +42,14 @@ LEVEL = click.option(
     metavar="FRACTION",
     help="Coverage of the intervals; 0: none.",
 )
+CERTAIN_LEVEL = click.option(
+    "--level",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 0.99, min_open=True),
+    metavar="FRACTION",
+    help="Coverage of the intervals.",
+)
 SET = click.option(
     "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
 )
@@ -196,6 +204,16 @@ def text_table(
         shown = map(printable_name, cells)
         table.add_row(*shown, style="bold" if marked and cells[0] == marked else "")
     return table
+
+
+def print_tables(
+    console: Console, title: str, about: str, tables: Iterable[Sequence[Sequence[str]]]
+) -> None:
+    """Print tables, each with its headings first, below a title and a line about them."""
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(about, style="dim", soft_wrap=True)
+    for headings, *rows in tables:
+        console.print(text_table(headings, rows))
 
 
 def print_evaluations(title: str, results: Evaluations) -> None:

@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--most", default=20, show_default=True, type=click.IntRange(1), help="Subgroups to show."
 )
-@click.option(
-    "--level",
-    default=0.9,
-    show_default=True,
-    type=click.FloatRange(0, 0.99, min_open=True),
-    metavar="FRACTION",
-    help="Probability with which all intervals hold.",
-)
+@shared.CERTAIN_LEVEL
 @click.option("--seed", default=0, show_default=True, help="Of samples and noise.")
 @shared.AS_JSON
 @shared.AS_LATEX
@@ -104,10 +97,7 @@ def slices(
 
 def _print_result(result: Slices | Groups, title: str) -> None:
     console = shared.new_console()
-    console.print(title, style="bold", soft_wrap=True)
-    console.print(result.describe(), style="dim", soft_wrap=True)
-    for headings, *rows in result.tables():
-        console.print(shared.text_table(headings, rows))
+    shared.print_tables(console, title, result.describe(), result.tables())
     console.print(result.verdict(), style="bold", soft_wrap=True)
     for line in result.remarks():
         console.print(line, soft_wrap=True)

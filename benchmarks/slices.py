@@ -40,26 +40,31 @@ def held() -> int:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
 
 
+def measured(folder: str, size: int) -> str:
+    """Line of the table for the shards that were written."""
+    cal.evaluate(folder, level=None)  # files are in the cache afterwards
+    start = time.perf_counter()
+    cal.evaluate(folder, level=None)
+    middle = time.perf_counter()
+    memory = [held()]
+    found = cal.find_slices(folder, progress=lambda *_: memory.append(held()))
+    search, usual = time.perf_counter() - middle, middle - start
+    growth, worst = (max(memory) - memory[0]) / 1e6, found[0].name if len(found) else "-"
+    return (
+        f"{size:9,}  {found.searched:10,}  {usual:10.2f}  {search:8.2f}  {search / usual:5.1f}  "
+        f"{growth:9.0f}  {worst}"
+    )
+
+
 def main() -> None:
     print("examples    subgroups  evaluate s  search s  ratio  memory MB  worst")
+    written = 0
     with tempfile.TemporaryDirectory() as folder:
-        written = 0
         for size in SIZES:
-            while written < size // SHARD:
-                write_shard(Path(folder) / f"{written}.npz", written)
-                written += 1
-            cal.evaluate(folder, level=None)  # files are in the cache afterwards
-            start = time.perf_counter()
-            cal.evaluate(folder, level=None)
-            middle, before = time.perf_counter(), held()
-            memory: list[int] = []
-            found = cal.find_slices(folder, progress=lambda *_: memory.append(held()))
-            end = time.perf_counter()
-            print(
-                f"{size:9,}  {found.searched:10,}  {middle - start:10.2f}  {end - middle:8.2f}  "
-                f"{(end - middle) / (middle - start):5.1f}  {(max(memory) - before) / 1e6:9.0f}  "
-                f"{found[0].name if len(found) else '-'}"
-            )
+            for number in range(written, size // SHARD):
+                write_shard(Path(folder) / f"{number}.npz", number)
+            written = size // SHARD
+            print(measured(folder, size), flush=True)
 
 
 if __name__ == "__main__":

@@ -365,4 +365,4 @@ def test_only_ratios_of_weights_matter_to_a_part_of_another_method(rng):
         VennAbers().fit_examples(examples(logits, labels, factor * weight)).predict_proba(logits)
         for factor in (1, 1000)
     ]
-    np.testing.assert_allclose(*bounds, atol=1e-6)
+    np.testing.assert_allclose(bounds[0], bounds[1], atol=1e-6)

@@ -3989,6 +3989,20 @@ FAULTS = (
         ("slices/test_find", "slices/test_groups"),
         within="Reading",
     ),
+    Fault(
+        "subgroups-of-the-last-shard-alone",
+        "workflows",
+        "total.by.setdefault(name, total.like()).merge(part)",
+        "total.by[name] = part",
+        ("workflows/test_evaluate",),
+    ),
+    Fault(
+        "certain-claims-leave-no-room",
+        "slices",
+        "possible = np.clip(claimed, CERTAIN, 1 - CERTAIN)",
+        "possible = claimed",
+        ("slices/test_find", "slices/test_groups"),
+    ),
 )
 
 

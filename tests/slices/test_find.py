@@ -177,7 +177,13 @@ def test_forms_of_a_result(rng):
         ({"level": 1.5}, "level"),
         ({"min_size": 0}, "min_size"),
         ({"metadata": {"age": np.zeros((100, 2))}}, "one value per example"),
-        ({"metadata": {"age": np.zeros(99)}}, "99 rows"),
+        ({"metadata": {"age": np.zeros(99)}}, "age has 99 rows"),
+        ({"metadata": {"P(1)": np.arange(100)}}, r"rename the column 'P\(1\)'"),
+        ({"metadata": {1: np.arange(100), "1": np.arange(100)}}, "different names, got 1 twice"),
+        ({"metadata": np.zeros((4, 5, 5))}, r"an array \(n, columns\)"),
+        ({"depth": 2.0}, "depth must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"features": np.full((100, 2), np.inf)}, "features must be finite"),
         ({"labels": np.full(100, -100)}, "label"),
         ({"probs": np.full(100, np.nan)}, "NaN"),
         ({"labels": None}, "labels are missing"),
@@ -196,3 +202,62 @@ def test_tags_and_metadata_beside_a_file_are_refused(tmp_path):
         find_slices(path, metadata={"age": np.arange(10)})
     with pytest.raises(ValueError, match="one label per row"):
         find_slices({"logits": np.zeros((10, 3, 2)), "labels": np.zeros((10, 3), int)})
+
+
+def test_certain_claims_that_are_wrong(rng):
+    site = np.array(list("ABCDE"))[np.arange(1000) % 5]
+    probs = np.where(site == "A", 1.0, rng.uniform(0.05, 0.95, 1000))
+    labels = (rng.uniform(size=1000) < probs).astype(int)
+    wrong = np.where(site == "A", 0, labels)
+    found = find_slices(probs=probs, labels=wrong, metadata={"site": site})
+    assert "site = A" in {one.name for one in found.slices}
+    sure = np.full((1000, 50), -100.0)
+    sure[:, 0] = 100
+    assert len(find_slices(sure, np.zeros(1000, int))) == 0
+    assert len(find_slices(probs=labels.astype(float), labels=labels)) == 0
+
+
+def test_few_examples_are_no_subgroups(rng):
+    found = find_slices(probs=rng.uniform(size=20), labels=rng.integers(0, 2, 20))
+    assert (found.searched, found.n) == (0, 20)
+    assert "Nothing was searched: no subgroup has 30 examples." in str(found)
+
+
+def test_columns_of_any_kind(rng):
+    """Dates with time zones and as text, objects with missing values, names of predictions."""
+    n = 2000
+    days = pd.Series(pd.date_range("2023-01-01", periods=n, freq="h", tz="Europe/Paris"))
+    early = (np.arange(n) < n // 4).astype(float)
+    probs = rng.uniform(0.2, 0.9, n)
+    labels = (rng.uniform(size=n) < np.where(early, probs / 3, probs)).astype(int)
+    for metadata in (
+        {"day": days},
+        {"day": days.dt.tz_localize(None).astype(str).to_numpy()},
+        {"day": np.array([d.date() for d in days], dtype=object)},
+    ):
+        found = find_slices(probs=probs, labels=labels, metadata=metadata)
+        assert found[0].name.startswith("day < 2023-01-2"), metadata
+    flags = pd.Series([True, False, None] * n, dtype="boolean")[:n]
+    texts = pd.Series(["a", None, pd.NA, "b"] * n, dtype="string")[:n]
+    mixed = np.array([1, None, "x", 2.5] * n, dtype=object)[:n]
+    frame = pd.DataFrame({"flag": flags, "text": texts, "mixed": mixed})
+    assert find_slices(probs=probs, labels=labels, metadata=frame).columns == [*frame, "P(1)"]
+    whole = frame.assign(prob=probs, label=labels)
+    assert find_slices(whole).columns == [*frame, "P(1)"]
+    named = pd.Series(texts, name="site")
+    assert find_slices(probs=probs, labels=labels, metadata=named).columns[0] == "site"
+
+
+def test_a_column_called_row(rng):
+    metadata, probs, labels = planted(rng, 3000)
+    data = {"probs": probs, "labels": labels, "row": metadata["site"]}
+    assert all("missing" not in one.name for one in find_slices(data).slices)
+    assert "row = B" in find_slices(data)[0].name
+
+
+def test_features_that_form_no_clusters(rng):
+    _, probs, labels = planted(rng, 500)
+    given = {"probs": probs, "labels": labels, "columns": []}
+    find_slices(**given, features=np.ones((500, 3)))
+    with pytest.raises(ValueError, match="features must be finite"):
+        find_slices(**given, features=np.full((500, 3), np.nan))

@@ -86,5 +86,29 @@ def test_bad_input_is_refused(two_classes):
     data = {"logits": logits, "labels": labels, "site": site, "constant": np.ones(5000)}
     with pytest.raises(ValueError, match="unknown column 'sit': did you mean site"):
         measure_groups(data, by="sit")
-    with pytest.raises(ValueError, match="constant has one value only"):
+    with pytest.raises(ValueError, match="constant has no different values"):
         measure_groups(data, by="constant")
+
+
+def test_certain_claims_and_ties(rng):
+    """Claims of exactly 1 may all be wrong; at 0.5 all figures mean the same decision."""
+    site = np.array(list("ABCDE"))[np.arange(1000) % 5]
+    probs = np.where(site == "A", 1.0, rng.uniform(0.1, 0.9, 1000).round(1))
+    labels = np.where(site == "A", 0, rng.integers(0, 2, 1000))
+    groups = measure_groups(probs=probs, labels=labels, by=site).before
+    assert groups["A"].gap.low > 0.95
+    assert groups["A"].gap.high <= 1
+    for value, group in groups.items():
+        right = (probs >= 0.5) == (labels == 1)
+        assert group.accuracy == pytest.approx(right[site == value].mean())
+
+
+def test_names_and_forms_of_groups(rng):
+    probs, labels = rng.uniform(size=300), rng.integers(0, 2, 300)
+    code = np.array([1000001.0, 1000002.0, np.nan])[np.arange(300) % 3]
+    groups = measure_groups(probs=probs, labels=labels, by=code).before
+    assert list(groups) == ["1000001", "1000002", "group is missing"]
+    with pytest.raises(TypeError, match="arrays have no columns, got by='site'"):
+        measure_groups(probs=probs, labels=labels, by="site")
+    with pytest.raises(ValueError, match=r"rename the column 'P\(1\)'"):
+        measure_groups({"probs": probs, "labels": labels, "P(1)": code}, by="P(1)")

@@ -314,7 +314,8 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
     assert int(done.stdout) < logits.nbytes / 5
 
 
-def test_subgroups_found_in_one_half_are_measured_in_the_other(rng):
+def test_subgroups_found_in_one_half_are_measured_in_the_other(rng, tmp_path):
+    folder = tmp_path / "shards"
     site, probs = rng.choice(["A", "B"], 4000), rng.uniform(0.01, 0.99, 4000)
     labels = (rng.uniform(size=4000) < np.where(site == "B", probs / 2, probs)).astype(int)
     data = {"probs": probs, "labels": labels, "site": site}
@@ -323,6 +324,15 @@ def test_subgroups_found_in_one_half_are_measured_in_the_other(rng):
     assert found.n == other.sum()
     right = (probs[other] > 0.5) == labels[other]
     assert found["accuracy"].value == pytest.approx(right.mean())
+    folder.mkdir()
+    for i, rows in enumerate(np.array_split(np.argsort(site)[::-1], 3)):  # the last has no B
+        np.savez(folder / f"{i}.npz", **{key: values[rows] for key, values in data.items()})
+    shards = calibrant.evaluate(folder, by="auto", metrics=["accuracy"]).by
+    assert sum(part.n for part in shards.values()) > 0
+    kept = [np.load(folder / f"{i}.npz") for i in range(3)]
+    joined = {key: np.concatenate([one[key] for one in kept]) for key in data}
+    whole = calibrant.evaluate(joined, by="auto", metrics=["accuracy"]).by
+    assert {name: part.n for name, part in shards.items()} == {n: p.n for n, p in whole.items()}
     named = calibrant.evaluate({**data, "auto": site}, by="auto", metrics=["accuracy"]).by
     assert set(named) == {"A", "B"}  # a column of that name
 

@@ -105,6 +105,8 @@ def evaluate(
             click.echo(evaluation.to_latex())
         else:
             print_evaluation(evaluation, f"{pred}, {name} split" if name else pred)
+            if options["by"] == "auto" and not evaluation.by:
+                click.echo("No subgroup is shown to be miscalibrated.")
     if max_ece is None or evaluation["ece"].value <= max_ece:
         return 0
     shared.say(f"ECE {evaluation['ece'].value:.4f} exceeds the limit of {max_ece:g}")

@@ -11,6 +11,7 @@ from calibrant._core.class_names import as_array, class_names_of, numbered
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header
 from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, split_names
+from calibrant.data.metadata import storable
 from calibrant.data.tables import RULES, TableArrays, layout_of
 
 FRAME = "the data frame"  # in place of a path
@@ -23,7 +24,7 @@ class FrameTable:
 
     def __init__(self, frame: Any, beside: Mapping[str, object]) -> None:
         names = [str(name) for name in frame.columns]
-        columns = {str(name): as_array(frame[name]) for name in frame.columns}
+        columns = {str(name): storable(as_array(frame[name])) for name in frame.columns}
         columns |= {name: as_array(values) for name, values in beside.items()}
         if len(set(names)) < len(names):
             raise ValueError(f"{FRAME} has two columns of one name among {comma_separated(names)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -25,6 +26,8 @@ MOST_CATEGORIES = 100
 FEW_VALUES = 10
 """Numbers with at most so many values are categories."""
 DAY = 86400.0
+DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d.*)?)?")
+NO_DATE = np.datetime64("NaT", "s")
 MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
 NO_METADATA = (*SCORES, "labels", "features", "fold", "inclusion_probability")
 """Columns of a split that are not about the subgroups of its examples."""
@@ -150,14 +153,24 @@ def conjunction_text(columns: Sequence[MetadataColumn], conditions: Iterable[Con
 
 def as_metadata(metadata: object) -> dict[str, Array]:
     """Return a mapping, a data frame or an array ``(n, columns)`` as arrays by name."""
-    if isinstance(metadata, Mapping):
-        arrays = {str(name): as_array(values) for name, values in metadata.items()}
-    elif is_frame(metadata):
-        arrays = {str(name): as_array(metadata[name]) for name in metadata.columns}  # type: ignore[index]
+    if isinstance(metadata, Mapping) or is_frame(metadata):
+        keys = list(metadata if isinstance(metadata, Mapping) else metadata.columns)
+        names = [str(key) for key in keys]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"columns of metadata need different names, got {twice[0]} twice")
+        values = [metadata[key] for key in keys]  # type: ignore[index]  # a frame has them too
     else:
-        array = as_array(metadata)
-        table = array[:, None] if array.ndim == 1 else array
-        arrays = {f"column {i}": column for i, column in enumerate(np.moveaxis(table, -1, 0))}
+        table = as_array(metadata)
+        if table.ndim not in (1, 2) or table.dtype.names:
+            raise ValueError(
+                "metadata must be a data frame, a mapping of arrays (n,) or an array (n, columns), "
+                f"got a {type(metadata).__name__} of shape {table.shape}"
+            )
+        values = [table] if table.ndim == 1 else list(table.T)
+        names = [f"column {i}" for i in range(len(values))]
+        if table.ndim == 1 and isinstance(name := getattr(metadata, "name", None), str):
+            names = [name]
+    arrays = {name: storable(as_array(v)) for name, v in zip(names, values, strict=True)}
     if wrong := [name for name, values in arrays.items() if values.ndim != 1]:
         raise ValueError(
             "metadata must have one value per example in each column, got "
@@ -166,16 +179,25 @@ def as_metadata(metadata: object) -> dict[str, Array]:
     return arrays
 
 
+def storable(values: Array) -> Array:
+    """Return objects, such as dates and missing values, as text; other arrays as they are."""
+    if values.dtype != object or values.ndim != 1:
+        return values
+    nested = (list, tuple, dict, np.ndarray)
+    return values if any(isinstance(v, nested) for v in values) else as_keys(values)
+
+
 def learn_column(
     name: str, values: Values, *, bins: int = 8, most: int = MOST_CATEGORIES, fewest: float = 1
 ) -> MetadataColumn | None:
     """Return the codes of a column from some of its values; None if there is nothing to tell apart.
 
     Numbers have ``bins`` bins with about equally many values; categories have codes for the
-    ``most`` frequent values that occur ``fewest`` times. Texts that are all numbers are numbers.
+    ``most`` frequent values that occur ``fewest`` times. Texts that are all numbers are numbers,
+    and those that are all dates, such as 2026-01-31, are dates.
     """
-    array = as_array(values)
-    if array.dtype.kind == "M":
+    array = storable(as_array(values))
+    if array.dtype.kind == "M" or _are_dates(array):
         return _learn_numbers(name, "date", _seconds(array), bins)
     numbers = _numbers_or_none(array)
     if numbers is not None and np.unique(numbers[~np.isnan(numbers)]).size > FEW_VALUES:
@@ -256,17 +278,36 @@ def _parsed(texts: Array) -> FloatArray:
     return numbers
 
 
+def _are_dates(values: Array) -> bool:
+    """Return True for texts that are dates or missing."""
+    if values.dtype.kind not in "SU":
+        return False
+    known = [text for text in np.unique(_as_texts(values)).tolist() if not _is_missing(text)]
+    return bool(known) and all(DATE.fullmatch(text.strip()) for text in known)
+
+
 def _seconds(values: Array) -> FloatArray:
     """Return dates as seconds; NaN where they are missing."""
+    if values.dtype.kind != "M":
+        texts, index = np.unique(_as_texts(storable(values)), return_inverse=True)
+        values = np.array([_as_date(text.strip()) for text in texts.tolist()])[index.reshape(-1)]
     dates = values.astype("datetime64[s]")
     return np.where(np.isnat(dates), math.nan, dates.astype(np.int64).astype(np.float64))
+
+
+def _as_date(text: str) -> np.datetime64:
+    """Return a date without its time zone; none for other texts."""
+    try:
+        return np.datetime64(text[:19].replace(" ", "T"), "s") if DATE.fullmatch(text) else NO_DATE
+    except ValueError:  # 2026-02-31
+        return NO_DATE
 
 
 def _as_texts(values: Array) -> Array:
     """Return values as text: whole numbers without a point."""
     keys = as_keys(values)
     if keys.dtype.kind == "f":
-        return np.array([f"{x:g}" for x in keys.tolist()], dtype=str)
+        return np.array([f"{x:.15g}" for x in keys.tolist()], dtype=str)
     return keys.astype(str)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -332,7 +333,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             Examples that the classifier was not fitted on. Columns of a data frame, or of an array
             ``(n, columns)``, form subgroups.
         columns : sequence of str, optional
-            Names of columns to use; all by default. Those of an array are ``"column 0"`` and on.
+            Names of columns to use; all by default. Those of an array are ``"column 0"`` and on; a
+            sparse matrix has none, and predictions alone form subgroups.
         **options
             Of :func:`calibrant.find_slices`, such as ``sample_weight``, ``depth`` and ``level``.
 
@@ -345,7 +347,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError("subgroups need one class per example: take one tag at a time")
         labels = scoring.labels_of(self.classes_, scoring.targets(y))
         data = {"probs": probs, "labels": labels, "class_names": self.classes_.astype(str)}
-        return find_slices(data, metadata=X, columns=columns, **options)
+        metadata = None if issparse(X) else X
+        return find_slices(data, metadata=metadata, columns=columns, **options)
 
     def _calibrated(self, X: Any) -> Tensor:
         tags = self.calibrator_.multilabel

@@ -6,6 +6,7 @@ predicted and second class of more. Features are reduced to the number of their 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from calibrant._core.checks import (
     IGNORED,
@@ -21,6 +23,7 @@ from calibrant._core.checks import (
     IntArray,
     as_labels,
     as_weight,
+    check_finite_rows,
     check_labels,
     check_some,
 )
@@ -42,8 +45,14 @@ NUMBERS = 4_000_000
 P_CUTS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
 CONFIDENCE_CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999)
 """Ends of the ranges of P(y = 1) and of confidences: the same for all models."""
-CLUSTERS = 16
+CLUSTERS, LOOKED_AT = 16, 1000
+"""Clusters at most, and examples in which different features are counted."""
+CERTAIN = 1e-9
+"""Distance of claims from 0 and 1, at least."""
+ROW = " row"
+"""Column with the numbers of the rows, under a name that no file has."""
 CLUSTER, CONFIDENCE = "feature cluster", "confidence"
+PREDICTED, SECOND = "predicted class", "second class"
 
 
 class Outcomes(NamedTuple):
@@ -113,6 +122,12 @@ class Reading:
         """Name of the probability of class 1 of two."""
         return f"P({self.class_name(1)})"
 
+    def check_names(self) -> None:
+        """Raise if a column of metadata has the name of a prediction."""
+        taken = {CLUSTER, CONFIDENCE, PREDICTED, SECOND, self.probability}
+        if clash := taken.intersection(self.metadata):
+            raise ValueError(f"rename the column {min(clash)!r}: predictions have this name")
+
     def needed(self) -> list[str]:
         """Return the columns of a split that are read."""
         columns = ["logits", "labels", "sample_weight", *self.metadata.values()]
@@ -153,10 +168,13 @@ class Reading:
         predicted = probs.argmax(1)
         if self.classes == 2:
             sign = np.where(predicted == 1, 1.0, -1.0)
-            return Outcomes(probs[:, 1], (labels == 1).astype(np.float64), weight, sign)
-        claimed = probs[np.arange(labels.size), predicted]
-        happened = (labels == predicted).astype(np.float64)
-        return Outcomes(claimed, happened, weight, np.ones(labels.size))
+            claimed, happened = probs[:, 1], labels == 1
+        else:
+            sign = np.ones(labels.size)
+            claimed, happened = probs[np.arange(labels.size), predicted], labels == predicted
+        # a claim of exactly 1 would leave no room for noise
+        possible = np.clip(claimed, CERTAIN, 1 - CERTAIN)
+        return Outcomes(possible, happened.astype(np.float64), weight, sign)
 
     def values(self, chunk: Chunk, probs: FloatArray, kept: BoolArray) -> dict[str, Array]:
         """Return the columns of the labelled rows by name, before they are encoded."""
@@ -175,8 +193,8 @@ class Reading:
         others[every, first] = -1
         return {
             CONFIDENCE: probs[every, first],
-            "predicted class": names[first],
-            "second class": names[others.argmax(1)],
+            PREDICTED: names[first],
+            SECOND: names[others.argmax(1)],
         }
 
     def encoded(self, chunk: Chunk) -> EncodedExamples:
@@ -229,13 +247,13 @@ def draw_sample(
     share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
     columns = reading.needed()
     columns += ["features"] if clusters and "features" not in columns else []
-    numbered = split.with_column("row", np.arange(split.rows))
+    numbered = split.with_column(ROW, np.arange(split.rows))
     task = partial(_shard_sample, reading, share, seed, clusters)
     parts = list(
         numbered.walk(
             task,
             *columns,
-            "row",
+            ROW,
             rows=split.chunk_rows,
             executor=work.executor,
             progress=work.progress,
@@ -254,8 +272,9 @@ def _chunk_sample(
     reading: Reading, share: float, seed: int, clusters: bool, chunk: Chunk
 ) -> SampledExamples:
     outcomes, probs, kept = reading.labelled(chunk)
-    number = chunk.columns["row"]
-    chosen = (uniform(seed, int(number[0]), number.size) < share)[kept]
+    number = chunk.columns[ROW]
+    # another seed than that of samples of the split, of which the examples may be one
+    chosen = (uniform(seed + 1, int(number[0]), number.size) < share)[kept]
     values = reading.values(chunk, probs, kept)
     features = None
     if clusters:
@@ -305,7 +324,11 @@ def cluster_centres(features: FloatArray, seed: int) -> FloatArray:
     """Return the centres of clusters of features ``(n, width)``, by k-means."""
     from scipy.cluster.vq import kmeans2
 
-    count = int(np.clip(len(features) // 50, 2, CLUSTERS))
+    check_finite_rows(torch.from_numpy(features))
+    different = len(np.unique(features[:LOOKED_AT], axis=0))
+    count = min(different, int(np.clip(len(features) // 50, 2, CLUSTERS)))
     rng: Any = np.random.default_rng(seed)
-    centres, _ = kmeans2(features, count, minit="++", rng=rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of clusters that became empty
+        centres, _ = kmeans2(features, count, minit="++", rng=rng)
     return np.asarray(centres)

@@ -20,10 +20,11 @@ from calibrant._core.checks import (
     warnings_at_caller,
 )
 from calibrant._core.chunks import Progress
-from calibrant._core.class_names import is_frame
+from calibrant._core.class_names import as_array, is_frame
 from calibrant._core.messages import unknown_name
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
+from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
@@ -130,11 +131,14 @@ def find_slices(
     """
     check_whole("min_size", 1 if min_size is None else min_size)
     check_whole("most", most)
+    check_whole("depth", depth)
+    check_whole("seed", seed, 0)
     check_level(level)
     if depth not in BINS:
         raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
     chosen, keys = open_examples(data, labels, probs, metadata, features, sample_weight, split)
     reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
+    reading.check_names()
     reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
     return search(chosen, reading, settings, Work(executor, progress)).result()
@@ -274,16 +278,26 @@ def open_examples(
         data = {**data, **further}
     elif not is_data(data) and not (is_frame(data) and labels is None):
         if labels is None:
-            raise TypeError("labels are missing: pass find_slices(logits, labels, metadata=...)")
+            raise TypeError("labels are missing: pass (logits, labels), or probs= and labels=")
         check_one_input(data, probs)
         scores: Any = {"logits": data} if probs is None else {"probs": probs}
         data = {**scores, "labels": labels, **further}
+        _check_lengths(len(as_array(labels)), beside)
     elif beside:
         raise TypeError("metadata goes with arrays: a file or data frame has it as further columns")
     dataset = as_dataset(data, features=features, sample_weight=sample_weight)
     chosen = dataset.split(split, TEST_SPLITS)
     stored = {name: key for name, key in metadata_keys(chosen).items() if key not in further}
     return chosen, {**stored, **names}
+
+
+def _check_lengths(rows: int, metadata: Mapping[str, Array]) -> None:
+    for name, values in metadata.items():
+        if len(values) != rows:
+            raise ValueError(
+                f"metadata: {name} has {len(values)} rows, but there are {rows} labels; every "
+                "column needs one value per example"
+            )
 
 
 def metadata_keys(split: Split) -> dict[str, str]:
@@ -298,6 +312,7 @@ def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str
     """Return the metadata to use."""
     if columns is None:
         return dict(names)
+    columns = [columns] if isinstance(columns, str) else columns
     for column in columns:
         if column not in names:
             raise unknown_name("column", column, names)

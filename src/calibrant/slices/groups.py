@@ -13,10 +13,11 @@ from scipy.special import ndtri
 
 from calibrant._core.checks import FloatArray, Values, check_level, warnings_at_caller
 from calibrant._core.chunks import Progress
+from calibrant._core.class_names import is_frame
 from calibrant._core.messages import printable, unknown_name
 from calibrant._core.tables import aligned, frame, latex_table
 from calibrant.calibrators.base import Calibrator
-from calibrant.data.dataset import Data, Split
+from calibrant.data.dataset import Data, Split, is_data
 from calibrant.data.metadata import MetadataColumn, learn_column
 from calibrant.display.html import joined, notebook
 from calibrant.display.results import heading, long_table, one_line, remarks, verdict
@@ -24,6 +25,7 @@ from calibrant.metrics.reliability import Estimate
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices.examples import Reading, Work, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
+from calibrant.slices.result import signed
 from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
 
 if TYPE_CHECKING:
@@ -181,7 +183,10 @@ class Groups:
             name or "before": {value: _plain(group) for value, group in groups.items()}
             for name, groups in self.sets.items()
         }
-        differences = {name or "before": figures for name, figures in self.differences().items()}
+        differences = {
+            name or "before": {k: None if math.isnan(v) else v for k, v in figures.items()}
+            for name, figures in self.differences().items()
+        }
         return {
             **{"column": self.column, "classes": self.classes, "level": self.level},
             **sets,
@@ -244,12 +249,15 @@ def measure_groups(
     {'A': 0.01, 'B': 0.18}
     """
     check_level(level)
+    if isinstance(by, str) and not (is_data(data) or is_frame(data)):
+        raise TypeError(f"arrays have no columns, got by={by!r}: pass its values, or a file")
     name = by if isinstance(by, str) else str(getattr(by, "name", None) or "group")
     metadata = None if isinstance(by, str) else {name: by}
     chosen, names = open_examples(data, labels, probs, metadata, features, sample_weight, split)
     if name not in names:
         raise unknown_name("column", name, names)
     reading = Reading({name: names[name]}, chosen.classes, chosen.dataset.class_names)
+    reading.check_names()
     work = Work(executor, progress)
     reading = _with_groups(reading, chosen, name, work)
     before = _measured(reading, chosen, level, work)
@@ -264,7 +272,7 @@ def _with_groups(reading: Reading, split: Split, name: str, work: Work) -> Readi
     sample = draw_sample(reading, split, clusters=False, seed=0, work=work)
     column = learn_column(name, sample.values[name])
     if column is None:
-        raise ValueError(f"{split.path}: {name} has one value only, so there are no groups")
+        raise ValueError(f"{split.path}: {name} has no different values, so there are no groups")
     selected = replace(HALF, name=reading.probability)
     return replace(reading, columns=(column, selected) if reading.classes == 2 else (column,))
 
@@ -279,7 +287,6 @@ def _measured(reading: Reading, split: Split, level: float, work: Work) -> dict[
     first = gaps_of((0,), "", used[:, None], sums, 0)
     low, high = first.intervals(critical)
     weight = sums[SHARED.index("weight")]
-    right = sums[_place("happened", len(tables.estimands) - 1)]
     rates = _rates(tables, used) if reading.classes == 2 else [{} for _ in used]
     return {
         column.text(int(code), int(code) + 1).removeprefix(f"{column.name} = "): Group(
@@ -288,8 +295,7 @@ def _measured(reading: Reading, split: Split, level: float, work: Work) -> dict[
             claimed=float(first.claimed[i]),
             observed=float(first.happened[i]),
             gap=Estimate(float(first.gap[i]), float(low[i]), float(high[i])),
-            accuracy=float(right[i] / weight[i]),
-            **rates[i],
+            **{"accuracy": float(first.happened[i]), **rates[i]},
         )
         for i, code in enumerate(used.tolist())
     }
@@ -305,6 +311,7 @@ def _rates(tables: Tables, used: Any) -> list[dict[str, float]]:
     table = tables.sums[(0, 1)]
     weight, events = table[SHARED.index("weight")], table[_place("happened", 0)]
     shares = {
+        "accuracy": (events[:, 1] + (weight - events)[:, 0]) / np.maximum(weight.sum(1), 1e-300),
         "selected": _share(weight),
         "true_positive_rate": _share(events),
         "false_positive_rate": _share(weight - events),
@@ -323,7 +330,7 @@ def _share(by_half: FloatArray) -> FloatArray:
 def _calibration_cells(group: Group) -> tuple[str, ...]:
     value, low, high = (100 * x for x in group.gap)
     shares = (_shown(group.claimed), _shown(group.observed))
-    return (f"{group.n:,}", *shares, f"{value:+.1f}", f"[{low:.1f}, {high:.1f}]")
+    return (f"{group.n:,}", *shares, signed(value), f"[{low:.1f}, {high:.1f}]")
 
 
 def _decision_cells(group: Group) -> tuple[str, ...]:

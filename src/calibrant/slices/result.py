@@ -145,7 +145,10 @@ class Slices:
                 "then search what is left.",
             )
         if self.left_out:
-            lines.append(f"Left out, as no value is frequent: {comma_separated(self.left_out)}.")
+            names = comma_separated(self.left_out)
+            lines.append(f"Left out, since they tell no subgroups apart: {names}.")
+        if not self.searched:
+            lines.append(f"Nothing was searched: no subgroup has {self.min_size:,} examples.")
         return lines
 
     def table(self) -> list[tuple[str, ...]]:
@@ -161,7 +164,7 @@ class Slices:
             f"{one.n:,}",
             f"{100 * one.claimed:.1f}",
             f"{100 * one.observed:.1f}",
-            f"{value:+.1f}",
+            signed(value),
             f"[{low:.1f}, {high:.1f}]",
         )
 
@@ -203,6 +206,7 @@ class Slices:
             "level": self.level,
             "critical": self.critical,
             "min_size": self.min_size,
+            "notes": self.notes,
             "whole": [_plain(one) for one in self.whole],
             "slices": [_plain(one) for one in self.slices],
         }
@@ -228,6 +232,16 @@ class Slices:
 
         rows = {self.title(one): one.gap for one in (*self.whole, *self.slices)}
         return forest_plot(rows, ax, title="gap", reference=0.0, level=self.level, longest=60)
+
+
+def signed(points: float) -> str:
+    """Return a gap with its sign; zero has none.
+
+    >>> signed(2.34), signed(-0.01)
+    ('+2.3', '0.0')
+    """
+    rounded = round(points, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"
 
 
 def _plain(one: Slice) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def all_candidates(tables: Tables, family: Family, min_size: int) -> Iterator[Ca
     for chosen, table in tables.sums.items():
         sums = family.sums(table, chosen)
         place = family.places(chosen)
-        fits = (sums[0] >= min_size) & ((sums[0] < everyone) | (not chosen))
+        fits = (sums[0] >= min_size) & (sums[0] < everyone) if chosen else np.ones(1, bool)
         for number, estimand in enumerate(tables.estimands):
             yield gaps_of(chosen, estimand, place[fits], sums[:, fits], number)
 
@@ -183,8 +183,7 @@ def gaps_of(
         _alike(happened, scatter, weight, otherwise=np.full_like(weight, np.inf)),
     )
     deviation = np.sqrt(np.maximum(variance, scatter)) / weight
-    every = Candidates(chosen, estimand, place, count, weight, claimed, happened, deviation, size)
-    return every.take(deviation > 0)
+    return Candidates(chosen, estimand, place, count, weight, claimed, happened, deviation, size)
 
 
 def _alike(
@@ -219,7 +218,8 @@ def critical_value(
         cell, width = flat_codes(codes, chosen, tables.sizes), math.prod(table.shape[1:])
         variance = np.bincount(cell, scale**2, width).astype(np.float64)
         deviation = np.sqrt(family.sums(variance.reshape(1, *table.shape[1:]), chosen)[0])
-        fits = (family.sums(table[:1], chosen)[0] >= min_size) & (deviation > 0)
+        enough = family.sums(table[:1], chosen)[0] >= (min_size if chosen else 1)
+        fits = enough & (deviation > 0)
         for sign in signs if fits.any() else []:
             by_cell: Any = csr_array((sign, (cell, np.arange(cell.size))), (width, cell.size))
             sums = family.sums((by_cell @ noise).T.reshape(DRAWS, *table.shape[1:]), chosen)

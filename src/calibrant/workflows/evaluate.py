@@ -18,7 +18,7 @@ from calibrant.metrics.evaluation import Evaluation
 from calibrant.metrics.reductions import check_one_input
 from calibrant.metrics.registry import METRICS
 from calibrant.slices.examples import Reading, Work
-from calibrant.slices.find import Search, Settings, metadata_keys, search
+from calibrant.slices.find import Search, Settings, check_one_label, metadata_keys, search
 
 AUTO = "auto"
 """The name that stands for subgroups that are found, unless a column has it."""
@@ -120,6 +120,7 @@ def evaluate(
     chosen = dataset.split(split, TEST_SPLITS)
     searched = dataset.by == AUTO and AUTO not in chosen.keys
     if searched:
+        check_one_label(chosen)
         chosen = replace(chosen, dataset=replace(dataset, by=None))
     chosen.warn_if_probs()
     columns, rows = (chosen.domain, "labels", "sample_weight", "by"), chosen.chunk_rows
@@ -150,9 +151,8 @@ def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
     for sums in halves[1].walk(
         task, *columns, rows=split.chunk_rows, executor=work.executor, progress=work.progress
     ):
-        total.by = {
-            name: total.by.get(name, total.like()).merge(part) for name, part in sums.items()
-        }
+        for name, part in sums.items():
+            total.by.setdefault(name, total.like()).merge(part)
 
 
 def _measured_subgroups(

@@ -3956,8 +3956,8 @@ FAULTS = (
     Fault(
         "small-subgroups-searched",
         "slices",
-        "fits = (sums[0] >= min_size) & ((sums[0] < everyone) | (not chosen))",
-        "fits = (sums[0] > 0) & ((sums[0] < everyone) | (not chosen))",
+        "fits = (sums[0] >= min_size) & (sums[0] < everyone) if chosen",
+        "fits = (sums[0] > 0) & (sums[0] < everyone) if chosen",
         ("slices/test_find", "slices/test_search"),
     ),
     Fault(

@@ -68,6 +68,11 @@ class Outcomes(NamedTuple):
     weight: FloatArray
     sign: FloatArray
 
+    @property
+    def variance(self) -> FloatArray:
+        """Variance of each outcome if its claim is right."""
+        return self.claimed * (1 - self.claimed)
+
     def take(self, chosen: BoolArray | IntArray) -> Outcomes:
         """Return some of the examples."""
         return Outcomes(*(values[chosen] for values in self))

@@ -392,8 +392,7 @@ def _selected(
 def _shard_overlap(
     reading: Reading, candidates: list[Candidate], chunks: Iterator[Chunk]
 ) -> Overlap:
-    size = len(candidates)
-    total = Overlap(np.zeros(size), np.zeros((size, size)))
+    total = Overlap.empty(len(candidates))
     for chunk in chunks:
         outcomes, codes, _ = reading.encoded(chunk)
         total = total.plus(selection.overlap(candidates, outcomes, codes))

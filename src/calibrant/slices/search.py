@@ -82,8 +82,7 @@ def flat_codes(codes: IntArray, chosen: tuple[int, ...], sizes: Sequence[int]) -
 def example_sums(outcomes: Outcomes, estimands: Sequence[str]) -> list[FloatArray]:
     """Return what each example adds to the sums of its cell."""
     weight = outcomes.weight
-    variance = outcomes.claimed * (1 - outcomes.claimed)
-    residual = outcomes.happened - outcomes.claimed
+    variance, residual = outcomes.variance, outcomes.happened - outcomes.claimed
     square = weight**2
     values = [np.ones_like(weight), weight, square, square * variance, square * residual**2]
     for estimand in estimands:
@@ -210,7 +209,7 @@ def critical_value(
     """
     outcomes, codes = sample
     rng = np.random.default_rng(seed)
-    scale = outcomes.weight * np.sqrt(outcomes.claimed * (1 - outcomes.claimed))
+    scale = outcomes.weight * np.sqrt(outcomes.variance)
     noise = rng.standard_normal((scale.size, DRAWS)) * scale[:, None]
     signs = [np.ones_like(scale), outcomes.sign][: len(tables.estimands)]
     largest = np.zeros(DRAWS)

@@ -102,6 +102,11 @@ class Overlap(NamedTuple):
     score: FloatArray
     information: FloatArray
 
+    @classmethod
+    def empty(cls, size: int) -> Overlap:
+        """Sums over no examples."""
+        return cls(np.zeros(size), np.zeros((size, size)))
+
     def plus(self, other: Overlap) -> Overlap:
         """Return the sums over both sets of examples."""
         return Overlap(self.score + other.score, self.information + other.information)
@@ -109,8 +114,7 @@ class Overlap(NamedTuple):
 
 def overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArray) -> Overlap:
     """Return scores and information of some examples."""
-    size = len(candidates)
-    total = Overlap(np.zeros(size), np.zeros((size, size)))
+    total = Overlap.empty(len(candidates))
     for start in range(0, len(codes), RUN):
         part, rows = outcomes.take(np.arange(start, min(start + RUN, len(codes)))), codes[start:]
         total = total.plus(_overlap(candidates, part, rows[:RUN]))
@@ -122,7 +126,7 @@ def _overlap(candidates: Sequence[Candidate], outcomes: Outcomes, codes: IntArra
     flipped = [c.estimand == "top_label" for c in candidates]
     inside[:, flipped] *= outcomes.sign[:, None]
     residual = outcomes.weight * (outcomes.happened - outcomes.claimed)
-    variance = outcomes.weight * outcomes.claimed * (1 - outcomes.claimed)
+    variance = outcomes.weight * outcomes.variance
     return Overlap(residual @ inside, inside.T @ (variance[:, None] * inside))
 
 

@@ -32,7 +32,7 @@ from scipy.stats import binomtest
 from calibrant.plots import save_figure
 from calibrant.slices import find_slices
 from calibrant.slices.examples import Outcomes, Reading, Work, encode
-from calibrant.slices.find import Search, Settings, open_examples, search
+from calibrant.slices.find import Search, Settings, open_examples, search, sum_tables
 from calibrant.slices.search import Family, Tables, all_candidates
 from calibrant.slices.selection import Candidate, members, strongest
 
@@ -155,7 +155,8 @@ def ways(data: World, seed: int) -> dict[str, Outcome]:
     found = search(split, reading, Settings(seed=seed, level=LEVEL), Work())
     codes = codes_of(found.reading, data)
     named = [subgroup(data, codes, one) for one in found.chosen]
-    held, alone = every_interval(found, data, codes)
+    tables = sum_tables(split, found.reading, found.settings.depth, Work())
+    held, alone = every_interval(found, tables, data, codes)
     return {
         "search": outcome(data, named, held),
         "halves": outcome(data, confirmed(data, seed), math.nan),
@@ -163,7 +164,9 @@ def ways(data: World, seed: int) -> dict[str, Outcome]:
     }
 
 
-def every_interval(found: Search, data: World, codes: Array) -> tuple[float, Outcome]:
+def every_interval(
+    found: Search, tables: Tables, data: World, codes: Array
+) -> tuple[float, Outcome]:
     """Whether all intervals hold, and the outcome of testing each subgroup alone."""
     family = Family.of(found.reading.columns)
     first = found.reading.estimands[0]
@@ -172,7 +175,7 @@ def every_interval(found: Search, data: World, codes: Array) -> tuple[float, Out
     truth = Tables.empty(found.reading.columns, found.reading.estimands, found.settings.depth)
     truth.add(Outcomes(*events(data, first), np.ones(len(sign)), sign), codes)
     held, false, named = True, 0, 0
-    both = (all_candidates(tables, family, found.min_size) for tables in (found.tables, truth))
+    both = (all_candidates(each, family, found.min_size) for each in (tables, truth))
     for ours, true in zip(*both, strict=True):
         low, high = ours.intervals(found.critical)
         held &= bool(((true.gap >= low - 1e-9) & (true.gap <= high + 1e-9)).all())
@@ -220,9 +223,10 @@ def confirmed(data: World, seed: int) -> list[Subgroup]:
     )
     found = search(split, Reading(names, split.classes), Settings(seed=seed), Work())
     family = Family.of(found.reading.columns)
+    tables = sum_tables(split, found.reading, found.settings.depth, Work())
     best = [
         one
-        for candidates in all_candidates(found.tables, family, found.min_size)
+        for candidates in all_candidates(tables, family, found.min_size)
         if candidates.columns
         for one in strongest(candidates, family, 0.0)
     ]

@@ -76,3 +76,19 @@ def test_a_report_names_them(run, table):
     assert subject["slices"]["columns"] == ["age", "site"]
     page = run("report", table, "--methods", "", "--by", "auto", "-o", "-")[1]
     assert "by age, site, P(1)" in page
+
+
+def test_a_column_named_like_a_prediction_is_metadata_of_a_report(run, tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    logits = 2 * rng.normal(size=(2000, 3))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    rated = rng.choice(["low", "high"], 2000)
+    labels[(rated == "low") & (rng.uniform(size=2000) < 0.5)] = 0
+    np.savez("p.npz", logits=logits, labels=labels, confidence=rated)
+    assert run("report", "p.npz", "--methods", "", "-o", "r.json")[0] == 0
+    with open("r.json") as file:
+        found = json.load(file)["subjects"][0]["slices"]["slices"]
+    assert found[0]["name"] == "confidence = low"
+    code, _, err = run("evaluate", "p.npz", "--by", "auto")
+    assert code == 2
+    assert "rename the column 'confidence'" in err

@@ -37,7 +37,7 @@ from calibrant.reports.model import (
 )
 from calibrant.slices import Slices
 from calibrant.slices.examples import Reading, Work
-from calibrant.slices.find import Settings, metadata_keys, search
+from calibrant.slices.find import Settings, has_one_label, metadata_keys, search
 from calibrant.workflows.shards import describe_skipped
 
 SURE = 0.9
@@ -174,7 +174,7 @@ def find_subgroups(
 ) -> Slices | None:
     """Search subgroups of the metadata, and of ``predictions`` if asked for; None without any."""
     metadata = metadata_keys(split)
-    if split.dataset.multilabel or len(split.shape) > 1 or not (metadata or predictions):
+    if not has_one_label(split) or not (metadata or predictions):
         return None
     reading = Reading(metadata, split.classes, split.dataset.class_names, predictions=predictions)
     settings = Settings(level=level or 0.9, seed=seed)

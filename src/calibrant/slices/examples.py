@@ -129,7 +129,9 @@ class Reading:
 
     def check_names(self) -> None:
         """Raise if a column of metadata has the name of a prediction."""
-        taken = {CLUSTER, CONFIDENCE, PREDICTED, SECOND, self.probability}
+        taken = {CLUSTER}
+        if self.predictions:
+            taken |= {self.probability} if self.classes == 2 else {CONFIDENCE, PREDICTED, SECOND}
         if clash := taken.intersection(self.metadata):
             raise ValueError(f"rename the column {min(clash)!r}: predictions have this name")
 
@@ -316,7 +318,7 @@ def with_columns(
     cuts = CONFIDENCE_CUTS if reading.classes > 2 else P_CUTS
     learned = {
         name: MetadataColumn(name, "number", cuts)
-        if name == stated
+        if name == stated and reading.predictions
         else learn_column(name, values, bins=bins, most=most, fewest=max(1, fewest))
         for name, values in sample.values.items()
     }

@@ -138,7 +138,6 @@ def find_slices(
         raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
     chosen, keys = open_examples(data, labels, probs, metadata, features, sample_weight, split)
     reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
-    reading.check_names()
     reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
     return search(chosen, reading, settings, Work(executor, progress)).result()
@@ -162,7 +161,6 @@ class Search:
     reading: Reading
     settings: Settings
     min_size: int
-    tables: Tables
     critical: float
     searched: int
     whole: list[Candidate]
@@ -214,6 +212,7 @@ class Search:
 def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Search:
     """Search the subgroups of a split, in three passes over its chunks."""
     check_one_label(split)
+    reading.check_names()
     split.warn_if_probs()
     reading, sample = _with_clusters(split, reading, settings.seed, work)
     default = max(SMALLEST, round(sample.n * SMALLEST_SHARE))
@@ -237,14 +236,19 @@ def search(split: Split, reading: Reading, settings: Settings, work: Work) -> Se
     notes = _cluster_notes(reading, sample)
     found = [one for one in chosen if one.conditions]
     return Search(
-        *(reading, settings, min_size, tables, critical, searched),
+        *(reading, settings, min_size, critical, searched),
         *(whole, found, left_out, notes),
     )
 
 
+def has_one_label(split: Split) -> bool:
+    """Return False for tags, and for several labels per row."""
+    return len(split.shape) < 2 and not split.dataset.multilabel
+
+
 def check_one_label(split: Split) -> None:
     """Raise for tags, and for several labels per row."""
-    if len(split.shape) > 1 or split.dataset.multilabel:
+    if not has_one_label(split):
         raise ValueError(
             f"{split.path}: subgroups need one label per row and scores (n, classes) or (n,), got "
             f"rows of {split.shape}: take one tag at a time, as log-odds (n,)"

@@ -15,7 +15,6 @@ from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset, is_data
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.metrics.evaluation import Evaluation
-from calibrant.metrics.reductions import check_one_input
 from calibrant.metrics.registry import METRICS
 from calibrant.slices.examples import Reading, Work
 from calibrant.slices.find import Search, Settings, check_one_label, metadata_keys, search
@@ -101,13 +100,12 @@ def evaluate(
     >>> round(evaluate(sample_path(), level=None)["ece"].value, 4)
     0.0424
     """
-    if isinstance(by, str) and by == AUTO and not is_data(data) and labels is not None:
-        data, labels, probs = _arrays(data, labels, probs), None, None
     pairs = bool(level) or _need_pairs(metrics)
     total = Accumulator(
         bins=bins, estimand=estimand, pairs=pairs, metrics=metrics, level=level, seed=seed
     )
-    if not is_data(data) and not (is_frame(data) and labels is None):
+    auto = isinstance(by, str) and by == AUTO
+    if not auto and not is_data(data) and not (is_frame(data) and labels is None):
         _check_arrays(split, by=by, sample_weight=sample_weight)
         if data is not None and labels is not None:
             check_order(data, labels)
@@ -134,20 +132,13 @@ def evaluate(
     return total.compute()
 
 
-def _arrays(logits: Values | None, labels: Values, probs: Values | None) -> dict[str, Values]:
-    """Return arrays by their keys in a file."""
-    check_one_input(logits, probs)
-    scores = {"logits": logits} if probs is None else {"probs": probs}
-    return {**scores, "labels": labels}  # type: ignore[dict-item]  # one is not None
-
-
 def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
     """Find subgroups in one half of the examples, and measure them in the other."""
     halves = [replace(split, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5)]
     reading = Reading(metadata_keys(split), split.classes, split.dataset.class_names)
     found = search(halves[0], reading, Settings(seed=seed), work)
     columns = dict.fromkeys((split.domain, *found.reading.needed()))
-    task = partial(_measured_subgroups, total.like(), found)
+    task = partial(_measured_subgroups, total.like(), found, split.domain)
     for sums in halves[1].walk(
         task, *columns, rows=split.chunk_rows, executor=work.executor, progress=work.progress
     ):
@@ -156,9 +147,9 @@ def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
 
 
 def _measured_subgroups(
-    empty: Accumulator, found: Search, chunks: Iterator[Chunk]
+    empty: Accumulator, found: Search, domain: str, chunks: Iterator[Chunk]
 ) -> dict[str, Accumulator]:
-    """Sums of the subgroups of one shard."""
+    """Sums of the subgroups of one shard; probabilities are measured as they are stated."""
     sums: dict[str, Accumulator] = {}
     for chunk in chunks:
         for name, rows in found.members(chunk).items():
@@ -167,7 +158,7 @@ def _measured_subgroups(
             part = {
                 key: values[rows]
                 for key, values in chunk.columns.items()
-                if key in ("logits", "labels", "sample_weight")
+                if key in (domain, "labels", "sample_weight")
             }
             sums.setdefault(name, empty.like()).add(**part)
     return sums

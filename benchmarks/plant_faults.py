@@ -673,6 +673,13 @@ FAULTS = (
         ("deploy/test_collect_shards",),
     ),
     Fault(
+        "threads-load-models-of-their-own",
+        "deploy",
+        "    with _LOADING:  # new weights",
+        "    with Lock():  # new weights",
+        ("deploy/test_collect_shards",),
+    ),
+    Fault(
         "text-labels-by-first-appearance",
         "deploy",
         "ClassNumbers(names or [str(i) for i in range(classes)])(values)",

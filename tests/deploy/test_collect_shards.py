@@ -220,6 +220,17 @@ def test_threads_of_an_executor(tmp_path, shards):
             collect_shards(nn.Linear(8, 3), shards, tmp_path / "other", executor=pool)
 
 
+def test_threads_share_one_model():
+    """Two that draw new weights at a time would get other ones than a process alone."""
+    slow = "tests.support.classifiers:slow"
+    alone = load_classifier(ModelName(slow, call="alone"))
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(load_classifier, 4 * [ModelName(slow, call="together")])
+    assert first is not alone
+    assert all(other is first for other in others)
+    assert first.fingerprint == alone.fingerprint
+
+
 def test_bad_shards_are_named_or_skipped(tmp_path):
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()

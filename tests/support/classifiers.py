@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -20,6 +21,13 @@ NAMES = ["negative", "neutral", "positive"]
 def linear():
     """Eight inputs, three classes; the weights are new, and the same in every process."""
     return nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def slow():
+    """Weights that are drawn while other threads could draw too."""
+    network = nn.Linear(8, 3)
+    time.sleep(0.1)
+    return nn.Sequential(network, nn.Linear(3, 3))
 
 
 def noisy():

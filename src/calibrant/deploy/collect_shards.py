@@ -41,6 +41,7 @@ from calibrant.deploy.models import (
     Inputs,
     ModelName,
     array_classifier,
+    forget_classifier,
     load_classifier,
 )
 from calibrant.workflows.apply import empty_array, write_columns
@@ -142,10 +143,10 @@ def collect_shards(
             name, file = os.fspath(model), None if weights is None else os.fspath(weights)
             call = uuid.uuid4().hex
             named = ModelName(name, file, length, device, dtype, trust_remote_code, call)
-            stack.callback(load_classifier.cache_clear)  # it may fill the memory of a GPU
+            stack.callback(forget_classifier)  # it may fill the memory of a GPU
         run = _Run.of(named, inputs, labels, last_layer, batch_size)
         if executor is not None:
-            load_classifier.cache_clear()
+            forget_classifier()
         dataset = open_inputs(data, skip_bad=skip_bad)
         shards, skipped = _usable(dataset, run, skip_bad)
         folder = output_folder(os.fspath(out))

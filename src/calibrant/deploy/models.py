@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,9 +71,11 @@ class ModelName:
     call: str = ""  # of a run: processes that outlive it load the model of the next one anew
 
 
-@lru_cache(maxsize=1)
+_LOADING = Lock()
+
+
 def load_classifier(model: ModelName) -> Classifier:
-    """Load a classifier; a process keeps the last one.
+    """Load a classifier; a process keeps the last one, which its threads share.
 
     Parameters
     ----------
@@ -88,6 +91,17 @@ def load_classifier(model: ModelName) -> Classifier:
     >>> load_classifier(ModelName("torch.nn:Identity")).columns
     ('inputs',)
     """
+    with _LOADING:  # new weights are drawn from the one generator of all threads
+        return _loaded(model)
+
+
+def forget_classifier() -> None:
+    """Free the classifier that is kept."""
+    _loaded.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: ModelName) -> Classifier:
     target, precision = check_options(device=model.device, dtype=model.dtype)
     suffix, factory = Path(model.name).suffix, FACTORY.fullmatch(model.name)
     if suffix in PICKLES:

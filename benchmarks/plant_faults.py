@@ -680,6 +680,20 @@ FAULTS = (
         ("deploy/test_collect_shards",),
     ),
     Fault(
+        "promised-estimates-crossed-out",
+        "display",
+        "if not finite(window.value) or finite(window.low):",
+        "if not finite(window.value):",
+        ("display/test_svg",),
+    ),
+    Fault(
+        "withdrawn-estimates-not-drawn",
+        "plots",
+        'withdrawn = [(i, row) for i, row in rows if math.isnan(row["estimate_low"])]',
+        "withdrawn = []",
+        ("plots/test_drift",),
+    ),
+    Fault(
         "text-labels-by-first-appearance",
         "deploy",
         "ClassNumbers(names or [str(i) for i in range(classes)])(values)",

@@ -6,9 +6,11 @@ import pytest
 
 from calibrant.display.elements import Scale, tick
 from calibrant.display.svg import (
+    EstimatedWindow,
     Line,
     bar_chart,
     drift_chart,
+    estimate_chart,
     forest_chart,
     histogram_chart,
     line_chart,
@@ -44,6 +46,14 @@ CHARTS = {
     "bar": bar_chart([HOSTILE, "b"], [NAN, -1], label=HOSTILE),
     "drift": drift_chart(
         [HOSTILE, "b"], [NAN, 0.0], label=HOSTILE, limit=5, alarm=HOSTILE, log=True
+    ),
+    "estimates": estimate_chart(
+        [
+            EstimatedWindow(HOSTILE, 0.9, 0.8, 1.0, NAN),
+            EstimatedWindow(HOSTILE, 0.5, NAN, NAN, 0.4),
+            EstimatedWindow("not estimated", NAN, NAN, NAN, 0.7),
+        ],
+        label=HOSTILE,
     ),
     "one window": drift_chart(["a"], [1.0], label="e-value"),
     "nothing": line_chart([], x_label="x", y_label="y"),
@@ -161,3 +171,19 @@ def test_ticks_of_a_logarithm_are_powers():
 def test_ticks_drop_zeros_but_not_those_of_whole_numbers():
     assert [tick("{:.2f} %".format, v) for v in (2, 2.5, 10)] == ["2 %", "2.5 %", "10 %"]
     assert tick("{:.0f}".format, 100) == "100"
+
+
+def test_estimates_are_bars_crosses_and_measured_dashes():
+    (chart,) = charts(CHARTS["estimates"])
+    *names, one, other, third, fourth = titles(chart)
+    assert not names
+    assert one.endswith("90 % (80 % to 100 %)")
+    assert other.endswith("50 %, promise withdrawn")
+    assert third.endswith("40 %")
+    assert fourth == f"not estimated: measured {HOSTILE} 70 %"
+    assert [text for text in texts(chart) if text in KINDS] == KINDS
+    (measured,) = charts(estimate_chart([EstimatedWindow("a", NAN, NAN, NAN, 0.7)], label="x"))
+    assert [text for text in texts(measured) if text in KINDS] == ["measured"]
+
+
+KINDS = ["estimated", "withdrawn", "measured"]

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from calibrant.data import save_predictions
+from calibrant.display.elements import percent
 from calibrant.estimate import PerformanceEstimator
 from calibrant.monitor import Monitor
 from calibrant.monitor.estimates import WindowEstimate
+from calibrant.reports.monitoring import monitor_page
 from tests.support.simulate import drawn
 
 
@@ -26,6 +28,9 @@ def test_windows_without_labels_are_estimated(rng, tmp_path):
     assert first["estimate"] == second["estimate"]
     assert first["estimate_low"] < second["accuracy"] < first["estimate_high"]
     assert "estimated" in str(watch.report())
+    page = monitor_page(watch.report())
+    assert f"b.npz: measured accuracy {percent(second['accuracy'])}" in page
+    assert f"a.npz: estimated accuracy {percent(first['estimate'])} (" in page
     again = Monitor.from_state(json.loads(json.dumps(watch.state())))
     assert again.report().to_dict() == watch.report().to_dict()
     with pytest.raises(ValueError, match="a share with its promise"):

@@ -1,5 +1,6 @@
 """Figures of a monitor have its windows, its e-value and its alarm."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,21 @@ def test_a_monitor_draws_into_axes(report):
     assert report.plot(ax) is ax
     with pytest.raises(ValueError, match="no labelled examples"):
         cal.Monitor().report().plot()
+
+
+def test_estimates_are_drawn_with_their_intervals(report):
+    nan = float("nan")
+    estimates = [(0.8, 0.7, 0.9), (0.6, nan, nan), (nan, nan, nan)] + 9 * [(0.8, 0.75, 0.85)]
+    keys = ("estimate", "estimate_low", "estimate_high")
+    windows = [
+        {**row, "window": f"days/{i}", **dict(zip(keys, estimate, strict=True))}
+        for i, (row, estimate) in enumerate(zip(report.windows, estimates, strict=True))
+    ]
+    upper, lower = replace(report, windows=windows, alarm=None).plot().axes
+    lines = {line.get_label(): line for line in upper.get_lines()}
+    np.testing.assert_allclose(lines["estimated"].get_xdata(), [0, *range(3, 12)])
+    np.testing.assert_allclose(lines["estimated"].get_ydata(), 80)
+    np.testing.assert_allclose(lines["estimate withdrawn"].get_ydata(), [60, nan])
+    first = next(line for line in upper.get_lines() if list(line.get_xdata()) == [0, 0])
+    np.testing.assert_allclose(first.get_ydata(), [70, 90])
+    assert lower.get_xticklabels()[0].get_text() == "0"  # without the folder

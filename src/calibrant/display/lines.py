@@ -137,7 +137,7 @@ class Points(NamedTuple):
                 cy=axes.y(y),
                 r=2.5 if few else 7,
             )
-            for x, y in ((self.x[k], self.y[k]) for k in _spread(len(self.x), HOVERS))
+            for x, y in ((self.x[k], self.y[k]) for k in spread(len(self.x), HOVERS))
         ]
         return group(dots, fill=colour(self.colour), fill_opacity="1" if few else "0")
 
@@ -146,7 +146,7 @@ def _points(line: Line, paint: str) -> Points:
     """Return few points of a line, its ends among them; those without a value are left out."""
     x, y = as_array(line.x), as_array(line.y)
     known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    kept = known[_spread(known.size, POINTS)]
+    kept = known[spread(known.size, POINTS)]
     ends: list[tuple[float, float, float]] = []
     if line.low is not None and line.high is not None:
         columns = (v[kept].tolist() for v in (x, as_array(line.low), as_array(line.high)))
@@ -155,7 +155,7 @@ def _points(line: Line, paint: str) -> Points:
     return Points(line.name, *drawn, ends, line.colour or paint, line.dashed)
 
 
-def _spread(size: int, count: int) -> list[int]:
+def spread(size: int, count: int) -> list[int]:
     """Return at most ``count`` places of ``size``, evenly spread and with both ends."""
     return sorted({round(k) for k in np.linspace(0, size - 1, min(size, count)).tolist()})
 
@@ -195,13 +195,13 @@ def drift_chart(
     axes = Axes.within((50, 30, 406, 200), (0, max(len(names) - 1, 1)), span, log=log)
     dots = [
         element("circle", title(f"{names[k]}: {label} {form(v)}"), cx=axes.x(k), cy=axes.y(v), r=3)
-        for k, v in (shown[place] for place in _spread(len(shown), POINTS))
+        for k, v in (shown[place] for place in spread(len(shown), POINTS))
     ]
     path = axes.path(*zip(*shown, strict=True)) if shown else ""
     line = {"stroke": colour("right"), "stroke_width": "2", "fill": "none"}
     parts = [
         axes.left(label, form),
-        _windows(names, axes),
+        window_axis(names, axes),
         _limit(axes, limit, form) if limit is not None else "",
         element("path", d=path, **line) if path else "",
         group(dots, fill=colour("right")),
@@ -211,12 +211,12 @@ def drift_chart(
     return picture(parts, 420, 232, f"{label} over {len(names)} windows{raised}")
 
 
-def _windows(names: Sequence[str], axes: Axes) -> str:
+def window_axis(names: Sequence[str], axes: Axes) -> str:
     """The line of the horizontal axis with the names of some windows."""
     count = min(len(names), 4)
-    wide = int((axes.x.end - axes.x.start) / CHARACTER / max(count, 1)) - 1
+    wide = int((axes.x.end - axes.x.start) / CHARACTER / max(count, 1)) - 2
     numbers = []
-    for k in _spread(len(names), count):
+    for k in spread(len(names), count):
         anchor = {0: "start", len(names) - 1: "end"}.get(k, "middle")
         name = shortened(names[k], wide)
         numbers.append(text(name, axes.x(k), axes.y.start + 18, text_anchor=anchor))

@@ -31,6 +31,10 @@ from calibrant.display.elements import (
     text,
     title,
 )
+from calibrant.display.estimates import (
+    EstimatedWindow as EstimatedWindow,
+    estimate_chart as estimate_chart,
+)
 from calibrant.display.lines import (
     Line as Line,
     drift_chart as drift_chart,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from calibrant._core.tables import aligned, frame, latex_table
 from calibrant.display.elements import percent
 from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
 from calibrant.display.results import heading, one_line, remarks, verdict
-from calibrant.display.svg import drift_chart
+from calibrant.display.svg import EstimatedWindow, drift_chart, estimate_chart
 from calibrant.metrics.intervals import share_intervals
 from calibrant.monitor.e_process import TILTS, EProcess, Tolerated, Window, Windows, bin_ranges
 
@@ -90,6 +91,23 @@ class MonitorReport:
     reference: bool  # True if gaps are compared with those of a reference
     counts: dict[str, int]  # by the keys of COUNTS
 
+    @property
+    def estimated(self) -> bool:
+        """True if the accuracy of a window was estimated without labels."""
+        return any("estimate" in row for row in self.windows)
+
+    def with_short_names(self) -> MonitorReport:
+        """Return the same with windows named without the folder and file that all share."""
+        start = _common_start([str(row["window"]) for row in self.windows])
+        windows = [{**row, "window": row["window"].removeprefix(start)} for row in self.windows]
+        alarm, drift = self.alarm, self.drift
+        return replace(
+            self,
+            windows=windows,
+            alarm=alarm and alarm._replace(window=alarm.window.removeprefix(start)),
+            drift=drift and drift._replace(since=drift.since.removeprefix(start)),
+        )
+
     def advice(self) -> str:
         """Return the verdict in words."""
         if self.alarm is None or self.drift is None:
@@ -125,13 +143,12 @@ class MonitorReport:
     def table(self) -> list[tuple[str, ...]]:
         """Return headings and the last windows, as text."""
         headings = ("window", "examples", "accuracy", "confidence", "gap", "ECE", "e-value")
-        estimated = any("estimate" in row for row in self.windows)
-        rows: list[tuple[str, ...]] = [(*headings, "estimated") if estimated else headings]
+        rows: list[tuple[str, ...]] = [(*headings, "estimated") if self.estimated else headings]
         for row in self.windows[-SHOWN:]:
             formats = {"accuracy": ".2f", "confidence": ".2f", "gap": "+.2f", "ece": ".2f"}
             cells = [f"{100 * row[key]:{form}} %" for key, form in formats.items()]
             cells = cells if row["n"] else ["-"] * 4
-            more = [_estimated(row)] if estimated else []
+            more = [_estimated(row)] if self.estimated else []
             rows.append((row["window"], f"{row['n']:,}", *cells, f"{row['e_value']:.3g}", *more))
         return rows
 
@@ -151,35 +168,41 @@ class MonitorReport:
             [
                 heading("Monitor report", self.describe()),
                 verdict(self.advice(), "good" if self.alarm is None else "bad"),
-                side_by_side(*self.charts()),
+                side_by_side(*self.charts().values()),
                 html_table(headings, rows),
                 remarks(self.remarks()),
             ]
         )
 
-    def charts(self) -> tuple[str, str]:
-        """Return the evidence of a drift and the gap by window, as SVG."""
+    def charts(self) -> dict[str, str]:
+        """Return what windows show as SVG, by its title: evidence, gaps and estimates if any."""
         names = [row["window"] for row in self.windows]
         alarm = None if self.alarm is None else self.alarm.window
-        evidence = drift_chart(
-            names,
-            [row["e_value"] for row in self.windows],
-            label="e-value",
-            limit=self.limit,
-            alarm=alarm,
-            log=True,
-        )
-        gaps = drift_chart(
-            names,
-            [row["gap"] for row in self.windows],
-            label="confidence minus accuracy",
-            alarm=alarm,
-            form=percent,
-        )
-        return evidence, gaps
+        shown = {
+            "Evidence of a drift": drift_chart(
+                names,
+                [row["e_value"] for row in self.windows],
+                label="e-value",
+                limit=self.limit,
+                alarm=alarm,
+                log=True,
+            ),
+            "Gap": drift_chart(
+                names,
+                [row["gap"] for row in self.windows],
+                label="confidence minus accuracy",
+                alarm=alarm,
+                form=percent,
+            ),
+        }
+        if self.estimated:
+            keys = ("window", "estimate", "estimate_low", "estimate_high", "accuracy")
+            windows = [EstimatedWindow(*(row[key] for key in keys)) for row in self.windows]
+            shown["Estimates without labels"] = estimate_chart(windows, label="accuracy")
+        return shown
 
     def _repr_html_(self) -> str:
-        return notebook(self.fragment())
+        return notebook(self.with_short_names().fragment())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON: errors as fractions, undefined values as None."""
@@ -204,16 +227,28 @@ class MonitorReport:
     def plot(self, ax: Axes | None = None) -> Axes | Figure:
         """Draw accuracy and confidence by window, and below them the e-value with its limit.
 
-        With ``ax`` only accuracy and confidence are drawn. Needs matplotlib.
+        Accuracies that were estimated without labels are drawn too. With ``ax`` only the shares
+        are drawn. Needs matplotlib.
         """
         from calibrant.plots import drift_plot, window_plot
 
-        return drift_plot(self) if ax is None else window_plot(self, ax)
+        short = self.with_short_names()
+        return drift_plot(short) if ax is None else window_plot(short, ax)
 
     def to_latex(self) -> str:
         """Return the last windows as a table for LaTeX with the package booktabs."""
         headings, *rows = self.table()
         return latex_table(headings, rows)
+
+
+def _common_start(names: Sequence[str]) -> str:
+    """Return the folder that all names begin with, and the file if they are splits of one."""
+    start = ""
+    for end in ("/", ", "):
+        starts = {name.rpartition(end)[0] for name in names}
+        if len(starts) == 1 and all(starts):
+            start = f"{starts.pop()}{end}"
+    return start
 
 
 def _estimated(row: dict[str, Any]) -> str:

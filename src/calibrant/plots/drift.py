@@ -73,10 +73,29 @@ def _shares(axes: Axes, report: DriftReport) -> None:
     area: dict[str, Any] = {"color": look.colours.right, "alpha": 0.2, "lw": 0}
     axes.fill_between(x, 100 * low, 100 * high, label=f"{100 * LEVEL:g} % interval", **area)
     axes.plot(x, 100 * claimed, "s--", color=look.colours.wrong, label="mean confidence", **line)
+    _estimates(axes, report)
     axes.set_ylabel("share (%)")
     _windows(axes, report)
     _alarm(axes, report)
     legend(axes)
+
+
+def _estimates(axes: Axes, report: DriftReport) -> None:
+    """Draw accuracies that were estimated without labels; crosses where nothing is promised."""
+    look = current()
+    rows = [(i, row) for i, row in enumerate(report.windows) if "estimate" in row]
+    promised = [(i, row) for i, row in rows if not math.isnan(row["estimate_low"])]
+    withdrawn = [(i, row) for i, row in rows if math.isnan(row["estimate_low"])]
+    for i, row in promised:
+        ends = [100 * row["estimate_low"], 100 * row["estimate_high"]]
+        axes.plot([i, i], ends, color=look.colours.good, lw=1.6 * look.thick, alpha=0.5)
+    for name, marker, paint, shown in (
+        ("estimated", "o", look.colours.good, promised),
+        ("estimate withdrawn", "x", look.colours.bad, withdrawn),
+    ):
+        x, y = [i for i, _ in shown], [100 * row["estimate"] for _, row in shown]
+        if not np.isnan(y).all():
+            axes.plot(x, y, ls="", marker=marker, ms=2.2 * look.thick, color=paint, label=name)
 
 
 def _windows(axes: Axes, report: DriftReport) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from calibrant.display.html import Html, joined, tag
@@ -54,7 +52,7 @@ def _json(report: MonitorReport) -> str:
 
 def monitor_page(report: MonitorReport) -> str:
     """Return the state of a monitor as a page: one file that fetches nothing."""
-    report = short_names(report)
+    report = report.with_short_names()
     return document(
         "Calibration over time",
         f"{report.n:,} labelled examples in {len(report.windows):,} windows",
@@ -82,35 +80,6 @@ def _evidence(e_value: float) -> str:
     return f"{e_value:.3g}" if e_value <= MOST else f"over {MOST:,.0f}"
 
 
-def short_names(report: MonitorReport) -> MonitorReport:
-    """Return the same report with windows named without the folder and file that all share."""
-    start = _common_start([str(row["window"]) for row in report.windows])
-    if not start:
-        return report
-
-    def short(name: str) -> str:
-        return name.removeprefix(start)
-
-    windows = [{**row, "window": short(row["window"])} for row in report.windows]
-    alarm, drift = report.alarm, report.drift
-    return replace(
-        report,
-        windows=windows,
-        alarm=alarm and alarm._replace(window=short(alarm.window)),
-        drift=drift and drift._replace(since=short(drift.since)),
-    )
-
-
-def _common_start(names: Sequence[str]) -> str:
-    """Return the folder that all names begin with, and the file if they are splits of one."""
-    start = ""
-    for end in ("/", ", "):
-        starts = {name.rpartition(end)[0] for name in names}
-        if len(starts) == 1 and all(starts):
-            start = f"{starts.pop()}{end}"
-    return start
-
-
 def _hero(report: MonitorReport) -> Html:
     words = tag(
         "div",
@@ -129,8 +98,7 @@ def _hero(report: MonitorReport) -> Html:
 
 
 def _over_time(report: MonitorReport) -> Html:
-    evidence, gaps = report.charts()
-    charts = (chart(evidence, "Evidence of a drift"), chart(gaps, "Gap"))
+    charts = [chart(svg, caption) for caption, svg in report.charts().items()]
     shown = tag("div", *charts, class_="columns") if report.windows else ""
     return section("time", tag("h2", "Over time"), shown)
 
@@ -146,7 +114,7 @@ def _windows(report: MonitorReport) -> Html:
 
 def monitor_markdown(report: MonitorReport) -> str:
     """Return the state of a monitor for pull requests and the summaries of jobs."""
-    report = short_names(report)
+    report = report.with_short_names()
     headings, *rows = report.table()
     advised = _advised(report)
     lines = [

@@ -694,6 +694,20 @@ FAULTS = (
         ("plots/test_drift",),
     ),
     Fault(
+        "missing-whole-numbers-become-any-number",
+        "data",
+        "if not np.can_cast(chunk.dtype, whole.dtype):",
+        "if False:",
+        ("data/test_formats",),
+    ),
+    Fault(
+        "missing-probabilities-are-read",
+        "data",
+        'score_column(column) is not None or column in ("labels", "features")',
+        'column in ("labels", "features")',
+        ("data/test_formats",),
+    ),
+    Fault(
         "text-labels-by-first-appearance",
         "deploy",
         "ClassNumbers(names or [str(i) for i in range(classes)])(values)",

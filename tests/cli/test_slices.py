@@ -52,9 +52,10 @@ def test_known_groups(run, table):
     out = run("slices", table, "--by", "site", "--calibrator", "calibrator")[1]
     assert "B after" in out
     assert "TPR %" in out
-    code, _, err = run("slices", table, "--by", "site", "--columns", "age")
-    assert code == 2
-    assert "--by" in err
+    for option in (("--columns", "age"), ("--depth", "2"), ("--min-size", "9"), ("--seed", "0")):
+        code, _, err = run("slices", table, "--by", "site", *option)
+        assert code == 2
+        assert f"{option[0]} is for a search" in err
 
 
 def test_evaluate_measures_found_subgroups_in_the_other_half(run, table):

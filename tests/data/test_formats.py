@@ -1,6 +1,7 @@
 """Formats: every one reads back the same rows, in order, or says why not."""
 
 import contextlib
+import datetime
 import os
 import sys
 import tempfile
@@ -8,12 +9,14 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
+import calibrant as cal
 from calibrant.data import formats, open_dataset, save_predictions
 from tests.support.prediction_files import (
     FORMATS,
@@ -27,8 +30,9 @@ from tests.support.prediction_files import (
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from pyarrow import feather
 except ImportError:
-    pa = pq = None
+    pa = pq = feather = None
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -340,6 +344,49 @@ def test_parquet_with_missing_values(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="labels has missing values"):
         open_dataset(tmp_path / "a.parquet").split("").read("labels")
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_metadata_may_be_missing(tmp_path, suffix):
+    """Nulls become NaN or empty text, in batches without any as well."""
+    day = datetime.date(2026, 1, 31)
+    columns = {
+        "prob": pa.array([0.1, 0.2, 0.3]),
+        "age": pa.array([31, 40, None]),
+        "dose": pa.array([0.5, 1.5, None]),
+        "member": pa.array([True, False, None]),
+        "site": pa.array(["A", "B", None]).dictionary_encode(),
+        "day": pa.array([day, day, None]),
+    }
+    write = {".parquet": pq.write_table, ".arrow": feather.write_feather}[suffix]
+    write(pa.table(columns), tmp_path / f"a{suffix}", **{LARGEST[suffix]: 2})
+    split = open_dataset(tmp_path / f"a{suffix}").split("")
+    np.testing.assert_array_equal(split.read("age"), [31, 40, np.nan])
+    np.testing.assert_array_equal(split.read("dose"), [0.5, 1.5, np.nan])
+    assert split.read("member").tolist() == ["True", "False", ""]
+    assert split.read("site").tolist() == ["A", "B", ""]
+    assert split.read("day").tolist() == ["2026-01-31", "2026-01-31", ""]
+
+
+LARGEST = {".parquet": "row_group_size", ".arrow": "chunksize"}
+
+
+@needs_pyarrow
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        ("prob", "prob has missing values; drop or fill those rows"),
+        ("y", "y is missing: drop the row"),
+        ("sample_weight", "sample_weight must be .*, got nan"),
+    ],
+)
+def test_what_is_counted_may_not_be_missing(tmp_path, column, problem):
+    columns: dict[str, Any] = {"prob": [0.1, 0.2], "y": [0, 1], "sample_weight": [1.0, 2.0]}
+    columns[column] = [columns[column][0], None]
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=problem):
+        cal.evaluate(tmp_path / "a.parquet", sample_weight="sample_weight")
 
 
 def test_missing_pyarrow_names_the_extra(tmp_path, monkeypatch):

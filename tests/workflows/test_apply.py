@@ -305,11 +305,12 @@ def test_parquet_columns_that_are_no_arrays_are_named(tmp_path, halved):
     with pytest.warns(UserWarning, match="^left out: labels") as caught:
         apply(halved, tmp_path / "p.parquet", tmp_path / "out.npz")
     found = stored(tmp_path / "out.npz")
-    assert set(found) == {"logits", "kind", "half", "plain"}
+    assert set(found) == {"logits", "kind", "half", "plain", "large"}
     for name in set(table.column_names) - set(found):
         assert f"{name} (" in str(caught[0].message)
     assert found["plain"].dtype == np.uint64
     assert found["kind"].tolist() == ["x", "y"] * 4
+    assert found["large"].tolist() == [text or "" for text in table.column("large").to_pylist()]
 
 
 def test_a_damaged_column_is_an_error_and_not_left_out(tmp_path, halved):

@@ -27,6 +27,18 @@ _SCORE_NAME = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
+"""What tables write where a value is missing, in lower case."""
+
+
+def is_missing(text: str) -> bool:
+    """Return True for a text that stands for a missing value.
+
+    >>> is_missing(" N/A"), is_missing("no")
+    (True, False)
+    """
+    return text.strip().lower() in MISSING
+
 
 class ScoreColumn(NamedTuple):
     """The parts of the name of a column of scores."""
@@ -168,7 +180,7 @@ class ClassNumbers:
         text = label.strip() if isinstance(label, str) else str(label)
         if text in self._names:
             return self._names[text]
-        if text.lower() in ("", "nan", "none", "<na>", "null", "nat"):
+        if is_missing(text):
             raise ValueError(f"is missing: drop the row, or write {IGNORED} to ignore it")
         if text.lower() in ("false", "true") and list(self._numbered) == [0, 1]:
             return int(text.lower() == "true")

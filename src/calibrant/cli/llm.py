@@ -257,7 +257,7 @@ def _read_questions(
 
     if saved:
         check_suffix(saved)
-    if drawing["chat"] and _was_passed("shots"):
+    if drawing["chat"] and shared.was_passed("shots"):
         raise click.UsageError("--chat asks each question alone: leave --shots out")
     asked = {path: read_question_set(path, **drawing) for path in paths}
     for path, questions in asked.items():
@@ -506,17 +506,11 @@ answers.add_command(llm_signals.signals)
 
 def _check_unused(paths: tuple[str, ...], *names: str) -> None:
     """Refuse files, and options of questions, where tables are wanted."""
-    for name in filter(_was_passed, names):
+    for name in filter(shared.was_passed, names):
         option = {"saved": "save-answers"}.get(name, name.replace("_", "-"))
         raise click.UsageError(f"--{option} is for questions, which need --model")
     for path in filter(os.path.isfile, paths):
         raise click.UsageError(f"{path} is a file: questions need --model, tables are folders")
-
-
-def _was_passed(name: str) -> bool:
-    """Return True for an option that stands on the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _print_reply(reply: Reply, max_new_tokens: int) -> None:

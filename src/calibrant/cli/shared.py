@@ -88,6 +88,12 @@ GROUPS = click.option(
 )
 
 
+def was_passed(name: str) -> bool:
+    """Return True for an option that stands on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def names_in(text: str | None) -> list[str] | None:
     """Return the names in a list with commas, or else with blanks; None for an empty one."""
     if not text:

@@ -11,6 +11,9 @@ from calibrant.cli import engine, shared
 if TYPE_CHECKING:
     from calibrant.slices import Groups, Slices
 
+SEARCH = ("columns", "depth", "min_size", "most", "seed")
+"""Options of a search, not of known groups."""
+
 
 @click.command()
 @click.argument("pred")
@@ -71,8 +74,9 @@ def slices(
     from calibrant.artifacts import load
     from calibrant.slices import find_slices, measure_groups
 
-    if by is not None and columns is not None:
-        raise click.UsageError("name --columns to search, or --by to compare known groups")
+    for name in filter(shared.was_passed, SEARCH if by is not None else ()):
+        option = name.replace("_", "-")
+        raise click.UsageError(f"--{option} is for a search; --by compares known groups")
     given: dict[str, Any] = {
         **{"calibrator": load(folder) if folder else None, "split": split},
         **{"sample_weight": sample_weight, "level": level},

@@ -15,7 +15,7 @@ import torch
 
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
-from calibrant.data.formats import Array, Reader, changed
+from calibrant.data.formats import Array, NoArrayError, Reader, changed
 from calibrant.data.keys import CLASS_NAMES, HEAD, full_key, owner, split_names
 from calibrant.data.readers import READERS
 from calibrant.data.storage import Fingerprint
@@ -133,7 +133,11 @@ def array_column(key: str, values: Values, path: str) -> Column:
 
 
 def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
-    """Return columns one after another, in ``whole``, in a new array, or as a mapped file."""
+    """Return columns one after another, in ``whole``, in a new array, or as a mapped file.
+
+    Missing values turn a new array of whole numbers into floats.
+    """
+    given = whole is not None
     if whole is None:
         if len(columns) == 1 and (mapped := columns[0].mapped()) is not None:
             return mapped
@@ -155,6 +159,10 @@ def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
     start = 0
     for column in columns:
         for chunk in column.chunks():
+            if not np.can_cast(chunk.dtype, whole.dtype):
+                if given:
+                    raise NoArrayError(f"missing values, which {whole.dtype.name} cannot hold")
+                whole = whole.astype(np.result_type(chunk, whole))
             whole[start : start + len(chunk)] = chunk
             start += len(chunk)
     return whole

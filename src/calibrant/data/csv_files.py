@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 
 from calibrant._core.checks import FloatArray
+from calibrant._core.class_names import is_missing
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header, Reader, rechunked
 from calibrant.data.tables import RULES, Layout, TableReader, layout_of, table_of
@@ -160,7 +161,7 @@ def _no_number(field: str) -> str:
     try:
         missing = math.isnan(float(text))
     except ValueError:
-        missing = text.lower() in ("", "na", "n/a", "null", "none", "<na>")
+        missing = is_missing(text)
         comma = "," in text
         remedy = "; write a decimal point in place of the comma" if comma else ""
         if not missing:

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from calibrant._core.class_names import score_column
 from calibrant._core.messages import comma_separated
+from calibrant.data.keys import owner, split_names
 from calibrant.data.storage import fingerprint, fingerprint_of, is_remote, open_stream
 
 Array: TypeAlias = NDArray[Any]
@@ -385,16 +387,25 @@ class ParquetReader(Reader):
                     f"{lengths.min()} to {lengths.max()} values; write every class of every row"
                 )
             values = column.flatten()
-        if values.null_count:
+        if values.null_count and not self._may_be_missing(key):
             raise NoArrayError(f"{self.path}: {key} has missing values; drop or fill those rows")
-        if header.dtype.kind == "U":
-            texts = values.to_pylist()
+        if header.dtype.kind == "U" or (header.dtype.kind == "b" and values.null_count):
+            texts = ["" if text is None else text for text in values.to_pylist()]
             flat = np.array(texts, dtype=str)
-            if header.exact and flat.tolist() != texts:
+            if header.dtype.kind == "U" and header.exact and flat.tolist() != texts:
                 raise NoArrayError(f"{self.path}: {key} has text that ends with a NUL; remove it")
         else:
-            flat = np.asarray(values.to_numpy(zero_copy_only=False))
+            flat = np.asarray(values.to_numpy(zero_copy_only=False))  # NaN where they are missing
         return flat.reshape(len(column), *header.shape[1:])
+
+    def _may_be_missing(self, key: str) -> bool:
+        """Return True for columns with one value per example besides scores, labels and features.
+
+        Missing texts and booleans are read as empty text; whole numbers become floats.
+        """
+        _, column = owner(key, split_names(self.headers))
+        counted = score_column(column) is not None or column in ("labels", "features")
+        return len(self.headers[key].shape) == 1 and not counted
 
 
 def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_keys
-from calibrant._core.class_names import as_array, is_frame
+from calibrant._core.class_names import as_array, is_frame, is_missing
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array
 from calibrant.data.keys import SCORES
@@ -28,7 +28,6 @@ FEW_VALUES = 10
 DAY = 86400.0
 DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d.*)?)?")
 NO_DATE = np.datetime64("NaT", "s")
-MISSING = ("", "nan", "none", "na", "n/a", "<na>", "null", "nat")
 NO_METADATA = (*SCORES, "labels", "features", "fold", "inclusion_probability")
 """Columns of a split that are not about the subgroups of its examples."""
 
@@ -77,7 +76,7 @@ class MetadataColumn:
         texts, index = np.unique(_as_texts(values), return_inverse=True)
         place = {text: float(i) for i, text in enumerate(self.values)}
         known = [
-            math.nan if _is_missing(text) else place.get(text, float(len(self.values)))
+            math.nan if is_missing(text) else place.get(text, float(len(self.values)))
             for text in texts.tolist()
         ]
         return np.array(known, np.float64)[index.reshape(-1)]
@@ -205,10 +204,10 @@ def learn_column(
     texts, counts = np.unique(_as_texts(array), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     frequent = [
-        str(texts[i]) for i in order if counts[i] >= fewest and not _is_missing(str(texts[i]))
+        str(texts[i]) for i in order if counts[i] >= fewest and not is_missing(str(texts[i]))
     ]
     kept = tuple(sorted(frequent[:most], key=_in_order))
-    missing = any(_is_missing(text) for text in texts.tolist())
+    missing = any(is_missing(text) for text in texts.tolist())
     if not kept or (texts.size == 1 and not missing):
         return None
     return MetadataColumn(name, "category", values=kept)
@@ -254,7 +253,7 @@ def _numbers_or_none(values: Array) -> FloatArray | None:
         return None
     texts, index = np.unique(_as_texts(values), return_inverse=True)
     numbers = _parsed(texts)
-    known = [not _is_missing(text) for text in texts.tolist()]
+    known = [not is_missing(text) for text in texts.tolist()]
     if np.isnan(numbers[known]).any() or not any(known):
         return None
     return numbers[index.reshape(-1)]
@@ -282,7 +281,7 @@ def _are_dates(values: Array) -> bool:
     """Return True for texts that are dates or missing."""
     if values.dtype.kind not in "SU":
         return False
-    known = [text for text in np.unique(_as_texts(values)).tolist() if not _is_missing(text)]
+    known = [text for text in np.unique(_as_texts(values)).tolist() if not is_missing(text)]
     return bool(known) and all(DATE.fullmatch(text.strip()) for text in known)
 
 
@@ -309,10 +308,6 @@ def _as_texts(values: Array) -> Array:
     if keys.dtype.kind == "f":
         return np.array([f"{x:.15g}" for x in keys.tolist()], dtype=str)
     return keys.astype(str)
-
-
-def _is_missing(text: str) -> bool:
-    return text.strip().lower() in MISSING
 
 
 def _in_order(text: str) -> tuple[bool, float, str]:

@@ -33,6 +33,10 @@ class Estimate(NamedTuple):
         shown = [f"{k}={v:.4g}" for k, v in ends.items() if not math.isnan(v)]
         return one_line(self, f"{self.value:.4g}", *shown)
 
+    def excludes(self, value: float) -> bool:
+        """Return True if the value is outside the interval; False without one."""
+        return self.low > value or self.high < value
+
 
 class Reliability(NamedTuple):
     """Accuracy per bin with an interval; empty bins are NaN. The arrays are ``(bins,)``."""

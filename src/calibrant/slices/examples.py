@@ -7,11 +7,11 @@ predicted and second class of more. Features are reduced to the number of their 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from calibrant.decide.probabilities import probabilities
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 
+T = TypeVar("T")
 SAMPLE = 20_000
 """Examples from which cuts, frequent values and clusters are learned, and noise is simulated."""
 NUMBERS = 4_000_000
@@ -230,6 +231,12 @@ class Work(NamedTuple):
     executor: Executor | None = None
     progress: Progress | None = None
 
+    def walk(
+        self, split: Split, task: Callable[[Iterator[Chunk]], T], columns: Sequence[str]
+    ) -> Iterator[T]:
+        """Yield what the task makes of each shard of a split."""
+        return split.walk(task, *columns, rows=split.chunk_rows, **self._asdict())
+
 
 class SampledExamples(NamedTuple):
     """A sample of the labelled examples, and the number of all of them."""
@@ -252,21 +259,11 @@ def draw_sample(
     """Read some of the labelled examples; with ``clusters``, their features too."""
     width = split.shards[0].column("features").width if clusters else 1
     share = min(1.0, min(SAMPLE, NUMBERS // width) / max(1, split.rows))
-    columns = reading.needed()
-    columns += ["features"] if clusters and "features" not in columns else []
+    columns = [*reading.needed(), *(["features"] if clusters else []), ROW]
     numbered = split.with_column(ROW, np.arange(split.rows))
     task = partial(_shard_sample, reading, share, seed, clusters)
-    parts = list(
-        numbered.walk(
-            task,
-            *columns,
-            ROW,
-            rows=split.chunk_rows,
-            executor=work.executor,
-            progress=work.progress,
-        )
-    )
-    return _joined_samples([part for shard in parts for part in shard])
+    shards = work.walk(numbered, task, list(dict.fromkeys(columns)))
+    return _joined_samples([part for shard in shards for part in shard])
 
 
 def _shard_sample(

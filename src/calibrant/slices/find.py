@@ -259,7 +259,7 @@ def sum_tables(split: Split, reading: Reading, depth: int, work: Work) -> Tables
     """Return the sums of all combinations of at most ``depth`` columns."""
     empty = partial(Tables.empty, reading.columns, reading.estimands, depth)
     tables = empty()
-    for part in _walk(split, reading, partial(_shard_tables, reading, empty), work):
+    for part in work.walk(split, partial(_shard_tables, reading, empty), reading.needed()):
         tables.merge(part)
     return tables
 
@@ -323,18 +323,6 @@ def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str
     return {column: names[column] for column in columns}
 
 
-def _walk(
-    split: Split, reading: Reading, task: Callable[[Iterator[Chunk]], T], work: Work
-) -> Iterator[T]:
-    return split.walk(
-        task,
-        *reading.needed(),
-        rows=split.chunk_rows,
-        executor=work.executor,
-        progress=work.progress,
-    )
-
-
 def _with_clusters(
     split: Split, reading: Reading, seed: int, work: Work
 ) -> tuple[Reading, SampledExamples]:
@@ -386,7 +374,7 @@ def _selected(
     if not shown:
         return []
     task = partial(_shard_overlap, reading, shown)
-    first, *others = _walk(split, reading, task, work)
+    first, *others = work.walk(split, task, reading.needed())
     total = first
     for part in others:
         total = total.plus(part)

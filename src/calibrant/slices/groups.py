@@ -25,7 +25,7 @@ from calibrant.metrics.reliability import Estimate
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices.examples import Reading, Work, draw_sample
 from calibrant.slices.find import check_one_label, open_examples, sum_tables
-from calibrant.slices.result import signed
+from calibrant.slices.result import calibration_cells
 from calibrant.slices.search import OF_ESTIMAND, SHARED, Tables, gaps_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Groups:
         """Return how many groups are miscalibrated."""
         parts = []
         for name, groups in self.sets.items():
-            wrong = [g for g in groups.values() if g.gap.low > 0 or g.gap.high < 0]
+            wrong = [g for g in groups.values() if g.gap.excludes(0)]
             largest = 100 * max(abs(group.gap.value) for group in groups.values())
             when = f", {name}" if name else ""
             parts.append(f"{len(wrong)} of {len(groups)}{when} (largest gap {largest:.1f} points)")
@@ -328,9 +328,7 @@ def _share(by_half: FloatArray) -> FloatArray:
 
 
 def _calibration_cells(group: Group) -> tuple[str, ...]:
-    value, low, high = (100 * x for x in group.gap)
-    shares = (_shown(group.claimed), _shown(group.observed))
-    return (f"{group.n:,}", *shares, signed(value), f"[{low:.1f}, {high:.1f}]")
+    return calibration_cells(group.n, group.claimed, group.observed, group.gap)
 
 
 def _decision_cells(group: Group) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class Slices:
             "subgroups that are not shown too. Subgroups that follow from others are left out.",
             *self.notes,
         ]
-        if any(one.gap.low > 0 or one.gap.high < 0 for one in self.whole):
+        if any(one.gap.excludes(0) for one in self.whole):
             lines.insert(
                 0,
                 "All examples together are miscalibrated too: calibrate first (calibrant fit), "
@@ -155,18 +155,11 @@ class Slices:
         """Return headings, a row for all examples, and one for each subgroup, as text."""
         interval = f"{100 * self.level:g} % interval"
         headings = ("subgroup", "examples", "claimed %", "observed %", "gap", interval)
-        return [headings, *(self._cells(one) for one in (*self.whole, *self.slices))]
-
-    def _cells(self, one: Slice) -> tuple[str, ...]:
-        value, low, high = (100 * x for x in one.gap)
-        return (
-            self.title(one),
-            f"{one.n:,}",
-            f"{100 * one.claimed:.1f}",
-            f"{100 * one.observed:.1f}",
-            signed(value),
-            f"[{low:.1f}, {high:.1f}]",
-        )
+        rows = [
+            (self.title(one), *calibration_cells(one.n, one.claimed, one.observed, one.gap))
+            for one in (*self.whole, *self.slices)
+        ]
+        return [headings, *rows]
 
     def tables(self) -> list[list[tuple[str, ...]]]:
         """Return the table, in a list as that of known groups."""
@@ -232,6 +225,13 @@ class Slices:
 
         rows = {self.title(one): one.gap for one in (*self.whole, *self.slices)}
         return forest_plot(rows, ax, title="gap", reference=0.0, level=self.level, longest=60)
+
+
+def calibration_cells(n: int, claimed: float, observed: float, gap: Estimate) -> tuple[str, ...]:
+    """Return the figures of some examples as text."""
+    value, low, high = (100 * x for x in gap)
+    shares = (f"{100 * claimed:.1f}", f"{100 * observed:.1f}")
+    return (f"{n:,}", *shares, signed(value), f"[{low:.1f}, {high:.1f}]")
 
 
 def signed(points: float) -> str:

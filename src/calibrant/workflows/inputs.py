@@ -9,6 +9,7 @@ import torch
 from calibrant._core.checks import Features
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.data.dataset import Split
 from calibrant.data.keys import full_key
 from calibrant.data.shards import located
@@ -22,9 +23,11 @@ def check_inputs(calibrator: Calibrator, split: Split) -> None:
     keys = comma_separated(full_key(split.name, name) for name in lacking)
     name, has = type(calibrator).__name__, comma_separated(split.keys)
     if lacking == ["features"]:
+        columns = "name metadata columns with columns= or --columns, or "
+        other = columns if isinstance(calibrator, MetadataCalibrator) else ""
         raise ValueError(
-            f"{name} needs features: {split.path} has no {keys} in every shard, only {has}; save "
-            f"the inputs of the last layer as {keys}"
+            f"{name} needs features: {split.path} has no {keys} in every shard, only {has}; "
+            f"{other}save the inputs of the last layer as {keys}"
         )
     raise ValueError(
         f"{name} reads the metadata columns {comma_separated(calibrator.input_columns)}: "

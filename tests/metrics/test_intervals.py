@@ -202,6 +202,13 @@ def test_every_interval_contains_its_value(rng, kind):
             assert high <= 1 + 1e-12, name
 
 
+def test_intervals_of_losses_end_at_0():
+    odds, labels = np.array([3.0, 4.0, -0.2]), np.array([1, 1, 1])
+    found = cal.evaluate(odds, labels, metrics=("nll", "brier"))
+    assert found["nll"].low == found["brier"].low == 0  # a normal interval would go below
+    assert found["nll"].high > 2 * found["nll"].value
+
+
 def test_weights_have_intervals_too(rng):
     found = cal.evaluate(*drawn(rng, 400, 4), sample_weight=rng.exponential(size=400))
     for name, (value, low, high) in found.items():

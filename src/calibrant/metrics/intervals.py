@@ -339,6 +339,12 @@ def mean_interval(value: float, deviation: float, level: float) -> Estimate:
     return Estimate(value, value - reach, value + reach)
 
 
+def loss_interval(value: float, deviation: float, level: float) -> Estimate:
+    """Normal interval of a mean of losses, which are not negative."""
+    _, low, high = mean_interval(value, deviation, level)
+    return Estimate(value, max(low, 0.0), high)
+
+
 def share_interval(value: float, count: float, level: float) -> Estimate:
     """Wilson's interval of a share of ``count`` (effective) examples."""
     low, high = share_intervals(np.array([value]), np.array([count]), level)

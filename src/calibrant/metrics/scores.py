@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrant._core.checks import check_some, warnings_at_caller
 from calibrant.metrics import reductions
-from calibrant.metrics.intervals import Estimate, mean_interval, share_interval
+from calibrant.metrics.intervals import Estimate, loss_interval, share_interval
 from calibrant.metrics.reductions import Data, Input
 from calibrant.metrics.summary import Metric, Moments, Summary
 
@@ -66,7 +66,7 @@ def _moments(logits: Input, labels: Input, probs: Input, weight: Input) -> tuple
 
 
 def _mean_of(score: str) -> Callable[[Summary], Estimate]:
-    return lambda s: s.interval(mean_interval, s.moments.mean(score), s.moments.deviation(score))
+    return lambda s: s.interval(loss_interval, s.moments.mean(score), s.moments.deviation(score))
 
 
 TABLE = (

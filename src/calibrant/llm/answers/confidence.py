@@ -239,7 +239,7 @@ def evaluate_answers(
     if level is not None and len(squares) > 1:
         deviation = float(squares.std(ddof=1)) / math.sqrt(len(squares))
         estimates["accuracy"] = intervals.share_interval(right, len(squares), level)
-        estimates["brier"] = intervals.mean_interval(own["brier"], deviation, level)
+        estimates["brier"] = intervals.loss_interval(own["brier"], deviation, level)
         estimates["aurc"] = intervals.logit_interval(*area, level)
     rest = {f.name: getattr(binary, f.name) for f in fields(Evaluation)}
     rest["metrics"] = {name: estimates[name] for name in ANSWER_METRICS}

@@ -708,6 +708,13 @@ FAULTS = (
         ("data/test_formats",),
     ),
     Fault(
+        "threads-share-their-place-in-a-file",
+        "data",
+        "stream, threading.Lock(), threading.local()",
+        "stream, threading.Lock(), threading.Event()",
+        ("data/test_formats",),
+    ),
+    Fault(
         "text-labels-by-first-appearance",
         "deploy",
         "ClassNumbers(names or [str(i) for i in range(classes)])(values)",

@@ -2,11 +2,13 @@
 
 import contextlib
 import datetime
+import io
 import os
 import sys
 import tempfile
 import tracemalloc
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +45,28 @@ def test_round_trip(tmp_path, form):
     assert (split.classes, split.domain) == (4, "logits")
     assert sorted(split.keys) == sorted(arrays)
     assert_holds(split, arrays)
+
+
+def test_threads_have_places_of_their_own_in_a_stream():
+    stream = formats.ThreadedStream(io.BytesIO(bytes(range(100))))
+    assert stream.seek(10) == 10
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(stream.tell).result() == 0
+        assert pool.submit(stream.seek, -3, os.SEEK_END).result() == 97
+        assert pool.submit(stream.read).result() == bytes([97, 98, 99])
+    assert stream.seek(2, os.SEEK_CUR) == 12
+    assert stream.read(2) == bytes([12, 13])
+    assert stream.tell() == 14
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_threads_read_one_file_at_the_same_time(tmp_path, form):
+    arrays = {f"column_{i}": np.arange(500) + i for i in range(4)}
+    split = open_dataset(write(tmp_path, form, predictions(500) | arrays)).split("")
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(25):
+            for name, values in zip(arrays, pool.map(split.read, arrays), strict=True):
+                np.testing.assert_array_equal(values, arrays[name])
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, Literal, NamedTuple, TypeAlias
+from typing import IO, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.lib import format as npy
@@ -207,13 +207,47 @@ class NpyReader(Reader):
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError)
 
 
+class ThreadedStream:
+    """A stream in which every thread has a place of its own.
+
+    From Python 3.12 on, opening an entry of a zip archive moves on from the place of the stream,
+    which another thread that reads an entry may just have changed.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._lock, self._own = stream, threading.Lock(), threading.local()
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place of this thread."""
+        return getattr(self._own, "place", 0)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the place of this thread, and return it."""
+        with self._lock:
+            self._stream.seek(self.tell())
+            self._own.place = self._stream.seek(offset, whence)
+        return self.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        """Return bytes from the place of this thread on."""
+        with self._lock:
+            self._stream.seek(self.tell())
+            content = self._stream.read(size)
+        self._own.place = self.tell() + len(content)
+        return content
+
+
 class NpzReader(Reader):
     """A ``.npz`` file; several of its arrays can be read side by side."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         with reading(path, *_ZIP_DAMAGE):
-            self._archive = zipfile.ZipFile(self.stream)
+            self._archive = zipfile.ZipFile(cast(IO[bytes], ThreadedStream(self.stream)))
             self._sizes = {
                 info.filename.removesuffix(".npy"): info.file_size
                 for info in self._archive.infolist()

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import calibrant as cal
-from calibrant.data import formats, open_dataset, save_predictions
+from calibrant.data import arrow_files, formats, open_dataset, save_predictions
 from tests.support.prediction_files import (
     FORMATS,
     assert_holds,
@@ -391,6 +391,28 @@ def test_metadata_may_be_missing(tmp_path, suffix):
     assert split.read("member").tolist() == ["True", "False", ""]
     assert split.read("site").tolist() == ["A", "B", ""]
     assert split.read("day").tolist() == ["2026-01-31", "2026-01-31", ""]
+
+
+@needs_pyarrow
+def test_arrow_files_of_early_versions_of_the_library(tmp_path, monkeypatch):
+    """Their readers cannot count rows."""
+
+    class Early:
+        def __init__(self, file):
+            self.schema, self.get_batch = file.schema, file.get_batch
+            self.num_record_batches = file.num_record_batches
+
+    opened = arrow_files._ArrowTable._opened
+    monkeypatch.setattr(arrow_files._ArrowTable, "_opened", lambda *args: Early(opened(*args)))
+    arrays = predictions(50)
+    feather.write_feather(
+        pa.table({"logits": arrays["logits"].tolist(), "labels": arrays["labels"]}),
+        tmp_path / "a.arrow",
+        chunksize=7,
+    )
+    split = open_dataset(tmp_path / "a.arrow").split("")
+    assert split.rows == 50
+    np.testing.assert_array_equal(split.labels, arrays["labels"])
 
 
 LARGEST = {".parquet": "row_group_size", ".arrow": "chunksize"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,15 +26,25 @@ class _ArrowTable:
             pa,
             pa.PythonFile(stream, mode="r"),
         )  # one: it has the lock of the stream
-        file = self._opened()
-        self.schema_arrow = file.schema
-        self.metadata = SimpleNamespace(num_rows=file.count_rows())
+        self.schema_arrow = self._opened().schema
+        self.metadata = SimpleNamespace(num_rows=self._count_rows())
 
     def _opened(self, columns: Sequence[str] = ()) -> Any:
         """Open the file anew, to read some columns only."""
         numbers = [self.schema_arrow.get_field_index(name) for name in columns]
         options = self._pa.ipc.IpcReadOptions(included_fields=numbers)
         return self._pa.ipc.open_file(self._source, options=options)
+
+    def _count_rows(self) -> int:
+        """Count the rows; early versions of pyarrow have to read a column for this."""
+        file = self._opened()
+        if hasattr(file, "count_rows"):
+            return int(file.count_rows())
+        nested = self._pa.types.is_nested
+        names = sorted(
+            self.schema_arrow.names, key=lambda n: nested(self.schema_arrow.field(n).type)
+        )
+        return sum(batch.num_rows for batch in self.iter_batches(sys.maxsize, columns=names[:1]))
 
     def iter_batches(self, rows: int, *, columns: Sequence[str]) -> Iterator[Any]:
         """Yield at most ``rows`` rows at a time; a batch of the file is in memory as a whole."""

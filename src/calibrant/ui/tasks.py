@@ -15,6 +15,7 @@ from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.messages import printable
 from calibrant.artifacts import save
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.features.metadata_inputs import MetadataCalibrator
 from calibrant.calibrators.registry import calibrators_for
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Dataset, Split, open_dataset
 from calibrant.deploy.export import export_onnx
@@ -103,6 +104,8 @@ def _methods(
     for name in sorted(known, key=lambda name: name != usual):
         kind = known[name]
         if name == "none" or (kind.two_classes_only and splits[0].classes != 2):
+            continue
+        if issubclass(kind, MetadataCalibrator):  # the page names no columns for it
             continue
         if kind.needs_features <= features and kind.needs_head <= dataset.has_head:
             yield {"name": name, "title": _title(kind), "summary": plain_text(kind.summary)}

@@ -872,8 +872,8 @@ FAULTS = (
     Fault(
         "trailing-nul-lost",
         "data",
-        "if header.exact and flat.tolist() != texts:",
-        "if False:",
+        "header.exact and flat.tolist() != texts:",
+        "False:",
         ("workflows/test_apply",),
     ),
     Fault(

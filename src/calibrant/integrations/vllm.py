@@ -96,7 +96,7 @@ class HeadProcessor(_base(V1)):  # type: ignore[misc]  # known at run time
 
 
 class HeadProcessorV2(_base(V2, required=False)):  # type: ignore[misc]
-    """The same for the second model runner (vLLM 0.33 and later, where it is used)."""
+    """The same for the second model runner, the default of vLLM 0.32 on GPUs."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self.scaled = ScaledLogits(vllm_config, req_states.device)

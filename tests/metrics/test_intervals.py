@@ -339,6 +339,17 @@ def test_an_error_of_zero_has_an_upper_end_above_zero():
         assert high > 0.1, name
 
 
+def test_luck_beyond_that_of_every_draw_proves_no_small_error():
+    """Cross-validated base rates: high where outcomes are low, so that their errors cancel."""
+    right = np.repeat([1, 0, 1, 0], [3, 15, 4, 8])
+    confidence = np.repeat([0.25, 5 / 24], [18, 12])
+    odds = np.log(confidence / (1 - confidence))
+    found = cal.evaluate(odds, right, estimand="binary", metrics=["ece"])["ece"]
+    assert found.value == pytest.approx(0, abs=1e-12)
+    assert found.high > 0.1
+
+
+
 @pytest.mark.parametrize(
     ("n", "classes", "tilt"), [(300, 2, 0.0), (300, 2, 1.0), (400, 4, 0.0), (400, 30, 0.0)]
 )

@@ -180,17 +180,21 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
     def reach(gaps: FloatArray) -> BoolArray:
         return excess(gaps, observed - slack) >= 0
 
+    # a share below two draws cannot be told from none: estimates that are luckier than the draws
+    # can show count as the luckiest that they can
+    fewest = 2 / (1 + draws)
+    luckiest = float(np.quantile(calibrated, min(2 * fewest / alpha, 1.0)))
+    shown = max(observed, luckiest) + slack
+
     def undercut(gaps: FloatArray) -> BoolArray:
-        return excess(gaps, observed + slack) <= 0
+        return excess(gaps, shown) <= 0
 
     def too_low(scale: float) -> bool:
         tail = _lower_tail(float(error(cells.gaps(scale)[None])[0]), noise, alpha)
         return not cells.often(scale, reach, lambda share: share >= tail)
 
     low = _last(too_low) if share(calibrated >= observed - slack) < alpha else 0.0
-    lucky = share(calibrated <= observed + slack)
-    # a share below two draws cannot be told from none
-    rarely = max(lucky * alpha / 2, 2 / (1 + draws))
+    rarely = max(share(calibrated <= shown) * alpha / 2, fewest)
 
     def compatible(candidates: Cells) -> Callable[[float], bool]:
         return lambda scale: candidates.often(scale, undercut, lambda share: share > rarely)

@@ -73,7 +73,8 @@ def test_samples_a_stated_confidence_and_a_verdict(chats, tmp_path):
     # the line about the confidence is no part of the answer, and neither are its tokens
     assert row["token_probs"] == pytest.approx([0.8])
     assert row["samples"] == ["Lima", "Lima"]
-    assert row["signals"] == {"p_true": pytest.approx(1.0)}
+    # False is not among the top tokens, and so at most as likely as the last of them
+    assert row["signals"] == {"p_true": pytest.approx(0.5 / 0.7)}
     assert row["prompt"].startswith("chat, system ")
     main, one, two, verdict = chats.requests
     assert main["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -88,7 +89,7 @@ def test_p_true_is_the_confidence_where_there_is_no_other(chats, tmp_path):
     collected(chats, out, "Capital of Peru?", plan=Plan("tiny", logprobs=False, p_true=True))
     answers = read_rows(out).answers()
     assert answers.source.confidence == "p_true"
-    assert answers.confidence == pytest.approx([1.0])
+    assert answers.confidence == pytest.approx([0.5 / 0.7])
 
 
 def test_a_stopped_run_goes_on_and_asks_nothing_twice(chats, tmp_path):

@@ -1,5 +1,7 @@
 """Questions for services, and what becomes of replies."""
 
+import math
+
 import pytest
 
 from calibrant.llm.endpoints.plans import Asked, Plan, p_true_of, without_statement
@@ -30,10 +32,24 @@ def test_tokens_of_the_statement_leave_with_it():
 
 @pytest.mark.parametrize(
     ("shown", "chance"),
-    [({"True": -1.0, "False": -1.0}, 0.5), ({" false": -0.1}, 0.0), ({"Yes": -0.1}, None)],
+    [({"True": -1.0, "False": -1.0}, 0.5), ({" false": 0.0}, 0.0), ({"Yes": -0.1}, None)],
 )
 def test_p_true_sums_spellings(shown, chance):
     assert p_true_of(shown) == chance
+
+
+@pytest.mark.parametrize(
+    ("shown", "chance"),
+    [
+        ({"The": 0.9, "True": 0.004, "A": 0.002}, 0.004 / 0.006),
+        ({"The": 0.9, "False": 0.002}, 0.5),
+        ({"True": 0.9}, 0.9),
+        ({"True": 0.999, "The": 1e-9}, 1.0),
+    ],
+)
+def test_a_word_below_the_top_tokens_may_be_as_likely_as_the_least_of_them(shown, chance):
+    logprobs = {token: math.log(one) for token, one in shown.items()}
+    assert p_true_of(logprobs) == pytest.approx(chance)
 
 
 def test_options_and_chats_change_the_key_and_grades_do_not():

@@ -236,13 +236,20 @@ def _verdict(plan: Plan, asked: Asked, row: Row, service: Service, place: str) -
 def p_true_of(shown: Mapping[str, float]) -> float | None:
     """Return the share of True against False among the top tokens; None if neither is there.
 
+    If one is not there, it counts as much as it can: as the least of these tokens, or as the rest.
+
     >>> round(p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
     0.95
     """
-    sums = {"true": 0.0, "false": 0.0}
+    sums, chances = {"true": 0.0, "false": 0.0}, []
     for token, logprob in shown.items():
         word = token.strip(" \n\"'*.").lower()
-        if word in sums and math.isfinite(logprob):
-            sums[word] += math.exp(min(logprob, 0.0))
-    total = sums["true"] + sums["false"]
-    return sums["true"] / total if total else None
+        if math.isfinite(logprob):
+            chances.append(math.exp(min(logprob, 0.0)))
+            if word in sums:
+                sums[word] += chances[-1]
+    if not any(sums.values()):
+        return None
+    missing = max(min(*chances, 1 - sum(chances)), 0.0)
+    true, false = (found or missing for found in sums.values())
+    return true / (true + false)

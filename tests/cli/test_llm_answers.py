@@ -80,6 +80,18 @@ def test_from_questions_to_the_chance_of_an_answer(command, folder, tmp_path):
     assert [row["question"] for row in rows] == answers.questions
 
 
+def test_maps_of_a_service_are_not_for_ask(command, tmp_path):
+    graded, mapped = tmp_path / "graded.jsonl", tmp_path / "map"
+    source = {"prompt": "chat", "model": "gpt-4o-mini", "head": "none"}
+    rows = [
+        {"answer": "Lima", "token_probs": [0.02 * i + 0.1], "correct": i % 3 > 0, **source}
+        for i in range(40)
+    ]
+    graded.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, err = command("answers", "fit", graded, "-o", mapped)
+    assert f"to use it: calibrant llm answers apply {mapped} FILE -o OUT" in err
+
+
 def test_samples_become_signals(command, folder, tmp_path):
     graded = tmp_path / "graded.jsonl"
     start = ("evaluate", folder / "questions.txt", "--model", folder / "model", "--level", "0")

@@ -349,7 +349,6 @@ def test_luck_beyond_that_of_every_draw_proves_no_small_error():
     assert found.high > 0.1
 
 
-
 @pytest.mark.parametrize(
     ("n", "classes", "tilt"), [(300, 2, 0.0), (300, 2, 1.0), (400, 4, 0.0), (400, 30, 0.0)]
 )

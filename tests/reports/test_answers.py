@@ -73,7 +73,7 @@ def test_remarks_about_the_data(rng):
     said = found["About the data"].evidence
     assert "5 answers of the log were left out" in said
     assert "100 answers are to questions that come more than once" in said
-    assert "7 answers were cut off" in said
+    assert "7 of 200 answers were cut off" in said
     sure = (confidence == 1).mean()
     assert found["Many confidences are 1"].evidence.startswith(f"{100 * sure:.1f} %")
 

@@ -468,7 +468,9 @@ def fit_map(
     save(fitted, out)
     shared.show_evaluations(form, file, evaluations)
     usage = f"calibrant llm answers apply {out} FILE -o OUT"
-    if fitted.source_.confidence in CONFIDENCES and fitted.source_.prompt in ("chat", "plain"):
+    source = fitted.source_
+    asked = source.confidence in CONFIDENCES and source.prompt in ("chat", "plain")
+    if asked and not source.served:
         usage = f"calibrant llm ask MODEL QUESTION --answers {out}"
     say(f"{written}; to use it: {usage}")
 

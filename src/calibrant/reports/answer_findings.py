@@ -236,11 +236,12 @@ def _constant(study: AnswerStudy) -> Note | None:
 
 def _data(study: AnswerStudy) -> Note | None:
     truncated = sum(bool(row.get("truncated")) for row in study.rows)
+    of_all = f"{truncated:,} of {len(study.rows):,} answers"
     facts = {
         f"{study.log.left_out:,} answers of the log were left out": study.log.left_out,
         f"{study.repeated:,} answers are to questions that come more than once, while intervals "
         "and promise take answers as independent": study.repeated,
-        f"{truncated:,} answers were cut off at their largest length": truncated,
+        f"{of_all} were cut off at their largest length": truncated,
     }
     said = [text for text, count in facts.items() if count]
     advice = "Look at these answers before you rely on the figures."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from calibrant._core.messages import printable
@@ -22,13 +23,19 @@ class Source(NamedTuple):
     prompt : str
         Form of the prompt: ``chat``, ``plain``, or ``short, 5 shots``.
     model, head : str
-        Digests of the model and the temperature head; ``none`` without a head.
+        Digests of the model and the temperature head; ``none`` without a head. A model that a
+        service runs has its name there.
     """
 
     confidence: str = ""
     prompt: str = ""
     model: str = ""
     head: str = ""
+
+    @property
+    def served(self) -> bool:
+        """Whether the model is one of a service, whose weights are unknown."""
+        return bool(self.model) and not re.fullmatch("[0-9a-f]{16}", self.model)
 
     def differences(self, other: Source) -> list[str]:
         """Return the parts that both state differently, in words.

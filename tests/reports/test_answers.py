@@ -64,6 +64,13 @@ def test_findings_of_calibrated_and_of_useless_confidences(rng):
     assert found["No threshold keeps the promise"].severity == "warn"
 
 
+def test_few_answers_do_not_show_that_a_confidence_is_useless():
+    rank = np.arange(30)
+    found = titles(study_answers(log_of(0.2 + rank / 50, rank * 3 % 10 < 3 + rank / 5)))
+    assert found["Too few answers to see if confidence tells right from wrong"].severity == "warn"
+    assert "Confidence does not tell right answers from wrong ones" not in found
+
+
 def test_remarks_about_the_data(rng):
     confidence = np.where(rng.random(200) < 0.3, 1.0, rng.uniform(0.2, 0.9, 200))
     log = log_of(confidence, rng.random(200) < confidence)

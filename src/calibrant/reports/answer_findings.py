@@ -17,6 +17,8 @@ from calibrant.reports.model import SEVERITIES, Part, Severity, binomial_test, h
 
 FEW_OF_A_KIND = 10
 """Answers that a kind of question must have among those that the map was not fitted on."""
+USEFUL = 0.7
+"""AUROC from which a confidence tells right answers from wrong ones more than poorly."""
 SHOWN = 5
 """Kinds that the evidence names."""
 
@@ -118,6 +120,13 @@ def _order(study: AnswerStudy) -> Note | None:
         evidence = "all answers are right, or all are wrong."
         return Note("warn", "Nothing to tell apart", evidence, "Grade harder or easier questions.")
     shown = f"AUROC {percent(value)} [{100 * low:.1f}, {100 * high:.1f}]"
+    if low <= 0.5 and high >= USEFUL:
+        return Note(
+            "warn",
+            "Too few answers to see if confidence tells right from wrong",
+            f"{shown}; 50 % is chance.",
+            "Grade more answers.",
+        )
     if low <= 0.5:
         return Note(
             "bad",
@@ -125,7 +134,7 @@ def _order(study: AnswerStudy) -> Note | None:
             f"{shown}; 50 % is chance.",
             "No map can mend this: use another signal, such as agreement of several samples.",
         )
-    if high < 0.7:
+    if high < USEFUL:
         return Note(
             "warn",
             "Confidence tells right answers from wrong ones poorly",
@@ -140,9 +149,9 @@ def _map(study: AnswerStudy) -> Note | None:
     before, after = study.before["ece"], study.after["ece"]
     losses = study.before["nll"].value, study.after["nll"].value
     evidence = (
-        f"the calibration error (ECE) is {percent(before.value)} before and "
-        f"{percent(after.value)} [{100 * after.low:.1f}, {100 * after.high:.1f}] after, the log "
-        f"loss {losses[0]:.3f} and {losses[1]:.3f}; each answer by a map of others."
+        f"the log loss is {losses[0]:.3f} before and {losses[1]:.3f} after, the calibration error "
+        f"(ECE) {percent(before.value)} and {percent(after.value)} [{100 * after.low:.1f}, "
+        f"{100 * after.high:.1f}]; each answer by a map of others."
     )
     if losses[1] < losses[0]:
         advice = "Apply the map to new answers of this model, to questions in the same form."

@@ -180,8 +180,8 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
     def reach(gaps: FloatArray) -> BoolArray:
         return excess(gaps, observed - slack) >= 0
 
-    # a share below two draws cannot be told from none: estimates that are luckier than the draws
-    # can show count as the luckiest that they can
+    # Fewer than two draws cannot be told from none. An estimate below almost all draws of a
+    # calibrated model is therefore taken for the lowest one of which enough draws are left.
     fewest = 2 / (1 + draws)
     luckiest = float(np.quantile(calibrated, min(2 * fewest / alpha, 1.0)))
     shown = max(observed, luckiest) + slack

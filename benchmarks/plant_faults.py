@@ -715,6 +715,27 @@ FAULTS = (
         ("data/test_formats",),
     ),
     Fault(
+        "luck-beyond-all-draws-proves-no-error",
+        "metrics",
+        "shown = max(observed, luckiest) + slack",
+        "shown = observed + slack",
+        ("metrics/test_intervals",),
+    ),
+    Fault(
+        "losses-below-zero",
+        "metrics",
+        "return Estimate(value, max(low, 0.0), high)",
+        "return Estimate(value, low, high)",
+        ("metrics/test_intervals",),
+    ),
+    Fault(
+        "one-token-shown-is-certain",
+        "llm",
+        "true, false = (found or missing for found in sums.values())",
+        "true, false = sums.values()",
+        ("llm/endpoints/test_plans",),
+    ),
+    Fault(
         "text-labels-by-first-appearance",
         "deploy",
         "ClassNumbers(names or [str(i) for i in range(classes)])(values)",

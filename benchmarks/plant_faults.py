@@ -1284,8 +1284,8 @@ FAULTS = (
     Fault(
         "interval-with-one-tail",
         "metrics",
-        "rarely = max(lucky * alpha / 2, 2 / (1 + draws))",
-        "rarely = max(lucky * alpha * 2, 2 / (1 + draws))",
+        "rarely = max(share(calibrated <= shown) * alpha / 2, fewest)",
+        "rarely = max(share(calibrated <= shown) * alpha * 2, fewest)",
         ("intervals",),
     ),
     Fault(
@@ -1420,13 +1420,6 @@ FAULTS = (
         "metrics",
         " + bend @ squared @ bend / 2",
         "",
-        ("metrics/test_intervals",),
-    ),
-    Fault(
-        "upper-ends-too-low",
-        "metrics",
-        "rarely = max(lucky * alpha / 2,",
-        "rarely = max(lucky * alpha * 2,",
         ("metrics/test_intervals",),
     ),
     Fault(

@@ -66,7 +66,7 @@ def close(values, expected):
 def frame(probs):
     """A frame with a column per class, an index, and other columns with missing values."""
     index = [f"row {i}" for i in range(ROWS)]
-    frame = pd.DataFrame(probs, columns=[f"prob_{name}" for name in NAMES], index=index)
+    frame = pd.DataFrame(probs.copy(), columns=[f"prob_{name}" for name in NAMES], index=index)
     frame.insert(1, "id", np.arange(ROWS))
     frame["note"] = [None, "a", *["b"] * (ROWS - 2)]
     frame["day"] = pd.to_datetime([None, *["2024-01-02"] * (ROWS - 1)])

@@ -33,7 +33,7 @@ def arrays():
 def npz(**arrays):
     """Return arrays as the bytes of a .npz file; objects become pickles."""
     stream = io.BytesIO()
-    np.savez(stream, allow_pickle=True, **arrays)
+    np.savez(stream, **arrays)
     return stream.getvalue()
 
 

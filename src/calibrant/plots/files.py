@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GLYPH = re.compile(r"Glyph (\d+) .*missing from font")
+GLYPH = re.compile(r"Glyph (\d+) .*missing from .*font")
 SUFFIXES = (".pdf", ".png", ".svg")
 DPI = 300
 

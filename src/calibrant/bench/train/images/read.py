@@ -193,6 +193,9 @@ def _decode(path: Path) -> tuple[Pixels, bool]:
 PIXELS = 3 * 32 * 32
 """Bytes of an image of CIFAR."""
 
+RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+"""The function that pickles of arrays call; its module depends on the version of numpy."""
+
 
 class _ArrayUnpickler(pickle.Unpickler):
     """Refuses everything but what a pickle of arrays needs."""
@@ -208,7 +211,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name} does not belong in an image archive")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        return RECONSTRUCT if name == "_reconstruct" else super().find_class(module, name)
 
 
 def unpickle_arrays(content: bytes) -> dict[str, Any]:

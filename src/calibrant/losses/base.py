@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +24,8 @@ Extra: TypeAlias = Tensor | None
 """Features ``(..., width)`` or the indices ``(n,)`` of examples, which only some losses need."""
 
 
-class Batch(NamedTuple):
+@dataclass
+class Batch:
     """Flattened examples of a batch."""
 
     logits: Tensor  # (n, classes), float32 or wider

@@ -116,3 +116,10 @@ def test_tolerance(tmp_path):
     assert export_program(almost, tmp_path / "a.pt2", tolerance=1.0) > 0.1
     found = torch.export.load(tmp_path / "a.pt2").module()(torch.from_numpy(data["logits"]))
     assert found.shape == (300, CLASSES)
+
+
+def test_an_early_version_of_torch_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.export.Dim, "DYNAMIC")
+    with pytest.raises(ImportError, match=r"PyTorch 2\.7 .* pip install 'calibrant\[export\]'"):
+        export_program(planted(TemperatureScaling), tmp_path / "a.pt2")
+    assert not list(tmp_path.iterdir())

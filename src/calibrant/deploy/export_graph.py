@@ -111,6 +111,11 @@ class ExportGraph(nn.Module):
 
     def program(self) -> torch.export.ExportedProgram:
         """Return the traced graph."""
+        if not hasattr(torch.export.Dim, "DYNAMIC"):  # new in 2.6
+            raise ImportError(
+                f"exports need PyTorch 2.7 or later, and this is {torch.__version__}: "
+                "pip install 'calibrant[export]'"
+            )
         args, named = self.arguments(self.inputs.values())
         shapes = self.dynamic_shapes(*[torch.export.Dim.DYNAMIC] * 2)
         with self.explained("torch.export"), quiet(), torch.no_grad():

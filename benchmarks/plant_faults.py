@@ -676,7 +676,7 @@ FAULTS = (
         "threads-load-models-of-their-own",
         "deploy",
         "    with _LOADING:  # new weights",
-        "    with Lock():  # new weights",
+        "    with RLock():  # new weights",
         ("deploy/test_collect_shards",),
     ),
     Fault(
@@ -703,8 +703,8 @@ FAULTS = (
     Fault(
         "missing-probabilities-are-read",
         "data",
-        'score_column(column) is not None or column in ("labels", "features")',
-        'column in ("labels", "features")',
+        "reader.optional &= {*layout.others}",
+        "reader.optional &= {*headers}",
         ("data/test_formats",),
     ),
     Fault(

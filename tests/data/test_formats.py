@@ -373,11 +373,11 @@ def test_parquet_with_missing_values(tmp_path):
 @needs_pyarrow
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_metadata_may_be_missing(tmp_path, suffix):
-    """Nulls become NaN or empty text, in batches without any as well."""
+    """Nulls become NaN or empty text, and whole numbers keep their digits."""
     day = datetime.date(2026, 1, 31)
     columns = {
         "prob": pa.array([0.1, 0.2, 0.3]),
-        "age": pa.array([31, 40, None]),
+        "age": pa.array([31, 2**60 + 1, None]),
         "dose": pa.array([0.5, 1.5, None]),
         "member": pa.array([True, False, None]),
         "site": pa.array(["A", "B", None]).dictionary_encode(),
@@ -386,7 +386,7 @@ def test_metadata_may_be_missing(tmp_path, suffix):
     write = {".parquet": pq.write_table, ".arrow": feather.write_feather}[suffix]
     write(pa.table(columns), tmp_path / f"a{suffix}", **{LARGEST[suffix]: 2})
     split = open_dataset(tmp_path / f"a{suffix}").split("")
-    np.testing.assert_array_equal(split.read("age"), [31, 40, np.nan])
+    assert split.read("age").tolist() == ["31", str(2**60 + 1), ""]
     np.testing.assert_array_equal(split.read("dose"), [0.5, 1.5, np.nan])
     assert split.read("member").tolist() == ["True", "False", ""]
     assert split.read("site").tolist() == ["A", "B", ""]
@@ -419,20 +419,41 @@ LARGEST = {".parquet": "row_group_size", ".arrow": "chunksize"}
 
 
 @needs_pyarrow
-@pytest.mark.parametrize(
-    ("column", "problem"),
-    [
-        ("prob", "prob has missing values; drop or fill those rows"),
-        ("y", "y is missing: drop the row"),
-        ("sample_weight", "sample_weight must be .*, got nan"),
-    ],
-)
-def test_what_is_counted_may_not_be_missing(tmp_path, column, problem):
-    columns: dict[str, Any] = {"prob": [0.1, 0.2], "y": [0, 1], "sample_weight": [1.0, 2.0]}
-    columns[column] = [columns[column][0], None]
+def test_groups_of_one_number_are_one_group_with_and_without_nulls_in_a_shard(tmp_path):
+    for i, site in enumerate(([1, 2, 1, 2], [1, 2, None, 1])):
+        table = pa.table({"prob": [0.1, 0.2, 0.8, 0.9], "y": [0, 0, 1, 1], "site": site})
+        pq.write_table(table, tmp_path / f"{i}.parquet")
+    found = cal.evaluate(tmp_path, by="site", metrics=["accuracy"])
+    assert {name: group.n for name, group in found.by.items()} == {"1": 4, "2": 3, "": 1}
+
+
+COUNTED: dict[str, Any] = {
+    **{"prob_a": [0.1, 0.2, 0.3], "prob_b": [0.9, 0.8, 0.7], "y": [0, 1, 0]},
+    **{"split": [0, 1, 1], "feature_0": [True, False, True], "sample_weight": [1, 2, 3]},
+}
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("column", ["prob_a", "y", "split", "feature_0", "sample_weight"])
+def test_what_is_counted_may_not_be_missing(tmp_path, column):
+    columns = {**COUNTED, column: [*COUNTED[column][:2], None]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=problem):
-        cal.evaluate(tmp_path / "a.parquet", sample_weight="sample_weight")
+
+    def read_all():
+        cal.evaluate(tmp_path / "a.parquet", split="1", sample_weight="sample_weight")
+        open_dataset(tmp_path / "a.parquet").split("1").read("features")
+
+    with pytest.raises(ValueError, match=rf"{column} .*missing values"):
+        read_all()
+
+
+@needs_pyarrow
+def test_tags_may_not_be_missing(tmp_path):
+    columns: dict[str, Any] = {f"prob_{tag}": [0.1, 0.9] for tag in "ab"}
+    columns |= {"label_a": [True, False], "label_b": [True, None]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="label_b has missing values"):
+        cal.evaluate(tmp_path / "a.parquet", estimand="multilabel")
 
 
 def test_missing_pyarrow_names_the_extra(tmp_path, monkeypatch):

@@ -231,6 +231,17 @@ def test_threads_share_one_model():
     assert first.fingerprint == alone.fingerprint
 
 
+@needs_pyarrow
+def test_labels_may_not_be_missing(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    inputs = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(16)), 8)
+    pq.write_table(pa.table({"inputs": inputs, "label": [0, None]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="label has missing values"):
+        collect_shards(LINEAR, tmp_path / "a.parquet", tmp_path / "out")
+
+
 def test_bad_shards_are_named_or_skipped(tmp_path):
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()

@@ -182,8 +182,11 @@ def test_estimates_are_bars_crosses_and_measured_dashes():
     assert third.endswith("40 %")
     assert fourth == f"not estimated: measured {HOSTILE} 70 %"
     assert [text for text in texts(chart) if text in KINDS] == KINDS
-    (measured,) = charts(estimate_chart([EstimatedWindow("a", NAN, NAN, NAN, 0.7)], label="x"))
+    (measured,) = charts(estimate_chart([EstimatedWindow("a", NAN, NAN, NAN, 1.0)], label="x"))
     assert [text for text in texts(measured) if text in KINDS] == ["measured"]
+    shown = [float(text.removesuffix(" %")) for text in texts(measured) if text.endswith(" %")]
+    assert max(shown) == 100
+    assert min(shown) >= 90
 
 
 KINDS = ["estimated", "withdrawn", "measured"]

@@ -349,6 +349,17 @@ def test_luck_beyond_that_of_every_draw_proves_no_small_error():
     assert found.high > 0.1
 
 
+def test_usual_estimates_are_taken_as_they_are_at_high_levels_too(rng):
+    """Only the lowest twentieth counts as luck, also where there are few draws."""
+    odds = rng.normal(size=500)
+    labels = (rng.random(500) < 1 / (1 + np.exp(-odds))).astype(int)
+    ends = [
+        cal.evaluate(odds, labels, metrics=["smce"], level=level)["smce"].high
+        for level in (0.9, 0.99)
+    ]
+    assert ends[0] < ends[1] < 1.6 * ends[0]
+
+
 @pytest.mark.parametrize(
     ("n", "classes", "tilt"), [(300, 2, 0.0), (300, 2, 1.0), (400, 4, 0.0), (400, 30, 0.0)]
 )

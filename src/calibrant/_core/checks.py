@@ -254,6 +254,8 @@ def as_weight(weight: Values, shape: tuple[int, ...]) -> FloatArray:
     """
     if isinstance(weight, str):
         raise TypeError(f"sample_weight must be numbers here, got {weight!r}: pass the values")
+    if not isinstance(weight, Tensor) and np.asarray(weight).dtype.kind == "U":
+        raise ValueError("sample_weight must be numbers, got text or missing values")
     weights = spread(as_float64(weight), shape, "sample_weight")
     wrong = weights[(weights != 0) & ~((weights > 1e-100) & (weights < 1e100))]
     if wrong.size:

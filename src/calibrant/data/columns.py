@@ -15,7 +15,7 @@ import torch
 
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
-from calibrant.data.formats import Array, NoArrayError, Reader, changed
+from calibrant.data.formats import Array, NoArrayError, Reader, changed, damaged
 from calibrant.data.keys import CLASS_NAMES, HEAD, full_key, owner, split_names
 from calibrant.data.readers import READERS
 from calibrant.data.storage import Fingerprint
@@ -135,7 +135,7 @@ def array_column(key: str, values: Values, path: str) -> Column:
 def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
     """Return columns one after another, in ``whole``, in a new array, or as a mapped file.
 
-    Missing values turn a new array of whole numbers into floats.
+    Missing values turn a new array of whole numbers into text.
     """
     given = whole is not None
     if whole is None:
@@ -161,10 +161,12 @@ def read_all(columns: Sequence[Column], whole: Array | None = None) -> Array:
         for chunk in column.chunks():
             if not np.can_cast(chunk.dtype, whole.dtype):
                 if given:
-                    raise NoArrayError(f"missing values, which {whole.dtype.name} cannot hold")
+                    raise NoArrayError("numbers beside text or missing values")
                 whole = whole.astype(np.result_type(chunk, whole))
             whole[start : start + len(chunk)] = chunk
             start += len(chunk)
+    if start != len(whole):
+        raise damaged(columns[0].path, f"{start} rows of {len(whole)} in {columns[0].key}")
     return whole
 
 

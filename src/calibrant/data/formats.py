@@ -19,9 +19,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from calibrant._core.class_names import score_column
 from calibrant._core.messages import comma_separated
-from calibrant.data.keys import owner, split_names
+from calibrant.data.keys import LABEL_NAMES, SCORES, owner, split_names
 from calibrant.data.storage import fingerprint, fingerprint_of, is_remote, open_stream
 
 Array: TypeAlias = NDArray[Any]
@@ -358,7 +357,13 @@ def load_pyarrow() -> Any:
 
 
 class ParquetReader(Reader):
-    """A ``.parquet`` file; a row is an example, and a list holds its logits."""
+    """A ``.parquet`` file; a row is an example, and a list holds its logits.
+
+    Values of ``optional`` columns may be missing: numbers with a point are then NaN, and other
+    columns are read as text, which is empty there.
+    """
+
+    optional: set[str]
 
     def __init__(self, path: str) -> None:
         load_pyarrow()
@@ -368,6 +373,7 @@ class ParquetReader(Reader):
             self.headers = {
                 field.name: _parquet_header(self._file, field) for field in self._file.schema_arrow
             }
+        self.optional = _optional(self.headers)
 
     def _open_table(self) -> Any:
         pa = load_pyarrow()
@@ -421,10 +427,10 @@ class ParquetReader(Reader):
                     f"{lengths.min()} to {lengths.max()} values; write every class of every row"
                 )
             values = column.flatten()
-        if values.null_count and not self._may_be_missing(key):
+        if values.null_count and key not in self.optional:
             raise NoArrayError(f"{self.path}: {key} has missing values; drop or fill those rows")
-        if header.dtype.kind == "U" or (header.dtype.kind == "b" and values.null_count):
-            texts = ["" if text is None else text for text in values.to_pylist()]
+        if header.dtype.kind == "U" or (header.dtype.kind in "biu" and values.null_count):
+            texts = ["" if value is None else value for value in values.to_pylist()]
             flat = np.array(texts, dtype=str)
             if header.dtype.kind == "U" and header.exact and flat.tolist() != texts:
                 raise NoArrayError(f"{self.path}: {key} has text that ends with a NUL; remove it")
@@ -432,14 +438,16 @@ class ParquetReader(Reader):
             flat = np.asarray(values.to_numpy(zero_copy_only=False))  # NaN where they are missing
         return flat.reshape(len(column), *header.shape[1:])
 
-    def _may_be_missing(self, key: str) -> bool:
-        """Return True for columns with one value per example besides scores, labels and features.
 
-        Missing texts and booleans are read as empty text; whole numbers become floats.
-        """
-        _, column = owner(key, split_names(self.headers))
-        counted = score_column(column) is not None or column in ("labels", "features")
-        return len(self.headers[key].shape) == 1 and not counted
+def _optional(headers: Mapping[str, Header]) -> set[str]:
+    """Return columns with one value per example that are no scores, labels or features."""
+    names = split_names(headers)
+    roles = (*SCORES, *LABEL_NAMES, "features")
+    return {
+        key
+        for key, header in headers.items()
+        if len(header.shape) == 1 and owner(key, names)[1] not in roles
+    }
 
 
 def write_parquet(path: Path, arrays: Mapping[str, Array]) -> None:

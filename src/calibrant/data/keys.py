@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 SCORES = ("logits", "probs")
 HEAD = (("head_weight", "head_bias"), ("weight", "bias"))  # keys of the last linear layer
 CLASS_NAMES = "class_names"
+LABEL_NAMES = ("labels", "label", "y_true", "y", "target")  # of columns of tables
 VAL_NAMES = ("val", "validation", "valid", "dev")  # aliases, if there is only one
 NAMED_SPLITS = ("train", "test", *VAL_NAMES)  # files of these names are those splits
 

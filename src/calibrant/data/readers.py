@@ -43,6 +43,7 @@ def _with_layout(reader: formats.ParquetReader) -> Reader:
     for column in chain.from_iterable(layout.stacked.values()):
         if headers[column].dtype.kind not in "biuf":
             raise ValueError(f"{path}: {column} must be numbers, got {headers[column].dtype.name}")
+    reader.optional &= {*layout.others}
     return TableReader(reader, replace(layout, others=[*layout.others, *lists]))
 
 

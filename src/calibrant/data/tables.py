@@ -19,9 +19,8 @@ from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.class_names import ClassNumbers, LabelError, score_column
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header, Reader, joined, rechunked
-from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, owner, split_names
+from calibrant.data.keys import CLASS_NAMES, LABEL_NAMES, SCORES, full_key, owner, split_names
 
-LABEL_NAMES = ("labels", "label", "y_true", "y", "target")
 FURTHER = re.compile(r"(?P<array>label|feature)s?_(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 """Columns of labels, one for each tag, and of features, numbered from 0."""
 SPLIT = "split"

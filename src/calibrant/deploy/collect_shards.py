@@ -33,9 +33,9 @@ from calibrant.data.columns import Column, Columns, read_all
 from calibrant.data.dataset import Dataset
 from calibrant.data.formats import Array
 from calibrant.data.inputs import open_inputs
+from calibrant.data.keys import LABEL_NAMES
 from calibrant.data.outputs import output_folder
 from calibrant.data.shards import NoGoodShard, Place, Report, located
-from calibrant.data.tables import LABEL_NAMES
 from calibrant.deploy.models import (
     Classifier,
     Inputs,

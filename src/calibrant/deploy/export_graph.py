@@ -111,7 +111,7 @@ class ExportGraph(nn.Module):
 
     def program(self) -> torch.export.ExportedProgram:
         """Return the traced graph."""
-        if not hasattr(torch.export.Dim, "DYNAMIC"):  # new in 2.6
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
             raise ImportError(
                 f"exports need PyTorch 2.7 or later, and this is {torch.__version__}: "
                 "pip install 'calibrant[export]'"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,7 +71,7 @@ class ModelName:
     call: str = ""  # of a run: processes that outlive it load the model of the next one anew
 
 
-_LOADING = Lock()
+_LOADING = RLock()  # a factory may load another classifier
 
 
 def load_classifier(model: ModelName) -> Classifier:
@@ -97,7 +97,8 @@ def load_classifier(model: ModelName) -> Classifier:
 
 def forget_classifier() -> None:
     """Free the classifier that is kept."""
-    _loaded.cache_clear()
+    with _LOADING:
+        _loaded.cache_clear()
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,6 @@ from calibrant.display.elements import (
     finite,
     group,
     legend,
-    padded_range,
     percent,
     picture,
     polylines,
@@ -52,9 +51,9 @@ def estimate_chart(windows: Sequence[EstimatedWindow], *, label: str) -> str:
     shown = [(k, windows[k]) for k in spread(len(windows), POINTS)]
     reach = [share for _, window in shown for share in window[1:] if finite(share)]
     across = (0, max(len(windows) - 1, 1))
-    low, high = padded_range(reach)
-    room = 0.06 * (high - low)
-    axes = Axes.within((50, 30, 406, 200), across, (low - room, high + room))
+    low, high = min(reach, default=0.0), max(reach, default=1.0)
+    room = max(0.06 * (high - low), 0.02)
+    axes = Axes.within((50, 30, 406, 200), across, (max(low - room, 0), min(high + room, 1)))
     kinds = (
         ("estimated", _bar(7, 0, 5, -5), [_estimated(axes, *at, label) for at in shown]),
         ("withdrawn", _cross(7, 0), [_withdrawn(axes, *at, label) for at in shown]),

@@ -183,7 +183,7 @@ def _ends(error: Functional, excess: Excess, cells: Cells, level: float) -> tupl
     # Fewer than two draws cannot be told from none. An estimate below almost all draws of a
     # calibrated model is therefore taken for the lowest one of which enough draws are left.
     fewest = 2 / (1 + draws)
-    luckiest = float(np.quantile(calibrated, min(2 * fewest / alpha, 1.0)))
+    luckiest = float(np.quantile(calibrated, min(2 * fewest / alpha, 0.05)))
     shown = max(observed, luckiest) + slack
 
     def undercut(gaps: FloatArray) -> BoolArray:

@@ -236,7 +236,8 @@ def _verdict(plan: Plan, asked: Asked, row: Row, service: Service, place: str) -
 def p_true_of(shown: Mapping[str, float]) -> float | None:
     """Return the share of True against False among the top tokens; None if neither is there.
 
-    If one is not there, it counts as much as it can: as the least of these tokens, or as the rest.
+    If one is not there, it counts as the least likely of these tokens, or as the rest if that is
+    less.
 
     >>> round(p_true_of({"True": -0.1, " true": -3.0, "False": -3.0}), 2)
     0.95

@@ -689,8 +689,8 @@ FAULTS = (
     Fault(
         "withdrawn-estimates-not-drawn",
         "plots",
-        'withdrawn = [(i, row) for i, row in rows if math.isnan(row["estimate_low"])]',
-        "withdrawn = []",
+        "withdrawn = {i: share for i, share in shares.items() if math.isnan(share.low)}",
+        "withdrawn = {}",
         ("plots/test_drift",),
     ),
     Fault(

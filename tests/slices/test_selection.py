@@ -5,12 +5,14 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from calibrant.data.metadata import Condition
+from calibrant.metrics.reliability import Estimate
 from calibrant.slices.examples import Outcomes
 from calibrant.slices.selection import Candidate, Overlap, overlap, select
 
 
 def candidate(*conditions, estimand="binary"):
-    return Candidate(conditions, estimand, 100, 100.0, 0.5, 0.4, 0.1, 0.05, 0.15, 5.0)
+    gap = Estimate(0.1, 0.05, 0.15)
+    return Candidate(conditions, estimand, 100, 100.0, 0.5, 0.4, gap, 5.0)
 
 
 @pytest.fixture

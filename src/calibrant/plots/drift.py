@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrant.plots.data import DriftReport
+from calibrant.plots.estimates import interval_points
 from calibrant.plots.look import current, figure_of, in_look, legend, new_axes, panels, text_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ TICKS = 8
 """Windows that are named."""
 LEVEL = 0.9
 """Coverage of the intervals."""
+
+
+class Share(NamedTuple):
+    """A share with its interval; the ends are NaN without one."""
+
+    value: float
+    low: float
+    high: float
 
 
 @in_look
@@ -82,20 +91,18 @@ def _shares(axes: Axes, report: DriftReport) -> None:
 
 def _estimates(axes: Axes, report: DriftReport) -> None:
     """Draw accuracies that were estimated without labels; crosses where nothing is promised."""
-    look = current()
-    rows = [(i, row) for i, row in enumerate(report.windows) if "estimate" in row]
-    promised = [(i, row) for i, row in rows if not math.isnan(row["estimate_low"])]
-    withdrawn = [(i, row) for i, row in rows if math.isnan(row["estimate_low"])]
-    for i, row in promised:
-        ends = [100 * row["estimate_low"], 100 * row["estimate_high"]]
-        axes.plot([i, i], ends, color=look.colours.good, lw=1.6 * look.thick, alpha=0.5)
-    for name, marker, paint, shown in (
-        ("estimated", "o", look.colours.good, promised),
-        ("estimate withdrawn", "x", look.colours.bad, withdrawn),
-    ):
-        x, y = [i for i, _ in shown], [100 * row["estimate"] for _, row in shown]
-        if not np.isnan(y).all():
-            axes.plot(x, y, ls="", marker=marker, ms=2.2 * look.thick, color=paint, label=name)
+    shares = {
+        i: Share(row["estimate"], row["estimate_low"], row["estimate_high"])
+        for i, row in enumerate(report.windows)
+        if "estimate" in row
+    }
+    promised = {i: share for i, share in shares.items() if not math.isnan(share.low)}
+    withdrawn = {i: share for i, share in shares.items() if math.isnan(share.low)}
+    colours = current().colours
+    if promised:
+        interval_points(axes, promised, "estimated", colours.good)
+    if not all(math.isnan(share.value) for share in withdrawn.values()):
+        interval_points(axes, withdrawn, "estimate withdrawn", colours.bad, "x")
 
 
 def _windows(axes: Axes, report: DriftReport) -> None:

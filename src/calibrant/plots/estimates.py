@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from calibrant.plots.data import EstimatedBatch
+from calibrant.plots.data import EstimatedBatch, Interval
 from calibrant.plots.look import current, in_look, legend, new_axes, text_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,17 @@ def estimate_plot(
     axes, look = new_axes(ax, height=0.5), current()
     paints = (look.colours.right, look.colours.good, look.colours.bad)
     for (label, states), paint in zip(KINDS.items(), paints, strict=True):
-        shown = [i for i, batch in enumerate(batches.values()) if batch.status in states]
-        _points(axes, batches, shown, metric, label, paint)
+        shown = {
+            i: batch.metrics[metric]
+            for i, batch in enumerate(batches.values())
+            if batch.status in states
+        }
+        if label == "withdrawn":
+            interval, marker = "", "x"
+        else:
+            interval, marker = f", {100 * next(iter(batches.values())).level:g} %", "o"
+        if shown:
+            interval_points(axes, shown, f"{label}{interval}", paint, marker)
     if measured:
         at = {i: 100 * measured[name] for i, name in enumerate(batches) if name in measured}
         style: dict[str, Any] = {"ls": "", "marker": "_", "ms": 5 * look.thick, "mew": look.thick}
@@ -69,23 +78,15 @@ def estimate_plot(
     return axes
 
 
-def _points(
-    axes: Axes,
-    batches: Mapping[str, EstimatedBatch],
-    shown: list[int],
-    metric: str,
-    label: str,
-    paint: str,
+def interval_points(
+    axes: Axes, points: Mapping[int, Interval], label: str, paint: str, marker: str = "o"
 ) -> None:
-    if not shown:
-        return
-    look, values = current(), [batch.metrics[metric] for batch in batches.values()]
-    interval = "" if label == "withdrawn" else f", {100 * next(iter(batches.values())).level:g} %"
-    for i in shown:
-        low, high = 100 * values[i].low, 100 * values[i].high
-        if not math.isnan(low):
-            axes.plot([i, i], [low, high], color=paint, lw=1.6 * look.thick, alpha=0.5)
-    marker = "x" if label == "withdrawn" else "o"
+    """Draw shares in per cent by their place, with their intervals where they have some."""
+    look = current()
+    for i, share in points.items():
+        if not math.isnan(share.low):
+            ends = [100 * share.low, 100 * share.high]
+            axes.plot([i, i], ends, color=paint, lw=1.6 * look.thick, alpha=0.5)
     style: dict[str, Any] = {"ls": "", "marker": marker, "ms": 2.2 * look.thick}
-    points = [100 * values[i].value for i in shown]
-    axes.plot(shown, points, color=paint, label=f"{label}{interval}", **style)
+    values = [100 * share.value for share in points.values()]
+    axes.plot(list(points), values, color=paint, label=label, **style)

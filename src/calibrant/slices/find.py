@@ -28,7 +28,6 @@ from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
-from calibrant.metrics.reliability import Estimate
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices import selection
 from calibrant.slices.examples import (
@@ -170,9 +169,8 @@ class Search:
 
     def result(self) -> Slices:
         """Return the subgroups, worst first."""
-        order = sorted(self.chosen, key=lambda one: -one.provable)
         return Slices(
-            slices=[self._slice(one) for one in order],
+            slices=sorted(map(self._slice, self.chosen), key=lambda one: -one.least),
             whole=[self._slice(one) for one in self.whole],
             n=self.whole[0].n,
             classes=self.reading.classes,
@@ -204,7 +202,7 @@ class Search:
             one.estimand,
             one.claimed,
             one.happened,
-            Estimate(one.gap, one.low, one.high),
+            one.gap,
             one.conditions,
         )
 
@@ -370,7 +368,7 @@ def _selected(
     work: Work,
 ) -> list[Candidate]:
     """Return the subgroups that others do not explain; all examples may be among them."""
-    shown = [one for one in candidates if one.shown]
+    shown = [one for one in candidates if one.gap.excludes(0)]
     if not shown:
         return []
     task = partial(_shard_overlap, reading, shown)

@@ -19,6 +19,7 @@ import numpy as np
 
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant.data.metadata import Condition
+from calibrant.metrics.reliability import Estimate
 from calibrant.slices.examples import Outcomes
 from calibrant.slices.search import Candidates, Family
 
@@ -42,20 +43,8 @@ class Candidate(NamedTuple):
     weight: float
     claimed: float
     happened: float
-    gap: float
-    low: float
-    high: float
+    gap: Estimate
     strength: float  # standard deviations by which the gap is off
-
-    @property
-    def shown(self) -> bool:
-        """True if the interval of the gap leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-    @property
-    def provable(self) -> float:
-        """The gap that there is at least."""
-        return max(self.low, -self.high, 0.0)
 
 
 def strongest(candidates: Candidates, family: Family, critical: float) -> list[Candidate]:
@@ -81,9 +70,7 @@ def one_candidate(
         weight=float(candidates.weight[i]),
         claimed=float(candidates.claimed[i]),
         happened=float(candidates.happened[i]),
-        gap=gap,
-        low=float(low[i]),
-        high=float(high[i]),
+        gap=Estimate(gap, float(low[i]), float(high[i])),
         strength=abs(gap) / float(candidates.deviation[i]),
     )
 

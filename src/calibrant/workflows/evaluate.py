@@ -137,11 +137,9 @@ def _add_found(total: Accumulator, split: Split, seed: int, work: Work) -> None:
     halves = [replace(split, sample=Sample(0.5, seed, start)) for start in (0.0, 0.5)]
     reading = Reading(metadata_keys(split), split.classes, split.dataset.class_names)
     found = search(halves[0], reading, Settings(seed=seed), work)
-    columns = dict.fromkeys((split.domain, *found.reading.needed()))
+    columns = list(dict.fromkeys((split.domain, *found.reading.needed())))
     task = partial(_measured_subgroups, total.like(), found, split.domain)
-    for sums in halves[1].walk(
-        task, *columns, rows=split.chunk_rows, executor=work.executor, progress=work.progress
-    ):
+    for sums in work.walk(halves[1], task, columns):
         for name, part in sums.items():
             total.by.setdefault(name, total.like()).merge(part)
 

@@ -1,9 +1,11 @@
 """Requests that do not come from the page are refused, one header at a time."""
 
+import asyncio
+
 import pytest
 
 from calibrant._core.addresses import is_loopback
-from calibrant.ui.guard import Guard
+from calibrant.ui.guard import Guard, Guarded
 
 GUARD = Guard("127.0.0.1", 8321, token="secret")
 OWN = {
@@ -33,6 +35,24 @@ def reason_for(request):
 def test_a_request_of_the_page_passes():
     assert GUARD.refusal(scope()) is None
     assert GUARD.refusal(scope("GET", x_calibrant_token=None, origin=None)) is None
+
+
+def test_a_refusal_waits_for_the_body():
+    """Closing a connection on bytes that are not read resets it, and the answer may be lost."""
+    seen = []
+
+    async def receive():
+        seen.append("read")
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        seen.append(message.get("status", message["type"]))
+
+    async def app(*_):
+        pytest.fail("a refused request has reached the application")
+
+    asyncio.run(Guarded(app, GUARD)(scope(cookie=None), receive, send))
+    assert seen == ["read", 403, "http.response.body"]
 
 
 @pytest.mark.parametrize(

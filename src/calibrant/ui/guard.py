@@ -125,6 +125,7 @@ class Guarded:
         if reason is None:
             await self.app(scope, receive, with_headers)
         else:
+            await receive()  # closing on bytes that come in resets the connection: no answer
             await _answer(403, reason, with_headers)
 
 

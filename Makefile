@@ -65,7 +65,7 @@ release-check: .venv/.installed-dev
 	$(BIN)/python tests/release/check.py
 
 bench: .venv/.installed-dev
-	@set -e; for script in $(sort $(filter-out benchmarks/plant_faults.py,$(wildcard benchmarks/*.py))); do \
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
 		echo "== $$script"; $(BIN)/python $$script; \
 	done
 

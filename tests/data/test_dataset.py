@@ -39,7 +39,8 @@ def test_probs_stand_in_for_logits(tmp_path):
     path = tiny(tmp_path / "a.npz", val_probs=np.full((4, 2), 0.5), val_labels=np.zeros(4, int))
     val = open_dataset(path).split("val")
     assert (val.domain, val.classes, val.keys) == ("probs", 2, ["probs", "labels"])
-    np.testing.assert_array_equal(val.read("logits"), np.full((4, 2), 0.5))
+    np.testing.assert_array_equal(val.read("probs"), np.full((4, 2), 0.5))
+    np.testing.assert_array_equal(val.read("logits"), np.log(np.full((4, 2), 0.5)))
     ((chunk,),) = val.shards[0].chunks(9, ["logits"])
     np.testing.assert_array_equal(chunk, np.full((4, 2), 0.5))
 

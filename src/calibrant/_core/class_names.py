@@ -18,6 +18,11 @@ from torch import Tensor
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.messages import comma_separated, unknown_name
 
+SHOWN = 20
+"""Names of classes in a message, at most."""
+NO_CLASS = ("id", "ids", "index", "label", "labels", "split", "target", "uuid", "weight", "y")
+"""Names that whole numbers beside the scores of classes usually have, in lower case."""
+
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
@@ -89,6 +94,7 @@ def class_names_of(scores: object) -> list[str] | None:
     names = [str(name) for name in scores.columns]
     parts = [part for part in map(score_column, names) if part is not None and part.class_name]
     if not parts:
+        _check_classes(scores)
         return names
     if len(parts) < len(names) or len({part.domain for part in parts}) > 1:
         raise ValueError(
@@ -96,6 +102,72 @@ def class_names_of(scores: object) -> list[str] | None:
             f"{comma_separated(names[:20])}: select them, or pass the whole frame without labels"
         )
     return [part.class_name for part in parts]
+
+
+def _check_classes(frame: Frame) -> None:
+    """Raise for a column that cannot be of a class, where the names of columns do not tell."""
+    values: Any = frame
+    kinds = {str(name): as_array(values[name][:1]).dtype.kind for name in values.columns}
+    floats = "f" in kinds.values()
+    others = [
+        name
+        for name, kind in kinds.items()
+        if kind not in "fiu" or (kind != "f" and (floats or name.lower() in NO_CLASS))
+    ]
+    if others:
+        raise ValueError(
+            f"a data frame of scores has columns that are no scores, {comma_separated(others)}: "
+            "select the columns of classes, or name these prob_CLASS or logit_CLASS"
+        )
+
+
+def kept_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names of classes that say more than their numbers, or None."""
+    if names is None or list(names) == list(map(str, range(len(names)))):
+        return None
+    return tuple(names)
+
+
+def class_order(
+    known: Sequence[str] | None, names: Sequence[str] | None, where: str
+) -> IntArray | None:
+    """Return the place among ``names`` of each class that is ``known``, or None if it is its own.
+
+    Classes without names are their numbers. These stand for any names; where both sides have
+    names, they must be the same, in any order.
+
+    >>> class_order(["cat", "dog", "owl"], ["dog", "owl", "cat"], "the frame")
+    array([2, 0, 1])
+    >>> class_order(["cat", "dog"], None, "the frame"), class_order(None, ["1", "0"], "the frame")
+    (None, array([1, 0]))
+    """
+    numbers = list(map(str, range(len(known or names or ()))))
+    known, names = kept_names(known), kept_names(names)
+    first, second = list(known or numbers), list(names or numbers)
+    if first == second:
+        return None
+    if sorted(first) == sorted(second):
+        return np.array([second.index(name) for name in first])
+    if known is None or names is None:
+        return None
+    missing = comma_separated([name for name in first if name not in second][:SHOWN])
+    further = comma_separated([name for name in second if name not in first][:SHOWN])
+    raise ValueError(
+        f"{where} has other classes than those of the fit: {missing} missing, {further} new; "
+        "rename the columns if they mean the same, or fit again"
+    )
+
+
+def in_order(scores: Any, known: Sequence[str] | None) -> tuple[Any, IntArray | None]:
+    """Return scores, a data frame as an array with its classes in the order of those ``known``.
+
+    If the order is another one, the places of the known classes in the frame come with them.
+    """
+    if not is_frame(scores):
+        return scores, None
+    places = class_order(known, class_names_of(scores), "the data frame")
+    array = np.asarray(scores)
+    return array if places is None else array[:, places], places
 
 
 def numbered(labels: Values, *scores: object) -> Values:

@@ -31,7 +31,7 @@ from calibrant._core.chunks import (
     mask_gap,
     with_masks,
 )
-from calibrant._core.class_names import without_frames
+from calibrant._core.class_names import class_names_of, in_order, kept_names, without_frames
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
@@ -120,6 +120,9 @@ class Calibrator(Described, Drawable):
         A fit on a sample can be refined by sums over all examples, which need not fit into memory.
     uses_logits : bool
         If ``fits_records``: a fit on the logits themselves can do more, if there is room for them.
+    class_names_ : tuple of str, or None
+        Names of the classes in the order of the fit, if the logits were a data frame or a file with
+        names. Data frames and files with the names in another order are read in this one.
     solution_ : Solution or None
         The result of the search of the last fit.
     learned_shapes : str
@@ -156,6 +159,7 @@ class Calibrator(Described, Drawable):
     def __init__(self) -> None:
         super().__init__()
         self.solution_: Solution | None = None
+        self.class_names_: tuple[str, ...] | None = None
         self._store(classes_=torch.tensor(0))
         if self.needs_features:
             self._store(width_=torch.tensor(0))
@@ -273,6 +277,7 @@ class Calibrator(Described, Drawable):
                 remedy += "create an object first: TemperatureScaling().fit(logits, labels)"
             raise TypeError(f"labels are missing: {remedy}")
         with checks.warnings_at_caller(), full_precision():
+            self.class_names_ = kept_names(class_names_of(logits))
             labels, logits = without_frames(labels, logits)
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
             examples = check_examples(logits, labels, sample_weight, estimand).scale_free()
@@ -339,10 +344,11 @@ class Calibrator(Described, Drawable):
     def transform(self, logits: ArrayLike, features: Features | None = None) -> NDArray[Any]: ...
     def transform(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
         """Calibrated logits of checked values: an array for arrays, a tensor for a tensor."""
-        scores = self._checked(logits)
+        values, places = in_order(logits, self.class_names_)
+        scores = self._checked(values)
         with torch.no_grad():
             result: Tensor = self(scores, self._checked_features(features, scores.device))
-        return result if isinstance(logits, Tensor) else result.cpu().numpy()
+        return _in_form_of(logits, result, places)
 
     @overload
     def predict_proba(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
@@ -353,11 +359,15 @@ class Calibrator(Described, Drawable):
     def predict_proba(
         self, logits: Values, features: Features | None = None
     ) -> Tensor | NDArray[Any]:
-        """Calibrated probabilities, of the form of the logits; of class 1 for log-odds ``(n,)``."""
-        scores = self._checked(logits)
+        """Calibrated probabilities, of the form of the logits; of class 1 for log-odds ``(n,)``.
+
+        Their columns have the order of those of the logits.
+        """
+        values, places = in_order(logits, self.class_names_)
+        scores = self._checked(values)
         with torch.no_grad():
             probs = self._probs(scores, self._checked_features(features, scores.device))
-        return probs if isinstance(logits, Tensor) else probs.cpu().numpy()
+        return _in_form_of(logits, probs, places)
 
     def check_logits(self, logits: Tensor) -> None:
         """Raise unless the calibrator is fitted, and for logits of this shape."""
@@ -509,6 +519,14 @@ class Calibrator(Described, Drawable):
         data_checks.warn_of_few_examples(name, size, count, distinct, enough=enough, fewest=fewest)
 
 
+def _in_form_of(logits: Values, result: Tensor, places: IntArray | None) -> Tensor | NDArray[Any]:
+    """Return a tensor for a tensor and an array otherwise, with the columns in their places."""
+    if isinstance(logits, Tensor):
+        return result
+    values: NDArray[Any] = result.cpu().numpy()
+    return values if places is None else values[..., np.argsort(places)]
+
+
 class RecordPredictions(NamedTuple):
     """Predictions of a fitted calibrator for the examples of a table, each ``(n,)``."""
 
@@ -591,6 +609,6 @@ class TemperatureCalibrator(RecordsCalibrator):
     @full_precision()
     def _row_temperatures(self, logits: Values) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of two classes or more, the largest of each row, and temperatures."""
-        wide = self._wide(self._checked(logits))
+        wide = self._wide(self._checked(in_order(logits, self.class_names_)[0]))
         top = wide.amax(-1, keepdim=True)
         return wide, top, self._temperature(wide - top, top)

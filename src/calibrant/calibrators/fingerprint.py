@@ -13,7 +13,7 @@ from calibrant.calibrators.base import Calibrator
 def calibrator_fingerprint(calibrator: Calibrator) -> str:
     """Return the class of a fitted calibrator and a digest of what it has learned."""
     config = json.dumps(calibrator.config(), sort_keys=True, default=lambda part: str(type(part)))
-    digest = hashlib.sha256(config.encode())
+    digest = hashlib.sha256(config.encode() + repr(calibrator.class_names_).encode())
     for name, value in sorted(calibrator.state_dict().items()):
         if isinstance(value, Tensor):
             digest.update(name.encode() + value.detach().cpu().double().numpy().tobytes())

@@ -6,7 +6,8 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -66,6 +67,7 @@ class Column:
     values: Array | None = field(default=None, repr=False)
     files: OpenFiles = field(default_factory=OpenFiles, repr=False)
     fingerprint: Fingerprint | None = field(default=None, repr=False)
+    view: Callable[[Array], Array] | None = field(default=None, repr=False)  # of rows that are read
 
     @property
     def width(self) -> int:
@@ -74,7 +76,14 @@ class Column:
 
     def chunks(self, rows: int | None = None) -> Iterator[Array]:
         """Yield ``rows`` rows at a time, by default a few million numbers."""
-        rows = rows or max(1, CHUNK // max(1, self.width))
+        stored = self._stored(rows or max(1, CHUNK // max(1, self.width)))
+        return stored if self.view is None else map(self.view, stored)
+
+    def seen_by(self, view: Callable[[Array], Array]) -> Column:
+        """Return the column with a view of whatever is read, after the one it may have."""
+        return replace(self, view=view if self.view is None else partial(_both, self.view, view))
+
+    def _stored(self, rows: int) -> Iterator[Array]:
         if self.values is not None:
             parts = (self.values[i : i + rows] for i in range(0, len(self.values), rows))
             yield from parts if self.shape else iter([self.values])
@@ -89,7 +98,7 @@ class Column:
 
     def mapped(self) -> Array | None:
         """Return a ``.npy`` file without reading it, as a copy-on-write map."""
-        values = None if self.values is not None else self._reader().mapped()
+        values = None if self.values is not None or self.view else self._reader().mapped()
         return None if values is None else native(values)
 
     def arrow(self) -> Any:
@@ -113,6 +122,10 @@ class Column:
 
     def _reader(self) -> Reader:
         return self.files.reader(self.path, self.fingerprint)
+
+
+def _both(first: Callable[[Array], Array], second: Callable[[Array], Array], rows: Array) -> Array:
+    return second(first(rows))
 
 
 Columns: TypeAlias = dict[str, Column]  # of one file, or of a shard's .npy files, by key

@@ -16,7 +16,7 @@ import numpy as np
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray, Values
 from calibrant._core.chunks import Progress
-from calibrant._core.class_names import Frame, is_frame
+from calibrant._core.class_names import Frame, class_order, is_frame
 from calibrant._core.messages import comma_separated, unknown_name
 from calibrant._core.sampling import Sample
 from calibrant.data.columns import (
@@ -123,8 +123,18 @@ class Split:
         return "features" in self.keys
 
     def read(self, column: str) -> Array:
-        """Return the whole of a column as stored; a single ``.npy`` file is mapped, not loaded."""
-        return read_all(agreeing(self.shards, column))
+        """Return the whole of a column; a single ``.npy`` file is mapped, not loaded.
+
+        Columns are as they are stored, but ``"logits"`` are made of probabilities where the split
+        has these.
+        """
+        values = read_all(agreeing(self.shards, column))
+        if column != "logits" or self.domain == "logits":
+            return values
+        with located(self.path):
+            logits, floored = self._from_probs(values)
+        warn_of_zeros(floored)
+        return logits
 
     @cached_property
     def labels(self) -> IntArray:
@@ -141,13 +151,7 @@ class Split:
     @cached_property
     def logits(self) -> Array:
         """Logits of all rows; probabilities have become logits."""
-        values = self.read("logits")
-        if self.domain == "logits":
-            return values
-        with located(self.path):
-            logits, floored = self._from_probs(values)
-        warn_of_zeros(floored)
-        return logits
+        return self.read("logits")
 
     @property
     def _from_probs(self) -> Callable[[Array], tuple[Array, int]]:
@@ -354,6 +358,31 @@ class Dataset:
                 )
         return names[0] if names else None
 
+    def in_order(self, names: Sequence[str] | None) -> Dataset:
+        """Return the dataset with its classes in the order of these names, and labels accordingly.
+
+        Classes without names, here or there, stay where they are. Other names are refused.
+        """
+        order = class_order(names, self.class_names, self.path)
+        if order is None:
+            return self
+        tags_or_classes = partial(_columns_in_order, order)
+        numbers = tags_or_classes if self.multilabel else partial(_numbers_in_order, order)
+        views = {**dict.fromkeys(SCORES, tags_or_classes), "labels": numbers}
+        names_column = array_column(CLASS_NAMES, np.array(names), self.path)
+        files = [
+            arrays
+            | {
+                full_key(split, name): arrays[full_key(split, name)].seen_by(view)
+                for split in splits
+                for name, view in views.items()
+                if name in splits[split]
+            }
+            | ({CLASS_NAMES: names_column} if CLASS_NAMES in arrays else {})
+            for arrays, splits in zip(self.files, self._by_split, strict=True)
+        ]
+        return replace(self, files=files)
+
     def _no_split(self, wanted: Sequence[str]) -> ValueError:
         named = [name for name in self.splits if name]
         if not self.splits:
@@ -490,6 +519,17 @@ def as_dataset(
         return replace(dataset, **names) if names else dataset
     columns = {key: array_column(key, v, ARRAYS) for key, v in with_class_names(values).items()}
     return Dataset(ARRAYS, [columns], **names)
+
+
+def _columns_in_order(order: IntArray, values: Array) -> Array:
+    """Return scores or tags ``(..., classes)`` with the classes in another order."""
+    return np.take(values, order, axis=-1)
+
+
+def _numbers_in_order(order: IntArray, labels: Array) -> Array:
+    """Return labels as numbers of the classes in another order; other numbers stay."""
+    known = (labels >= 0) & (labels < len(order))
+    return np.where(known, np.argsort(order)[np.where(known, labels, 0)], labels)
 
 
 def is_data(data: object) -> TypeIs[Stored]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrant._core.class_names import as_array, class_names_of, numbered
+from calibrant._core.class_names import as_array, class_names_of, class_order, numbered
 from calibrant._core.messages import comma_separated
 from calibrant.data.formats import Array, Batch, Header
 from calibrant.data.keys import CLASS_NAMES, SCORES, full_key, split_names
@@ -60,12 +60,20 @@ def frame_arrays(frame: Any, beside: Mapping[str, object]) -> dict[str, Array]:
 
 
 def with_class_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays with the names and numbers of the classes of those that are data frames."""
+    """Return arrays with the names and numbers of the classes of those that are data frames.
+
+    Frames whose columns are in another order than those of the first are brought into its order.
+    """
     result = dict(arrays)
     for split in split_names(arrays):
-        scores = [arrays.get(full_key(split, column)) for column in SCORES]
+        for key in (full_key(split, column) for column in SCORES):
+            names = class_names_of(arrays.get(key))
+            if names is None:
+                continue
+            known = result.setdefault(CLASS_NAMES, names)
+            if (order := class_order(known, names, key)) is not None:
+                result[key] = arrays[key][[arrays[key].columns[k] for k in order]]
         if (key := full_key(split, "labels")) in arrays:
+            scores = (result.get(full_key(split, column)) for column in SCORES)
             result[key] = numbered(arrays[key], *scores)
-        for names in filter(None, map(class_names_of, scores)):
-            result.setdefault(CLASS_NAMES, names)
     return result

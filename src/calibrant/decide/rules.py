@@ -13,6 +13,7 @@ from torch import nn
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, Features, IntArray
+from calibrant._core.class_names import in_order
 from calibrant.calibrators.base import Calibrator
 from calibrant.decide.conformal_sets import ConformalSets
 from calibrant.decide.probabilities import probabilities
@@ -46,6 +47,18 @@ class Tally(NamedTuple):
     def total(cls, tallies: Iterable[Tally]) -> Tally:
         """Add up counts."""
         return cls(*map(sum, zip(cls(), *tallies, strict=True)))
+
+
+def renumbered(
+    decisions: Mapping[str, NDArray[Any]], places: IntArray | None
+) -> dict[str, NDArray[Any]]:
+    """Return decisions about classes that have other places; ``places`` are those of each."""
+    if places is None:
+        return dict(decisions)
+    renamed = {"predicted": places[decisions["predicted"]]}
+    if "set" in decisions:
+        renamed["set"] = decisions["set"][..., np.argsort(places)]
+    return {**decisions, **renamed}
 
 
 class DecisionRule(nn.Module):
@@ -133,9 +146,10 @@ class DecisionRule(nn.Module):
         ``(..., classes)`` which classes to keep.
         """
         check_one_input(logits, probs)
-        data: dict[str, Any] = {"logits": logits} if probs is None else {"probs": probs}
+        values, places = in_order(logits if probs is None else probs, self.class_names)
+        data: dict[str, Any] = {"logits": values} if probs is None else {"probs": values}
         if self.calibrator is not None:
-            scores: Any = logits if probs is None else checks.logits_from_probs(probs)[0]
+            scores = values if probs is None else checks.logits_from_probs(values)[0]
             data = {"logits": as_calibrator(self.calibrator).transform(scores, features)}
         rows = probabilities(data.get("logits"), data.get("probs"))[0]
         if rows.shape[-1] != self.classes:
@@ -144,8 +158,10 @@ class DecisionRule(nn.Module):
         decisions = {"predicted": rows.argmax(-1), "confidence": confidence}
         if isinstance(self.guarantee, ConformalSets):
             members = self.guarantee.sets(**data)
-            return {**decisions, "set": np.asarray(torch.as_tensor(members).cpu())}
-        return {**decisions, "accepted": confidence >= self.guarantee.threshold}
+            decisions["set"] = np.asarray(torch.as_tensor(members).cpu())
+        else:
+            decisions["accepted"] = confidence >= self.guarantee.threshold
+        return renumbered(decisions, places)
 
     def tally(self, decisions: Mapping[str, NDArray[Any]], labels: IntArray | None) -> Tally:
         """Count decisions; with ``labels`` ``(...)``, of which -100 is unknown, also mistakes."""

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import BoolArray, Features, logits_from_probs
-from calibrant._core.class_names import is_frame
+from calibrant._core.checks import BoolArray, Features, IntArray, logits_from_probs
+from calibrant._core.class_names import class_order, is_frame
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data.columns import CHUNK
@@ -35,7 +35,8 @@ def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = 
 
     Scores are found by their names, as in files: a column per class, such as ``logit_cat`` and
     ``logit_dog`` or ``prob_cat`` and ``prob_dog``, or lists in a column ``logits`` or ``probs``.
-    Their order is that of the classes in the fit. Rows, their order and all other columns stay as
+    Columns of classes that the calibrator knows by name may be in any order; lists have that of the
+    fit. Rows, their order and all other columns stay as
     they are; where a score is missing, the probabilities are missing too.
 
     Parameters
@@ -63,7 +64,7 @@ def calibrate_table(table: T, calibrator: Calibrator | MaCCal, *, prefix: str = 
     1  b       NaN        1.0            NaN             NaN
     """
     module, form = as_calibrator(calibrator), _form_of(table)
-    scores = _scores(form, prefix)
+    scores = _scores(form, prefix, module.class_names_)
     if taken := [name for name in scores.new if name in form.columns]:
         raise ValueError(
             f"{TABLE} has a column {taken[0]} already: pass another prefix, or drop it"
@@ -180,10 +181,11 @@ class _Scores:
     columns: list[str]  # one of lists, or one for each class
     features: list[str]
     new: list[str]
+    places: IntArray | None = None  # of the classes of the fit among the columns
 
 
-def _scores(form: _Form, prefix: str) -> _Scores:
-    """Find the columns of scores and features by their names."""
+def _scores(form: _Form, prefix: str, known: Sequence[str] | None) -> _Scores:
+    """Find the columns of scores and features by their names, in the order of the classes."""
     lists = [name for name in (*SCORES, "features") if form.is_list(name)]
     layout = layout_of([name for name in form.columns if name not in lists], TABLE)
     features = ["features"] if "features" in lists else layout.further.get("features", [])
@@ -192,7 +194,8 @@ def _scores(form: _Form, prefix: str) -> _Scores:
             return _Scores(domain, [domain], features, [prefix])
         if domain in layout.scores:
             new = [f"{prefix}_{name}" for name in layout.names] or [prefix]
-            return _Scores(domain, layout.scores[domain], features, new)
+            places = class_order(known, layout.class_names, TABLE)
+            return _Scores(domain, layout.scores[domain], features, new, places)
     found = comma_separated([*form.columns][:50])
     raise ValueError(
         f"{TABLE} has no column of logits or probabilities, only {found}: {RULES}; or lists in a "
@@ -223,7 +226,11 @@ def _calibrated(form: _Form, scores: _Scores, calibrator: Calibrator) -> dict[st
         features = _metadata(form, calibrator, valid)
     elif calibrator.needs_features:
         features = _matrix(read[len(columns) :], valid, scores.features)
+    if scores.places is not None:
+        values = values[:, scores.places]
     probs = _probs(calibrator, values, features, scores.domain)
+    if scores.places is not None:
+        probs = probs[:, np.argsort(scores.places)]
     return dict(zip(scores.new, _columns(probs, valid, types), strict=True))
 
 

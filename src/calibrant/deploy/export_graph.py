@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import logging
 import os
 import warnings
@@ -173,14 +174,20 @@ def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
 
 
 def metadata(calibrator: Calibrator | MaCCal) -> dict[str, str]:
-    """Return method, number of classes and version, to be stored in the file."""
+    """Return method, classes and version, to be stored in the file."""
     from calibrant import __version__
 
     try:
         kind = kind_of(calibrator)
     except TypeError:  # a class of the user
         kind = type(calibrator).__name__
-    return {"kind": kind, "classes": str(calibrator.classes), "calibrant": __version__}
+    names = calibrator.class_names_
+    return {
+        "kind": kind,
+        "classes": str(calibrator.classes),
+        **({} if names is None else {"class_names": json.dumps(names)}),
+        "calibrant": __version__,
+    }
 
 
 @contextmanager

@@ -21,6 +21,7 @@ class RetrainedClassifier(Calibrator):
         self.retrained, self._width = retrained, retrained.width
         self._store(width_=retrained.width)
         self._set_classes(retrained.classes)
+        self.class_names_ = retrained.class_names_
 
     def size(self, classes: int) -> int:
         """Return the number of trained weights."""

@@ -156,6 +156,7 @@ class MaCCal(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self.class_names_: tuple[str, ...] | None = None
         self.bottleneck, self.epochs, self.batch_size = bottleneck, epochs, batch_size
         self.keep, self.least_keep, self.gamma, self.step = keep, least_keep, gamma, step
         self.rate, self.decay, self.samples, self.seed = rate, decay, samples, seed

@@ -28,6 +28,7 @@ from calibrant.data.formats import Array
 from calibrant.data.metadata import NO_METADATA, as_metadata, conjunction_text
 from calibrant.data.shards import Chunk
 from calibrant.metrics.reductions import check_one_input
+from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
 from calibrant.slices import selection
 from calibrant.slices.examples import (
@@ -135,7 +136,9 @@ def find_slices(
     check_level(level)
     if depth not in BINS:
         raise ValueError(f"depth must be 1, 2 or 3 conditions, got {depth}")
-    chosen, keys = open_examples(data, labels, probs, metadata, features, sample_weight, split)
+    chosen, keys = open_examples(
+        data, labels, probs, metadata, features, sample_weight, split, calibrator
+    )
     reading = Reading(_wanted(keys, columns), chosen.classes, chosen.dataset.class_names)
     reading = reading.calibrated_by(calibrator, keys)
     settings = Settings(depth, min_size, most, level, seed)
@@ -270,8 +273,9 @@ def open_examples(
     features: Values | None,
     sample_weight: Values | str | None,
     split: str | None,
+    calibrator: Calibrator | MaCCal | None,
 ) -> tuple[Split, dict[str, str]]:
-    """Return the examples, and the keys of the metadata by name."""
+    """Return the examples, in the class order of a calibrator, and the keys of metadata by name."""
     beside = {} if metadata is None else as_metadata(metadata)
     # numbered keys: a column may be called "labels", or "dev_features" as a split would be
     names = {name: f"column {i}" for i, name in enumerate(beside)}
@@ -288,6 +292,8 @@ def open_examples(
     elif beside:
         raise TypeError("metadata goes with arrays: a file or data frame has it as further columns")
     dataset = as_dataset(data, features=features, sample_weight=sample_weight)
+    if calibrator is not None:
+        dataset = dataset.in_order(as_calibrator(calibrator).class_names_)
     chosen = dataset.split(split, TEST_SPLITS)
     stored = {name: key for name, key in metadata_keys(chosen).items() if key not in further}
     return chosen, {**stored, **names}

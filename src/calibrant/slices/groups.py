@@ -253,7 +253,9 @@ def measure_groups(
         raise TypeError(f"arrays have no columns, got by={by!r}: pass its values, or a file")
     name = by if isinstance(by, str) else str(getattr(by, "name", None) or "group")
     metadata = None if isinstance(by, str) else {name: by}
-    chosen, names = open_examples(data, labels, probs, metadata, features, sample_weight, split)
+    chosen, names = open_examples(
+        data, labels, probs, metadata, features, sample_weight, split, calibrator
+    )
     if name not in names:
         raise unknown_name("column", name, names)
     reading = Reading({name: names[name]}, chosen.classes, chosen.dataset.class_names)

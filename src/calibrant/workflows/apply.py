@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from calibrant._core.atomic_files import temporary_folder
+from calibrant._core.checks import IntArray
 from calibrant._core.chunks import Progress
+from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.columns import Column, joint_header, read_all
@@ -82,16 +84,14 @@ def apply(
     splits = scored_splits(dataset)
     for split in splits:
         check_fits(calibrator, split)
-    write_splits(dataset, splits, Path(out), calibrated_by(calibrator), progress)
+    make = calibrated_by(calibrator, dataset.class_names)
+    write_splits(dataset, splits, Path(out), make, progress)
 
 
-def calibrated_by(calibrator: Calibrator) -> Make:
-    """Return the function that makes the calibrated scores of a split."""
-
-    def make(split: Split, folder: Path, progress: Progress | None) -> dict[str, Array]:
-        return {split.domain: _calibrated(calibrator, split, folder, progress)}
-
-    return make
+def calibrated_by(calibrator: Calibrator, names: Sequence[str] | None) -> Make:
+    """Return the function that makes the calibrated scores of a split of the classes ``names``."""
+    order = class_order(calibrator.class_names_, names, "the dataset")
+    return partial(_calibrated, calibrator, slice(None) if order is None else order)
 
 
 def scored_splits(dataset: Dataset) -> list[Split]:
@@ -188,7 +188,8 @@ def part_of_input(target: str, dataset: Dataset) -> ValueError:
 
 
 def check_fits(calibrator: Calibrator, split: Split) -> None:
-    """Raise unless a calibrator takes the scores and features of a split."""
+    """Raise unless a calibrator takes the classes, scores and features of a split."""
+    class_order(calibrator.class_names_, split.dataset.class_names, split.path)
     check_shape(calibrator, split.shape, split.path)
     check_fitted_inputs(calibrator, split)
 
@@ -289,8 +290,13 @@ def probs_of(calibrator: Calibrator, calibrated: Array) -> Array:
 
 
 def _calibrated(
-    calibrator: Calibrator, split: Split, folder: Path, progress: Progress | None
-) -> Array:
+    calibrator: Calibrator,
+    places: slice | IntArray,
+    split: Split,
+    folder: Path,
+    progress: Progress | None,
+) -> dict[str, Array]:
+    """Return the calibrated scores of a split; ``places`` are those of the classes of the fit."""
     stored = split.shards[0].column("logits")
     probs = split.domain == "probs"
     dtype = np.promote_types(stored.dtype, np.float32) if probs else np.dtype(np.float32)
@@ -300,11 +306,12 @@ def _calibrated(
     def use(chunks: Iterator[Chunk]) -> None:
         nonlocal start
         for chunk in chunks:
-            values = calibrator.transform(chunk.logits, calibrator.input_features(chunk.columns))
+            logits = chunk.logits[..., places]
+            values = calibrator.transform(logits, calibrator.input_features(chunk.columns))
             if probs:
                 values = probs_of(calibrator, values)
-            whole[start : start + len(values)] = values
+            whole[start : start + len(values)][..., places] = values
             start += len(values)
 
     list(split.walk(use, "logits", *calibrator.input_columns, progress=progress))
-    return whole
+    return {split.domain: whole}

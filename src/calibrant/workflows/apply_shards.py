@@ -21,7 +21,7 @@ from calibrant.data.outputs import output_folder
 from calibrant.data.shards import Report
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
-from calibrant.workflows.apply import calibrated_by, check_fits, scored_splits, write_splits
+from calibrant.workflows.apply import Make, calibrated_by, check_fits, scored_splits, write_splits
 from calibrant.workflows.receipts import WrittenShards, shard_jobs, warn_of_orphans, write_shards
 
 
@@ -82,7 +82,8 @@ def apply_shards(
     folder, learned = output_folder(os.fspath(out)), calibrator_fingerprint(module)
     jobs = shard_jobs(dataset, shards, folder, learned, rows=_rows)
     warn_of_orphans(jobs)
-    return write_shards(jobs, partial(_write, module), executor=executor, progress=progress)
+    write = partial(_write, calibrated_by(module, dataset.class_names))
+    return write_shards(jobs, write, executor=executor, progress=progress)
 
 
 def _rows(one: Dataset) -> int:
@@ -112,8 +113,8 @@ def _with_shapes(one: Dataset, shapes: Mapping[str, tuple[int, ...]]) -> Dataset
     return replace(one, files=[file])
 
 
-def _write(calibrator: Calibrator, shard: Dataset, target: Path, report: Report) -> None:
+def _write(make: Make, shard: Dataset, target: Path, report: Report) -> None:
     """Write one shard."""
     splits = scored_splits(shard)
-    write_splits(shard, splits, target, calibrated_by(calibrator))
+    write_splits(shard, splits, target, make)
     report(sum(split.rows for split in splits))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, IntArray, as_labels, check_some, warnings_at_caller
 from calibrant._core.chunks import Progress
+from calibrant._core.class_names import class_order
 from calibrant._core.messages import comma_separated
 from calibrant._core.tables import frame
 from calibrant.calibrators.base import Calibrator, feature_rows
@@ -22,7 +23,7 @@ from calibrant.data.formats import Array
 from calibrant.data.keys import CLASS_NAMES
 from calibrant.data.shards import Chunk, located
 from calibrant.decide.conformal_sets import ConformalSets, Score, conformal
-from calibrant.decide.rules import DecisionRule, Tally
+from calibrant.decide.rules import DecisionRule, Tally, renumbered
 from calibrant.decide.thresholds import Threshold, threshold
 from calibrant.display.html import Html, html_table, joined, notebook
 from calibrant.display.results import Kind, one_line, verdict
@@ -198,6 +199,8 @@ def decide(
         got = "neither" if max_error is None else "both"
         raise TypeError(f"pass either max_error= or coverage=, got {got}")
     dataset = as_dataset(data)
+    if calibrator is not None:
+        dataset = dataset.in_order(as_calibrator(calibrator).class_names_)
     if calibrator is not None and fit_split is None and dataset.find("test") is not None:
         fit_split = test_split = test_split or "test"
     splits, names = fit_and_test(dataset, fit_split, test_split, seed, stratified=False)
@@ -257,7 +260,8 @@ def apply_rule(
     (2, 0)
     """
     dataset = as_dataset(data)
-    splits = scored_splits(dataset)
+    ordered = dataset.in_order(rule.class_names)
+    splits = scored_splits(ordered)
     for split in splits:
         _check_split(rule, split)
     tallies: dict[str, Tally] = {}
@@ -276,13 +280,15 @@ def apply_rule(
                 tallies[split.name] = _walk(rule, split, lines.of(split), report)
         return AppliedRule(rule, tallies)
 
+    places = class_order(rule.class_names, dataset.class_names, dataset.path)
+
     def make(split: Split, folder: Path, report: Progress | None) -> dict[str, Array]:
-        columns = _Columns(folder, split.rows)
-        tallies[split.name] = _walk(rule, split, columns.add, report)
+        columns = _Columns(folder, split.rows, places)
+        tallies[split.name] = _walk(rule, ordered.split(split.name), columns.add, report)
         return columns.arrays
 
     left_out = ["features", *([] if Path(out).suffix == ".npz" else [CLASS_NAMES])]
-    write_splits(dataset, splits, Path(out), make, progress, left_out=left_out)
+    write_splits(dataset, scored_splits(dataset), Path(out), make, progress, left_out=left_out)
     return AppliedRule(rule, tallies)
 
 
@@ -338,15 +344,15 @@ def _walk(
 
 
 class _Columns:
-    """Decisions of chunks, gathered in files of a folder."""
+    """Decisions of chunks, gathered in files of a folder; classes get the numbers of ``places``."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
-        self.folder, self.rows, self.done = folder, rows, 0
+    def __init__(self, folder: Path, rows: int, places: IntArray | None) -> None:
+        self.folder, self.rows, self.done, self.places = folder, rows, 0, places
         self.arrays: dict[str, Array] = {}
 
     def add(self, decisions: Mapping[str, Array], labels: IntArray | None) -> None:
         end = self.done + len(decisions["predicted"])
-        for name, values in decisions.items():
+        for name, values in renumbered(decisions, self.places).items():
             if name not in self.arrays:
                 shape = (self.rows, *values.shape[1:])
                 self.arrays[name] = empty_array(self.folder, shape, values.dtype)

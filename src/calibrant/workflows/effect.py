@@ -197,7 +197,7 @@ def effect(
     calibrator = as_calibrator(calibrator)
     estimand = calibrator.estimand_for(estimand)
     dataset = as_dataset(data, sample_weight=sample_weight, multilabel=calibrator.multilabel)
-    examples = dataset.split(split, TEST_SPLITS)
+    examples = dataset.in_order(calibrator.class_names_).split(split, TEST_SPLITS)
     examples.warn_if_probs()
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed

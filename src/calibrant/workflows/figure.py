@@ -78,6 +78,8 @@ class Request:
         """Return the split of each dataset, by its name in the figure."""
         options: Any = {"by": self.by, "sample_weight": self.sample_weight}
         sets = [as_dataset(one, multilabel=self.multilabel, **options) for one in self.data]
+        if self.calibrator is not None:
+            sets = [one.in_order(self.calibrator.class_names_) for one in sets]
         splits = [one.split(self.split, TEST_SPLITS) for one in sets]
         for split in splits:
             split.warn_if_probs()

@@ -15,6 +15,7 @@ from torch import nn
 
 from calibrant._core.checks import IGNORED, IntArray, Values, spread
 from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.class_names import kept_names
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated, printable
 from calibrant.calibrators.base import Calibrator, RecordsCalibrator
@@ -249,7 +250,8 @@ def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
 
 def fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:
     """Fit on records of a split."""
-    return cast(RecordsCalibrator, calibrator).fit_records(records, one_logit=not split.shape)
+    cast(RecordsCalibrator, calibrator).fit_records(records, one_logit=not split.shape)
+    return named(calibrator, split)
 
 
 def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = None) -> Calibrator:
@@ -263,7 +265,13 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     with located(split.path), warnings.catch_warnings():
         # the split has warned of that itself, with the name of the file
         warnings.filterwarnings("ignore", "logits look like probabilities")
-        return calibrator.fit(logits, targets, **beside)
+        return named(calibrator.fit(logits, targets, **beside), split)
+
+
+def named(calibrator: Calibrator, split: Split) -> Calibrator:
+    """Give a calibrator that was fitted on a split the names of its classes."""
+    calibrator.class_names_ = kept_names(split.dataset.class_names)
+    return calibrator
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibrant._core.chunks import EstimandChoice, Progress
+from calibrant._core.class_names import kept_names
 from calibrant._core.messages import comma_separated
 from calibrant.data.dataset import Data, Dataset, as_dataset
 from calibrant.retrain.adapter import as_calibrator
@@ -47,7 +48,7 @@ def retrain(
     """
     module = MaCCal(**(options or {}))
     dataset = as_dataset(data)
-    training = dataset if train is None else as_dataset(train)
+    training = dataset if train is None else as_dataset(train).in_order(dataset.class_names)
     if "train" not in training.splits:
         raise ValueError(
             f"{training.path} has no train_features, only the splits "
@@ -56,7 +57,7 @@ def retrain(
         )
     fit_on = training.split("train")
     val = dataset.split("val") if dataset.find("val") is not None else None
-    return module.fit(
+    module.fit(
         fit_on.read("features"),
         fit_on.read("labels"),
         held_out=(val.features, val.read("labels")) if val and val.has_features else None,
@@ -64,6 +65,8 @@ def retrain(
         checkpoint=checkpoint,
         progress=progress,
     )
+    module.class_names_ = kept_names(dataset.class_names or training.class_names)
+    return module
 
 
 def retrain_and_measure(

@@ -1,0 +1,184 @@
+"""Classes keep their names: columns in another order give the same figures, at every door."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import calibrant as cal
+from calibrant.deploy import calibrate_table
+from calibrant.slices import find_slices, measure_groups
+from calibrant.workflows.apply import apply
+from calibrant.workflows.apply_shards import apply_shards
+from calibrant.workflows.decide import apply_rule, decide
+from calibrant.workflows.effect import effect
+from calibrant.workflows.fit import cross_fit, fit
+from tests.support.prediction_files import arrays_in
+
+NAMES = ["cat", "dog", "owl"]
+ORDER = [2, 0, 1]
+OTHERS = {
+    "renamed": lambda frame: frame.rename(columns={"prob_cat": "prob_fox"}),
+    "further": lambda frame: frame.assign(prob_fox=1e-9),
+    "missing": lambda frame: frame.drop(columns="prob_cat"),
+}
+
+
+@pytest.fixture(scope="module")
+def frame():
+    """Predictions that prefer the first class, with the labels as names."""
+    rng = np.random.default_rng(5)
+    logits = 3 * rng.normal(size=(900, 3))
+    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(1)
+    probs = np.exp(logits + np.array([2, 0, -1]))
+    table = pd.DataFrame(probs / probs.sum(1, keepdims=True), columns=[f"prob_{n}" for n in NAMES])
+    site = np.where(logits[:, 0] > 0, "north", "south")
+    return table.assign(label=np.array(NAMES)[labels], site=site)
+
+
+@pytest.fixture(scope="module")
+def fitted(frame):
+    return fit(frame, "vector")
+
+
+def permuted(frame):
+    return frame[[*(frame.columns[k] for k in ORDER), "label", "site"]]
+
+
+def scores(frame):
+    return np.log(frame[[name for name in frame.columns if name.startswith("prob_")]])
+
+
+def applied(fitted, frame, folder):
+    frame.to_csv(folder / "in.csv", index=False)
+    apply(fitted, folder / "in.csv", folder / "out.csv")
+    return pd.read_csv(folder / "out.csv")[[f"probs_{name}" for name in NAMES]].to_numpy()
+
+
+def applied_to_shards(fitted, frame, folder):
+    (folder / "in").mkdir()
+    frame[:500].to_csv(folder / "in/0.csv", index=False)
+    frame[500:].to_csv(folder / "in/1.csv", index=False)
+    apply_shards(fitted, folder / "in", folder / "out")
+    shards = [pd.read_csv(folder / f"out/{i}.csv") for i in range(2)]
+    return pd.concat(shards)[[f"probs_{name}" for name in NAMES]].to_numpy()
+
+
+def predicted(method):
+    def door(fitted, frame, folder):
+        found = pd.DataFrame(getattr(fitted, method)(scores(frame)), columns=scores(frame).columns)
+        return found[[f"prob_{name}" for name in NAMES]].to_numpy()
+
+    return door
+
+
+def decisions(**asked):
+    def door(fitted, frame, folder):
+        """A rule of the columns in their first order, applied to a file in this one."""
+        rule = fitted.rules[tuple(asked)]
+        frame.to_csv(folder / "in.csv", index=False)
+        result = apply_rule(rule, folder / "in.csv", folder / "out.csv").to_dict()
+        apply_rule(rule, folder / "in.csv", folder / "out.npz")
+        written = arrays_in(folder / "out.npz")
+        numbers = np.array([c.removeprefix("prob_") for c in frame.columns[:3]])
+        names = numbers[written["predicted"]]
+        direct = rule.decide(scores(frame))
+        assert (numbers[direct["predicted"]] == names).all()
+        if "set" in direct:
+            places = [list(numbers).index(name) for name in NAMES]
+            assert (written["set"] == direct["set"]).all()
+            names = direct["set"][:, places]
+        return [names, (folder / "out.csv").read_text(), result]
+
+    return door
+
+
+def searched(fitted, frame, folder):
+    return [one.gap for one in find_slices(frame, calibrator=fitted, columns=["site"])]
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "apply": applied,
+    "apply_shards": applied_to_shards,
+    "transform": predicted("transform"),
+    "predict_proba": predicted("predict_proba"),
+    "effect": lambda fitted, frame, _: effect(fitted, frame, level=None).to_dict(),
+    "decide": lambda fitted, frame, _: decide(frame, max_error=0.3, calibrator=fitted).to_dict(),
+    "threshold": decisions(max_error=0.3),
+    "sets": decisions(coverage=0.8, score="lac"),
+    "slices": searched,
+    "groups": lambda fitted, frame, _: measure_groups(
+        frame, by="site", calibrator=fitted
+    ).to_dict(),
+    "table": lambda fitted, frame, _: calibrate_table(frame, fitted)[
+        [f"calibrated_{name}" for name in NAMES]
+    ].to_numpy(),
+}
+
+
+@pytest.fixture(scope="module")
+def with_rules(fitted, frame):
+    """A calibrator that also carries the rules of the doors that apply them."""
+    found = copy.deepcopy(fitted)
+    object.__setattr__(
+        found,
+        "rules",
+        {
+            ("max_error",): decide(frame, max_error=0.3, calibrator=fitted).rule,
+            ("coverage", "score"): decide(frame, coverage=0.8, score="lac", calibrator=fitted).rule,
+        },
+    )
+    return found
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_columns_in_another_order_give_the_same(door, with_rules, frame, tmp_path):
+    first, second = (tmp_path / name for name in ("first", "second"))
+    first.mkdir()
+    second.mkdir()
+    expected = DOORS[door](with_rules, frame, first)
+    found = DOORS[door](with_rules, permuted(frame), second)
+    np.testing.assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("change", OTHERS)
+@pytest.mark.parametrize("door", DOORS)
+def test_other_classes_are_refused(door, change, with_rules, frame, tmp_path):
+    other = OTHERS[change](frame.assign(label="dog"))
+    with pytest.raises(ValueError, match="other classes than those of the fit"):
+        DOORS[door](with_rules, other, tmp_path)
+
+
+def test_names_are_those_of_the_columns(frame, fitted):
+    assert fitted.class_names_ == tuple(NAMES)
+    assert cross_fit(frame, "ts", level=None).calibrator.class_names_ == tuple(NAMES)
+    assert cal.Auto().fit(scores(frame), frame["label"]).class_names_ == tuple(NAMES)
+    numbers = scores(frame).set_axis(["prob_0", "prob_1", "prob_2"], axis=1)
+    again = fitted.fit(numbers, frame["label"].map(NAMES.index))
+    assert again.class_names_ is None
+    fitted.fit(scores(frame), frame["label"])
+
+
+def test_arrays_stand_for_the_columns_of_the_fit(frame, fitted):
+    expected = fitted.predict_proba(scores(frame))
+    assert (fitted.predict_proba(scores(frame).to_numpy()) == expected).all()
+    numbered = scores(frame).set_axis(range(3), axis=1)
+    assert (fitted.predict_proba(numbered) == expected).all()
+    backwards = numbered[[2, 1, 0]]
+    plain = cal.TemperatureScaling().fit(numbered, frame["label"].map(NAMES.index))
+    assert (plain.temperature(backwards) == plain.temperature(numbered)).all()
+
+
+def test_frames_of_splits_come_into_one_order(frame):
+    val, test = scores(frame[:500]), scores(permuted(frame)[500:])
+    data = {"val_logits": val, "val_labels": frame["label"][:500]}
+    data |= {"test_logits": test, "test_labels": frame["label"][500:]}
+    apart = cal.evaluate({**data, "test_logits": scores(frame[500:])})["accuracy"]
+    assert cal.evaluate(data)["accuracy"] == apart
+    with pytest.raises(ValueError, match="other classes"):
+        cal.evaluate({**data, "test_logits": test.rename(columns={"prob_cat": "prob_fox"})})

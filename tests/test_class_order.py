@@ -99,7 +99,7 @@ def decisions(**asked):
 
 
 def searched(fitted, frame, folder):
-    return [one.gap for one in find_slices(frame, calibrator=fitted, columns=["site"])]
+    return find_slices(frame, calibrator=fitted, columns=["site"]).to_dict()
 
 
 DOORS: dict[str, Callable[..., Any]] = {

@@ -16,6 +16,8 @@ TARGETS = {
     "monitors": 30,
     "decisions": 50,
     "tables": 30,
+    "class_names": 100,
+    "frames": 30,
 }
 """Modules of this package, with the number of inputs in ``make test``: about half a second each."""
 

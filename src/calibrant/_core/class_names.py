@@ -92,6 +92,17 @@ def class_names_of(scores: object) -> list[str] | None:
     if not is_frame(scores):
         return None
     names = [str(name) for name in scores.columns]
+    found = _names_of(scores, names)
+    numbers = [name for name in found if name.isdecimal()]
+    if len(set(found)) < len(found) or 0 < len(numbers) < len(found):
+        raise ValueError(
+            "a data frame of scores needs a name for each class, either all numbers or none, got "
+            f"{comma_separated(names[:SHOWN])}: rename its columns"
+        )
+    return found
+
+
+def _names_of(scores: Frame, names: list[str]) -> list[str]:
     parts = [part for part in map(score_column, names) if part is not None and part.class_name]
     if not parts:
         _check_classes(scores)

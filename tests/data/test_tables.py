@@ -183,7 +183,34 @@ def test_apply_keeps_the_form_and_the_names(tmp_path):
             np.testing.assert_array_equal(split.read("labels"), arrays[f"{name}_labels"])
     written = pd.read_parquet(tmp_path / "out.parquet")
     assert written["when"].dtype.kind == "M"  # not text
-    assert sorted(written["labels"].unique()) == sorted(NAMES)
+    assert sorted(written["label"].unique()) == sorted(NAMES)
+    read = {".parquet": pd.read_parquet, ".csv": pd.read_csv}
+    for suffix in read:
+        source, out = (read[suffix](tmp_path / f"{name}{suffix}") for name in ("in", "out"))
+        assert list(out) == list(source)  # names of columns, and their order
+
+
+def test_a_table_keeps_its_columns_in_other_tables(tmp_path):
+    """Of numbered classes, tags, one column for two classes, and features; rows by split."""
+    rng = np.random.default_rng(1)
+    probs = rng.dirichlet(np.ones(3), 40)
+    frame = pd.DataFrame({"id": range(40), "site": "x", "Target": rng.integers(3, size=40)})
+    frame["split"] = ["test", "val"] * 20
+    frame[["p_2", "p_0", "p_1"]] = probs
+    frame["feature_0"] = rng.normal(size=40)
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    fitted = cal.fit(tmp_path / "in.csv", "ts")
+    for suffix in (".csv", ".parquet"):
+        cal.apply(fitted, tmp_path / "in.csv", tmp_path / f"out{suffix}")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert list(out) == list(pd.read_parquet(tmp_path / "out.parquet")) == list(frame)
+    by_split = frame.sort_values("split", kind="stable").reset_index(drop=True)
+    kept = ["id", "site", "Target", "split", "feature_0"]
+    pd.testing.assert_frame_equal(out[kept], by_split[kept])
+    alone = frame[["id", "p_1", "Target"]].assign(Target=lambda one: one["Target"] % 2)
+    alone.to_csv(tmp_path / "alone.csv", index=False)
+    cal.apply(cal.fit(tmp_path / "alone.csv", "ts"), tmp_path / "alone.csv", tmp_path / "a.csv")
+    assert list(pd.read_csv(tmp_path / "a.csv")) == list(alone)
 
 
 def test_parquet_with_lists_is_read_as_before(tmp_path):

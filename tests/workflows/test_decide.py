@@ -4,6 +4,7 @@ import csv
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 from scipy.special import softmax
@@ -225,3 +226,23 @@ def test_what_cannot_be_decided_is_refused(arrays, halved, tmp_path):
         with pytest.raises((TypeError, ValueError), match=message):
             action()
     assert [p.name for p in tmp_path.iterdir()] == ["shards"]
+
+
+def test_lines_of_decisions_keep_ids_and_further_columns(tmp_path):
+    """Also where the splits have other ones; the order of the rows is that of the split."""
+    data = predictions(rows=60, seed=4)
+    frame = pd.DataFrame(data["logits"], columns=[f"logit_{name}" for name in "abcde"])
+    frame.insert(0, "id", [f"row-{i}" for i in range(60)])
+    frame["label"], frame["age"] = data["labels"].clip(0), np.arange(60)
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    rule = decide(tmp_path / "in.csv", coverage=0.8).rule
+    apply_rule(rule, tmp_path / "in.csv", tmp_path / "out.csv")
+    written = pd.read_csv(tmp_path / "out.csv")
+    assert written["id"].tolist() == frame["id"].tolist()
+    assert written["age"].tolist() == frame["age"].tolist()
+    probs = softmax(frame.iloc[:, 1:6].to_numpy(float), -1)
+    assert (written["predicted"] == np.array(list("abcde"))[probs.argmax(1)]).all()
+    some = {"val_logits": np.zeros((2, 5)), "val_site": np.array(["x", "y"])}
+    apply_rule(rule, {**some, "test_logits": np.zeros((1, 5))}, tmp_path / "some.csv")
+    with (tmp_path / "some.csv").open(newline="") as file:
+        assert [line["site"] for line in csv.DictReader(file)] == ["x", "y", ""]

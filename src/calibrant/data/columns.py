@@ -105,6 +105,11 @@ class Column:
         """Return a column of a ``.parquet`` file in the types of Arrow; None for other arrays."""
         return None if self.values is not None else self._reader().arrow(self.key)
 
+    @property
+    def table_names(self) -> Mapping[str, str]:
+        """Names of the columns of its table; nothing if it is of no table."""
+        return {} if self.values is not None else self._reader().table_names
+
     def check_unchanged(self) -> None:
         """Raise if the file has changed since it was opened."""
         if self.values is None:

@@ -92,6 +92,13 @@ class Split:
         return [key for key in self.shards[0].columns if all(key in s.columns for s in self.shards)]
 
     @property
+    def further(self) -> list[str]:
+        """Further columns with one value for each example, such as ids, metadata and weights."""
+        first = self.shards[0].columns
+        arrays = (*SCORES, "labels", "features")
+        return [key for key in self.keys if key not in arrays and len(first[key].shape) == 1]
+
+    @property
     def domain(self) -> str:
         """``"logits"`` or ``"probs"``; an error if the split has neither."""
         self.shards[0].column("logits")
@@ -357,6 +364,15 @@ class Dataset:
                     "order"
                 )
         return names[0] if names else None
+
+    @property
+    def table_names(self) -> dict[str, str]:
+        """Names of the columns of its tables by those that they are written with by default.
+
+        There are none for other files, or tables with different columns.
+        """
+        tables = [next(iter(arrays.values())).table_names for arrays in self.files if arrays]
+        return dict(tables[0]) if all(table == tables[0] for table in tables) else {}
 
     def in_order(self, names: Sequence[str] | None) -> Dataset:
         """Return the dataset with its classes in the order of these names, and labels accordingly.

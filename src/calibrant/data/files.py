@@ -16,8 +16,9 @@ from calibrant._core.atomic_files import replacing
 from calibrant._core.messages import comma_separated
 from calibrant.data.columns import native
 from calibrant.data.keys import NAMED_SPLITS, owner, split_names
-from calibrant.data.readers import OTHER_FORMATS, READERS, WRITERS
+from calibrant.data.readers import OTHER_FORMATS, READERS, TABLES, WRITERS
 from calibrant.data.storage import LocalFiles, storage_of
+from calibrant.data.tables import table_of
 
 _ARRAY_FILE = re.compile(r"(?:(.+)_)?(logits|labels|probs|features)")
 _NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")  # names that tell how many shards there are
@@ -53,8 +54,17 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     write_arrays(target, ready)
 
 
-def write_arrays(target: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays as they are; a ``.parquet`` file takes those of Arrow too."""
+def write_arrays(
+    target: Path, arrays: Mapping[str, Any], table_names: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays as they are; a ``.parquet`` file takes those of Arrow too.
+
+    With the names of the columns of a table, a table is written with these, in their order.
+    """
+    if table_names and target.suffix in TABLES:
+        table = table_of(arrays, target.suffix)
+        first = {name: table.pop(key) for key, name in table_names.items() if key in table}
+        arrays = {**first, **table}
     with replacing(target) as temporary:
         WRITERS[target.suffix](temporary, arrays)
 

@@ -64,6 +64,8 @@ class Reader:
     """
 
     headers: dict[str, Header]
+    table_names: Mapping[str, str] = {}
+    """Names of the columns of a table, in their order, by those that are written by default."""
 
     def __init__(self, path: str) -> None:
         self.path = path

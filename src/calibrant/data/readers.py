@@ -44,7 +44,8 @@ def _with_layout(reader: formats.ParquetReader) -> Reader:
         if headers[column].dtype.kind not in "biuf":
             raise ValueError(f"{path}: {column} must be numbers, got {headers[column].dtype.name}")
     reader.optional &= {*layout.others}
-    return TableReader(reader, replace(layout, others=[*layout.others, *lists]))
+    others, columns = [*layout.others, *lists], list(headers)
+    return TableReader(reader, replace(layout, others=others, columns=columns))
 
 
 def safetensors_reader(path: str) -> Reader:
@@ -89,3 +90,5 @@ WRITERS: dict[str, Callable[[Path, Mapping[str, Any]], None]] = {
 }
 ARROW_TYPES = (".parquet", ".arrow", ".feather")
 """Formats that hold whatever Arrow does, such as dates and lists of different lengths."""
+TABLES = (".csv", *ARROW_TYPES)
+"""Formats of tables, with a column per class."""

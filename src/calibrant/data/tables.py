@@ -41,6 +41,7 @@ class Layout:
     labels: str | None
     split: str | None
     others: list[str]
+    columns: list[str]  # all of them, in the order of the table
 
     @property
     def stacked(self) -> dict[str, list[str]]:
@@ -52,6 +53,18 @@ class Layout:
         """Names of the classes, unless they are just their numbers."""
         numbers = [str(i) for i in range(len(self.names))]
         return None if self.names == numbers else self.names
+
+    @property
+    def table_names(self) -> dict[str, str]:
+        """Names of the columns, in their order, by those that :func:`table_of` gives them."""
+        written = {self.labels: "labels", self.split: SPLIT}
+        for array, columns in self.stacked.items():
+            names = map(str, range(len(columns))) if array == "features" else self.names or [""]
+            written |= {
+                column: f"{array}_{name}".removesuffix("_")
+                for column, name in zip(columns, names, strict=True)
+            }
+        return {written.get(column, column): column for column in self.columns}
 
 
 def layout_of(columns: Sequence[str], where: str) -> Layout:
@@ -101,7 +114,7 @@ def layout_of(columns: Sequence[str], where: str) -> Layout:
             "taken for a split of that name"
         )
     label, split = (next(iter(columns), None) for columns in (labels, splits))
-    return Layout(scores, further, names, label, split, others)
+    return Layout(scores, further, names, label, split, others, list(columns))
 
 
 def _further(
@@ -292,7 +305,7 @@ class TableReader(Reader):
     def __init__(self, source: Reader, layout: Layout) -> None:
         self.path, self.stream, self.fingerprint = source.path, source.stream, source.fingerprint
         self._arrays = TableArrays(source, layout)
-        self.headers = self._arrays.headers
+        self.headers, self.table_names = self._arrays.headers, layout.table_names
 
     def chunks(self, key: str, rows: int) -> Iterator[Array]:
         """Yield ``rows`` rows of an array at a time."""

@@ -311,9 +311,7 @@ def _check_lengths(rows: int, metadata: Mapping[str, Array]) -> None:
 def metadata_keys(split: Split) -> dict[str, str]:
     """Return the columns of a split that may form subgroups."""
     roles = (*NO_METADATA, split.dataset.sample_weight)
-    first = split.shards[0].columns
-    keys = (key for key in split.keys if key not in roles and len(first[key].shape) == 1)
-    return {key: key for key in keys}
+    return {key: key for key in split.further if key not in roles}
 
 
 def _wanted(names: Mapping[str, str], columns: Sequence[str] | None) -> dict[str, str]:

@@ -147,7 +147,8 @@ def write_columns(
         arrays: dict[str, Any] = _copies(dataset, folder, target.suffix, left_out)
         arrays |= make(folder)
         order = [key for files in dataset.files for key in files if key in arrays]
-        write_arrays(target, {key: arrays[key] for key in dict.fromkeys([*order, *arrays])})
+        ordered = {key: arrays[key] for key in dict.fromkeys([*order, *arrays])}
+        write_arrays(target, ordered, dataset.table_names)
 
 
 def with_progress(

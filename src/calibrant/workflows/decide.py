@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
@@ -275,9 +275,12 @@ def apply_rule(
             replacing(Path(out)) as temporary,
             temporary.open("w", encoding="utf-8", newline="") as file,
         ):
-            lines = _Lines(rule, file)
+            further = dict.fromkeys(name for split in splits for name in split.further)
+            lines = _Lines(rule, file, list(further))
             for split, report in with_progress(splits, progress):
-                tallies[split.name] = _walk(rule, split, lines.of(split), report)
+                tallies[split.name] = _walk(
+                    rule, split, lines.of(split), report, further=split.further
+                )
         return AppliedRule(rule, tallies)
 
     places = class_order(rule.class_names, dataset.class_names, dataset.path)
@@ -303,7 +306,7 @@ def _check_split(rule: DecisionRule, split: Split) -> None:
         raise ValueError(f"{split.path} has {comma_separated(taken)} already: rename that column")
 
 
-Use: TypeAlias = Callable[[Mapping[str, Array], IntArray | None], object]
+Use: TypeAlias = Callable[[Mapping[str, Array], IntArray | None, Chunk], object]
 
 
 def _walk(
@@ -313,12 +316,16 @@ def _walk(
     progress: Progress | None = None,
     *,
     labelled_only: bool = False,
+    further: Sequence[str] = (),
 ) -> Tally:
-    """Decide about a split, and count; ``use`` is called with the decisions of each chunk."""
+    """Decide about a split, and count.
+
+    ``use`` is called with the decisions of each chunk, which has the columns ``further`` as well.
+    """
     calibrator = None if rule.calibrator is None else as_calibrator(rule.calibrator)
     domain = split.domain if calibrator is None else "logits"
     columns = [domain, *(["labels"] if "labels" in split.keys else [])]
-    columns += input_names(calibrator)
+    columns = list(dict.fromkeys([*columns, *input_names(calibrator), *further]))
 
     def decided(chunks: Iterator[Chunk]) -> Tally:
         tallies = []
@@ -337,7 +344,7 @@ def _walk(
             decisions = rule.decide(**{domain: scores}, features=features)
             tallies.append(rule.tally(decisions, labels))
             if use is not None:
-                use(decisions, labels)
+                use(decisions, labels, chunk)
         return Tally.total(tallies)
 
     return Tally.total(split.walk(decided, *columns, progress=progress))
@@ -350,7 +357,7 @@ class _Columns:
         self.folder, self.rows, self.done, self.places = folder, rows, 0, places
         self.arrays: dict[str, Array] = {}
 
-    def add(self, decisions: Mapping[str, Array], labels: IntArray | None) -> None:
+    def add(self, decisions: Mapping[str, Array], _: object, __: object) -> None:
         end = self.done + len(decisions["predicted"])
         for name, values in renumbered(decisions, self.places).items():
             if name not in self.arrays:
@@ -361,11 +368,14 @@ class _Columns:
 
 
 class _Lines:
-    """Decisions of chunks as lines of a ``.csv`` file, with names in place of numbers."""
+    """Decisions of chunks as lines of a ``.csv`` file, with names in place of numbers.
 
-    def __init__(self, rule: DecisionRule, file: TextIO) -> None:
-        self.rule, self.writer = rule, csv.writer(file)
-        self.writer.writerow(("split", "row", *DECISIONS, rule.decision, "label"))
+    The ``further`` columns of the data, such as ids, stand before the decisions.
+    """
+
+    def __init__(self, rule: DecisionRule, file: TextIO, further: Sequence[str]) -> None:
+        self.rule, self.writer, self.further = rule, csv.writer(file), further
+        self.writer.writerow(("split", "row", *further, *DECISIONS, rule.decision, "label"))
 
     def of(self, split: Split) -> Use:
         """Return the function that writes the decisions of one split."""
@@ -379,11 +389,15 @@ class _Lines:
         rows: Iterator[int],
         decisions: Mapping[str, Array],
         labels: IntArray | None,
+        chunk: Chunk,
     ) -> None:
         known: Any = repeat(IGNORED) if labels is None else labels
-        for row, label, *made in zip(rows, known, *decisions.values(), strict=False):
+        columns = [chunk.columns.get(name, repeat("")) for name in self.further]
+        for row, label, made, *further in zip(
+            rows, known, zip(*decisions.values(), strict=True), *columns, strict=False
+        ):
             predicted, confidence, decision = made
             kept = self.rule.names(decision) if decision.ndim else ("no", "yes")[int(decision)]
-            cells = (self.rule.name(predicted), f"{confidence:.6g}", kept)
+            cells = (*further, self.rule.name(predicted), f"{confidence:.6g}", kept)
             truth = "" if label == IGNORED else self.rule.name(label)
             self.writer.writerow((split, row, *cells, truth))

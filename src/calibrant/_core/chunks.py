@@ -32,6 +32,7 @@ EstimandChoice = Literal["top_label", "binary", "multilabel", "auto"]
 # elements of logits in a chunk: four megabytes of float64 stay in a core's share of the last cache,
 # and calls for smaller ones take as long as the work
 CHUNK_SIZE = {"cpu": 1 << 19, "cuda": 1 << 23}
+BLOCK = 1 << 16  # elements of logits that stay in the cache of one core through many operations
 RUN = 4096  # examples in a run, where each has some tens of numbers
 MASKED_GAP = 1e8
 """A class so far below the largest logit of its row is masked, as one at -inf is: -1e9, -1e30 and
@@ -175,6 +176,42 @@ def on_threads(task: Callable[..., T], *arguments: Sequence[Any], always: bool =
             return list(pool.map(task, *arguments))
     finally:
         torch.set_num_threads(before)
+
+
+def in_blocks(
+    call: Callable[[Tensor, Tensor | None], Tensor], logits: Tensor, features: Tensor | None
+) -> Tensor:
+    """Return what ``call`` makes of logits ``(n, classes)`` or ``(n,)``, of their shape.
+
+    On the CPU, blocks of rows stay in the cache through all operations, on a thread for each core;
+    elsewhere they bound the memory. Nothing has a gradient.
+    """
+    on_cpu = logits.device.type == "cpu"
+    step = max(1, (BLOCK if on_cpu else CHUNK_SIZE["cuda"]) // math.prod(logits.shape[1:]))
+    result = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+    inference = torch.is_inference_mode_enabled()  # of this thread alone
+
+    def task(start: int, stop: int) -> None:
+        with torch.inference_mode() if inference else torch.no_grad():
+            for first in range(start, stop, step):
+                rows = slice(first, min(first + step, stop))
+                result[rows] = call(logits[rows], None if features is None else features[rows])
+
+    workers = torch.get_num_threads() if on_cpu and len(logits) >= 4 * step else 1
+    cuts = np.linspace(0, len(logits), workers + 1).astype(int)
+    on_threads(task, cuts[:-1], cuts[1:])
+    return result
+
+
+def worth_blocks(*inputs: Tensor | None) -> bool:
+    """Return True for large inputs on the CPU that need no gradient and are in no graph."""
+    some = [values for values in inputs if values is not None]
+    logits = some[0]
+    large = logits.numel() >= 4 * BLOCK and logits.is_contiguous()
+    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if graph or not large or type(logits) is not Tensor or logits.device.type != "cpu":
+        return False
+    return not (torch.is_grad_enabled() and any(values.requires_grad for values in some))
 
 
 class Chunk(NamedTuple):

@@ -47,6 +47,36 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+def top_class(logits: Tensor) -> Tensor:
+    """Return the class ``(..., 1)`` of the largest logit of each row, the first of equals."""
+    if _numpy_is_faster(logits):
+        return torch.from_numpy(logits.detach().numpy().argmax(-1))[..., None]
+    return logits.argmax(-1, keepdim=True)
+
+
+def two_largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two largest logits of each row, ``(..., 1)`` each."""
+    # topk looks for any number, which takes several times as long
+    first = top_class(logits)
+    others = logits.scatter(-1, first, -torch.inf)
+    return logits.gather(-1, first), others.amax(-1, keepdim=True)
+
+
+def leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits ``(..., count)`` of each row in descending order, and classes."""
+    # torch keeps a heap while the rows are this much longer, and sorts pairs otherwise
+    if not _numpy_is_faster(logits) or logits.shape[-1] >= 64 * count:
+        return logits.topk(count, dim=-1)
+    order = torch.from_numpy(logits.detach().numpy().argsort(-1)[..., -count:].copy()).flip(-1)
+    return logits.gather(-1, order), order
+
+
+def _numpy_is_faster(logits: Tensor) -> bool:
+    """Return True for plain tensors on the CPU, but not while a graph is recorded."""
+    plain = type(logits) is Tensor and logits.device.type == "cpu"
+    return plain and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
 def logits_of(output: Any) -> Tensor:
     """Return the logits in the output of a model."""
     named = isinstance(output, Mapping) and "logits" in output

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.logpartition import Records
+from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import Calibrator, RecordPredictions, RecordsCalibrator
 
 
@@ -80,16 +81,16 @@ class Average(Calibrator):
         shares = zip(self.weights_.tolist(), self.parts, strict=True)
         return {part.name: {"weight": share, **part.learned()} for share, part in shares}
 
-    def forward(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
-        """Calibrated logits ``(..., classes)``, the largest of each row 0, in float32 or wider."""
-        self.check_logits(logits)
-        wide = self._wide(logits)
-        top = wide.amax(-1, keepdim=True)
-        log_probs = torch.stack([part.log_probs(logits, features) for part in self.parts])
+    def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
+        level = torch.zeros_like(top)  # the largest of logits
+        members = [
+            part._finished(logits, level, part._transform(logits, top, features))
+            for part in self.parts
+        ]
+        log_probs = torch.stack(members).log_softmax(-1)
         shares = self.weights_.log().to(log_probs.dtype)
-        mean = (log_probs + shares.reshape(-1, *[1] * wide.ndim)).logsumexp(0)
-        mean = mean - mean.gather(-1, wide.argmax(-1, keepdim=True))
-        return self._narrow(self._finished(wide, top, mean))
+        mean = (log_probs + shares.reshape(-1, *[1] * logits.ndim)).logsumexp(0)
+        return mean - mean.gather(-1, top_class(logits))
 
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""

@@ -23,13 +23,14 @@ from calibrant._core.checks import (
     as_scores,
 )
 from calibrant._core.chunks import (
-    CHUNK_SIZE,
     EstimandChoice,
     Examples,
     as_tensor,
     examples as check_examples,
+    in_blocks,
     mask_gap,
     with_masks,
+    worth_blocks,
 )
 from calibrant._core.class_names import class_names_of, in_order, kept_names, without_frames
 from calibrant._core.logpartition import Records, tabulate
@@ -318,7 +319,17 @@ class Calibrator(Described, Drawable):
                 return self.forward(logits, features)
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
+        if worth_blocks(logits, features, *self.parameters()):
+            return in_blocks(self._whole, *self._flat(logits, features)).reshape(logits.shape)
+        return self._whole(logits, features)
+
+    def _whole(self, logits: Tensor, features: Tensor | None) -> Tensor:
         return self._narrow(self._calibrated(self._wide(logits), features))
+
+    def _flat(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Logits ``(n, classes)``, or ``(n,)`` log-odds, and features ``(n, width)``."""
+        rows = logits.reshape(-1) if self.one_logit else logits.reshape(-1, self._classes)
+        return rows, None if features is None else features.reshape(-1, features.shape[-1])
 
     def _calibrated(self, wide: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)`` of such logits, of two classes for one logit."""
@@ -484,15 +495,12 @@ class Calibrator(Described, Drawable):
         """Probabilities of checked logits, some rows at a time to save memory."""
         one = self._classes == 1
         self.check_features(features, scores.shape if one else scores.shape[:-1])
-        rows = scores.reshape(-1) if one else scores.reshape(-1, self._classes)
-        inputs = None if features is None else features.reshape(-1, features.shape[-1])
-        probs = torch.empty_like(rows, dtype=torch.promote_types(scores.dtype, torch.float32))
-        step = max(1, CHUNK_SIZE.get(scores.device.type, CHUNK_SIZE["cpu"]) // self._classes)
-        for start in range(0, len(rows), step):
-            run = slice(start, start + step)
-            result = self(rows[run], None if inputs is None else inputs[run])
-            probs[run] = result.sigmoid() if one else result.softmax(-1)
-        return probs.reshape(scores.shape)
+
+        def probs(rows: Tensor, inputs: Tensor | None) -> Tensor:
+            result: Tensor = self(rows, inputs)
+            return result.sigmoid() if one else result.softmax(-1)
+
+        return in_blocks(probs, *self._flat(scores, features)).reshape(scores.shape)
 
     def _wide(self, logits: Tensor) -> Tensor:
         """Logits of two classes or more, in float32 or wider, and -inf where they are masked."""

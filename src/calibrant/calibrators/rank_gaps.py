@@ -1,4 +1,4 @@
-"""Factors for the gaps between the logits of neighbouring ranks."""
+"""Factors for the gaps between the logits of the first ranks, and one for all below."""
 
 from __future__ import annotations
 
@@ -17,13 +17,21 @@ from calibrant._core.checks import IGNORED, FloatArray
 from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import LARGEST_GAP
 from calibrant._core.solve import Solution, check_time, minimise
+from calibrant._core.torch_models import leading
 from calibrant.calibrators.affine_fit import CHUNK_OF_INPUTS
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.data_checks import warn_together
 from calibrant.calibrators.scaling import fitted_sharpness
 
-# a number and (classes - 1,) numbers, from gaps, possible classes, weights and factors
-Sums: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# a number and as many numbers as factors, from chunks of rows and factors
+Sums: TypeAlias = Callable[["Ordered", Tensor], tuple[Tensor, Tensor]]
+RANKS = 14
+"""Gaps with a factor of their own, which make sorting rows of many classes unnecessary."""
+
+
+def factor_count(classes: int) -> int:
+    """Number of factors: of the first gaps, and one of all below."""
+    return min(classes - 1, RANKS + 1)
 
 
 class RankGaps(Calibrator):
@@ -35,8 +43,8 @@ class RankGaps(Calibrator):
 
     .. math:: s'_r = \sum_{j \ge r} a_j g_j , \quad a_j \ge 0 ,
 
-    which keeps the order of all classes. All :math:`a_j = 1` is temperature scaling. The factors
-    minimise the convex function
+    which keeps the order of all classes. All :math:`a_j = 1` is temperature scaling. The first 14
+    gaps have a factor each; those below share one. The factors minimise the convex function
 
     .. math:: \frac{\sum_i w_i \, \mathrm{NLL}_i}{\sum_i w_i} + \frac1n \sum_j (a_j - 1)^2
 
@@ -50,7 +58,7 @@ class RankGaps(Calibrator):
     Attributes
     ----------
     temperature_ : scalar Tensor
-    factors_ : (classes - 1,) Tensor
+    factors_ : (min(classes - 1, 15),) Tensor
 
     References
     ----------
@@ -73,7 +81,7 @@ class RankGaps(Calibrator):
     summary = "a temperature, then a factor for each gap between logits in order of size"
     keeps_argmax = True
     monotone = True
-    learned_shapes = "factors_ classes-1"
+    learned_shapes = "factors_ factors"
     temperature_: Tensor
     factors_: Tensor
 
@@ -82,8 +90,8 @@ class RankGaps(Calibrator):
         self._store(temperature_=torch.tensor(1.0), factors_=torch.ones(1))
 
     def size(self, classes: int) -> int:
-        """A temperature, and a factor for each gap."""
-        return classes
+        """A temperature, and the factors."""
+        return 1 + factor_count(classes)
 
     def _fit(self, examples: Examples, context: Context) -> None:
         sharpness = math.exp(fitted_sharpness(examples, context).x[0])
@@ -93,11 +101,13 @@ class RankGaps(Calibrator):
             warn_together(self, [f"the search stopped early, after {self.solution_.steps} steps"])
 
     def _transform(self, logits: Tensor, top: Tensor, features: Tensor | None) -> Tensor:
-        ordered, order = logits.sort(dim=-1, descending=True)
         factors = (self.factors_ / self.temperature_).to(logits.dtype)
-        lower = torch.cat([torch.zeros_like(top), (-factors * gaps_of(ordered)).cumsum(-1)], -1)
-        lower = torch.where(torch.isneginf(ordered), ordered, lower)
-        return logits.scatter(-1, order, lower)
+        first, order = leading(logits, len(self.factors_))
+        levels = torch.cat([torch.zeros_like(top), (-factors[:-1] * gaps_of(first)).cumsum(-1)], -1)
+        levels = torch.where(torch.isneginf(first), first, levels)
+        drops = distances_below(first[..., -1:], logits)
+        lower = torch.where(torch.isneginf(logits), logits, levels[..., -1:] - factors[-1] * drops)
+        return lower.scatter(-1, order, levels)
 
 
 def gaps_of(ordered: Tensor) -> Tensor:
@@ -106,22 +116,43 @@ def gaps_of(ordered: Tensor) -> Tensor:
     return torch.where(torch.isneginf(lower), 0, upper - lower)
 
 
-class Ordered(NamedTuple):
-    """The labelled rows, with their tempered logits as gaps in descending order."""
+def distances_below(last: Tensor, logits: Tensor) -> Tensor:
+    """Distances of logits below the ``last`` of the first ranks; 0 for masked ones and above."""
+    return torch.where(torch.isneginf(logits), 0, last - logits).clamp(min=0)
 
-    gaps: Tensor  # (n, classes - 1), in single precision unless double came in
+
+class Ordered(NamedTuple):
+    """Labelled rows with tempered logits in descending order, or some of them."""
+
+    gaps: Tensor  # (n, m - 1) between the first m logits, single unless double came in
+    drops: Tensor  # (n, classes - m) of the others below the last of these
     possible: Tensor  # (n, 1) number of classes that are not masked
     weight: Tensor  # (n,) float64
-    own_gap: Tensor  # (classes - 1,) weighted mean of the gaps above the label, float64
+
+    def rows(self, which: slice) -> Ordered:
+        """Return some rows, in double precision."""
+        return Ordered(
+            self.gaps[which].double(),
+            self.drops[which].double(),
+            self.possible[which],
+            self.weight[which],
+        )
+
+
+class Gathered(NamedTuple):
+    """All labelled rows, and what is needed of them as a whole."""
+
+    ordered: Ordered
+    own: Tensor  # (m,) weighted mean of the gaps above the label and of its drop, float64
     ranges: list[tuple[int, int]]  # first and last row of the share of each thread
 
     @property
     def total_weight(self) -> float:
         """Number of labelled examples, a weight of 2 for two."""
-        return float(self.weight.sum())
+        return float(self.ordered.weight.sum())
 
 
-def gather(examples: Examples, sharpness: float) -> Ordered:
+def gather(examples: Examples, sharpness: float) -> Gathered:
     """Order the logits of checked examples: the only copy of them."""
     ranges = chunks.thread_ranges(examples)
     labelled = [int((examples.labels[a:b] != IGNORED).sum()) for a, b in ranges]
@@ -129,15 +160,15 @@ def gather(examples: Examples, sharpness: float) -> Ordered:
     like = next(chunks.labelled_chunks(examples, 0, examples.labels.size)).logits
     weight = examples.labelled_weight()
     weight = np.ones(sum(labelled)) if weight is None else weight
-    data = Ordered(
-        like.new_empty(sum(labelled), examples.classes - 1),
+    count = factor_count(examples.classes)
+    ordered = Ordered(
+        like.new_empty(sum(labelled), count - 1),
+        like.new_empty(sum(labelled), examples.classes - count),
         torch.empty(sum(labelled), 1, dtype=torch.int64, device=like.device),
         torch.from_numpy(weight).to(like.device),
-        like.new_zeros(examples.classes - 1, dtype=torch.float64),
-        places,
     )
-    parts = chunks.on_threads(partial(_fill, examples, sharpness, data), ranges, places)
-    return data._replace(own_gap=torch.stack(parts).sum(0) / data.total_weight)
+    parts = chunks.on_threads(partial(_fill, examples, sharpness, ordered), ranges, places)
+    return Gathered(ordered, torch.stack(parts).sum(0) / ordered.weight.sum(), places)
 
 
 def _fill(
@@ -147,17 +178,24 @@ def _fill(
     row_range: tuple[int, int],
     place: tuple[int, int],
 ) -> Tensor:
-    """Write the gaps of a run of rows; return the weighted sum of those above the labels."""
-    total, done = torch.zeros_like(data.own_gap), place[0]
+    """Write the gaps of a run of rows; return the weighted sums of those of the labels."""
+    count, done = data.gaps.shape[1] + 1, place[0]
+    total = data.weight.new_zeros(count)
     for chunk in chunks.labelled_chunks(examples, *row_range):
         check_time()
         rows = slice(done, done := done + len(chunk.labels))
         ordered = _descending(chunk.logits)
-        gaps = sharpness * gaps_of(ordered.double()).clamp_(max=LARGEST_GAP)
+        own = chunk.logits.gather(-1, chunk.labels[:, None]).double()
+        wide = ordered.double()
+        last = wide[:, count - 1 : count]
+        gaps = sharpness * gaps_of(wide[:, :count]).clamp_(max=LARGEST_GAP)
         data.gaps[rows] = gaps.to(data.gaps.dtype)
+        drops = sharpness * distances_below(last, wide[:, count:]).clamp_(max=LARGEST_GAP)
+        data.drops[rows] = drops.to(data.drops.dtype)
         data.possible[rows] = (~torch.isneginf(ordered)).sum(-1, keepdim=True)
-        above = ordered[:, :-1] > chunk.logits.gather(-1, chunk.labels[:, None])
-        total += data.weight[rows] @ (gaps * above)
+        drop = sharpness * (last - own).clamp(0, LARGEST_GAP)
+        of_label = torch.cat([gaps * (wide[:, : count - 1] > own), drop], -1)
+        total += data.weight[rows] @ of_label
     return total
 
 
@@ -167,34 +205,34 @@ def _descending(logits: Tensor) -> Tensor:
     return logits.sort(descending=True).values
 
 
-def solve(data: Ordered) -> Solution:
-    """Factors ``(classes - 1,)`` with the least penalised loss.
+def solve(data: Gathered) -> Solution:
+    """Factors with the least penalised loss.
 
     L-BFGS runs on factors that are scaled by the curvature at temperature scaling, since the first
     gaps decide much more than the last. There a gradient of 1e-4 is a loss of about 1e-8.
     """
-    penalty, own_gap = 1 / data.total_weight, data.own_gap.cpu().numpy()
-    _, curvature = _mean(data, _curvature, np.ones_like(own_gap))
+    penalty, own = 1 / data.total_weight, data.own.cpu().numpy()
+    _, curvature = _mean(data, _curvature, np.ones_like(own))
     scale = 1 / np.sqrt(curvature + 2 * penalty)
 
     def scaled(u: FloatArray) -> tuple[float, FloatArray]:
         away = scale * u
         value, slope = _mean(data, _log_partition, 1 + away)
-        loss = value + own_gap @ (1 + away) + penalty * away @ away
-        return float(loss), scale * (slope + own_gap + 2 * penalty * away)
+        loss = value + own @ (1 + away) + penalty * away @ away
+        return float(loss), scale * (slope + own + 2 * penalty * away)
 
-    result = minimise(scaled, np.zeros_like(own_gap), lowest=-1 / scale, tolerance=1e-4)
+    result = minimise(scaled, np.zeros_like(own), lowest=-1 / scale, tolerance=1e-4)
     return result._replace(x=np.maximum(1 + scale * result.x, 0))
 
 
-def _mean(data: Ordered, summed: Sums, factors: FloatArray) -> tuple[float, FloatArray]:
+def _mean(data: Gathered, summed: Sums, factors: FloatArray) -> tuple[float, FloatArray]:
     """Means over all rows, from sums over some; on a thread for each range of them."""
-    there = torch.from_numpy(factors).to(data.gaps.device)
+    there = torch.from_numpy(factors).to(data.own.device)
 
     def share(row_range: tuple[int, int]) -> tuple[float, FloatArray]:
         value, vector = 0.0, torch.zeros_like(there)
-        for gaps, possible, weight in _chunks(data, *row_range):
-            more = summed(gaps, possible, weight, there)
+        for rows in _chunks(data.ordered, *row_range):
+            more = summed(rows, there)
             value, vector = value + float(more[0]), vector + more[1]
         return value, vector.cpu().numpy()
 
@@ -202,39 +240,44 @@ def _mean(data: Ordered, summed: Sums, factors: FloatArray) -> tuple[float, Floa
     return sum(values) / data.total_weight, np.sum(vectors, axis=0) / data.total_weight
 
 
-def _log_partition(
-    gaps: Tensor, possible: Tensor, weight: Tensor, factors: Tensor
-) -> tuple[Tensor, Tensor]:
+def _log_partition(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted sum over rows of the log-partition, and its derivatives by the factors."""
-    total, below = _sums(gaps, possible, factors)
-    return weight @ total.log(), -(weight / total) @ below.mul_(gaps)
+    total, below, dropped = _masses(rows, factors)
+    slopes = torch.cat([below.mul_(rows.gaps), (dropped * rows.drops).sum(-1, keepdim=True)], -1)
+    return rows.weight @ total.log(), -(rows.weight / total) @ slopes
 
 
-def _curvature(
-    gaps: Tensor, possible: Tensor, weight: Tensor, factors: Tensor
-) -> tuple[Tensor, Tensor]:
+def _curvature(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor]:
     """The same with second derivatives."""
-    total, below = _sums(gaps, possible, factors)
-    probs = below / total[:, None]
-    return weight @ total.log(), weight @ (gaps**2 * probs * (1 - probs))
+    total, below, dropped = _masses(rows, factors)
+    probs, tail = below / total[:, None], dropped / total[:, None]
+    mean = (tail * rows.drops).sum(-1, keepdim=True)
+    of_tail = (tail * rows.drops**2).sum(-1, keepdim=True) - mean**2
+    bends = torch.cat([rows.gaps**2 * probs * (1 - probs), of_tail], -1)
+    return rows.weight @ total.log(), rows.weight @ bends
 
 
-def _sums(gaps: Tensor, possible: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of exponentials relative to the top: of all classes, and of those below each gap."""
-    powers = (-factors * gaps).cumsum_(-1).exp_()
-    classes = gaps.shape[-1] + 1
-    if (possible < classes).any():
-        powers.masked_fill_(torch.arange(1, classes, device=gaps.device) >= possible, 0)
-    sums = powers.cumsum(-1)
-    rest = sums[:, -1:].clone()
-    return 1 + rest[:, 0], torch.sub(powers, sums, out=sums).add_(rest)
+def _masses(rows: Ordered, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of exponentials relative to the top: of all classes and below each gap; and the last."""
+    count, classes = len(factors), rows.gaps.shape[1] + rows.drops.shape[1] + 1
+    levels = (-factors[:-1] * rows.gaps).cumsum_(-1)
+    last = levels[:, -1:] if count > 1 else torch.zeros_like(rows.drops[:, :1])
+    dropped = (last - factors[-1] * rows.drops).exp_()
+    powers = levels.exp()
+    if (rows.possible < classes).any():
+        rank = torch.arange(1, classes, device=powers.device)
+        powers.masked_fill_(rank[: count - 1] >= rows.possible, 0)
+        dropped.masked_fill_(rank[count - 1 :] >= rows.possible, 0)
+    rest = dropped.sum(-1, keepdim=True)
+    below = rest + powers.flip(-1).cumsum(-1).flip(-1)
+    total = 1 + (below[:, 0] if count > 1 else rest[:, 0])
+    return total, below, dropped
 
 
-def _chunks(data: Ordered, first: int, last: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield gaps ``(rows, classes - 1)`` in float64, ``possible`` and weights of some rows."""
+def _chunks(data: Ordered, first: int, last: int) -> Iterator[Ordered]:
+    """Yield some rows at a time, in float64."""
     on_cpu = data.gaps.device.type == "cpu"
     size = CHUNK_OF_INPUTS if on_cpu else chunks.CHUNK_SIZE["cuda"]
-    step = max(1, size // data.gaps.shape[1])
+    step = max(1, size // (data.gaps.shape[1] + data.drops.shape[1]))
     for start in range(first, last, step):
-        rows = slice(start, min(start + step, last))
-        yield data.gaps[rows].double(), data.possible[rows], data.weight[rows]
+        yield data.rows(slice(start, min(start + step, last)))

@@ -13,6 +13,7 @@ from torch import Tensor
 from calibrant._core.checks import FloatArray, Values, as_values, check_choice, warn
 from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records
+from calibrant._core.torch_models import two_largest
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
 from calibrant.calibrators.network import NetworkTemperature
@@ -28,8 +29,8 @@ class Indicator(NamedTuple):
 
 
 def _margin(logits: Tensor, top: Tensor) -> Tensor:
-    first, second = logits.topk(2, dim=-1).values.unbind(-1)
-    return (first - second)[..., None]
+    first, second = two_largest(logits)
+    return first - second
 
 
 def _mean_gap(logits: Tensor, top: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, softplus
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
+from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import (
     BOUNDS,
     Calibrator,
@@ -59,14 +60,14 @@ def with_log_odds(logits: Tensor, odds: Tensor, others: Tensor | None = None) ->
     so that the confidence is :math:`\sigma(s)`. The largest of ``logits`` is 0; they are the
     :math:`u` unless there are others.
     """
-    top = logits.argmax(-1, keepdim=True)  # the first of equals
+    top = top_class(logits)
     shares = logits if others is None else others
     return (shares - log_sum_without(shares, top) - odds).scatter(-1, top, 0.0)
 
 
 def log_rest(logits: Tensor) -> Tensor:
     """Logarithm of the sum over all classes but the top one, ``(..., 1)``; always finite."""
-    return log_sum_without(logits, logits.argmax(-1, keepdim=True))
+    return log_sum_without(logits, top_class(logits))
 
 
 def log_sum_without(logits: Tensor, left_out: Tensor) -> Tensor:
@@ -235,7 +236,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
         odds = top_odds(logits / self.temperature_.to(logits.dtype), self.limit)
         if not self._maps_class_one(logits.shape[-1]):
             return self._map(odds)
-        side = 2 * logits.argmax(-1, keepdim=True).to(odds.dtype) - 1  # 1 where class 1 is on top
+        side = 2 * top_class(logits).to(odds.dtype) - 1  # 1 where class 1 is on top
         return side * self._map(side * odds)
 
 

@@ -7,6 +7,18 @@ import time
 from collections.abc import Callable
 
 
+def timed(work: Callable[[], object], device: str, repeats: int) -> float:
+    """Least time of several calls, until the device has done all of its work."""
+    import torch
+
+    def whole() -> None:
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return fastest(whole, repeats)
+
+
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """Median time of a call after one to warm up."""
     work()

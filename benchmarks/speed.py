@@ -1,0 +1,177 @@
+"""Cost of fits, calls and metrics, as ratios to one pass over the same logits in the same run.
+
+    python benchmarks/speed.py
+    python benchmarks/speed.py --device cuda --out speed.csv
+
+One pass is ``torch.logsumexp``: machines differ, ratios travel. Every row is the least of several
+rounds, between which passes are measured, so that other work on the machine slows both. Peers are
+measured where they are installed: scikit-learn, torchmetrics and probmetrics. Asserts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import csv
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from support import peak_beyond_logits, timed
+
+import calibrant as cal
+
+CALLS = ("ts", "smart", "sms", "isotonic", "auto")
+FITS = ("ts", "smart", "sms", "isotonic", "auto")
+SIZES = {
+    "cpu": {
+        "call": [(20_000, 1000), (50_000, 100)],
+        "fit": [(20_000, 1000), (50_000, 100), (5000, 10)],
+        "measure": [(50_000, 100), (5000, 10), (2000, 2)],
+    },
+    "cuda": {kind: [(100_000, 1000)] for kind in ("call", "fit", "measure")},
+}
+ROUNDS = 3
+
+
+class Row(NamedTuple):
+    """Least time of a piece of work."""
+
+    work: str
+    rows: int
+    classes: int
+    passes: float
+    milliseconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--only", default="", help="pieces of work whose names begin so")
+    parser.add_argument("--out", help="a .csv file for the rows")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print(f"{options.device}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"{'':<36}{'rows':>8}{'classes':>9}{'passes':>10}{'ms':>11}")
+    found = []
+    for row in measured(options.device, options.only):
+        found.append(row)
+        print(
+            f"{row.work:<36}{row.rows:>8}{row.classes:>9}{row.passes:>10.1f}"
+            f"{row.milliseconds:>11.3f}",
+            flush=True,
+        )
+    if options.out:
+        with open(options.out, "w", newline="") as file:
+            csv.writer(file).writerows(
+                [("device", *Row._fields), *((options.device, *r) for r in found)]
+            )
+    if options.device == "cpu" and not options.only:
+        small = "cal.SMART(steps=3).fit(torch.randn(2000, 10), torch.randint(10, (2000,)))"
+        work = "cal.SMART(steps=20).fit(logits, labels)"
+        print(
+            f"memory of a SMART fit beyond the logits: "
+            f"{peak_beyond_logits(small, work, 20_000, 1000):.0%} of them"
+        )
+
+
+def measured(device: str, only: str) -> Iterator[Row]:
+    """Yield all rows for a device."""
+    makers = {"call": calls, "fit": fits, "measure": measures}
+    for kind, sizes in SIZES[device].items():
+        for size in sizes:
+            logits, labels = predictions(*size, device)
+            for name, work in makers[kind](logits, labels):
+                if name.startswith(only):
+                    yield compared(name, work, logits)
+    for name, work in one_row(device):
+        if name.startswith(only):
+            yield Row(name, 1, 100, math.nan, 1000 * timed(work, device, 50))
+
+
+def predictions(rows: int, classes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of temperature 2: labels are drawn from the softmax of their halves."""
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.standard_normal((rows, classes), dtype=np.float32)
+    labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(-1)
+    return torch.from_numpy(logits).to(device), torch.from_numpy(labels).to(device)
+
+
+def compared(name: str, work: Callable[[], object], logits: torch.Tensor) -> Row:
+    """Least time of some work, and of one pass measured in turn with it."""
+    device = logits.device.type
+    one_pass = least = math.inf
+    timed(work, device, 1)
+    for _ in range(ROUNDS):  # a busy machine then slows both
+        one_pass = min(one_pass, timed(lambda: torch.logsumexp(logits, -1), device, 7))
+        least = min(least, timed(work, device, 1 if least > 1 else 3))
+    return Row(name, *logits.shape, least / one_pass, 1000 * least)
+
+
+Work = Iterator[tuple[str, Callable[[], object]]]
+
+
+def calls(logits: torch.Tensor, labels: torch.Tensor) -> Work:
+    for name in CALLS:
+        fitted = cal.CALIBRATORS[name]().fit(logits[:5000], labels[:5000])
+        yield f"call {name}", lambda fitted=fitted: fitted(logits)
+
+
+def fits(logits: torch.Tensor, labels: torch.Tensor) -> Work:
+    for name in FITS:
+        yield f"fit {name}", lambda kind=cal.CALIBRATORS[name]: kind().fit(logits, labels)
+    if logits.device.type == "cpu":
+        yield from peer_fits(logits, labels)
+
+
+def peer_fits(logits: torch.Tensor, labels: torch.Tensor) -> Work:
+    try:  # the solver that CalibratedClassifierCV(method="temperature") calls
+        from sklearn.calibration import _TemperatureScaling
+
+        arrays = logits.numpy(), labels.numpy()
+        yield "fit ts, scikit-learn", lambda: _TemperatureScaling().fit(*arrays)
+    except ImportError:
+        pass
+    try:
+        from probmetrics.calibrators import get_calibrator
+        from probmetrics.distributions import CategoricalLogits
+    except ImportError:
+        return
+    for name, theirs in (("ts", "temp-scaling"), ("sms", "sms")):
+        yield (
+            f"fit {name}, probmetrics",
+            lambda theirs=theirs: get_calibrator(theirs).fit_torch(
+                CategoricalLogits(logits), labels
+            ),
+        )
+
+
+def measures(logits: torch.Tensor, labels: torch.Tensor) -> Work:
+    yield "ece", lambda: cal.ece(logits, labels)
+    try:
+        from torchmetrics.functional.classification import multiclass_calibration_error
+
+        classes = logits.shape[-1]
+        yield "ece, torchmetrics", lambda: multiclass_calibration_error(logits, labels, classes)
+    except ImportError:
+        pass
+    yield "evaluate, no intervals", lambda: cal.evaluate(logits, labels, level=None)
+    yield "evaluate", lambda: cal.evaluate(logits, labels)
+
+
+def one_row(device: str) -> Work:
+    logits, labels = predictions(5000, 100, device)
+    for name in ("ts", "smart", "isotonic", "auto"):
+        fitted = cal.CALIBRATORS[name]().fit(logits, labels)
+        yield f"call {name}, one row", lambda fitted=fitted: fitted(logits[:1])
+
+
+if __name__ == "__main__":
+    main()

@@ -170,9 +170,7 @@ def test_another_run_into_the_same_folder_is_noticed(tmp_path, shards, halved, m
         write(path, arrays)
 
     monkeypatch.setitem(WRITERS, ".npz", slow)
-    with pytest.raises(
-        ValueError, match=r"another run has written \S+, \S+ meanwhile"
-    ):
+    with pytest.raises(ValueError, match=r"another run has written \S+, \S+ meanwhile"):
         apply_shards(halved, shards, out)
     monkeypatch.setitem(WRITERS, ".npz", write)
     assert apply_shards(halved, shards, out).describe().endswith("kept 2 of an earlier run")

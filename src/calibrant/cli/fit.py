@@ -211,7 +211,9 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
     options |= {} if opset is None else {"opset": opset}
     written = shared.how_written(out)
     difference = EXPORTS[suffix](load(folder), out, **options)
-    remark = f"its probabilities differ from the calibrator's by {difference:.0e} at most"
+    remark = (
+        f"where tried, its probabilities differ from the calibrator's by up to {difference:.0e}"
+    )
     shared.say(f"{written}; {remark}")
 
 

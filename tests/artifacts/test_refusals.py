@@ -288,7 +288,8 @@ def test_a_head_of_another_size_is_refused(tmp_path):
 
 # ------------------------------------------------------------------------- kinds without tensors
 
-SETS = {"limit": -0.1, "score": "aps", "coverage": 0.9, "n": 50, "classes": 3, "seed": 0}
+SETS: dict[str, object] = {"limit": -0.1, "score": "aps", "coverage": 0.9}
+SETS |= {"n": 50, "classes": 3, "seed": 0, "mean_size": 1.5}
 NUMBERS = {"threshold": 0.5, "coverage": 0.5, "error": 0.1, "bound": 0.2, "n": 9}
 
 
@@ -307,6 +308,7 @@ def text_tensor(text):
         (ConformalSets, {**SETS, "coverage": "0.9"}),
         (ConformalSets, {**SETS, "classes": 0}),
         (ConformalSets, {**SETS, "n": 1.5}),
+        (ConformalSets, {**SETS, "mean_size": 3.5}),
         (ConformalSets, []),
         (Threshold, without("n")(NUMBERS)),
         (Threshold, {**NUMBERS, "more": 1}),

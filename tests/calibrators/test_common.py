@@ -17,6 +17,7 @@ from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
 from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS
+from tests.support.markup import check_inert
 from tests.support.simulate import drawn
 
 TWO_ONLY = [name for name, kind in CALIBRATORS.items() if kind.two_classes_only]
@@ -305,6 +306,15 @@ def test_state_dict_carries_the_fit(name, calibrator, data, classes):
     assert other.describe() == calibrator.describe()
     assert other.learned() == calibrator.learned()
     np.testing.assert_array_equal(predicted(other, data[0]), predicted(calibrator, data[0]))
+
+
+def test_it_shows_itself_in_a_line_and_in_a_notebook(name, calibrator):
+    kind = type(calibrator).__name__
+    for one in (calibrator, CALIBRATORS[name]()):
+        assert repr(one).startswith(f"{kind}(")
+        assert str(one) == repr(one)
+        assert ("not fitted" in repr(one)) == ("not fitted" in one.describe()) == (one.classes == 0)
+        assert kind in check_inert(one._repr_html_()).text
 
 
 def test_unfitted_and_wrong_inputs_are_refused(name, calibrator, classes):

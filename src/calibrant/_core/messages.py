@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +14,35 @@ from collections.abc import Iterable, Mapping
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+
+_EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+def failure_text(problem: BaseException) -> str | None:
+    """Return what to tell about a failure; None for a bug, whose traceback is of use.
+
+    >>> failure_text(ValueError("bins must be positive, got 0"))
+    'bins must be positive, got 0'
+    """
+    if isinstance(problem, _EXPECTED):
+        return str(problem) or type(problem).__name__
+    if _NO_MEMORY in str(problem):
+        return "not enough memory: use fewer classes or examples, or a larger machine"
+    return _full_disk(problem)
+
+
+def _full_disk(problem: BaseException | None) -> str | None:
+    """Return what the system said about a full disk, for which libraries raise errors of theirs."""
+    while problem is not None:
+        from_rust = re.search(r"\(os error (\d+)\)", str(problem))
+        number = int(from_rust[1]) if from_rust else getattr(problem, "errno", None)
+        if number in _NO_ROOM:
+            return f"{os.strerror(number)}: make room on the disk, and run the same again"
+        problem = problem.__cause__ or problem.__context__
+    return None
 
 
 def printable(text: str) -> str:

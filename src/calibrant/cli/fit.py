@@ -95,6 +95,7 @@ def fit(
         chosen = {"keep_argmax": False, **chosen}
     measured: Any = estimand or "auto"
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
+    skipped: dict[str, str] = {}
     if method.lower() == "maccal":
         at_scale = workers is not None or dask is not None or skip_bad or cache
         if any(selected.values()) or estimand == "multilabel" or at_scale:
@@ -113,13 +114,14 @@ def fit(
         workflow = cross_fit if folds else fit_and_measure
         with engine.working(workers, dask) as work:
             data = engine.opened(pred, skip_bad, estimand, work, cache)
+            skipped.update(data.skipped)
             fitted = workflow(data, name, **work._asdict(), **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():
         if form == "json":
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
-            shared.write_json({**about, **fitted.to_dict()})
+            shared.write_json({**about, **fitted.to_dict(), "skipped": skipped})
         else:
             _print_fit(fitted, f"{name} on {pred}", folds)
     shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
@@ -209,7 +211,9 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
     options |= {} if opset is None else {"opset": opset}
     written = shared.how_written(out)
     difference = EXPORTS[suffix](load(folder), out, **options)
-    remark = f"its probabilities differ from the calibrator's by {difference:.0e} at most"
+    remark = (
+        f"where tried, its probabilities differ from the calibrator's by up to {difference:.0e}"
+    )
     shared.say(f"{written}; {remark}")
 
 

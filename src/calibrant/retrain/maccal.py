@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core import checks
-from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, Values, warn
 from calibrant._core.chunks import Progress, as_tensor
 from calibrant._core.tables import frame
-from calibrant._core.torch_models import digest
+from calibrant._core.torch_models import digest, save_state
 from calibrant.display.elements import plain
 from calibrant.display.html import notebook
 from calibrant.display.results import heading, one_line
@@ -69,8 +68,7 @@ class _Run:
             "steps": self.steps,
             "history": [tuple(epoch) for epoch in self.history],
         }
-        with replacing(self.checkpoint) as temporary:
-            torch.save(state, temporary)
+        save_state(state, self.checkpoint)
 
     def resume(self) -> None:
         path, device = self.checkpoint, self.classifier.keep_.device

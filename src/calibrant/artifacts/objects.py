@@ -86,7 +86,7 @@ def artifact_of(obj: Any) -> Artifact:
     usual = torch.contiguous_format
     tensors = {name: t.detach().cpu().clone(memory_format=usual) for name, t in tensors.items()}
     description = obj.describe() if hasattr(obj, "describe") else " ".join(str(obj).split())
-    return Artifact(formats.FORMAT, kind, description, __version__, config, extra, tensors)
+    return Artifact(kind, description, __version__, config, extra, tensors)
 
 
 def _plain(value: Any) -> Any:
@@ -112,8 +112,6 @@ def restored(artifact: Artifact) -> Any:
                 raise ValueError(f"{name} must be a tensor")
             skeleton.get_submodule(owner).set_extra_state(value)
     wanted, tensors = skeleton.state_dict(), artifact.tensors
-    if artifact.format == 1:
-        tensors = formats.renamed(tensors, wanted)
     check_names([*tensors, *artifact.extra], wanted, "tensors")
     for name, value in tensors.items():
         dtype = getattr(wanted[name], "dtype", None)
@@ -152,9 +150,6 @@ def _built(kind: Any, config: Any) -> Any:
     build = getattr(cls, "from_config", cls)
     if not isinstance(config, dict):
         raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")
-    retired = getattr(cls, "retired_options", {})
-    config = {k: v for k, v in config.items() if k not in retired or v != retired[k]}
-    config = {**getattr(cls, "added_options", {}), **config}
     parameters = inspect.signature(build).parameters
     check_names(config, parameters, f"arguments of {kind}")
     for name, value in config.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,6 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     summary = "[averages](#how-auto-chooses) the best of several"
     uses_features = True
     uses_logits = True  # some candidates need them
-    added_options: ClassVar = {"keep_argmax": True}
     chosen_: Calibrator | None
 
     def __init__(

@@ -100,10 +100,6 @@ class Calibrator(Described, Drawable):
         A line for the table of methods in the documentation.
     parameter_count : int or None
         Number of fitted parameters, where it does not depend on classes or options.
-    retired_options : dict
-        Options of earlier releases, with the value that is now fixed: saved files may have them.
-    added_options : dict
-        Options of later releases, with the value that once was fixed: saved files may lack them.
     keeps_argmax, monotone : bool
         The predicted class, or the order of all classes of a row, never changes.
     accepts_masked : bool
@@ -132,8 +128,6 @@ class Calibrator(Described, Drawable):
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
     parameter_count: ClassVar[int | None] = None
-    retired_options: ClassVar[dict[str, Any]] = {}
-    added_options: ClassVar[dict[str, Any]] = {}
     keeps_argmax: bool = False
     monotone: bool = False
     accepts_masked: bool = True

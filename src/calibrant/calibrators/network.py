@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -235,7 +235,6 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
     aliases = ("parametrized_temperature_scaling",)
     summary = "the ten leading log-probabilities give each example its temperature"
     patience = 100
-    retired_options: ClassVar = {"patience": 100, "rate": 5e-3}
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -104,7 +104,6 @@ class SMART(NetworkTemperature):
 
     name = "smart"
     summary = "the margin gives each example its temperature; see {doc}`smart`"
-    retired_options: ClassVar = dict(sigma=0.05, delta=1e-3, patience=250, rate=5e-3)
 
     def __init__(
         self,

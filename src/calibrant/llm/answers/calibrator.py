@@ -279,16 +279,13 @@ class AnswerCalibrator:
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
         keys = {"how", "stage", "learned", "limits", "threshold", "source"}
-        later = {"limits", "source"}  # which old ones do not have
-        if not isinstance(state, Mapping) or {*state} | later != keys:
+        if not isinstance(state, Mapping) or {*state} != keys:
             raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
         made = cls(state["how"], stage=state["stage"])
         made.learned_ = _learned(made.stage, state["learned"])
-        limits = state.get("limits")
-        if limits is not None:
-            made.limits_ = _limits(limits)
-        origin = Source(made.aggregate or "")
-        made.source_ = source_from(state.get("source", origin._asdict()))
+        if state["limits"] is not None:
+            made.limits_ = _limits(state["limits"])
+        made.source_ = source_from(state["source"])
         if made.aggregate is not None and made.source_.confidence != made.aggregate:
             raise ValueError(f"source must have the confidence {made.aggregate}")
         if state["threshold"] is not None:

@@ -88,7 +88,7 @@ METADATA = {
     "extra of nobody": (changed(extra='{"chosen._extra_state": 2}'), "cannot be loaded"),
     "nested unknown": (prior({"kind": "pickle", "config": {}}), "unknown kind 'pickle'"),
     "nested list": (prior({"kind": ["ts"], "config": {}}), "unknown kind"),
-    "nested missing": (prior(None), "prior does not take the arguments"),
+    "nested missing": (prior(None), "calibrator must be a Calibrator, got None"),
     "nested deep": (nested(300), "cannot be loaded"),
 }
 TENSORS = {
@@ -125,7 +125,7 @@ def test_a_number_is_not_true(tmp_path):
     file = tmp_path / "procal.safetensors"
     io.save(fitted_kind("procal"), file)
     rewrite(file, metadata=config({**io.read(file).config, "neighbours": True}))
-    refused(file, "neighbours of procal must be a number, got True")
+    refused(file, "neighbours must be a whole number, at least 1, got True")
 
 
 @pytest.mark.parametrize("value", [[], {}, 0, "yes", None])
@@ -133,7 +133,7 @@ def test_options_of_yes_and_no_are_nothing_else(tmp_path, value):
     file = tmp_path / "isotonic.safetensors"
     io.save(fitted_kind("isotonic"), file)
     rewrite(file, metadata=config({**io.read(file).config, "temperature": value}))
-    refused(file, "temperature of isotonic must be true or false, got")
+    refused(file, "temperature must be True or False, got")
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -255,7 +255,7 @@ def test_a_head_of_another_size_is_refused(tmp_path):
     for options, message in (
         ({"width": 8}, r"last.weight must have the shape \(1, 8\), got \(1, 16\)"),
         ({"width": "16"}, "head does not take the arguments"),
-        ({"width": 16, "units": 3}, "has no option units"),
+        ({"width": 16, "units": 3}, "the linear head has no option 'units': it has none"),
         ({}, "options of the linear head must be like"),
     ):
         rewrite(file, metadata=config({**about, "options": options}))

@@ -59,7 +59,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     content = packed(artifact_of(obj))
     try:
         restored(unpacked(content))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"this {type(obj).__name__} could not be loaded again: {error}") from error
     place = Path(path).resolve()  # a link still points to the artifact afterwards
     target = _target(place)

@@ -33,6 +33,7 @@ from calibrant._core.chunks import (
 )
 from calibrant._core.class_names import without_frames
 from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.options import WithOptions
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks
@@ -83,7 +84,7 @@ class Context(NamedTuple):
         return new
 
 
-class Calibrator(Described, Drawable):
+class Calibrator(WithOptions, Described, Drawable):
     """A map from logits to calibrated logits, learned from held-out predictions.
 
     ``fit`` learns it, calling the module applies it. A subclass writes ``_fit``, ``_transform``

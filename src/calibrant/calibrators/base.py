@@ -354,8 +354,29 @@ class Calibrator(WithOptions, Described, Drawable):
             probs = self._probs(scores, self._checked_features(features, scores.device))
         return probs if isinstance(logits, Tensor) else probs.cpu().numpy()
 
+    @overload
+    def predict(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
+    @overload
+    def predict(self, logits: ArrayLike, features: Features | None = None) -> NDArray[Any]: ...
+    def predict(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
+        """The most probable class of each row, as a whole number; of tags, a boolean for each.
+
+        Of classes with equal probabilities it is the first; of log-odds ``(n,)`` it is class 1, and
+        a tag is True, where the probability is above 0.5. An array for arrays, a tensor for a
+        tensor.
+        """
+        probs: Any = self.predict_proba(logits, features)
+        if self.multilabel:
+            return probs > 0.5
+        return (probs > 0.5) + 0 if self.one_logit else probs.argmax(-1)
+
     def check_logits(self, logits: Tensor) -> None:
         """Raise unless the calibrator is fitted, and for logits of this shape."""
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"a calibrator is called with tensors, got a {type(logits).__name__}: "
+                "predict_proba(logits) and transform(logits) take arrays too"
+            )
         if self._classes == 0:
             name = type(self).__name__
             raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")

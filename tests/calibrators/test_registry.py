@@ -42,7 +42,9 @@ def test_classes_can_be_imported_from_the_package():
         assert getattr(calibrators, kind.__name__) is kind
         assert kind.__name__ in dir(calibrators)
     assert set(calibrators.__all__) == set(dir(calibrators))
-    with pytest.raises(AttributeError, match="no attribute 'TemperatureScalling'"):
+    with pytest.raises(
+        AttributeError, match="'TemperatureScalling': did you mean TemperatureScaling"
+    ):
         _ = calibrators.TemperatureScalling
 
 

@@ -62,6 +62,12 @@ def did_you_mean(name: str, known: Iterable[str], aliases: Mapping[str, str] | N
     return f"did you mean {plain[near[0]]}? " if near else ""
 
 
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that a module does not have, with the nearest one."""
+    hint = did_you_mean(name, known).rstrip()
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint and f': {hint}'}")
+
+
 def plain_name(name: object) -> str:
     """Return a name as typed in lower case, with underscores for dashes and blanks."""
     return str(name).strip().lower().replace("-", "_").replace(" ", "_")

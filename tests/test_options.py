@@ -24,7 +24,7 @@ from calibrant.retrain import MaskedClassifier
 class Optioned(NamedTuple):
     """Something with options, and the arguments that it cannot do without."""
 
-    make: Callable[..., Any]
+    make: Any
     options: Options
     needed: dict[str, Any]
 
@@ -58,7 +58,7 @@ VALUES = [
 ]
 
 
-NONSENSE = {
+NONSENSE: dict[str, dict[str, Any]] = {
     "auto": {"folds": 1, "seed": -1},
     "beta": {"keep_argmax": "False"},
     "cts": {"passes": 0},

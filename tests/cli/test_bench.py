@@ -84,6 +84,8 @@ def test_results_are_printed_stored_and_measured_again(run, tmp_path, monkeypatc
             ("--loss", "ls", "--set", "beta=1"),
             "error: ls has no option 'beta': its options",
         ),
+        (("--loss", "ls", "--set", "alpha=x"), "error: alpha must be a number, at least 0 and "),
+        (("--loss", "mmce", "--set", "twice=maybe"), "error: twice must be True or False, got 'm"),
         (("--loss", "hinge"), "unknown loss 'hinge': choose from ce, brier, .*fedlas_mbls"),
         (("--loss", ","), "name a loss with --loss"),
         (("--seed", "x"), "--seed must be whole numbers, got x"),

@@ -280,6 +280,8 @@ def test_modules_show_their_function_and_options():
     assert loss.extra_repr() == "soft_ece, weight=0.5"
     assert LOSSES["mmce"](width=0.2).extra_repr() == "mmce, weight=0.2, width=0.2"
     assert loss.base.extra_repr() == "focal, gamma=1.0"
+    with pytest.raises(ValueError, match=r"unknown loss 'fokal': did you mean focal\?"):
+        LOSSES["soft_ece"](base="fokal")
 
 
 def test_unknown_options_are_refused():

@@ -94,9 +94,11 @@ class WithOptions:
 
 
 def _checked(constructor: F) -> F:
+    known = cache(lambda: options_of(constructor))  # later, when all annotations have a meaning
+
     @wraps(constructor)
     def checking(self: Any, *args: Any, **named: Any) -> None:
-        options = options_of(constructor)
+        options = known()
         names = [*options][1:]  # without self
         checked = check_options(options, dict(zip(names, args, strict=False)))
         rest = args[len(names) :]  # too many, as Python will say
@@ -105,7 +107,6 @@ def _checked(constructor: F) -> F:
     return checking  # type: ignore[return-value]
 
 
-@cache
 def options_of(build: Callable[..., Any]) -> Options:
     """Return the arguments of a constructor or function by name, with evaluated annotations."""
     return inspect.signature(build, eval_str=True).parameters

@@ -366,9 +366,11 @@ class Calibrator(WithOptions, Described, Drawable):
         tensor.
         """
         probs: Any = self.predict_proba(logits, features)
-        if self.multilabel:
-            return probs > 0.5
-        return (probs > 0.5) + 0 if self.one_logit else probs.argmax(-1)
+        if self.multilabel or self.one_logit:
+            above: Tensor | NDArray[Any] = probs > 0.5
+            return above if self.multilabel else above + 0
+        classes: Tensor | NDArray[Any] = probs.argmax(-1)
+        return classes
 
     def check_logits(self, logits: Tensor) -> None:
         """Raise unless the calibrator is fitted, and for logits of this shape."""

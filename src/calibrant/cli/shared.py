@@ -51,7 +51,11 @@ CERTAIN_LEVEL = click.option(
     help="Coverage of the intervals.",
 )
 SET = click.option(
-    "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
+    "--set",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the method, such as keep_argmax=no.",
 )
 COLUMNS = click.option(
     "--columns",

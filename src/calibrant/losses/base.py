@@ -188,8 +188,10 @@ class RegularisedLoss(WithOptions, nn.Module):
         self.statistic, self.weight = statistic, weight
         self.options = _checked_options(statistic, options)
         if isinstance(base, str):
-            base = import_module("calibrant.losses").LOSSES[base]()  # which imports this module
-        self.base = MeanLoss(ce) if base is None else base
+            losses = import_module("calibrant.losses").LOSSES  # which imports this module
+            self.base: nn.Module = losses[losses.name(base)]()
+        else:
+            self.base = MeanLoss(ce) if base is None else base
 
     def forward(
         self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None

@@ -118,6 +118,7 @@ def test_values_that_fit_come_back_as_pythons(options, value):
         ({"names": "ts"}, TypeError, r"names must be a list of texts, or None, got 'ts': pass \["),
         ({"columns": [2.5]}, TypeError, "columns must be a list of texts or whole numbers, or No"),
         ({"inner": 3}, TypeError, "inner must be a WithOptions, or text, or None, got 3"),
+        ({"inner": WithOptions}, TypeError, r"inner .* got the class WithOptions: pass WithOpt"),
         ({"table": [1]}, TypeError, "table must be a Mapping, or None, got"),
         ({"apply": 3}, TypeError, "apply must be a Callable, or None, got 3"),
     ],

@@ -171,8 +171,12 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
     try:
         return _convert(hint, value)
     except (TypeError, ValueError) as error:
-        remedy = f": pass [{value!r}]" if _fits(hint, [value]) else ""
-        raise type(error)(f"{name} must be {_words(hint)}, got {value!r:.80}{remedy}") from None
+        got = f"{value!r:.80}"
+        if isinstance(value, type):
+            got = f"the class {value.__name__}: pass {value.__name__}()"
+        elif _fits(hint, [value]):
+            got += f": pass [{value!r}]"
+        raise type(error)(f"{name} must be {_words(hint)}, got {got}") from None
 
 
 def _parsed(name: str, hint: Any, text: str) -> Any:

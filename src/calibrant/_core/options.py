@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import (
@@ -94,11 +94,9 @@ class WithOptions:
 
 
 def _checked(constructor: F) -> F:
-    known = cache(lambda: options_of(constructor))  # later, when all annotations have a meaning
-
     @wraps(constructor)
     def checking(self: Any, *args: Any, **named: Any) -> None:
-        options = known()
+        options = options_of(constructor)  # not earlier: now all annotations have a meaning
         names = [*options][1:]  # without self
         checked = check_options(options, dict(zip(names, args, strict=False)))
         rest = args[len(names) :]  # too many, as Python will say

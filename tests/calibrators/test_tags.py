@@ -163,6 +163,9 @@ def test_probabilities_are_sigmoids_of_rising_lines(fitted, data):
     line = fitted.slope_.numpy() * logits + fitted.intercept_.numpy()
     np.testing.assert_allclose(probs, expit(line), atol=1e-6)
     np.testing.assert_allclose(fitted.transform(logits), line, atol=1e-6)
+    found = fitted.predict(logits)
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, line > 0)
     tensor = torch.from_numpy(logits)
     torch.testing.assert_close(fitted.log_probs(tensor).exp(), torch.from_numpy(probs))
 

@@ -76,11 +76,27 @@ def unknown_name(
     >>> unknown_name("method", "tss", ["none", "ts"], {"temperature": "ts"})
     ValueError("unknown method 'tss': did you mean ts? choose from none, ts")
     """
-    names, aliases = list(known), aliases or {}
-    plain = {plain_name(alias): alias for alias in [*aliases, *names]}
-    near = difflib.get_close_matches(plain_name(name), plain, n=1)
-    hint = f"did you mean {aliases.get(plain[near[0]], plain[near[0]])}? " if near else ""
+    names = list(known)
+    hint = did_you_mean(name, names, aliases)
     return ValueError(f"unknown {kind} {name!r}: {hint}choose from {comma_separated(names)}")
+
+
+def did_you_mean(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """Return a question for the nearest name, with a blank after it; nothing if none is near.
+
+    >>> did_you_mean("evalute", ["fit", "evaluate"])
+    'did you mean evaluate? '
+    """
+    names = {name: name for name in known} | dict(aliases or {})
+    plain = {plain_name(name): meant for name, meant in names.items()}
+    near = difflib.get_close_matches(plain_name(name), plain, n=1)
+    return f"did you mean {plain[near[0]]}? " if near else ""
+
+
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that a module does not have, with the nearest one."""
+    hint = did_you_mean(name, known).rstrip()
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint and f': {hint}'}")
 
 
 def plain_name(name: object) -> str:

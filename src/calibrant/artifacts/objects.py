@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.messages import comma_separated, unknown_name
+from calibrant._core.options import check_options, options_of
 from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
@@ -86,7 +86,7 @@ def artifact_of(obj: Any) -> Artifact:
     usual = torch.contiguous_format
     tensors = {name: t.detach().cpu().clone(memory_format=usual) for name, t in tensors.items()}
     description = obj.describe() if hasattr(obj, "describe") else " ".join(str(obj).split())
-    return Artifact(formats.FORMAT, kind, description, __version__, config, extra, tensors)
+    return Artifact(kind, description, __version__, config, extra, tensors)
 
 
 def _plain(value: Any) -> Any:
@@ -112,8 +112,6 @@ def restored(artifact: Artifact) -> Any:
                 raise ValueError(f"{name} must be a tensor")
             skeleton.get_submodule(owner).set_extra_state(value)
     wanted, tensors = skeleton.state_dict(), artifact.tensors
-    if artifact.format == 1:
-        tensors = formats.renamed(tensors, wanted)
     check_names([*tensors, *artifact.extra], wanted, "tensors")
     for name, value in tensors.items():
         dtype = getattr(wanted[name], "dtype", None)
@@ -152,19 +150,12 @@ def _built(kind: Any, config: Any) -> Any:
     build = getattr(cls, "from_config", cls)
     if not isinstance(config, dict):
         raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")
-    retired = getattr(cls, "retired_options", {})
-    config = {k: v for k, v in config.items() if k not in retired or v != retired[k]}
-    config = {**getattr(cls, "added_options", {}), **config}
-    parameters = inspect.signature(build).parameters
-    check_names(config, parameters, f"arguments of {kind}")
-    for name, value in config.items():
-        default = parameters[name].default
-        is_yes_or_no = isinstance(default, bool)  # which Python takes for a number
-        if isinstance(default, (int, float)) and isinstance(value, bool) != is_yes_or_no:
-            wanted = "true or false" if is_yes_or_no else "a number"
-            raise ValueError(f"{name} of {kind} must be {wanted}, got {value!r:.60}")
+    options = options_of(build)
+    check_names(config, options, f"arguments of {kind}")
+    arguments = {name: _argument(value) for name, value in config.items()}
+    checked = check_options(options, arguments)
     try:
-        return build(**{name: _argument(value) for name, value in config.items()})
+        return build(**checked)
     except (ArithmeticError, AttributeError, RuntimeError, TypeError) as error:
         raise ValueError(f"{kind} does not take the arguments {config!r:.200} ({error})") from error
 

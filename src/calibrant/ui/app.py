@@ -131,7 +131,7 @@ class Service:
         upload = self._upload(content.pop("file", None))
         try:
             choices = Choices.from_json(content)
-        except ValueError as problem:
+        except (TypeError, ValueError) as problem:
             raise HTTPException(400, str(problem)) from problem
         key = new_id()
         task = Run(upload.path, upload.name, self.jobs.folder(key), choices)

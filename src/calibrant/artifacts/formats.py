@@ -30,7 +30,7 @@ class Artifact(NamedTuple):
     config : dict
         Arguments of the constructor; modules among them as ``{"kind": ..., "config": ...}``.
     extra : dict
-        Entries of the ``state_dict`` that are no tensors.
+        Entries of the ``state_dict`` that are no tensors, and names of classes.
     tensors : dict
     """
 

@@ -209,7 +209,7 @@ def test_names_are_saved_and_exported(frame, fitted, tmp_path):
     assert again.calibrator.class_names_ == saved_again(corrected, tmp_path).calibrator.class_names_
     assert json.loads(metadata(fitted)["class_names"]) == NAMES
     assert "class_names" not in metadata(
-        cal.TemperatureScaling().fit([[2.0, 0.0]] * 60, [0, 1] * 30)
+        cal.TemperatureScaling().fit([[2.0, 0.0], [0.0, 2.0]] * 30, [0, 1, 0, 0] * 15)
     )
 
 

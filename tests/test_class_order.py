@@ -200,7 +200,11 @@ def test_names_are_saved_and_exported(frame, fitted, tmp_path):
     corrected = PriorCorrection(fitted).set_priors([0.2, 0.3, 0.5], [0.4, 0.3, 0.3])
     rule = decide(frame, max_error=0.3, calibrator=fitted).rule
     labels = np.arange(300) % 3
-    data = {"train_features": 2 * np.eye(3)[labels], "train_labels": labels, "class_names": NAMES}
+    data: Any = {
+        "train_features": 2 * np.eye(3)[labels],
+        "train_labels": labels,
+        "class_names": NAMES,
+    }
     retrained = retrain(data, options={"epochs": 3, "step": 0.0, "batch_size": 10})
     for obj in (fitted, corrected, retrained):
         assert saved_again(obj, tmp_path).class_names_ == obj.class_names_ == tuple(NAMES)

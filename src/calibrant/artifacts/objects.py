@@ -83,7 +83,7 @@ def artifact_of(obj: Any) -> Artifact:
     else:
         config, state = _plain(obj.config()), obj.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    extra = {name: value for name, value in state.items() if name not in tensors}
+    extra: dict[str, Any] = {name: v for name, v in state.items() if name not in tensors}
     extra |= {path: list(names) for path, names in _class_names(obj) if names is not None}
     # clones, since safetensors refuse tensors that share memory; of usual strides, since those of
     # a single value may be 0, and its bytes cannot be viewed then

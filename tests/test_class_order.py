@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,18 @@ import pandas as pd
 import pytest
 
 import calibrant as cal
+from calibrant.artifacts.objects import artifact_of, restored
+from calibrant.calibrators.fingerprint import calibrator_fingerprint
+from calibrant.decide import PriorCorrection
 from calibrant.deploy import calibrate_table
+from calibrant.deploy.export_graph import metadata
 from calibrant.slices import find_slices, measure_groups
 from calibrant.workflows.apply import apply
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.decide import apply_rule, decide
 from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import cross_fit, fit
+from calibrant.workflows.retrain import retrain
 from tests.support.prediction_files import arrays_in
 
 NAMES = ["cat", "dog", "owl"]
@@ -57,7 +63,7 @@ def scores(frame):
 def applied(fitted, frame, folder):
     frame.to_csv(folder / "in.csv", index=False)
     apply(fitted, folder / "in.csv", folder / "out.csv")
-    return pd.read_csv(folder / "out.csv")[[f"probs_{name}" for name in NAMES]].to_numpy()
+    return pd.read_csv(folder / "out.csv")[[f"prob_{name}" for name in NAMES]].to_numpy()
 
 
 def applied_to_shards(fitted, frame, folder):
@@ -66,7 +72,7 @@ def applied_to_shards(fitted, frame, folder):
     frame[500:].to_csv(folder / "in/1.csv", index=False)
     apply_shards(fitted, folder / "in", folder / "out")
     shards = [pd.read_csv(folder / f"out/{i}.csv") for i in range(2)]
-    return pd.concat(shards)[[f"probs_{name}" for name in NAMES]].to_numpy()
+    return pd.concat(shards)[[f"prob_{name}" for name in NAMES]].to_numpy()
 
 
 def predicted(method):
@@ -182,3 +188,46 @@ def test_frames_of_splits_come_into_one_order(frame):
     assert cal.evaluate(data)["accuracy"] == apart
     with pytest.raises(ValueError, match="other classes"):
         cal.evaluate({**data, "test_logits": test.rename(columns={"prob_cat": "prob_fox"})})
+
+
+def saved_again(obj, folder):
+    cal.save(obj, folder / "saved")
+    return cal.load(folder / "saved")
+
+
+def test_names_are_saved_and_exported(frame, fitted, tmp_path):
+    """Of a calibrator, one inside of another, a rule, and a retrained classifier."""
+    corrected = PriorCorrection(fitted).set_priors([0.2, 0.3, 0.5], [0.4, 0.3, 0.3])
+    rule = decide(frame, max_error=0.3, calibrator=fitted).rule
+    labels = np.arange(300) % 3
+    data: Any = {
+        "train_features": 2 * np.eye(3)[labels],
+        "train_labels": labels,
+        "class_names": NAMES,
+    }
+    retrained = retrain(data, options={"epochs": 3, "step": 0.0, "batch_size": 10})
+    for obj in (fitted, corrected, retrained):
+        assert saved_again(obj, tmp_path).class_names_ == obj.class_names_ == tuple(NAMES)
+    again = saved_again(rule, tmp_path)
+    assert again.class_names == NAMES
+    assert again.calibrator.class_names_ == saved_again(corrected, tmp_path).calibrator.class_names_
+    assert json.loads(metadata(fitted)["class_names"]) == NAMES
+    assert "class_names" not in metadata(
+        cal.TemperatureScaling().fit([[2.0, 0.0], [0.0, 2.0]] * 30, [0, 1, 0, 0] * 15)
+    )
+
+
+def test_other_names_are_other_calibrators(frame, fitted):
+    """A run that goes on with shards of an earlier one must tell them apart."""
+    renamed = copy.deepcopy(fitted)
+    renamed.class_names_ = ("cat", "owl", "dog")
+    assert calibrator_fingerprint(renamed) != calibrator_fingerprint(fitted)
+
+
+@pytest.mark.parametrize(
+    "names", ["cat", ["cat", "dog"], ["cat", "cat", "owl"], ["cat", "dog", 3], {"cat": 1}]
+)
+def test_artifacts_with_odd_names_are_refused(names, fitted):
+    artifact = artifact_of(fitted)
+    with pytest.raises(ValueError, match="class_names_ must name 3 classes"):
+        restored(artifact._replace(extra={**artifact.extra, "class_names_": names}))

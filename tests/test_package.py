@@ -104,9 +104,9 @@ def test_packages_are_attributes(name):
     assert getattr(calibrant, name).__name__ == f"calibrant.{name}"
 
 
-def test_an_unknown_name_is_an_attribute_error_that_names_it():
-    with pytest.raises(AttributeError, match="module 'calibrant' has no attribute 'eec'"):
-        calibrant.eec  # type: ignore[attr-defined] # noqa: B018
+def test_an_unknown_name_is_an_attribute_error_with_the_nearest_one():
+    with pytest.raises(AttributeError, match="no attribute 'evalute': did you mean evaluate"):
+        calibrant.evalute  # type: ignore[attr-defined] # noqa: B018
     assert not hasattr(calibrant, "_nothing")
 
 

@@ -53,7 +53,9 @@ else:  # type checkers would take any name for known
                 return value
             if name in _packages():
                 return import_module(f"calibrant.{name}")
-        raise AttributeError(f"module 'calibrant' has no attribute {name!r}")
+        from calibrant._core.messages import no_attribute
+
+        raise no_attribute("calibrant", name, __dir__())
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import threading
 import time
 
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 
 from calibrant import artifacts as io
 from calibrant._core.atomic_files import STALE
-from tests.support.artifacts import FORMAT_1, temperature
+from tests.support.artifacts import temperature
 from tests.support.warm_scripts import run_script
 
 
@@ -78,7 +77,7 @@ def test_relative_paths_and_text_are_paths(folder, monkeypatch):
 
 
 def test_other_files_stay(folder):
-    others = {"notes.txt": "mine", "config.json": '{"format": 1, "kind": "of the model"}'}
+    others = {"notes.txt": "mine", "config.json": '{"kind": "of the model"}'}
     for name, text in others.items():
         (folder / name).write_text(text)
     (folder / "weights.safetensors").write_bytes(b"mine")
@@ -167,8 +166,7 @@ KILLED = """
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of a process")
 def test_after_a_kill_the_old_one_or_the_new_one_loads(tmp_path):
     io.save(temperature(2.0), tmp_path / "new")
-    shutil.copytree(FORMAT_1 / "format1_ts", tmp_path / "old")
-    before = {"new": 2.0, "old": value(tmp_path / "old"), "nothing": None}
+    before = {"new": 2.0, "nothing": None}
     done = run_script(KILLED, *before, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for place, seen in json.loads(done.stdout).items():
@@ -216,21 +214,13 @@ def test_leftovers_of_killed_writers_are_removed_when_they_are_old(form, tmp_pat
 # ---------------------------------------------------------------------------- readers and writers
 
 
-@pytest.mark.parametrize("before", ["artifact", "format 1"])
-def test_readers_never_see_a_save(before, tmp_path):
+def test_readers_never_see_a_save(tmp_path):
     place = tmp_path / "ts"
-    rounds = 1 if before == "artifact" else 5
     problems, seen, writing = [], set(), threading.Event()
-
-    def begin():
-        shutil.rmtree(place, ignore_errors=True)
-        if before == "format 1":
-            shutil.copytree(FORMAT_1 / "format1_ts", place)
-        else:
-            io.save(temperature(1.0), place)
+    io.save(temperature(1.0), place)
 
     def write(first):
-        for number in np.arange(60 // rounds) + first:
+        for number in np.arange(60) + first:
             io.save(temperature(float(number)), place)
 
     def keep_reading():
@@ -240,18 +230,16 @@ def test_readers_never_see_a_save(before, tmp_path):
             except Exception as error:  # in a thread it would be lost
                 problems.append(error)
 
-    for _ in range(rounds):
-        begin()
-        writing.set()
-        readers = [threading.Thread(target=keep_reading) for _ in range(2)]
-        writers = [threading.Thread(target=write, args=(first,)) for first in (1, 1001)]
-        for thread in (*readers, *writers):
-            thread.start()
-        for thread in writers:
-            thread.join()
-        writing.clear()
-        for thread in readers:
-            thread.join()
+    writing.set()
+    readers = [threading.Thread(target=keep_reading) for _ in range(2)]
+    writers = [threading.Thread(target=write, args=(first,)) for first in (1, 1001)]
+    for thread in (*readers, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    writing.clear()
+    for thread in readers:
+        thread.join()
     assert not problems, problems[0]
     assert len(seen) > 3
-    assert names(place)[-1] == io.FILE if before == "artifact" else io.FILE in names(place)
+    assert names(place)[-1] == io.FILE

@@ -1,29 +1,11 @@
-"""Saved objects come back bit by bit, whatever their kind.
+"""Saved objects come back bit by bit, whatever their kind."""
 
-The folders ``tests/files/format1_*`` were written by ``save`` of the release that introduced
-format 1, and stay as they are: later releases must load them. Methods that came with format 2 have
-a folder ``tests/files/format2_*`` instead. Each has, besides, an
-``expected.json`` with some ``logits`` and the ``probs`` that the saved calibrator gave for them
-(``predict_proba(logits).tolist()``), and ``features`` where the method needs them. All
-were fitted on ``drawn(np.random.default_rng(1), 500, 3, temperature=2.0)``, with default options
-but for format1_ts, ``TemperatureScaling(objective="brier")``, and format1_prior, a
-``PriorCorrection`` of vector scaling from (0.3, 0.3, 0.4) to (0.2, 0.5, 0.3). Features are centred
-logits, for which the last layer is the identity; format1_maccal was fitted on them.
-
-The files of ``tests/files/two_classes`` were written when all of these methods, with default
-options, kept the predicted class of two classes; ``expected.json`` is as above.
-"""
-
-import hashlib
-import json
 import math
-import shutil
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save as bytes_of
 from torch import nn
 
 import calibrant as cal
@@ -36,13 +18,10 @@ from calibrant.llm import AnswerCalibrator, FittedHead
 from calibrant.llm.fingerprint import ModelFingerprint
 from calibrant.llm.heads.modules import HEADS, make_head
 from calibrant.monitor import Monitor
-from calibrant.retrain import as_calibrator
-from tests.support.artifacts import FORMAT_1, examples, fitted, fitted_kind, temperature
+from tests.support.artifacts import examples, fitted, fitted_kind, temperature
 from tests.support.simulate import drawn
 
-TWO_CLASSES = FORMAT_1 / "two_classes"
 MARK = ModelFingerprint("tiny", 16, 50, "0" * 16, None)
-NEWER = {"quadratic", "robust_sigmoid", "venn_abers", "multicalibration"}  # than format 1
 OPTIONS = {  # where they decide which tensors there are, or their shapes
     "smart": {"indicator": "all", "hidden": (3,)},
     "procal": {"method": "density_ratio"},
@@ -109,7 +88,7 @@ def test_every_calibrator_comes_back_bit_by_bit(kind, options, tmp_path):
         inputs = logits.to(dtype), features.float()
         assert torch.equal(module.predict_proba(*inputs), again.predict_proba(*inputs))
     about = io.read(tmp_path / kind)
-    assert (about.format, about.kind, about.calibrant) == (2, kind, cal.__version__)
+    assert (about.kind, about.calibrant) == (kind, cal.__version__)
     assert [path.name for path in (tmp_path / kind).iterdir()] == [io.FILE]
 
 
@@ -117,7 +96,7 @@ def test_a_person_can_read_what_a_file_holds(tmp_path):
     io.save(fitted(TemperatureScaling(objective="brier")), tmp_path / "ts.safetensors")
     text = (tmp_path / "ts.safetensors").read_bytes()[8:].decode(errors="replace")
     lines = [line.strip() for line in text.splitlines()[2:8]]
-    assert lines[:2] == ['"format": "2",', '"kind": "ts",']
+    assert lines[:2] == ['"format": "1",', '"kind": "ts",']
     assert lines[2].startswith('"description": "TemperatureScaling')
     assert lines[3].startswith('"calibrant": "')
     assert lines[4] == r'"config": "{\"objective\": \"brier\"}",'
@@ -331,78 +310,3 @@ def test_monitors_go_on_after_a_load(tmp_path):
         each.update(logits[300:], labels[300:])
     assert again.report().to_dict() == whole.report().to_dict()
     assert again.state() == whole.state()
-
-
-# --------------------------------------------------------------------------------------- format 1
-
-
-@pytest.mark.parametrize("place", sorted(FORMAT_1.glob("format*_*")), ids=lambda path: path.name)
-def test_folders_of_every_format_load_and_are_replaced(place, tmp_path):
-    expected = json.loads((place / "expected.json").read_text())
-    inputs = np.array(expected["logits"]), expected.get("features")
-    found = as_calibrator(io.load(place)).predict_proba(*inputs)
-    np.testing.assert_allclose(found, expected["probs"], rtol=1e-6)
-    folder = tmp_path / "saved"
-    shutil.copytree(place, folder)
-    io.save(io.load(folder), folder)
-    assert np.array_equal(as_calibrator(io.load(folder)).predict_proba(*inputs), found)
-    assert sorted(path.name for path in folder.iterdir()) == [io.FILE, "expected.json"]
-
-
-def test_there_is_a_folder_of_every_calibrator():
-    kinds = {*CALIBRATORS, "prior", "maccal"} - NEWER
-    assert {place.name.partition("_")[2] for place in FORMAT_1.glob("format*_*")} == kinds
-
-
-@pytest.mark.parametrize("file", sorted(TWO_CLASSES.glob("*.safetensors")), ids=lambda p: p.stem)
-def test_maps_of_the_top_class_of_two_load(file, tmp_path):
-    """Once, they kept the predicted class of two classes by default, or knew no other way."""
-    expected = json.loads((TWO_CLASSES / "expected.json").read_text())
-    module, logits = io.load(file), np.array(expected["logits"])
-    found = module.predict_proba(logits)
-    np.testing.assert_allclose(found, expected["probs"][file.stem], rtol=1e-6)
-    assert module.keeps_argmax
-    assert ((found > 0.5) == (logits > 0)).all()
-    io.save(module, tmp_path / "again")
-    assert np.array_equal(io.load(tmp_path / "again").predict_proba(logits), found)
-
-
-def test_what_auto_had_chosen_in_format_1_is_known():
-    module = io.load(FORMAT_1 / "format1_auto")
-    assert module.get_extra_state()["chosen"] == "ts"
-    assert module.get_extra_state()["reasons"].startswith("chose ts: the first within noise")
-
-
-def test_json_files_of_format_1_load(tmp_path):
-    state = {"how": None, "stage": "sigmoid", "learned": {"line": [2.0, 0.5]}, "threshold": None}
-    (tmp_path / "map.json").write_text(json.dumps({"format": 1, **state}))
-    found = io.load(tmp_path / "map.json", AnswerCalibrator).predict([0.5])
-    assert found[0] == pytest.approx(1 / (1 + math.exp(-0.5)))
-    watch = Monitor(window=5).observe([0.5] * 12, [0, 1] * 6)
-    (tmp_path / "watch.json").write_text(
-        json.dumps({"format": 1, "kind": "monitor", **watch.state()})
-    )
-    assert io.load(tmp_path / "watch.json").state() == watch.state()
-    io.save(watch, tmp_path / "watch.json")
-    assert io.load(tmp_path / "watch.json").state() == watch.state()
-
-
-def test_heads_of_format_1_load_and_are_replaced(tmp_path):
-    weights = bytes_of({"bias": torch.tensor(-0.5)})
-    name = "head-0123456789abcdef.safetensors"
-    header = {
-        **{"format": 1, "calibrant": "0.0.1", "kind": "global", "config": {}},
-        **{"mark": vars(MARK), "objective": "bce", "kept": True, "reasons": "", "settings": {}},
-        **{"figures": {"before": {"auroc": None}}, "weights": name},
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
-    }
-    (tmp_path / "head.json").write_text(json.dumps(header))
-    (tmp_path / name).write_bytes(weights)
-    (tmp_path / "config.json").write_text('{"architectures": ["of the model"]}')
-    found = io.load(tmp_path, FittedHead)
-    assert found.head.state_dict() == {"bias": torch.tensor(-0.5)}
-    assert found.fingerprint == MARK
-    assert math.isnan(found.figures["before"]["auroc"])
-    io.save(found, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [io.FILE, "config.json"]
-    assert io.load(tmp_path, FittedHead).config() == found.config()

@@ -396,8 +396,6 @@ def test_what_cannot_be_chosen_is_refused():
     for wrong in ((), ("auto",)):
         with pytest.raises(ValueError, match="candidates must be methods other than auto, got"):
             Auto(candidates=wrong)
-    with pytest.raises(ValueError, match="folds must be a whole number, at least 2, got 1"):
-        Auto(folds=1)
 
 
 # Predictions that may change

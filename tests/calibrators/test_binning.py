@@ -271,13 +271,6 @@ def test_sizes(kind, classes, size):
     assert kind().size(classes) == size
 
 
-@pytest.mark.parametrize("kind", [HistogramBinning, ScalingBinning, HistogramOneVsRest])
-@pytest.mark.parametrize("bins", [0, -1, 2.5])
-def test_a_wrong_number_of_bins_is_refused(kind, bins):
-    with pytest.raises(ValueError, match="bins must be a positive whole number"):
-        kind(bins=bins)
-
-
 def test_log_probabilities_are_logits(rng):
     logits, labels = drawn(rng, 500, 6, 2.0)
     for kind in EVERY:

@@ -123,8 +123,3 @@ def test_absent_class_keeps_the_common_temperature(rng):
     common = TemperatureScaling().fit(logits, labels).temperature_
     assert float(fitted.temperatures_[1]) == pytest.approx(float(common), rel=1e-5)
     assert len(set(fitted.temperatures_.tolist())) > 1
-
-
-def test_wrong_passes_are_refused():
-    with pytest.raises(ValueError, match="passes must be a whole number, at least 1, got 0"):
-        ClassTemperatures(passes=0)

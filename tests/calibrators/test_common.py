@@ -17,6 +17,7 @@ from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
 from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS
+from tests.support.markup import check_inert
 from tests.support.simulate import drawn
 
 TWO_ONLY = [name for name, kind in CALIBRATORS.items() if kind.two_classes_only]
@@ -166,6 +167,33 @@ def test_transform_is_a_checked_call(calibrator, data, classes):
         calibrator.transform(np.array([[0.0] * classes, [np.nan] * classes]))
 
 
+def test_predictions_are_the_most_probable_classes(calibrator, data):
+    logits = data[0][:200]
+    probs = predicted(calibrator, logits)
+    expected = [list(row).index(max(row)) for row in probs]
+    found = calibrator.predict(logits, inputs(calibrator, logits))
+    assert found.dtype == np.int64
+    assert found.tolist() == expected
+    again = calibrator.predict(torch.from_numpy(logits), inputs(calibrator, logits))
+    assert isinstance(again, torch.Tensor)
+    assert again.tolist() == expected
+    if calibrator.keeps_argmax:
+        np.testing.assert_array_equal(found, logits.argmax(-1))
+
+
+def test_the_first_of_equal_classes_is_predicted():
+    classes = fitted("none", *overconfident(6))
+    assert classes.predict(np.array([[0.0, 2.0, 2.0, 1.0, 2.0, 0.0]])) == 1
+    odds = fitted("none", overconfident(2)[0][:, 1], overconfident(2)[1])
+    assert odds.predict([-0.1, 0.0, 0.1]).tolist() == [0, 0, 1]
+
+
+def test_a_call_on_arrays_names_what_takes_them(calibrator, data):
+    message = r"called with tensors, got a ndarray: predict_proba\(logits\) and transform\(logits\)"
+    with pytest.raises(TypeError, match=message):
+        calibrator(data[0])
+
+
 def test_forward_has_its_top_at_zero_and_is_the_logarithm_of_the_probabilities(calibrator, data):
     logits = torch.from_numpy(data[0]).float()
     out = applied(calibrator, logits)
@@ -292,6 +320,8 @@ def test_log_odds_are_two_classes(name, rng):
     probs = predicted(one, odds[:, 1] - odds[:, 0])
     assert probs.shape == (800,)
     np.testing.assert_allclose(probs, predicted(two, odds)[:, 1], atol=1e-3)
+    found = one.predict(odds[:, 1] - odds[:, 0], inputs(one, odds[:, 1] - odds[:, 0]))
+    np.testing.assert_array_equal(found, np.where(probs > 0.5, 1, 0))
     tags = applied(one, torch.zeros(4, 5))  # any shape: each number is a problem of its own
     assert tags.shape == (4, 5)
 
@@ -305,6 +335,15 @@ def test_state_dict_carries_the_fit(name, calibrator, data, classes):
     assert other.describe() == calibrator.describe()
     assert other.learned() == calibrator.learned()
     np.testing.assert_array_equal(predicted(other, data[0]), predicted(calibrator, data[0]))
+
+
+def test_it_shows_itself_in_a_line_and_in_a_notebook(name, calibrator):
+    kind = type(calibrator).__name__
+    for one in (calibrator, CALIBRATORS[name]()):
+        assert repr(one).startswith(f"{kind}(")
+        assert str(one) == repr(one)
+        assert ("not fitted" in repr(one)) == ("not fitted" in one.describe()) == (one.classes == 0)
+        assert kind in check_inert(one._repr_html_()).text
 
 
 def test_unfitted_and_wrong_inputs_are_refused(name, calibrator, classes):

@@ -234,24 +234,6 @@ def test_a_refit_forgets(method, rng):
         torch.testing.assert_close(module.state_dict()[name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: GroupCalibration(group_count=0), "group_count must be a whole number"),
-        (lambda: GroupCalibration(partitions=1.5), "partitions must be a whole number"),  # type: ignore[arg-type]
-        (lambda: GroupCalibration(regularisation=-1), "regularisation must be at least 0"),
-        (lambda: ProCal(method="kde"), "method must be one of bin_mean_shift"),  # type: ignore[arg-type]
-        (lambda: ProCal(neighbours=0), "neighbours must be a whole number"),
-        (lambda: ProCal(bins=0), "bins must be a whole number"),
-        (lambda: FeatureClipping(objective="mse"), "objective must be one of nll, ece"),  # type: ignore[arg-type]
-        (lambda: FeatureClipping(max_accuracy_loss=2), "max_accuracy_loss must be from 0 to 1"),
-    ],
-)
-def test_options_are_checked(make, said):
-    with pytest.raises(ValueError, match=said):
-        make()
-
-
 # ---------------------------------------------------------------------------------------- groups
 
 

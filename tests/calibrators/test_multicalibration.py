@@ -526,11 +526,6 @@ def test_many_examples_are_a_sample(monkeypatch):
         ({"base": "gc"}, "base must be a method that needs no features, got 'gc'"),
         ({"base": "multicalibration"}, "base must be a method that needs no features"),
         ({"base": "nothing"}, "unknown method"),
-        ({"depth": 0}, "depth must be a whole number, at least 1"),
-        ({"depth": 9}, "depth must be at most 6"),
-        ({"rate": 0}, "rate must be a number above 0"),
-        ({"penalty": -1.0}, "penalty must be a number above 0"),
-        ({"folds": 1}, "folds must be a whole number, at least 2"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

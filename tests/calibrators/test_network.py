@@ -261,31 +261,6 @@ def test_a_time_limit_ends_the_fit(data, calibrator):
         fitted(calibrator, *data[:2])
 
 
-def test_the_unknown_is_refused_with_what_is_known():
-    wrong: Any = {"objective": "ece", "indicator": "max", "start": "TS"}
-    known = {
-        "objective": "charbonnier, soft_ece, nll, brier, mse, ls, pointwise",
-        "indicator": "margin, entropy, confidence, max_logit, max_minus_mean, all",
-        "start": "ts, identity",
-    }
-    for name, value in wrong.items():
-        message = f"{name} must be one of {known[name]}, got '{value}'"
-        with pytest.raises(ValueError, match=message):
-            SMART(**{name: value})
-    with pytest.raises(ValueError, match="objective must be one of brier, nll, got 'mse'"):
-        ParametrizedTemperatureScaling(objective="mse")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", [SMART, ParametrizedTemperatureScaling])
-def test_numbers_that_cannot_be_are_refused(kind):
-    with pytest.raises(ValueError, match="steps must be a whole number, at least 1, got 0"):
-        kind(steps=0)
-    with pytest.raises(TypeError, match=r"hidden must be a list of widths, \[16\] for one layer"):
-        kind(hidden=16)
-    with pytest.raises(ValueError, match="each width in hidden must be a whole number"):
-        kind(hidden=(16, 0))
-
-
 def test_only_what_differs_from_the_defaults_is_shown():
     assert repr(SMART()) == "SMART(not fitted)"
     assert repr(SMART(hidden=(8,), seed=2)) == "SMART(hidden=(8,), seed=2, not fitted)"

@@ -17,6 +17,7 @@ from calibrant.calibrators.tags import ALIKE, PooledTags, TagIdentity, TagScalin
 from calibrant.decide import PriorCorrection
 from calibrant.deploy import export_program, fold_into_linear
 from calibrant.monitor import Monitor
+from tests.support.markup import check_inert
 from tests.support.simulate import drawn_tags
 
 SLOPE, INTERCEPT = np.array([0.4, 0.6, 0.9, 1.3]), np.array([-1.0, 0.5, 0.0, -2.0])
@@ -162,6 +163,9 @@ def test_probabilities_are_sigmoids_of_rising_lines(fitted, data):
     line = fitted.slope_.numpy() * logits + fitted.intercept_.numpy()
     np.testing.assert_allclose(probs, expit(line), atol=1e-6)
     np.testing.assert_allclose(fitted.transform(logits), line, atol=1e-6)
+    found = fitted.predict(logits)
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, line > 0)
     tensor = torch.from_numpy(logits)
     torch.testing.assert_close(fitted.log_probs(tensor).exp(), torch.from_numpy(probs))
 
@@ -251,6 +255,13 @@ def test_descriptions(data):
     assert set(fitted.learned()) == {"slope", "intercept", "pool", "spread"}
     assert TagScaling().describe() == "TagScaling, not fitted"
     assert [TAG_CALIBRATORS[name]().size(5) for name in TAG_CALIBRATORS] == [0, 2, 10]
+
+
+def test_each_shows_itself_in_a_line_and_in_a_notebook(fitted):
+    for one in (fitted, type(fitted)()):
+        assert repr(one).startswith(f"{type(one).__name__}(")
+        assert str(one) == repr(one)
+        assert type(one).__name__ in check_inert(one._repr_html_()).text
 
 
 def test_exported_and_folded(fitted, data, tmp_path):

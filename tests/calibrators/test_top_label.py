@@ -427,13 +427,6 @@ def test_one_sided_answers_end_at_the_bounds_and_say_so(rng, kind, answers):
     assert confidence > 0.999 if answers == "right" else confidence < 0.4
 
 
-def test_the_unknown_is_refused_with_what_is_known():
-    with pytest.raises(ValueError, match="objective must be one of both, nll, got 'ece'"):
-        OddsScaling(objective="ece")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="knots must be a whole number, at least 1, got 0"):
-        OddsScaling(knots=0)
-
-
 # The blend
 
 

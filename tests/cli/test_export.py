@@ -24,7 +24,7 @@ def test_export(run, suffix):
     options += ["--tokens", "--probabilities"]
     code, out, err = run("export", "saved", "-o", f"out{suffix}", *options)
     assert (code, out) == (0, "")
-    assert err.startswith(f"wrote out{suffix}; its probabilities differ from the calibrator's by ")
+    assert err.startswith(f"wrote out{suffix}; where tried, its probabilities differ from ")
     assert err.count("\n") == 1
     logits = simulated(6, 1)["logits"].reshape(2, 3, CLASSES)
     output = run_file(f"out{suffix}", logits)

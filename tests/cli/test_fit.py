@@ -15,7 +15,6 @@ from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.calibrators.tags import TagScaling
 from calibrant.cli.fit import fit
-from calibrant.cli.shared import method_options
 from calibrant.workflows.apply import apply
 from calibrant.workflows.fit import fit as fit_workflow
 from tests.support.calibrators import PerRow, Shift
@@ -307,11 +306,26 @@ def test_cross_fit_in_json_with_groups_and_seed(run):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("a=1", 1), ("a=nll", "nll"), ("a=[1, 2]", [1, 2]), ("a=true", True), ("a=x=y", "x=y")],
+    ("method", "setting", "value"),
+    [
+        ("beta", "keep_argmax=False", False),
+        ("beta", "keep_argmax=no", False),
+        ("beta", "keep_argmax=1", True),
+        ("beta", "Keep-Argmax=None", None),
+        ("isotonic", "temperature=off", False),
+        ("matrix", "off_diagonal=0.5", 0.5),
+        ("spline", "knots=4", 4),
+        ("auto", "candidates=none,ts", ("none", "ts")),
+        ("auto", "candidates=[ts]", ("ts",)),
+    ],
 )
-def test_values_of_options(text, value):
-    assert method_options((text, "b=0.5")) == {"a": value, "b": 0.5}
+def test_an_option_means_what_it_says(run, method, setting, value):
+    code, _, err = run("fit", "p.npz", "--method", method, "--set", setting, "-o", "saved")
+    assert code == 0, err
+    name = setting.partition("=")[0].lower().replace("-", "_")
+    found = getattr(artifacts.load("saved"), name)
+    assert found == value
+    assert type(found) is type(value)
 
 
 def failing(name):
@@ -322,10 +336,23 @@ def failing(name):
         "no split": (["p.npz", *ts, "--split", "tst"], r"error: p\.npz: unknown split 'tst': did "),
         "no method": (["p.npz", "--method", "tss"], "error: unknown method 'tss': did you mean ts"),
         "no option": (["p.npz", *ts, "--set", "x=1"], "error: ts has no option 'x': its options a"),
+        "near option": (
+            ["p.npz", *ts, "--set", "objektive=x"],
+            r"error: ts has no option 'objektive': did you mean objective\? its options are obj",
+        ),
         "bad value": (
             ["p.npz", *ts, "--set", "objective=x"],
             "error: objective must be one of nll",
         ),
+        "no boolean": (
+            ["p.npz", "--set", "keep_argmax=maybe"],
+            "error: keep_argmax must be True or False, or None, got 'maybe'",
+        ),
+        "no number": (
+            ["p.npz", "--method", "smart", "--set", "hidden=16,x"],
+            "error: hidden must be a list of whole numbers, at least 1, got '16,x'",
+        ),
+        "no candidate": (["p.npz", "--set", "candidates=ts,tss"], "error: unknown method 'tss': "),
         "no value": (
             ["p.npz", *ts, "--set", "objective"],
             "Error: --set wants KEY=VALUE, got obje",
@@ -340,7 +367,8 @@ def failing(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("test only", "no split", "no method", "no option", "bad value", "no value", "one fold"),
+        *("test only", "no split", "no method", "no option", "near option", "bad value"),
+        *("no boolean", "no number", "no candidate", "no value", "one fold"),
         *("no weight", "no group", "no file"),
     ],
 )

@@ -78,6 +78,14 @@ def test_from_documents_to_an_answer(run, saved, model):
     assert code == 0, err
     assert "570 tokens of 30 documents" in err
     assert len(open_table(table)) == 570
+    for setting, message in (
+        ("units=2.5", "error: units must be a whole number, at least 1, got '2.5'"),
+        ("unit=2", "error: the mlp head has no option 'unit': did you mean units?"),
+    ):
+        wrong = ("--head", "mlp", "--set", setting, "-o", head)
+        code, _, err = run("llm", "fit", table, *wrong)
+        assert code == 2
+        assert message in err
     code, out, err = run("llm", "fit", table, "--head", "global", "--json", "-o", head)
     assert code == 0, err
     told = json.loads(out)

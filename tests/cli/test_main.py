@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import sys
@@ -26,6 +27,8 @@ from tests.support.warm_scripts import run_script
         (AssertionError(), 2, "this is a bug in calibrant"),
         (MemoryError("no room"), 2, "error: no room"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), 2, "error: not enough mem"),
+        (RuntimeError("I/O error (os error 28)"), 2, "error: No space left on device: make room"),
+        (RuntimeError("I/O error (os error 5)"), 2, "this is a bug in calibrant"),
         (PermissionError(13, "Permission denied", "p.npz"), 2, "Permission denied: 'p.npz'"),
         (KeyboardInterrupt(), 2, "stopped"),
     ],
@@ -119,6 +122,46 @@ def test_full_disk_exits_2_with_one_line(path, monkeypatch, capsys):
     for printed in (done.stderr, capsys.readouterr().err):
         assert "No space left" in printed
         assert printed.count("\n") == 1
+
+
+FULL = """
+    import contextlib, io, json, resource, sys
+    from calibrant import cli
+
+    told, before = [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+    for command in json.loads(sys.argv[1]):
+        sys.argv = ["calibrant", *command]
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                cli.main()
+            except SystemExit as stopped:
+                told.append([stopped.code, err.getvalue()])
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    print(json.dumps(told))
+"""
+"""Run commands while no file may have more than 500 bytes, as on a disk that is nearly full."""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the size of files cannot be limited there")
+def test_a_disk_that_is_full_is_no_bug(run, folder):
+    assert run("fit", "p.npz", "--method", "ts", "-o", "ts")[0] == 0
+    before = sorted(folder.rglob("*"))
+    commands = [
+        ["fit", "p.npz", "--method", "ts", "--cache", "cache", "-o", "new"],
+        ["fit", "p.npz", "--method", "ts", "-o", "new"],
+        *(["apply", "ts", "p.npz", "-o", f"out{x}"] for x in (".npz", ".safetensors", ".csv")),
+        *(["plot", "p.npz", "-o", f"out{suffix}"] for suffix in (".pdf", ".png", ".svg")),
+        ["export", "ts", "-o", "ts.pt2"],
+        ["report", "p.npz", "-o", "report.html"],
+    ]
+    told = json.loads(run_script(FULL, json.dumps(commands), cwd=folder).stdout)
+    for command, (code, err) in zip(commands, told, strict=True):
+        assert code == 2, command
+        assert re.search(r"^error: .*File too large", err, re.M), (command, err)
+        assert "bug" not in err, command
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path not in before}
+    assert left == {"cache", "new"}  # empty folders
 
 
 def evaluated(monkeypatch, seconds):

@@ -1,5 +1,6 @@
-"""Locks: one process at a time, and none that outlives its process."""
+"""Files that take their name when they are complete, and locks that end with their process."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import calibrant
-from calibrant._core.atomic_files import locked
+from calibrant._core.atomic_files import STALE, locked, replacing, temporary_folder
 
 HOLD = """
     import sys, time
@@ -21,6 +22,54 @@ HOLD = """
         time.sleep(float(sys.argv[2]))
         Path(sys.argv[1]).write_text("written by the other")
 """
+
+
+def write(target, text="new"):
+    with replacing(target) as temporary:
+        temporary.write_text(text)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_link_points_to_is_replaced_and_the_link_stays(there, tmp_path):
+    (tmp_path / "data").mkdir()
+    target, link = tmp_path / "data" / "out.csv", tmp_path / "link.csv"
+    link.symlink_to("data/out.csv")
+    (tmp_path / "second.csv").symlink_to(link)
+    if there:
+        target.write_text("old")
+    write(tmp_path / "second.csv")
+    assert target.read_text() == "new"
+    assert link.is_symlink()
+    assert (tmp_path / "second.csv").is_symlink()
+    assert os.listdir(tmp_path / "data") == ["out.csv"]
+
+
+def test_a_link_into_a_missing_folder_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "file")
+    with pytest.raises(FileNotFoundError, match=r"folder .*gone does not exist"):
+        write(tmp_path / "link")
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "語"])
+@pytest.mark.parametrize("size", [219, 240, 255])
+def test_names_may_be_as_long_as_files_allow(letter, size, tmp_path):
+    name = letter * (size // len(letter.encode()))
+    write(tmp_path / name, "first")
+    write(tmp_path / name, "second")
+    with temporary_folder(tmp_path / name) as folder, locked(tmp_path / name):
+        assert folder.parent == tmp_path
+    assert (tmp_path / name).read_text() == "second"
+    assert len(os.listdir(tmp_path)) == 2  # and the lock
+
+
+def test_old_leftovers_of_long_names_are_removed(tmp_path):
+    name = "n" * 255
+    with replacing(tmp_path / name) as temporary:
+        temporary.write_text("left")
+        os.link(temporary, left := temporary.with_name(f"{temporary.name[:-32]}{'0' * 32}"))
+    os.utime(left, (0, time.time() - STALE - 9))
+    write(tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
 
 
 def other_process(target, seconds):
@@ -52,6 +101,12 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         begin = time.monotonic()
         with locked(tmp_path / "state.json"):
             assert time.monotonic() - begin < 10
+
+
+def test_a_link_has_the_lock_of_its_file(tmp_path):
+    (tmp_path / "link.json").symlink_to("state.json")
+    with locked(tmp_path / "state.json"), pytest.raises(BlockingIOError):
+        locked(tmp_path / "link.json", wait=False).__enter__()
 
 
 def test_other_files_are_not_locked(tmp_path):

@@ -128,7 +128,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     ),
     "no rows": (
         *(np.zeros((0, 3)), np.zeros(0, int), ValueError),
-        r"nothing to measure: the arrays are empty, or every label is -100 \(ignored\) or every "
+        r"nothing to measure: there are no examples .* or every label is -100 \(ignored\) or every "
         "weight 0",
     ),
     "no rows in a batch": (

@@ -257,7 +257,7 @@ def test_files_with_aliases_of_val_as_names_are_that_split(tmp_path):
         ({"name": "tset"}, "unknown split 'tset': did you mean test. choose from val, test, noise"),
         ({"name": "zebra"}, "unknown split 'zebra': choose from val, test, noise_3"),
         ({"name": "zebra", "prefer": ["val"]}, "unknown split 'zebra': choose from val, test"),
-        ({"prefer": ["blur", ""]}, "no split 'blur' or plain arrays: name one of val, test"),
+        ({"prefer": ["blur", ""]}, "no split 'blur' or plain arrays, only val, test, .*--split"),
     ],
 )
 def test_a_missing_split_lists_the_others(three_splits, asked, message):

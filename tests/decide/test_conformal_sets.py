@@ -13,6 +13,7 @@ from calibrant.decide import conformal_sets
 from calibrant.decide.conformal_sets import conformal
 from calibrant.decide.priors import shift_prior
 from tests.support.definitions import slow_score
+from tests.support.markup import check_inert
 from tests.support.simulate import drawn
 
 
@@ -241,6 +242,18 @@ def test_rows_of_a_sure_model_do_not_share_their_random_part(sharp):
     assert np.median(probs.max(-1)) > 1 - 1e-6
     assert len(np.unique(conformal_sets._uniform(probs, 0))) > 1900
     assert kstest(conformal_sets._uniform(probs, 0), "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_mean_size_is_that_of_the_sets_of_its_examples(score, rng):
+    logits, labels = drawn(rng, 500, 6)
+    labels[:50] = -100
+    fitted = conformal(logits, labels, score=score, coverage=0.95)
+    size = fitted.sets(logits)[50:].sum() / 450
+    assert 1 < size < 6
+    assert fitted.mean_size == pytest.approx(size, abs=1e-12)
+    assert f"mean size {size:.2f}" in repr(fitted)
+    assert ["mean set size", f"{size:.2f} classes"] in check_inert(fitted._repr_html_()).tables[0]
 
 
 def test_no_set_is_empty_if_so_wished(rng):

@@ -14,7 +14,7 @@ from calibrant.decide.rules import Tally
 from tests.support.simulate import drawn, drawn_tags
 
 ACCEPT = Threshold(0.6, 0.5, 0.1, 0.2, 100, 0.25, 0.9)
-SETS = ConformalSets(-0.3, "lac", 0.8, 99, 3, 0)
+SETS = ConformalSets(-0.3, "lac", 0.8, 99, 3, 0, 1.2)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_check_of_a_threshold_is_a_binomial_test():
 def test_a_check_of_sets_rejects_as_often_as_it_says(rng):
     """Scores of continuous data: which of them a set holds is a matter of ranks alone."""
     n, m, times = 30, 25, 4000
-    sets = ConformalSets(0.0, "lac", 0.8, n, 3, 0)
+    sets = ConformalSets(0.0, "lac", 0.8, n, 3, 0, 3.0)
     rule = DecisionRule(sets, 3)
     limits = np.sort(rng.random((times, n)))[:, math.ceil((n + 1) * 0.8) - 1]
     misses = (rng.random((times, m)) > limits[:, None]).sum(1)

@@ -35,15 +35,10 @@ OTHERS = [
     *[f"head {kind}" for kind in HEADS],
 ]
 TAGS = [f"tags {name}" for name in TAG_CALIBRATORS]
-FORMER = sorted((Path(__file__).parents[1] / "files").glob("format1_*"))
-"""Artifacts of the first format, which are folders."""
 
 
 def check(rng: np.random.Generator) -> None:
     """Damage or edit the artifact of one kind, and load it."""
-    if rng.random() < 0.15:
-        check_former(rng)
-        return
     names = [*CALIBRATORS, *TAGS, *OTHERS]
     kind = names[rng.integers(len(names))]
     content = saved(kind)
@@ -195,24 +190,3 @@ def predict(obj: Any) -> None:
     else:
         logits = np.linspace(-1, 1, 5)[:, None] * np.arange(classes)
         obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
-
-
-def check_former(rng: np.random.Generator) -> None:
-    """Edit the JSON of a folder, or damage one of its files."""
-    folder = FORMER[rng.integers(len(FORMER))]
-    with tempfile.TemporaryDirectory() as home:
-        for file in folder.iterdir():
-            (Path(home) / file.name).write_bytes(file.read_bytes())
-        files = sorted(Path(home).iterdir())
-        file = files[rng.integers(len(files))]
-        content = file.read_bytes()
-        if file.suffix == ".json" and rng.random() < 0.7:
-            content = json.dumps(damage.edited(rng, json.loads(content))).encode()
-        else:
-            content = damage.damaged(rng, content)
-        file.write_bytes(content)
-        try:
-            found = artifacts.load(home)
-        except (ValueError, FileNotFoundError):
-            return
-    usable(found)

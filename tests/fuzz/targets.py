@@ -18,6 +18,7 @@ TARGETS = {
     "tables": 30,
     "class_names": 100,
     "frames": 30,
+    "options": 300,
 }
 """Modules of this package, with the number of inputs in ``make test``: about half a second each."""
 

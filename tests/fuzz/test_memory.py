@@ -21,7 +21,7 @@ from calibrant.monitor import Monitor
 from tests.fuzz import damage
 from tests.fuzz.artifacts import original, saved
 from tests.fuzz.tables import write_table
-from tests.support.artifacts import rewrite
+from tests.support.artifacts import rewrite, write_state
 
 SIZES = {
     *(("odds", "knots"), ("gc", "group_count"), ("gc", "partitions"), ("procal", "bins")),
@@ -105,12 +105,12 @@ def hostile_states(folder):
     for number, path in enumerate(
         [("settings", "bins"), ("settings", "keep"), ("windows", 0, "number"), ("classes",)]
     ):
-        state = {"format": 1, "kind": "monitor", **Monitor().observe(*pairs).state()}
+        state = Monitor().observe(*pairs).state()
         inner: Any = state
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = 10**9 if path[-1] == "bins" else 10**30
-        (folder / f"state-{number}.json").write_text(json.dumps(state))
+        write_state(folder / f"state-{number}.json", "monitor", state)
         yield folder / f"state-{number}.json"
 
 

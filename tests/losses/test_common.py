@@ -129,6 +129,20 @@ def test_label_smoothing_is_torchs(data):
 def test_a_batch_statistic_stands_beside_a_loss(data):
     found = LOSSES["mdca"](weight=0.5, base=LOSSES["focal"]())(*data)
     assert value(found) == pytest.approx(value(focal(*data).mean() + 0.5 * mdca(*data)))
+    assert value(LOSSES["mdca"](weight=0.5, base="focal")(*data)) == value(found)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_takes_the_sizes_of_the_data(name, data):
+    loss = LOSSES[name](classes=5, examples=50)
+    assert math.isfinite(value(called(loss, *data)))
+
+
+def test_sizes_that_a_loss_needs_are_asked_for():
+    with pytest.raises(TypeError, match=r"CRL needs the number of examples: pass examples="):
+        LOSSES["crl"](classes=10)
+    with pytest.raises(TypeError, match=r"FeDLaS needs the number of classes: pass classes="):
+        LOSSES["fedlas_mbls"]()
 
 
 # What holds for all of them.
@@ -266,14 +280,16 @@ def test_modules_show_their_function_and_options():
     assert loss.extra_repr() == "soft_ece, weight=0.5"
     assert LOSSES["mmce"](width=0.2).extra_repr() == "mmce, weight=0.2, width=0.2"
     assert loss.base.extra_repr() == "focal, gamma=1.0"
+    with pytest.raises(ValueError, match=r"unknown loss 'fokal': did you mean focal\?"):
+        LOSSES["soft_ece"](base="fokal")
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="focal has no option beta"):
+    with pytest.raises(TypeError, match="focal has no option 'beta': its options are gamma"):
         LOSSES["focal"](beta=1.0)
-    with pytest.raises(TypeError, match="mmce has no option gamma"):
+    with pytest.raises(TypeError, match="mmce has no option 'gamma'"):
         LOSSES["mmce"](gamma=1.0)
-    with pytest.raises(TypeError, match="base must be a module such as"):
-        LOSSES["mmce"](base="mdca")
+    with pytest.raises(TypeError, match="base must be a Module, or text, or None, got 3"):
+        LOSSES["mmce"](base=3)
     with pytest.raises(ValueError, match="gamma must be at least 0"):
         focal(torch.zeros(1, 2), torch.tensor([0]), gamma=-1.0)

@@ -41,6 +41,30 @@ def test_top_label_pairs_are_the_largest_softmax_and_whether_it_is_right(name):
     np.testing.assert_array_equal(found.outcome, outcome)
 
 
+@pytest.mark.parametrize("classes", [3, 10, 100, 1024])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rows_with_the_same_logits_in_another_order_are_ties(classes, dtype, small_blocks):
+    rng = np.random.default_rng(classes)
+    rows = rng.integers(0, 9, size=(4, classes)) / rng.choice([1, 7.0], size=(4, 1))
+    logits = rng.permuted(np.repeat(rows, 50, axis=0).astype(dtype), axis=1)
+    labels = rng.integers(classes, size=200)
+    for values in (logits, torch.from_numpy(logits), logits[::-1], logits.astype(np.float64)):
+        assert len(np.unique(cal.top_label(values, labels).confidence)) == 4
+    order = np.argsort(-logits, axis=1, kind="stable")
+    ranked = np.take_along_axis(logits, order, 1), (order == labels[:, None]).argmax(1)
+    assert cal.auroc(logits, labels) == cal.auroc(*ranked) or np.isnan(cal.auroc(*ranked))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 1000, 1024, 1025, 5000])
+def test_equal_and_extreme_logits_of_any_number_of_classes(classes):
+    logits = np.zeros((4, classes))
+    logits[1, 1:] = -np.inf
+    logits[2, 0], logits[3, 0] = 800.0, 30.0
+    found = cal.top_label(logits, np.zeros(4, int)).confidence
+    last = 1 / (1 + (classes - 1) * math.exp(-30))
+    np.testing.assert_allclose(found, [1 / classes, 1.0, 1.0, last], rtol=1e-12)
+
+
 @pytest.mark.parametrize("k", [0, 3])
 def test_one_vs_rest_is_the_softmax_of_the_class(rng, k):
     logits, labels = drawn(rng, 200, 4)

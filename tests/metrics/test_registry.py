@@ -34,6 +34,8 @@ def test_a_metric_that_was_discovered_can_be_imported(monkeypatch):
     from calibrant.metrics import toy  # type: ignore[attr-defined]
 
     assert toy is cal.ece
+    with pytest.raises(AttributeError, match="no attribute 'smoth_ece': did you mean smooth_ece"):
+        cal.metrics.smoth_ece  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'calibrant\.metrics' has no attribute 'no_metric'"):
         cal.metrics.no_metric  # type: ignore[attr-defined]  # noqa: B018
 

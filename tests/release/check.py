@@ -36,10 +36,13 @@ def output_of(*command: str | Path, cwd: Path, **variables: str) -> str:
 
 
 def tagged_clone(folder: Path) -> Path:
-    """Clone what is committed, without anything that lies beside it, and tag it."""
+    """Clone what is committed, and tag it; beside it lie files that must not be published."""
     clone = folder / "clone"
     output_of("git", "clone", "--quiet", ROOT, clone, cwd=folder)
     output_of("git", "tag", f"v{VERSION}", cwd=clone)
+    for name in ("notes.txt", "predictions.npz", "runs/calibrant.safetensors"):
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).write_text("not committed")
     return clone
 
 

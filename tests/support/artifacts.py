@@ -3,7 +3,6 @@
 import functools
 import json
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,8 +11,6 @@ from safetensors.torch import load as tensors_of, save as bytes_of
 from calibrant.artifacts import formats
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import TemperatureScaling
-
-FORMAT_1 = Path(__file__).parents[1] / "files"
 
 
 def examples(n=400, classes=4, width=6):
@@ -46,6 +43,12 @@ def temperature(value=2.0):
     state = {"classes_": torch.tensor(3), "temperature_": torch.tensor(float(value))}
     module.load_state_dict(state)
     return module
+
+
+def write_state(file, kind, state):
+    """Write the artifact of an object of a kind that is saved as JSON."""
+    tensors = {"state": formats.json_tensor(state)}
+    file.write_bytes(formats.packed(formats.Artifact(kind, "", "", {}, {}, tensors)))
 
 
 def rewrite(file, *, metadata=None, tensors=None, checksum=True):

@@ -19,12 +19,7 @@ STATEFUL = ("adafocal", "crl", "fedlas_ls", "fedlas_mbls")
 
 
 def made(name, classes=5, examples=50, **options):
-    needed = {
-        "fedlas_ls": {"classes": classes},
-        "fedlas_mbls": {"classes": classes},
-        "crl": {"examples": examples},
-    }
-    return LOSSES[name](**needed.get(name, {}), **options)
+    return LOSSES[name](classes=classes, examples=examples, **options)
 
 
 def called(loss, logits, labels, width=7):

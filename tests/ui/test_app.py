@@ -1,5 +1,6 @@
 """The server as a client sees it: what it refuses, takes, runs and gives back."""
 
+import asyncio
 import io
 import json
 import socket
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 import calibrant as cal
-from calibrant.ui.app import RESULTS
-from calibrant.ui.guard import PAGE_POLICY, REPORT_POLICY
+from calibrant.ui.app import RESULTS, make_app
+from calibrant.ui.guard import PAGE_POLICY, REPORT_POLICY, Guard
 from tests.ui.conftest import npz
 
 
@@ -238,8 +239,33 @@ def test_jobs_of_unknown_files_are_refused(client, content, status):
 
 
 def test_requests_that_are_no_json_or_too_long_are_refused(client):
-    assert client.send("POST", "/api/jobs", b"{").status == 400
+    for content in (b"{", b"[" * 9000, b'{"file":' * 1200):
+        answer = client.send("POST", "/api/jobs", content)
+        assert answer.status == 400
+        assert "must be a JSON object" in answer.json()["error"]
     assert client.send("POST", "/api/jobs", b"\xff" * 20_000).status == 413
+
+
+def test_a_request_that_breaks_off_is_no_error_of_the_server():
+    guard, sent = Guard("127.0.0.1", 8321), []
+    names = {"host": "127.0.0.1:8321", "x-calibrant-token": guard.token}
+    names["cookie"] = f"{guard.cookie}={guard.token}"
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/api/jobs", "query_string": b""},
+        "headers": [(name.encode(), value.encode()) for name, value in names.items()],
+    }
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    async def request():
+        await make_app(guard, 1000)(scope, receive, send)
+
+    asyncio.run(request())
+    assert sent[0]["status"] == 400
 
 
 def test_choices_that_do_not_suit_the_file_are_explained(client, content):

@@ -66,7 +66,7 @@ def test_the_browser_opens_the_printed_address(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals differ there")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_the_command_serves_until_it_is_stopped_and_removes_its_files(how, tmp_path):
     command = [sys.executable, "-m", "calibrant", "ui", "--no-browser", "--port", "0"]
     env = {
@@ -82,13 +82,13 @@ def test_the_command_serves_until_it_is_stopped_and_removes_its_files(how, tmp_p
         with urlopen(address, timeout=30) as answer:
             assert b"Drop a prediction file" in answer.read()
         assert [path.name[:13] for path in tmp_path.glob("calibrant*")] == ["calibrant-ui-"]
-        process.send_signal(how)
+        process.send_signal(getattr(signal, how))
         _, err = process.communicate(timeout=30)
     finally:
         process.kill()
     assert "Traceback" not in err
     assert not list(tmp_path.glob("calibrant*"))
-    assert process.returncode == (0 if how == signal.SIGINT else -signal.SIGTERM)
+    assert process.returncode == (0 if how == "SIGINT" else -signal.SIGTERM)
 
 
 def test_help_names_the_limits():

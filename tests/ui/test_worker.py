@@ -1,5 +1,6 @@
 """The process that works: its results, its failures, its end."""
 
+import errno
 import os
 import signal
 import threading
@@ -47,6 +48,19 @@ def test_a_bug_is_told_as_one_and_shown_in_the_terminal(path, monkeypatch, capsy
     assert kind == "failed"
     assert "bug in calibrant (KeyError)" in error
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_bug(path, monkeypatch):
+    def look(*_):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            raise AttributeError("'Stream' object has no attribute 'pos'")
+
+    monkeypatch.setattr(tasks, "look", look)
+    kind, error = outcome(Look(path, "x.npz", 10**6))
+    assert kind == "failed"
+    assert error.startswith("No space left on device: make room")
 
 
 def test_steps_are_sent_at_once_and_progress_at_intervals():

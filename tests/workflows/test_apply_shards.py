@@ -1,5 +1,6 @@
 """Shards are calibrated one by one: once each, whole, and again only if something changed."""
 
+import copy
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ import pytest
 import calibrant
 from calibrant.calibrators.scaling import TemperatureScaling
 from calibrant.data import open_dataset
+from calibrant.data.readers import WRITERS
 from calibrant.workflows.apply import apply
 from calibrant.workflows.apply_shards import apply_shards
 from calibrant.workflows.receipts import RECEIPTS
@@ -152,6 +154,27 @@ def test_two_writers_of_one_shard_leave_one_whole_file(tmp_path, shards, halved)
     assert_complete(out)
     apply_shards(halved, shards, out)  # the last receipt may be of the file of another writer
     assert apply_shards(halved, shards, out).describe().startswith("wrote 0 shards")
+
+
+def test_another_run_into_the_same_folder_is_noticed(tmp_path, shards, halved, monkeypatch):
+    """It starts when the first has written two shards, and ends before the first."""
+    out, write, count = tmp_path / "out", WRITERS[".npz"], 0
+    other = copy.deepcopy(halved)
+    other._store(temperature_=4.0)
+
+    def slow(path, arrays):
+        nonlocal count
+        count += 1
+        if count == 3:
+            assert apply_shards(other, shards, out).describe().startswith("wrote 4 shards")
+        write(path, arrays)
+
+    monkeypatch.setitem(WRITERS, ".npz", slow)
+    with pytest.raises(ValueError, match=r"another run has written \S+, \S+ meanwhile"):
+        apply_shards(halved, shards, out)
+    monkeypatch.setitem(WRITERS, ".npz", write)
+    assert apply_shards(halved, shards, out).describe().endswith("kept 2 of an earlier run")
+    assert_complete(out)
 
 
 def test_a_full_disk(tmp_path, shards, halved):

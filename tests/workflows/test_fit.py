@@ -285,7 +285,7 @@ def test_options_reach_the_constructor(tmp_path):
             "ts",
             {"objectiv": 1},
             ValueError,
-            r"ts has no option 'objectiv': its options are objective \(default 'nll'\)",
+            r"ts has no option 'objectiv': did you mean objective\? its options are objective",
         ),
         ("none", {"x": 1}, ValueError, "none has no option 'x': it has none"),
         (Identity(), {"x": 1}, TypeError, "options go with the name .* got x beside a Identity"),

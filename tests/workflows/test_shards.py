@@ -1,9 +1,11 @@
 """Any number, order and size of shards gives the figures of one array; bad shards are left out."""
 
 import json
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -270,13 +272,45 @@ def test_worker_processes_on_the_command_line(tmp_path, run):
     assert "one.npz must be a folder, which has no suffix" in err
 
 
-def test_the_dashboard_is_named(tmp_path, run, monkeypatch):
+@pytest.fixture
+def cluster(monkeypatch):
+    """A thread takes the place of a cluster."""
+
     @contextmanager
     def engine(workers, dask):
         with ThreadPoolExecutor(1) as pool:
             yield engines.Engine(pool, f"the cluster at {dask}", "http://10.0.0.1:8787/status")
 
     monkeypatch.setattr(engines, "open_engine", engine)
+
+
+@needs_pyarrow
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["evaluate", "--level", "0"],
+        ["fit", "--method", "ts", "-o", "ts"],
+        ["compare", "--methods", "ts", "--level", "0"],
+        ["slices"],
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_json_names_the_skipped_shards_and_the_summary_leaves_them_out(
+    tmp_path, run, monkeypatch, cluster, verb
+):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("in")
+    names = write_bad_shards(Path("in"))
+    code, out, err = run(*verb, "in", "--skip-bad", "--dask", "here", "--json")
+    assert code == 0
+    skipped = json.loads(out)["skipped"]
+    assert set(skipped) == {os.path.join("in", f"{name}.npz") for name in names}
+    assert "NaN" in skipped[os.path.join("in", "nan.npz")]
+    unit = "1 methods" if verb[0] == "compare" else "100 examples"
+    assert re.search(rf"^{unit} in [\d.]+ s on the cluster", err, re.M), err
+
+
+def test_the_dashboard_is_named(tmp_path, run, cluster):
     np.savez(tmp_path / "a.npz", **ARRAYS)
     code, _, err = run("evaluate", tmp_path / "a.npz", "--dask", "here", "--level", "0")
     assert code == 0

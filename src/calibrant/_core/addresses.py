@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -75,15 +78,17 @@ def listening(host: str, port: int | None, usual: int) -> socket.socket:
 
 
 def run_app(app: Any, listener: socket.socket, *, shutdown: int) -> None:
-    """Serve an ASGI app on a socket until it is interrupted. Needs uvicorn.
+    """Serve an ASGI app on a socket until it is interrupted or its terminal closes. Needs uvicorn.
 
     ``shutdown`` is the number of seconds that open requests have then.
     """
     import uvicorn
 
+    from calibrant._core.http_timeouts import TimedProtocol
+
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=TimedProtocol,
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -91,8 +96,26 @@ def run_app(app: Any, listener: socket.socket, *, shutdown: int) -> None:
         server_header=False,
         timeout_graceful_shutdown=shutdown,
     )
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), _hangup_terminates():
         uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _hangup_terminates() -> Iterator[None]:
+    """Let a hangup, which ends a process at once, have the effect of SIGTERM, which uvicorn takes.
+
+    Where it is ignored, as by ``nohup``, it stays so.
+    """
+    hangup = getattr(signal, "SIGHUP", None)
+    in_main = threading.current_thread() is threading.main_thread()
+    if hangup is None or not in_main or signal.getsignal(hangup) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(hangup, signal.SIG_DFL)
 
 
 def _is_address(host: str) -> bool:

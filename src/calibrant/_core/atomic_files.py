@@ -13,14 +13,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STALE = 3600.0  # age in seconds of a temporary file that a killed process left behind
+LONGEST = 255  # bytes of a name that common file systems take
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary name next to ``target`` that takes its place unless an error occurs.
 
-    What killed writers left there is removed when nothing was written to it for an hour.
+    If ``target`` is a link, what it points to is replaced, as by ``open``. What killed writers left
+    there is removed when nothing was written to it for an hour.
     """
+    target = _behind_link(target)
     temporary = _temporary_name(target)
     try:
         yield temporary
@@ -40,17 +43,30 @@ def temporary_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _behind_link(target: Path) -> Path:
+    # other paths stay as they are, so that messages name them as the user does
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
+def _hidden(target: Path, ending: str) -> Path:
+    """Return a name next to ``target`` with a dot in front, as long as a name may be."""
+    kept = os.fsencode(target.name)[: LONGEST - len(f".{ending}")]
+    return target.with_name(f".{kept.decode(errors='ignore')}{ending}")
+
+
 def _temporary_name(target: Path) -> Path:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
-    _remove_leftovers(target)
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    temporary = _hidden(target, f".{uuid.uuid4().hex}")
+    _remove_leftovers(temporary)
+    return temporary
 
 
-def _remove_leftovers(target: Path) -> None:
+def _remove_leftovers(temporary: Path) -> None:
+    """Remove old files that differ from a temporary name in the number at its end alone."""
     # not by process id, which means nothing on a file system that several machines share
-    pattern = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{32}")
-    for path in target.parent.iterdir():
+    pattern = re.compile(re.escape(temporary.name[:-32]) + "[0-9a-f]{32}")
+    for path in temporary.parent.iterdir():
         if pattern.fullmatch(path.name):
             with suppress(OSError):  # another process may have removed it
                 written = max(p.stat().st_mtime for p in (path, *path.glob("*")))
@@ -62,16 +78,18 @@ def _remove_leftovers(target: Path) -> None:
 def locked(target: Path, *, wait: bool = True) -> Iterator[None]:
     """Wait until no other process holds the lock of ``target``, and hold it.
 
-    Unless ``wait``, a lock that another process holds raises BlockingIOError.
+    If ``target`` is a link, the lock is that of what it points to. Unless ``wait``, a lock that
+    another process holds raises BlockingIOError.
 
     The operating system locks the file ``.NAME.lock`` beside the target, and unlocks it when the
     process ends, in whatever way. The empty file stays: removing it would let two others lock two
     files. On network file systems this excludes processes of other machines only if the server
     supports such locks, as NFS 4 does.
     """
+    target = _behind_link(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {target.parent} does not exist; create it first")
-    with target.with_name(f".{target.name}.lock").open("a") as file:
+    with _hidden(target, ".lock").open("a") as file:
         _lock(file.fileno(), wait)
         yield  # closing the file unlocks it
 

@@ -7,13 +7,16 @@ confidences of exactly 0 and exactly 1 are counted.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from calibrant._core.checks import FloatArray, IntArray
+from calibrant._core.options import at_least, at_most
 
 RULE = "(lo, hi], first bin closed"
 MOST_BINS = 100_000
+BinCount: TypeAlias = Annotated[int, at_least(1), at_most(MOST_BINS)]
 
 
 def uniform_edges(bins: int) -> FloatArray:

@@ -120,8 +120,10 @@ def check_level(level: float) -> None:
 def check_some(count: int) -> None:
     """Raise when no example is left to measure."""
     if count == 0:
-        reasons = f"the arrays are empty, or every label is {IGNORED} (ignored) or every weight 0"
-        raise ValueError(f"nothing to measure: {reasons}")
+        raise ValueError(
+            "nothing to measure: there are no examples (empty arrays, or a file with only a "
+            f"header), or every label is {IGNORED} (ignored) or every weight 0"
+        )
 
 
 _PENDING: ContextVar[dict[str, None] | None] = ContextVar("pending", default=None)

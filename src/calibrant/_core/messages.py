@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +14,35 @@ from collections.abc import Iterable, Mapping
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+
+_EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+def failure_text(problem: BaseException) -> str | None:
+    """Return what to tell about a failure; None for a bug, whose traceback is of use.
+
+    >>> failure_text(ValueError("bins must be positive, got 0"))
+    'bins must be positive, got 0'
+    """
+    if isinstance(problem, _EXPECTED):
+        return str(problem) or type(problem).__name__
+    if _NO_MEMORY in str(problem):
+        return "not enough memory: use fewer classes or examples, or a larger machine"
+    return _full_disk(problem)
+
+
+def _full_disk(problem: BaseException | None) -> str | None:
+    """Return what the system said about a full disk, for which libraries raise errors of theirs."""
+    while problem is not None:
+        from_rust = re.search(r"\(os error (\d+)\)", str(problem))
+        number = int(from_rust[1]) if from_rust else getattr(problem, "errno", None)
+        if number in _NO_ROOM:
+            return f"{os.strerror(number)}: make room on the disk, and run the same again"
+        problem = problem.__cause__ or problem.__context__
+    return None
 
 
 def printable(text: str) -> str:
@@ -45,11 +76,27 @@ def unknown_name(
     >>> unknown_name("method", "tss", ["none", "ts"], {"temperature": "ts"})
     ValueError("unknown method 'tss': did you mean ts? choose from none, ts")
     """
-    names, aliases = list(known), aliases or {}
-    plain = {plain_name(alias): alias for alias in [*aliases, *names]}
-    near = difflib.get_close_matches(plain_name(name), plain, n=1)
-    hint = f"did you mean {aliases.get(plain[near[0]], plain[near[0]])}? " if near else ""
+    names = list(known)
+    hint = did_you_mean(name, names, aliases)
     return ValueError(f"unknown {kind} {name!r}: {hint}choose from {comma_separated(names)}")
+
+
+def did_you_mean(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """Return a question for the nearest name, with a blank after it; nothing if none is near.
+
+    >>> did_you_mean("evalute", ["fit", "evaluate"])
+    'did you mean evaluate? '
+    """
+    names = {name: name for name in known} | dict(aliases or {})
+    plain = {plain_name(name): meant for name, meant in names.items()}
+    near = difflib.get_close_matches(plain_name(name), plain, n=1)
+    return f"did you mean {plain[near[0]]}? " if near else ""
+
+
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that a module does not have, with the nearest one."""
+    hint = did_you_mean(name, known).rstrip()
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint and f': {hint}'}")
 
 
 def plain_name(name: object) -> str:

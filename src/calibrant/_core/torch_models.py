@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from calibrant._core.atomic_files import replacing
 
 # torch 2.4 has none for mps, and refuses to be asked
 AUTOCAST_DEVICES = [
@@ -213,6 +217,14 @@ def layer_inputs(model: nn.Module, layer: nn.Module | str) -> Iterator[Callable[
         yield last
     finally:
         hook.remove()
+
+
+def save_state(state: Any, path: Path) -> None:
+    """Write what ``torch.load`` reads; an interrupted run leaves the old file or the new one."""
+    written = io.BytesIO()  # on a full disk torch raises errors of its own, or ends the process
+    torch.save(state, written)
+    with replacing(path) as temporary:
+        temporary.write_bytes(written.getbuffer())
 
 
 def digest(model: nn.Module) -> str:

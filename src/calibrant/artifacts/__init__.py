@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from calibrant._core.atomic_files import replacing
-from calibrant.artifacts import formats
-from calibrant.artifacts.formats import FORMAT, Artifact, packed, unpacked
+from calibrant.artifacts.formats import FORMAT, Artifact, holds_predictions, packed, unpacked
 from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
 
 __all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "save"]
@@ -60,7 +59,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     content = packed(artifact_of(obj))
     try:
         restored(unpacked(content))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"this {type(obj).__name__} could not be loaded again: {error}") from error
     place = Path(path).resolve()  # a link still points to the artifact afterwards
     target = _target(place)
@@ -68,8 +67,6 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    if target != place:
-        formats.remove_files(place)
 
 
 @overload
@@ -85,7 +82,7 @@ def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
     Parameters
     ----------
     path : path
-        The folder, or the file itself. Earlier formats are read too.
+        The folder, or the file itself.
     wanted : type, optional
         Refuse objects of other classes.
 
@@ -109,24 +106,16 @@ def read(path: str | os.PathLike[str]) -> Artifact:
     place = Path(path)
     file = place / FILE if place.is_dir() else place
     remedy = "calibrant.save(obj, path) or calibrant fit -o makes one"
-    absent = FileNotFoundError(f"there is no artifact {path}: {remedy}")
     with _naming(path):
-        if place.is_dir() and not file.exists():
-            try:
-                return formats.read_folder(place)
-            except (OSError, ValueError) as error:
-                if not file.exists():  # else it has been replaced in the meantime
-                    raise absent if isinstance(error, OSError) else error from None
         if not file.is_file():
-            raise absent
+            raise FileNotFoundError(f"there is no artifact {path}: {remedy}")
         if file.suffix in (".npz", ".npy", ".parquet", ".csv"):
             raise _no_artifact(path)
         content = file.read_bytes()
-        # safetensors begin with a length of eight bytes, the last ones 0
         try:
-            return unpacked(content) if 0 in content[:8] else formats.read_file(content)
+            return unpacked(content)
         except ValueError:
-            if formats.holds_predictions(content):
+            if holds_predictions(content):
                 raise _no_artifact(path) from None
             raise
 

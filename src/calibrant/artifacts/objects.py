@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.messages import comma_separated, unknown_name
+from calibrant._core.options import check_options, options_of
 from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
@@ -31,6 +31,9 @@ KINDS = {
     "signals": "calibrant.llm:SignalCalibrator",
     "monitor": "calibrant.monitor:Monitor",
 }
+
+
+NAMES = "class_names_"
 
 
 def calibrator_kinds() -> dict[str, type[Calibrator]]:
@@ -80,13 +83,21 @@ def artifact_of(obj: Any) -> Artifact:
     else:
         config, state = _plain(obj.config()), obj.state_dict()
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    extra = {name: value for name, value in state.items() if name not in tensors}
+    extra: dict[str, Any] = {name: v for name, v in state.items() if name not in tensors}
+    extra |= {path: list(names) for path, names in _class_names(obj) if names is not None}
     # clones, since safetensors refuse tensors that share memory; of usual strides, since those of
     # a single value may be 0, and its bytes cannot be viewed then
     usual = torch.contiguous_format
     tensors = {name: t.detach().cpu().clone(memory_format=usual) for name, t in tensors.items()}
     description = obj.describe() if hasattr(obj, "describe") else " ".join(str(obj).split())
-    return Artifact(formats.FORMAT, kind, description, __version__, config, extra, tensors)
+    return Artifact(kind, description, __version__, config, extra, tensors)
+
+
+def _class_names(obj: Any) -> Iterator[tuple[str, Sequence[str] | None]]:
+    """Yield the path of the names of classes of each module that may have some, and these."""
+    for path, module in obj.named_modules() if isinstance(obj, nn.Module) else ():
+        if hasattr(module, NAMES):
+            yield f"{path}.{NAMES}".lstrip("."), module.class_names_
 
 
 def _plain(value: Any) -> Any:
@@ -104,17 +115,17 @@ def restored(artifact: Artifact) -> Any:
         return _from_text(cls, artifact)
     if not isinstance(artifact.extra, dict):
         raise ValueError(f"extra must be an object, got {artifact.extra!r:.60}")
+    extra = dict(artifact.extra)
     with torch.device("meta"):  # where tensors have shapes, of any size, but no memory
         skeleton = _built(artifact.kind, artifact.config)
-        for name, value in artifact.extra.items():
+        named = [(path, extra.pop(path)) for path, _ in _class_names(skeleton) if path in extra]
+        for name, value in extra.items():
             owner, _, last = name.rpartition(".")
             if last != "_extra_state":
                 raise ValueError(f"{name} must be a tensor")
             skeleton.get_submodule(owner).set_extra_state(value)
     wanted, tensors = skeleton.state_dict(), artifact.tensors
-    if artifact.format == 1:
-        tensors = formats.renamed(tensors, wanted)
-    check_names([*tensors, *artifact.extra], wanted, "tensors")
+    check_names([*tensors, *extra], wanted, "tensors")
     for name, value in tensors.items():
         dtype = getattr(wanted[name], "dtype", None)
         if value.dtype != dtype:
@@ -123,7 +134,7 @@ def restored(artifact: Artifact) -> Any:
             raise ValueError(f"{name} holds NaN or infinity")
     _check_shapes(skeleton, tensors, wanted)
     obj = _built(artifact.kind, artifact.config)
-    obj.load_state_dict({**tensors, **artifact.extra})
+    obj.load_state_dict({**tensors, **extra})
     if getattr(obj, "classes", 1) < 1:
         raise ValueError(f"its number of classes is {obj.classes}")
     inside = obj.modules() if isinstance(obj, nn.Module) else ()
@@ -131,7 +142,18 @@ def restored(artifact: Artifact) -> Any:
     sizes = {max(n, 2) for n in classes}  # one logit stands for two classes
     if len(sizes) > 1 or min(classes, default=1) < 1:
         raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
+    for path, names in named:
+        module = obj.get_submodule(path.removesuffix(NAMES).rstrip("."))
+        module.class_names_ = _checked_names(names, max(module.classes, 2))
     return obj
+
+
+def _checked_names(names: Any, classes: int) -> tuple[str, ...]:
+    """Return names of classes, or raise unless each class has one of its own."""
+    distinct = {name for name in names if isinstance(name, str)} if isinstance(names, list) else {}
+    if not len(distinct) == len(names) == classes:
+        raise ValueError(f"{NAMES} must name {classes} classes, got {names!r:.60}")
+    return tuple(names)
 
 
 def _from_text(cls: Any, artifact: Artifact) -> Any:
@@ -152,19 +174,12 @@ def _built(kind: Any, config: Any) -> Any:
     build = getattr(cls, "from_config", cls)
     if not isinstance(config, dict):
         raise ValueError(f"the config of {kind} must be an object, got {config!r:.60}")
-    retired = getattr(cls, "retired_options", {})
-    config = {k: v for k, v in config.items() if k not in retired or v != retired[k]}
-    config = {**getattr(cls, "added_options", {}), **config}
-    parameters = inspect.signature(build).parameters
-    check_names(config, parameters, f"arguments of {kind}")
-    for name, value in config.items():
-        default = parameters[name].default
-        is_yes_or_no = isinstance(default, bool)  # which Python takes for a number
-        if isinstance(default, (int, float)) and isinstance(value, bool) != is_yes_or_no:
-            wanted = "true or false" if is_yes_or_no else "a number"
-            raise ValueError(f"{name} of {kind} must be {wanted}, got {value!r:.60}")
+    options = options_of(build)
+    check_names(config, options, f"arguments of {kind}")
+    arguments = {name: _argument(value) for name, value in config.items()}
+    checked = check_options(options, arguments)
     try:
-        return build(**{name: _argument(value) for name, value in config.items()})
+        return build(**checked)
     except (ArithmeticError, AttributeError, RuntimeError, TypeError) as error:
         raise ValueError(f"{kind} does not take the arguments {config!r:.200} ({error})") from error
 

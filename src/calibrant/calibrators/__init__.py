@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from calibrant._core.messages import no_attribute
+
 if TYPE_CHECKING:  # what type checkers see; at run time the registry finds the classes
     from calibrant.calibrators.affine import *  # noqa: F403
     from calibrant.calibrators.auto import *  # noqa: F403
@@ -38,7 +40,7 @@ def __getattr__(name: str) -> Any:
         exported = _exported()
         if name in exported or name == "__all__":
             return sorted(exported) if name == "__all__" else exported[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_attribute(__name__, name, __dir__() if name[0].isupper() else ())
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import Examples
+from calibrant._core.options import NonNegative, Seed
 from calibrant._core.solve import Solution
 from calibrant.calibrators import affine_fit as fit, affine_passes
 from calibrant.calibrators.affine_fit import RIDGE, Penalties
@@ -126,11 +127,15 @@ class Regularised(Affine):
     on_diagonal_: Tensor
 
     def __init__(
-        self, *, off_diagonal: float | None = None, intercept: float | None = None, seed: int = 0
+        self,
+        *,
+        off_diagonal: NonNegative | None = None,
+        intercept: NonNegative | None = None,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
-        self.off_diagonal = _checked("off_diagonal", off_diagonal)
-        self.intercept = _checked("intercept", intercept)
+        self.off_diagonal = off_diagonal
+        self.intercept = intercept
         self.seed = seed
         self._used(Penalties(math.nan, math.nan, math.nan))
 
@@ -260,9 +265,3 @@ def too_wide(classes: int) -> list[str]:
         return []
     text = f"{classes:,} classes are too many for a matrix (at most {WIDEST})"
     return [f"{text}: only its diagonal is fitted"]
-
-
-def _checked(name: str, value: float | None) -> float | None:
-    if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and at least 0, or None to choose, got {value!r}")
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, war
 from calibrant._core.chunks import Examples, as_tensor, joined, labelled_chunks, picked
 from calibrant._core.logpartition import Records
 from calibrant._core.messages import comma_separated
+from calibrant._core.options import Seed, at_least
 from calibrant._core.torch_models import full_precision
 from calibrant.calibrators.average import Average, averaged
 from calibrant.calibrators.base import Calibrator, Context, RecordPredictions, RecordsCalibrator
@@ -119,7 +120,6 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     summary = "[averages](#how-auto-chooses) the best of several"
     uses_features = True
     uses_logits = True  # some candidates need them
-    added_options: ClassVar = {"keep_argmax": True}
     chosen_: Calibrator | None
 
     def __init__(
@@ -127,12 +127,10 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         *,
         candidates: Sequence[str] | None = None,
         keep_argmax: bool | None = None,
-        folds: int | None = None,
-        seed: int = 0,
+        folds: Annotated[int, at_least(2)] | None = None,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
-        if folds is not None:
-            checks.check_whole("folds", folds, 2)
         self.candidates = None if candidates is None else _known(candidates)
         self.keep_argmax = keep_argmax
         self.folds = folds

@@ -34,6 +34,7 @@ from calibrant._core.chunks import (
 )
 from calibrant._core.class_names import class_names_of, in_order, kept_names, without_frames
 from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.options import WithOptions
 from calibrant._core.solve import Solution
 from calibrant._core.torch_models import full_precision, rounds
 from calibrant.calibrators import data_checks
@@ -84,7 +85,7 @@ class Context(NamedTuple):
         return new
 
 
-class Calibrator(Described, Drawable):
+class Calibrator(WithOptions, Described, Drawable):
     """A map from logits to calibrated logits, learned from held-out predictions.
 
     ``fit`` learns it, calling the module applies it. A subclass writes ``_fit``, ``_transform``
@@ -101,10 +102,6 @@ class Calibrator(Described, Drawable):
         A line for the table of methods in the documentation.
     parameter_count : int or None
         Number of fitted parameters, where it does not depend on classes or options.
-    retired_options : dict
-        Options of earlier releases, with the value that is now fixed: saved files may have them.
-    added_options : dict
-        Options of later releases, with the value that once was fixed: saved files may lack them.
     keeps_argmax, monotone : bool
         The predicted class, or the order of all classes of a row, never changes.
     accepts_masked : bool
@@ -136,8 +133,6 @@ class Calibrator(Described, Drawable):
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
     parameter_count: ClassVar[int | None] = None
-    retired_options: ClassVar[dict[str, Any]] = {}
-    added_options: ClassVar[dict[str, Any]] = {}
     keeps_argmax: bool = False
     monotone: bool = False
     accepts_masked: bool = True
@@ -380,8 +375,31 @@ class Calibrator(Described, Drawable):
             probs = self._probs(scores, self._checked_features(features, scores.device))
         return _in_form_of(logits, probs, places)
 
+    @overload
+    def predict(self, logits: Tensor, features: Features | None = None) -> Tensor: ...
+    @overload
+    def predict(self, logits: ArrayLike, features: Features | None = None) -> NDArray[Any]: ...
+    def predict(self, logits: Values, features: Features | None = None) -> Tensor | NDArray[Any]:
+        """The most probable class of each row, as a whole number; of tags, a boolean for each.
+
+        Of classes with equal probabilities it is the first; of log-odds ``(n,)`` it is class 1, and
+        a tag is True, where the probability is above 0.5. An array for arrays, a tensor for a
+        tensor.
+        """
+        probs: Any = self.predict_proba(logits, features)
+        if self.multilabel or self.one_logit:
+            above: Tensor | NDArray[Any] = probs > 0.5
+            return above if self.multilabel else above + 0
+        classes: Tensor | NDArray[Any] = probs.argmax(-1)
+        return classes
+
     def check_logits(self, logits: Tensor) -> None:
         """Raise unless the calibrator is fitted, and for logits of this shape."""
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"a calibrator is called with tensors, got a {type(logits).__name__}: "
+                "predict_proba(logits) and transform(logits) take arrays too"
+            )
         if self._classes == 0:
             name = type(self).__name__
             raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, gammaln, logsumexp
 
-from calibrant._core.binning import check_bins
+from calibrant._core.binning import BinCount
 from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.solve import check_time
 from calibrant.calibrators import histogram
@@ -93,9 +93,8 @@ class ScalingBinning(StepMap):
     name = "scaling_binning"
     summary = "a line for the log-odds, cut into steps"
 
-    def __init__(self, *, bins: int = 15, keep_argmax: bool | None = None) -> None:
+    def __init__(self, *, bins: BinCount = 15, keep_argmax: bool | None = None) -> None:
         super().__init__(keep_argmax=keep_argmax)
-        check_bins(bins)
         self.bins = bins
 
     def size(self, classes: int) -> int:

@@ -11,8 +11,9 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from calibrant._core.binning import bin_index, uniform_edges
-from calibrant._core.checks import BoolArray, FloatArray, IntArray, check_whole
+from calibrant._core.checks import BoolArray, FloatArray, IntArray
 from calibrant._core.chunks import Examples
+from calibrant._core.options import Count
 from calibrant._core.solve import Solution, check_time
 from calibrant.calibrators.affine_fit import FitData, centred, gather
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
@@ -59,9 +60,8 @@ class ClassTemperatures(Calibrator):
     learned_shapes = "temperatures_ classes"
     temperatures_: Tensor
 
-    def __init__(self, *, passes: int = 3) -> None:
+    def __init__(self, *, passes: Count = 3) -> None:
         super().__init__()
-        check_whole("passes", passes)
         self.passes = passes
         self._store(temperatures_=torch.ones(1))
 

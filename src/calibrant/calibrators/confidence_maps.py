@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from scipy.special import expit
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from calibrant._core.checks import BoolArray, FloatArray, check_whole
+from calibrant._core.checks import BoolArray, FloatArray
 from calibrant._core.chunks import chunk_slices
+from calibrant._core.options import at_least
 from calibrant._core.solve import Solution, minimise_within
 from calibrant.calibrators.base import BOUNDS
 from calibrant.calibrators.piecewise import interpolate
@@ -168,9 +170,10 @@ class SplineCalibration(TopLabelMap):
     shift_: Tensor
     least_: Tensor
 
-    def __init__(self, *, knots: int = 6, keep_argmax: bool | None = None) -> None:
+    def __init__(
+        self, *, knots: Annotated[int, at_least(2)] = 6, keep_argmax: bool | None = None
+    ) -> None:
         super().__init__(keep_argmax=keep_argmax)
-        check_whole("knots", knots, 2)
         self.knots = knots
         self._store(odds_=torch.zeros(1), shift_=torch.zeros(1), least_=1e-9)
 

@@ -65,10 +65,10 @@ class Described(nn.Module):
         return f", temperature {float(learned):.4g}" if self._uses_temperature() else ""
 
     def _uses_temperature(self) -> bool:
-        """Return True unless the temperature is 1, which means not in use if it is not all."""
+        """Return True unless all temperatures are 1, which means not in use if they are not all."""
         values = dict(self.named_buffers())
         alone = set(values) == {"classes_", "temperature_"}
-        return alone or float(values["temperature_"]) != 1
+        return alone or bool((values["temperature_"] != 1).any())
 
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, learned values, and classes."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 from torch import Tensor
 
-from calibrant._core.binning import check_bins, fill, uniform_edges
+from calibrant._core.binning import BinCount, fill, uniform_edges
 from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_some
 from calibrant._core.chunks import Examples, on_threads, thread_ranges
 from calibrant._core.logpartition import gap_chunks
@@ -90,10 +90,9 @@ class HistogramBinning(StepMap):
     summary = "the accuracy of bins of the confidence"
 
     def __init__(
-        self, *, bins: int = 15, mass: bool = True, keep_argmax: bool | None = None
+        self, *, bins: BinCount = 15, mass: bool = True, keep_argmax: bool | None = None
     ) -> None:
         super().__init__(keep_argmax=keep_argmax)
-        check_bins(bins)
         self.bins = bins
         self.mass = mass
 
@@ -136,9 +135,8 @@ class HistogramOneVsRest(Calibrator):
     edges_: Tensor
     levels_: Tensor
 
-    def __init__(self, *, bins: int = 15, mass: bool = True) -> None:
+    def __init__(self, *, bins: BinCount = 15, mass: bool = True) -> None:
         super().__init__()
-        check_bins(bins)
         self.bins = bins
         self.mass = mass
         self._store(edges_=torch.zeros(1, 0), levels_=torch.zeros(1, 1))

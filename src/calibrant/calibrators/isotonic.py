@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -126,7 +126,6 @@ class IsotonicCalibration(ArgmaxByTask, StepCalibrator):
     aliases = ("isotonic_regression",)
     summary = "a temperature, then one rising step curve for the probabilities of all classes"
     learned_shapes = "odds_ points|classes points; prob_ points|classes points"
-    added_options: ClassVar = {"keep_argmax": True}
 
     def __init__(self, *, temperature: bool = True, keep_argmax: bool | None = None) -> None:
         super().__init__(temperature=temperature)

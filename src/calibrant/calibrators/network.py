@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant._core.checks import FloatArray, check_choice, check_whole
+from calibrant._core.checks import FloatArray
 from calibrant._core.chunks import chunk_slices
 from calibrant._core.logpartition import TOP, Records, softplus
+from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, adam
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import TemperatureCalibrator
@@ -46,13 +47,8 @@ class NetworkTemperature(TemperatureCalibrator):
         self, objective: str, hidden: Sequence[int], steps: int, seed: int, width: int = 1
     ) -> None:
         super().__init__()
-        if not isinstance(hidden, Sequence) or isinstance(hidden, str):
-            raise TypeError(f"hidden must be a list of widths, [16] for one layer, got {hidden!r}")
-        for layer in hidden:
-            check_whole("each width in hidden", layer)
-        check_whole("steps", steps)
         self.objective = objective
-        self.hidden = tuple(hidden)
+        self.hidden = hidden
         self.steps = steps
         self.seed = seed
         self._store(**{name: torch.zeros(width) for name in ("mean_", "low_", "high_")})
@@ -235,17 +231,15 @@ class ParametrizedTemperatureScaling(NetworkTemperature):
     aliases = ("parametrized_temperature_scaling",)
     summary = "the ten leading log-probabilities give each example its temperature"
     patience = 100
-    retired_options: ClassVar = {"patience": 100, "rate": 5e-3}
 
     def __init__(
         self,
         *,
         objective: Literal["brier", "nll"] = "brier",
-        hidden: Sequence[int] = (5, 5),
-        steps: int = 100,
-        seed: int = 0,
+        hidden: Sequence[Count] = (5, 5),
+        steps: Count = 100,
+        seed: Seed = 0,
     ) -> None:
-        check_choice("objective", objective, ("brier", "nll"))
         super().__init__(objective, hidden, steps, seed, width=TOP)
 
     def size(self, classes: int) -> int:

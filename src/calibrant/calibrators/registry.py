@@ -11,6 +11,7 @@ from typing import Any
 
 from calibrant._core.chunks import EstimandChoice
 from calibrant._core.messages import comma_separated
+from calibrant._core.options import options_of, unknown_option
 from calibrant._core.registry import Registry
 from calibrant.calibrators.base import Calibrator
 
@@ -78,10 +79,8 @@ def make_calibrator(
         raise TypeError(f"method must be a name or a calibrator, got {got}: {remedy}")
     registry = calibrators_for(estimand)
     name, options = registry.name(method), options or {}
-    known = inspect.signature(registry[name]).parameters
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        choices = [f"{option} (default {known[option].default!r})" for option in known]
-        has = f"its options are {comma_separated(choices)}" if choices else "it has none"
-        raise ValueError(f"{name} has no option {unknown[0]!r}: {has}")
+    known = options_of(registry[name])
+    for option in options:
+        if option not in known:
+            raise unknown_option(name, option, known)
     return registry[name](**options)

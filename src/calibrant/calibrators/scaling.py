@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant._core import solve
-from calibrant._core.checks import IGNORED, FloatArray, check_choice, check_some, warn
+from calibrant._core.checks import IGNORED, FloatArray, check_some, warn
 from calibrant._core.chunks import Examples, labelled_chunks, on_threads, thread_ranges
 from calibrant._core.logpartition import Records, gap_chunks, tabulate
 from calibrant._core.solve import Solution
@@ -81,7 +81,6 @@ class TemperatureScaling(base.TemperatureCalibrator):
 
     def __init__(self, *, objective: TemperatureObjective = "nll") -> None:
         super().__init__()
-        check_choice("objective", objective, get_args(TemperatureObjective))
         self.objective = objective
         self._store(temperature_=1.0)
 
@@ -139,7 +138,6 @@ class EnsembleTemperatureScaling(base.RecordsCalibrator):
 
     def __init__(self, *, objective: Literal["nll", "brier"] = "nll") -> None:
         super().__init__()
-        check_choice("objective", objective, ("nll", "brier"))
         self.objective = objective
         self._store(temperature_=1.0, weights_=torch.tensor([1.0, 0.0, 0.0]))
 

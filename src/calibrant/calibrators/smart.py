@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import FloatArray, Values, as_values, check_choice, warn
+from calibrant._core.checks import FloatArray, Values, as_values, warn
 from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records
+from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.torch_models import two_largest
 from calibrant.calibrators import objectives
 from calibrant.calibrators.base import Context
@@ -105,23 +106,19 @@ class SMART(NetworkTemperature):
 
     name = "smart"
     summary = "the margin gives each example its temperature; see {doc}`smart`"
-    retired_options: ClassVar = dict(sigma=0.05, delta=1e-3, patience=250, rate=5e-3)
 
     def __init__(
         self,
         *,
         objective: SmartObjective = "charbonnier",
         indicator: SmartIndicator = "margin",
-        hidden: Sequence[int] = (16,),
-        likelihood: float = 0.3,
+        hidden: Sequence[Count] = (16,),
+        likelihood: NonNegative = 0.3,
         start: Literal["ts", "identity"] = "ts",
-        steps: int = 250,
-        seed: int = 0,
+        steps: Count = 250,
+        seed: Seed = 0,
     ) -> None:
         super().__init__(objective, hidden, steps, seed)
-        check_choice("objective", objective, get_args(SmartObjective))
-        check_choice("indicator", indicator, get_args(SmartIndicator))
-        check_choice("start", start, ("ts", "identity"))
         self.indicator = indicator
         self.likelihood = likelihood
         self.start = start

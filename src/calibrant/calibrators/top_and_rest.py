@@ -7,6 +7,7 @@ from torch import Tensor
 
 from calibrant._core.checks import IGNORED, silenced
 from calibrant._core.chunks import Examples
+from calibrant._core.options import Seed
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.rank_gaps import RankGaps
 from calibrant.calibrators.structured import (
@@ -73,7 +74,7 @@ class TopAndRest(Calibrator):
     summary = "`blend` for the top class, `sms` and `rank_gaps` for the rest"
     keeps_argmax = True
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__()
         self.seed = seed
         self.top = Blend(seed=seed)
@@ -132,7 +133,7 @@ class MatrixAndTop(Calibrator):
     name = "sms_blend"
     summary = "`sms`, then `blend` for the class on top; predictions may change"
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__()
         self.seed = seed
         self.matrix: Structured = StructuredMatrixScaling()

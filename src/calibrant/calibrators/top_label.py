@@ -10,8 +10,9 @@ import torch
 from scipy.special import expit, ndtr
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, silenced, warn
+from calibrant._core.checks import BoolArray, FloatArray, silenced, warn
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, TOP, Records, softplus
+from calibrant._core.options import Count, Seed
 from calibrant._core.solve import Objective, minimise_convex, minimise_within
 from calibrant._core.torch_models import top_class
 from calibrant.calibrators.base import (
@@ -278,10 +279,8 @@ class OddsScaling(TopLabelMap):
     knots_: Tensor
     line_: Tensor
 
-    def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: int = 2) -> None:
+    def __init__(self, *, objective: Literal["both", "nll"] = "both", knots: Count = 2) -> None:
         super().__init__(keep_argmax=True)
-        check_choice("objective", objective, ("both", "nll"))
-        check_whole("knots", knots)
         self.objective = objective
         self.knots = knots
         straight = torch.ones(knots + 2)
@@ -348,7 +347,7 @@ class Blend(OddsCalibrator):
     name = "blend"
     summary = "the mean of `smart` and `odds`"
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: Seed = 0) -> None:
         super().__init__()
         self.seed = seed
         self.smart = SMART(seed=seed)

@@ -17,12 +17,9 @@ from typing import Any
 import click
 
 from calibrant import __version__
-from calibrant._core.messages import printable
+from calibrant._core.messages import failure_text, printable
 from calibrant.cli.shared import say
 
-# Failures that are explained in a line; anything else is a bug and shows its traceback.
-EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
-NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
 # Modules of this package, and the verbs that each defines under their names.
 VERBS = {
     "bench": ["bench"],
@@ -56,11 +53,10 @@ def main() -> None:
         say("stopped")
     except SystemExit as stopped:  # no verb's: click exits with 1 where the reader of help has left
         code = 0 if stopped.code == 1 else 2
-    except EXPECTED as problem:
-        say(f"error: {problem}")
     except Exception as problem:
-        if NO_MEMORY in str(problem):
-            say("error: not enough memory: use fewer classes or examples, or a larger machine")
+        text = failure_text(problem)
+        if text is not None:
+            say(f"error: {text}")
         else:
             say(traceback.format_exc().rstrip("\n"))
             say("this is a bug in calibrant: please report it with the lines above")

@@ -83,6 +83,7 @@ def train(
       calibrant bench train cifar-10-python.tar.gz --loss "ce fedlas_ls" --epochs 60 --half
       torchrun --nproc-per-node 2 -m calibrant bench train --loss ce
     """  # noqa: D301
+    from calibrant._core.options import parse_options
     from calibrant.bench.train.images.read import read_images, read_ood_images
     from calibrant.bench.train.ranks import joining
     from calibrant.bench.train.recipe import Recipe
@@ -91,13 +92,14 @@ def train(
 
     losses = list(dict.fromkeys(map(LOSSES.name, shared.names_in(loss) or [])))
     seeds = list(dict.fromkeys(shared.names_in(seed) or []))
-    loss_options = shared.method_options(options)
+    texts = shared.named_texts(options)
     if not losses or not seeds:
         raise click.UsageError("name a loss with --loss, and a seed with --seed")
     if not all(map(str.isdecimal, seeds)):
         raise click.UsageError(f"--seed must be whole numbers, got {seed}")
-    if loss_options and len(losses) != 1:
+    if texts and len(losses) != 1:
         raise click.UsageError("--set is for one loss: name it with --loss")
+    loss_options = parse_options(losses[0], LOSSES[losses[0]].options, texts)
     settings = {**(OTHERS if data else DIGITS)}
     settings |= {name: value for name, value in recipe.items() if value is not None}
     held_out = settings.pop("held_out")

@@ -77,8 +77,9 @@ def compare(
     from calibrant.workflows import compare as workflow
 
     with engine.working(workers, dask, "methods") as work:
+        data = engine.opened(pred, skip_bad, estimand, work, cache)
         comparison = workflow.compare(
-            engine.opened(pred, skip_bad, estimand, work, cache),
+            data,
             shared.names_in(methods),
             time_limit=time_limit or None,
             keep_argmax=False if choices else None,
@@ -91,7 +92,7 @@ def compare(
         )
     with shared.until_closed():
         if form == "json":
-            shared.write_json(comparison.to_dict())
+            shared.write_json({**comparison.to_dict(), "skipped": dict(data.skipped)})
         elif form == "latex":
             click.echo(comparison.to_latex())
         else:

@@ -44,11 +44,23 @@ def engine_options(command: F) -> F:
     return _WORKERS(_DASK(command))
 
 
+class Counted:
+    """A callback that shows progress, and keeps the number of examples of the longest pass."""
+
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        self.show, self.most = show, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show and count."""
+        self.most = max(self.most, done)
+        self.show(done, total)
+
+
 class Work(NamedTuple):
     """An executor, None for this process, and a callback for progress."""
 
     executor: Executor | None
-    progress: Callable[[int, int], None]
+    progress: Counted
 
 
 @contextmanager
@@ -58,22 +70,17 @@ def working(workers: int | None, dask: str | None, unit: str = "examples") -> It
 
     if workers is not None and dask is not None:
         raise click.UsageError("--workers and --dask are two engines: name one of them")
-    start, most = time.perf_counter(), 0
+    start = time.perf_counter()
     with open_engine(workers, dask) as engine:
         if engine.dashboard:
             shared.say(f"dashboard: {engine.dashboard}")
         with shared.progress_bar(unit) as show:
-
-            def progress(done: int, total: int) -> None:
-                nonlocal most
-                most = max(most, done)
-                show(done, total)
-
+            progress = Counted(show)
             yield Work(engine.executor, progress)
     if engine.executor is not None:
         seconds = time.perf_counter() - start
-        rate = f"{most / seconds:,.0f} {unit} per second"
-        shared.say(f"{most:,} {unit} in {seconds:.1f} s on {engine.description}: {rate}")
+        rate = f"{progress.most / seconds:,.0f} {unit} per second"
+        shared.say(f"{progress.most:,} {unit} in {seconds:.1f} s on {engine.description}: {rate}")
 
 
 def opened(
@@ -86,7 +93,9 @@ def opened(
     if not skip_bad:
         return open_dataset(path, cache=cache)
     chosen: Any = estimand or "auto"  # click's flag values
-    data = open_good_shards(path, cache=cache, estimand=chosen, **work._asdict())
+    # its pass over all shards is shown, but bad ones do not count
+    examining: Any = {"executor": work.executor, "progress": work.progress.show}
+    data = open_good_shards(path, cache=cache, estimand=chosen, **examining)
     for line in describe_skipped(data):
         shared.say(line)
     return data

@@ -100,7 +100,8 @@ def evaluate(
     with shared.until_closed():
         if form == "json":
             named = {"class_names": data.class_names} if data.class_names else {}
-            shared.write_json({"split": name or None, **evaluation.to_dict(), **named})
+            about = {**evaluation.to_dict(), **named, "skipped": dict(data.skipped)}
+            shared.write_json({"split": name or None, **about})
         elif form == "latex":
             click.echo(evaluation.to_latex())
         else:

@@ -79,23 +79,29 @@ def fit(
       calibrant fit patients.csv --method multicalibration --columns age,site -o calibrator
       calibrant fit predictions.npz --method maccal --train train.npz -o classifier
     """  # noqa: D301
+    from calibrant._core.messages import plain_name
+    from calibrant._core.options import options_of, parse_options
     from calibrant.artifacts import save
     from calibrant.calibrators.registry import calibrators_for
+    from calibrant.retrain import MaCCal
     from calibrant.workflows.fit import cross_fit, fit_and_measure
     from calibrant.workflows.retrain import retrain_and_measure
 
     selected: dict[str, Any] = {**selection, **({"folds": folds, "seed": seed} if folds else {})}
-    chosen = shared.method_options(options)
-    if columns:
-        chosen = {**chosen, "columns": shared.names_in(columns)}
-    if choices:
-        if method.lower() != "auto" or estimand == "multilabel":
-            got = "--multilabel" if estimand == "multilabel" else method
-            raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
-        chosen = {"keep_argmax": False, **chosen}
     measured: Any = estimand or "auto"
+    retrained = plain_name(method) == "maccal"
+    name = "maccal" if retrained else calibrators_for(measured).name(method)
+    if choices and (name != "auto" or estimand == "multilabel"):
+        got = "--multilabel" if estimand == "multilabel" else method
+        raise click.UsageError(f"--choices is for the method auto, got {got}: leave it out")
+    kind = MaCCal if retrained else calibrators_for(measured)[name]
+    chosen: dict[str, Any] = {"keep_argmax": False} if choices else {}
+    chosen |= parse_options(name, options_of(kind), shared.named_texts(options))
+    if columns:
+        chosen["columns"] = shared.names_in(columns)
     common: dict[str, Any] = {"options": chosen, "metrics": METRICS, "estimand": measured}
-    if method.lower() == "maccal":
+    skipped: dict[str, str] = {}
+    if retrained:
         at_scale = workers is not None or dask is not None or skip_bad or cache
         if any(selected.values()) or estimand == "multilabel" or at_scale:
             raise click.UsageError(
@@ -103,23 +109,22 @@ def fit(
                 "--cross-fit, --split, --sample-weight, --groups and --multilabel, and options "
                 "for shards"
             )
-        name = "maccal"
         with shared.progress_bar("epochs") as progress:
             fitted = retrain_and_measure(pred, train=train, progress=progress, **common)
     elif train:
         raise click.UsageError(f"--train is for the method maccal, got {method}")
     else:
-        name = calibrators_for(measured).name(method)
         workflow = cross_fit if folds else fit_and_measure
         with engine.working(workers, dask) as work:
             data = engine.opened(pred, skip_bad, estimand, work, cache)
+            skipped.update(data.skipped)
             fitted = workflow(data, name, **work._asdict(), **common, **selected)
     written = shared.how_written(out, "saved in")
     save(fitted.artifact, out)
     with shared.until_closed():
         if form == "json":
             about = {"method": name, "options": chosen, "folds": folds, "saved": out}
-            shared.write_json({**about, **fitted.to_dict()})
+            shared.write_json({**about, **fitted.to_dict(), "skipped": skipped})
         else:
             _print_fit(fitted, f"{name} on {pred}", folds)
     shared.say(f"{written}; to use it: calibrant apply {out} {pred} -o OUT")
@@ -209,7 +214,9 @@ def export(folder: str, out: str, tokens: bool, probabilities: bool, opset: int 
     options |= {} if opset is None else {"opset": opset}
     written = shared.how_written(out)
     difference = EXPORTS[suffix](load(folder), out, **options)
-    remark = f"its probabilities differ from the calibrator's by {difference:.0e} at most"
+    remark = (
+        f"where tried, its probabilities differ from the calibrator's by up to {difference:.0e}"
+    )
     shared.say(f"{written}; {remark}")
 
 

@@ -114,10 +114,14 @@ def fit(
       calibrant llm fit table -o head
       calibrant llm fit table --head mlp --objective selective -o head
     """  # noqa: D301
+    from calibrant._core.options import parse_options
     from calibrant.artifacts import save
     from calibrant.llm import fit_head, open_table
+    from calibrant.llm.heads.modules import head_options
 
-    table, chosen = open_table(list(tables)), shared.method_options(options)
+    table = open_table(list(tables))
+    texts = shared.named_texts(options)
+    chosen = parse_options(f"the {head} head", head_options(head.lower()), texts)
     with progress_bar("epochs") as progress:
         fitted = fit_head(
             table, head.lower(), objective.lower(), options=chosen, progress=progress, **training

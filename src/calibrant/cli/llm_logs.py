@@ -175,13 +175,15 @@ def collect(
       calibrant llm answers collect questions.jsonl --url http://localhost:8080/v1 --model local \
         --samples 5 --stated --p-true -o answers.jsonl
     """  # noqa: D301
+    from calibrant._core.options import parsed_text
     from calibrant.llm.endpoints.collecting import collect_answers, cost_of
     from calibrant.llm.endpoints.plans import Plan
     from calibrant.llm.endpoints.questions import read_asked
     from calibrant.llm.endpoints.services import Connection, service_for
 
     asked = read_asked(questions)
-    chosen = Plan(model, fields=shared.method_options(fields), **plan)
+    values = {name: parsed_text(text) for name, text in shared.named_texts(fields).items()}
+    chosen = Plan(model, fields=values, **plan)
     cost = cost_of(asked, chosen, out)
     prices = None if price_in is None and price_out is None else (price_in or 0, price_out or 0)
     price = "" if prices is None else f"; at most {cost.price(*prices):.2f}"

@@ -51,7 +51,11 @@ CERTAIN_LEVEL = click.option(
     help="Coverage of the intervals.",
 )
 SET = click.option(
-    "--set", "options", multiple=True, metavar="KEY=VALUE", help="An option of the method."
+    "--set",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the method, such as keep_argmax=no.",
 )
 COLUMNS = click.option(
     "--columns",
@@ -101,18 +105,15 @@ def names_in(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split("," if "," in text else None) if name.strip()]
 
 
-def method_options(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options of a method; values are JSON, or else text."""
-    options: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
+def named_texts(settings: Iterable[str]) -> dict[str, str]:
+    """Return the texts of ``--set KEY=VALUE`` by their keys."""
+    texts: dict[str, str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
         if not equals:
-            raise click.UsageError(f"--set wants KEY=VALUE, got {text}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
+            raise click.UsageError(f"--set wants KEY=VALUE, got {setting}")
+        texts[name] = text
+    return texts
 
 
 @contextmanager

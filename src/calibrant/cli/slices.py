@@ -91,7 +91,7 @@ def slices(
             result = find_slices(data, columns=names, **given, **options, **work._asdict())
     with shared.until_closed():
         if form == "json":
-            shared.write_json(result.to_dict())
+            shared.write_json({**result.to_dict(), "skipped": dict(data.skipped)})
         elif form == "latex":
             click.echo(result.to_latex())
         else:

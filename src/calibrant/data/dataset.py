@@ -408,7 +408,9 @@ class Dataset:
             problem = f": {unknown_name('split', wanted[0], named)}"
         else:
             asked = " or ".join(f"split {name!r}" if name else "plain arrays" for name in wanted)
-            known = f": name one of {comma_separated(named)}" if named else ", only plain arrays"
+            known = ", only plain arrays"
+            if named:
+                known = f", only {comma_separated(named)}: name the split to use, as --split does"
             problem = f" has no {asked}{known}"
         return ValueError(self.path + problem)
 

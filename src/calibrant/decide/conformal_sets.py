@@ -83,6 +83,8 @@ class ConformalSets:
     n, classes : int
         Number of examples behind it, and of their classes.
     seed : int
+    mean_size : float
+        Mean number of classes in the sets of these examples.
     """
 
     limit: float
@@ -91,11 +93,13 @@ class ConformalSets:
     n: int
     classes: int
     seed: int
+    mean_size: float
 
     def __repr__(self) -> str:
         limit = f"score {self.score}, limit {self.limit:.4g}"
+        size = f"mean size {self.mean_size:.2f}"
         counted = f"{self.n:,} examples of {self.classes} classes"
-        return one_line(self, f"coverage {100 * self.coverage:g} %", limit, counted)
+        return one_line(self, f"coverage {100 * self.coverage:g} %", limit, size, counted)
 
     def promise(self) -> str:
         """Return what is guaranteed, in words."""
@@ -105,7 +109,10 @@ class ConformalSets:
     def fragment(self) -> Html:
         """Return the attributes as HTML, without style."""
         limit = f"{self.limit:.4g}" if math.isfinite(self.limit) else "none: sets hold all classes"
-        values = {"score": self.score, "limit of the score": limit, "seed": self.seed}
+        values = {
+            "mean set size": f"{self.mean_size:.2f} classes",
+            **{"score": self.score, "limit of the score": limit, "seed": self.seed},
+        }
         about = heading("Conformal sets", f"{self.n:,} examples of {self.classes} classes")
         return joined([about, verdict(self.promise()), facts(values)])
 
@@ -133,6 +140,9 @@ class ConformalSets:
             checks.check_whole(name, state[name], least)
         if not isinstance(limit, (int, float)) or math.isnan(limit):
             raise ValueError(f"limit must be a number or None, got {limit!r:.60}")
+        size = state["mean_size"]
+        if not isinstance(size, (int, float)) or not 0 <= size <= state["classes"]:
+            raise ValueError(f"mean_size must be from 0 to classes, got {size!r:.60}")
         return cls(**{**state, "limit": limit})
 
     @overload
@@ -261,7 +271,8 @@ def conformal(
     of_classes = _class_scores(rows[kept], score, seed)
     own = np.take_along_axis(of_classes, targets[kept][:, None], -1)[:, 0]
     limit = _loosened(_limit(own, coverage), scores)
-    return ConformalSets(limit, score, coverage, len(own), rows.shape[-1], seed)
+    size = float((of_classes <= _loosened(limit, scores)).sum(-1).mean())
+    return ConformalSets(limit, score, coverage, len(own), rows.shape[-1], seed, size)
 
 
 def _limit(scores: FloatArray, coverage: float) -> float:

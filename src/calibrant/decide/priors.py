@@ -223,6 +223,7 @@ class PriorCorrection(Calibrator):
         old, new = _as_priors(old_prior, new_prior, max(inside.classes, 2))
         self._store(old_prior_=old, new_prior_=new)
         self._set_classes(inside.classes)
+        self.class_names_ = inside.class_names_
         return self
 
     def _fit(self, examples: Examples, context: Context) -> None:

@@ -282,7 +282,7 @@ class DecisionRule(nn.Module):
     def names(self, members: BoolArray) -> str:
         """Return the names of the classes in a set ``(classes,)``; numbers if unknown.
 
-        >>> sets = ConformalSets(-0.1, "lac", 0.9, 100, 3, 0)
+        >>> sets = ConformalSets(-0.1, "lac", 0.9, 100, 3, 0, 1.2)
         >>> rule = DecisionRule(sets, 3, class_names=["cat", "dog", "owl"])
         >>> [rule.names(one) for one in rule.decide(probs=[[0.8, 0.15, 0.05]])["set"]]
         ['cat, dog']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -149,9 +150,10 @@ def export_program(
     with replacing(export_graph.export_target(path, ".pt2")) as temporary, evaluating(graph):
         program = graph.program()
         extra = {"calibrant.json": json.dumps(export_graph.metadata(calibrator))}
-        # as open files, since torch looks at the suffix of a path
-        with temporary.open("wb") as written, quiet():
+        written = io.BytesIO()  # where torch writes to a file, a full disk ends the process
+        with quiet():
             torch.export.save(program, written, extra_files=extra)
+        temporary.write_bytes(written.getbuffer())
         with temporary.open("rb") as read, quiet():
             again = torch.export.load(read).module()
 

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,9 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core.checks import IGNORED
+from calibrant._core.options import (
+    NonNegative,
+    Options,
+    WithOptions,
+    check_options,
+    options_of,
+    unknown_option,
+)
 
 Function: TypeAlias = Callable[..., Tensor]
 """Maps logits ``(..., classes)`` and labels ``(...)`` to values, with options by keyword."""
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Extra: TypeAlias = Tensor | None
 """Features ``(..., width)`` or the indices ``(n,)`` of examples, which only some losses need."""
 
@@ -130,7 +140,7 @@ def brier(logits: Tensor, labels: Tensor) -> Tensor:
     return batch.shaped((probs - target).square().sum(-1))
 
 
-class MeanLoss(nn.Module):
+class MeanLoss(WithOptions, nn.Module):
     """Mean over a batch of a loss of each example.
 
     >>> MeanLoss(ce)(torch.zeros(4, 2), torch.tensor([0, 1, 1, -100]))
@@ -139,8 +149,7 @@ class MeanLoss(nn.Module):
 
     def __init__(self, function: Function, **options: Any) -> None:
         super().__init__()
-        _check_options(function, options)
-        self.function, self.options = function, options
+        self.function, self.options = function, _checked_options(function, options)
 
     def forward(
         self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
@@ -154,28 +163,35 @@ class MeanLoss(nn.Module):
         return _shown(self.function, self.options)
 
 
-class RegularisedLoss(nn.Module):
+class RegularisedLoss(WithOptions, nn.Module):
     """A loss plus a weighted statistic of the batch.
 
     Parameters
     ----------
     statistic : function of logits and labels
     weight : float
-    base : Module, optional
-        The loss that the statistic is added to; cross-entropy by default.
+    base : Module or str, optional
+        The loss that the statistic is added to, or its name; cross-entropy by default.
     **options
         Of the statistic.
     """
 
     def __init__(
-        self, statistic: Function, *, weight: float, base: nn.Module | None = None, **options: Any
+        self,
+        statistic: Function,
+        *,
+        weight: NonNegative,
+        base: nn.Module | str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        _check_options(statistic, options)
-        if not (base is None or isinstance(base, nn.Module)):
-            raise TypeError(f'base must be a module such as LOSSES["focal"](), got {base!r}')
-        self.statistic, self.weight, self.options = statistic, weight, options
-        self.base = MeanLoss(ce) if base is None else base
+        self.statistic, self.weight = statistic, weight
+        self.options = _checked_options(statistic, options)
+        if isinstance(base, str):
+            losses = import_module("calibrant.losses").LOSSES  # which imports this module
+            self.base: nn.Module = losses[losses.name(base)]()
+        else:
+            self.base = MeanLoss(ce) if base is None else base
 
     def forward(
         self, logits: Tensor, labels: Tensor, features: Extra = None, indices: Extra = None
@@ -189,10 +205,15 @@ class RegularisedLoss(nn.Module):
         return _shown(self.statistic, {"weight": self.weight, **self.options})
 
 
-def _check_options(function: Function, options: dict[str, Any]) -> None:
-    unknown = options.keys() - inspect.signature(function).parameters
-    if unknown:
-        raise TypeError(f"{function.__name__} has no option {', '.join(sorted(unknown))}")
+def _checked_options(function: Function, options: dict[str, Any]) -> dict[str, Any]:
+    known = _by_keyword(options_of(function))
+    for name in options.keys() - known.keys():
+        raise TypeError(str(unknown_option(function.__name__, name, known)))
+    return check_options(known, options)
+
+
+def _by_keyword(options: Options) -> Options:
+    return {name: option for name, option in options.items() if option.kind is KEYWORD}
 
 
 def _shown(function: Function, options: dict[str, Any]) -> str:
@@ -200,16 +221,36 @@ def _shown(function: Function, options: dict[str, Any]) -> str:
 
 
 class Loss(NamedTuple):
-    """A line of :data:`~calibrant.LOSSES`: call it with the options of the loss for a module."""
+    """A line of :data:`~calibrant.LOSSES`: call it with the options of the loss for a module.
+
+    >>> Loss(MeanLoss, ce)(function=ce, classes=10, examples=50_000)
+    MeanLoss(ce)
+    """
 
     make: Callable[..., nn.Module]
     documented: Callable[..., Any]  # function or class with the documentation
     reference: str = ""
     aliases: tuple[str, ...] = ()
 
-    def __call__(self, **options: Any) -> nn.Module:
-        """Make the module."""
-        return self.make(**options)
+    def __call__(
+        self, *, classes: int | None = None, examples: int | None = None, **options: Any
+    ) -> nn.Module:
+        """Make the module.
+
+        Every loss takes the number of classes and that of the training examples; it uses what it
+        needs.
+        """
+        sizes = {"classes": classes, "examples": examples}
+        needed = {name: sizes[name] for name in options_of(self.make) if name in sizes}
+        if missing := [name for name, size in needed.items() if size is None]:
+            name = self.documented.__name__
+            raise TypeError(f"{name} needs the number of {missing[0]}: pass {missing[0]}=")
+        return self.make(**needed, **options)
+
+    @property
+    def options(self) -> Options:
+        """Options by name, besides the numbers of classes and examples."""
+        return _by_keyword({**options_of(self.documented), **options_of(self.make)})
 
     @property
     def summary(self) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from calibrant._core.checks import check_choice, check_whole
+from calibrant._core.options import NonNegative, Share, WithOptions, at_least
 from calibrant.losses.base import Extra, Loss, batch_of, summed_over_ranks
 from calibrant.losses.smoothing import beyond_margin
 
 
-class FeDLaS(nn.Module):
+class FeDLaS(WithOptions, nn.Module):
     r"""Feature-norm driven label smoothing with a learned two-way gate.
 
     The :math:`L_1` norm :math:`n_i` of the features before the last layer, standardised by moving
@@ -72,19 +72,15 @@ class FeDLaS(nn.Module):
 
     def __init__(
         self,
-        classes: int,
+        classes: Annotated[int, at_least(2)],
         *,
         base: Literal["ls", "mbls"] = "ls",
-        alpha: float | None = None,
-        beta: float | None = None,
-        theta: float = 0.5,
-        margin: float = 6.0,
+        alpha: NonNegative | None = None,
+        beta: NonNegative | None = None,
+        theta: Share = 0.5,
+        margin: NonNegative = 6.0,
     ) -> None:
         super().__init__()
-        check_choice("base", base, ("ls", "mbls"))
-        check_whole("classes", classes, 2)
-        if not 0 < theta <= 1:
-            raise ValueError(f"theta must be above 0 and at most 1, got {theta}")
         usual = {"ls": (0.05, 4.0), "mbls": (0.1, 0.5)}[base]
         self.base, self.theta, self.margin = base, theta, margin
         self.alpha = usual[0] if alpha is None else alpha

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calibrant._core.checks import Values, check_whole
+from calibrant._core.checks import Values
+from calibrant._core.options import Count, NonNegative, Positive, WithOptions
 from calibrant.losses.base import Batch, Extra, Loss, at, batch_of, mean_of
 
 
-def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0) -> Tensor:
+def focal(logits: Tensor, labels: Tensor, *, gamma: NonNegative = 3.0) -> Tensor:
     r"""Focal loss of each example, :math:`-(1 - p_y)^\gamma \log p_y`.
 
     Gradients are finite for every ``gamma`` from 0 on, which is cross-entropy, and every logit.
@@ -36,7 +37,7 @@ def flsd(logits: Tensor, labels: Tensor) -> Tensor:
     return batch.shaped(_focal(batch, gamma))
 
 
-def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
+def dual_focal(logits: Tensor, labels: Tensor, *, gamma: NonNegative = 5.0) -> Tensor:
     r"""Dual focal loss, :math:`-(1 - p_y + p_j)^\gamma \log p_y`.
 
     :math:`p_j` is the largest probability that is below :math:`p_y`, 0 where there is none;
@@ -73,7 +74,7 @@ def _check_gamma(gamma: float) -> None:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
 
 
-class AdaFocal(nn.Module):
+class AdaFocal(WithOptions, nn.Module):
     r"""Focal loss whose exponents follow the calibration of a validation set.
 
     Bins of equal mass hold the validation confidences; call :meth:`observe` with validation
@@ -112,9 +113,8 @@ class AdaFocal(nn.Module):
     edges_: Tensor
     gamma_: Tensor
 
-    def __init__(self, *, bins: int = 15, rate: float = 1.0, start: float = 1.0) -> None:
+    def __init__(self, *, bins: Count = 15, rate: Positive = 1.0, start: float = 1.0) -> None:
         super().__init__()
-        check_whole("bins", bins)
         self.rate = rate
         self.register_buffer("edges_", torch.linspace(0, 1, bins + 1)[1:-1])
         self.register_buffer("gamma_", torch.full((bins,), float(start)))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant._core.options import Count, NonNegative, Positive, WithOptions
 from calibrant.losses.base import Batch, Extra, Loss, batch_of, regularised_by, summed_over_ranks
 from calibrant.losses.smoothing import entropy
 
@@ -14,7 +15,7 @@ def mmce(
     logits: Tensor,
     labels: Tensor,
     *,
-    width: float = 0.4,
+    width: Positive = 0.4,
     weighted: bool = True,
     twice: bool = False,
 ) -> Tensor:
@@ -62,7 +63,7 @@ def mdca(logits: Tensor, labels: Tensor) -> Tensor:
     return (share @ (batch.log_probs.exp() - target)).abs().mean()
 
 
-def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0.05) -> Tensor:
+def soft_ece(logits: Tensor, labels: Tensor, *, bins: Count = 15, sigma: Positive = 0.05) -> Tensor:
     r"""Soft-binned ECE, with squares of the gaps.
 
     .. math:: \sqrt{\sum_b \frac{n_b}{n} (C_b - A_b)^2}, \qquad
@@ -84,7 +85,7 @@ def soft_ece(logits: Tensor, labels: Tensor, *, bins: int = 15, sigma: float = 0
     return (gap.square() / mass.clamp(min=1e-6)).sum().add(1e-12).sqrt()
 
 
-def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
+def avuc(logits: Tensor, labels: Tensor, *, threshold: NonNegative = 1.0) -> Tensor:
     r"""Accuracy versus uncertainty.
 
     With the entropy :math:`u` and confidence :math:`c` of an example,
@@ -110,7 +111,7 @@ def avuc(logits: Tensor, labels: Tensor, *, threshold: float = 1.0) -> Tensor:
     return bad.div(good.clamp(min=1e-12)).log1p()
 
 
-class CRL(nn.Module):
+class CRL(WithOptions, nn.Module):
     r"""Correctness ranking loss: examples that were right more often get more confidence.
 
     .. math:: -\log p_y + \lambda \operatorname{mean}_i
@@ -138,7 +139,7 @@ class CRL(nn.Module):
     right_: Tensor
     seen_: Tensor
 
-    def __init__(self, examples: int, *, weight: float = 1.0) -> None:
+    def __init__(self, examples: Count, *, weight: NonNegative = 1.0) -> None:
         super().__init__()
         self.weight = weight
         self.register_buffer("right_", torch.zeros(examples))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calibrant._core.options import NonNegative, at_least, at_most
 from calibrant.losses.base import Batch, at, batch_of, mean_of
 
 
-def ls(logits: Tensor, labels: Tensor, *, alpha: float = 0.05) -> Tensor:
+def ls(
+    logits: Tensor, labels: Tensor, *, alpha: Annotated[float, at_least(0), at_most(1)] = 0.05
+) -> Tensor:
     r"""Label smoothing, :math:`-(1 - \alpha) \log p_y - \frac{\alpha}{K} \sum_k \log p_k`.
 
     Returns ``(...)`` for logits ``(..., classes)``; ``alpha=0`` is cross-entropy.
@@ -21,7 +26,9 @@ def ls(logits: Tensor, labels: Tensor, *, alpha: float = 0.05) -> Tensor:
     return batch.shaped((1 - alpha) * -batch.own - alpha * batch.log_probs.mean(-1))
 
 
-def mbls(logits: Tensor, labels: Tensor, *, margin: float = 6.0, weight: float = 0.1) -> Tensor:
+def mbls(
+    logits: Tensor, labels: Tensor, *, margin: NonNegative = 6.0, weight: NonNegative = 0.1
+) -> Tensor:
     r"""Margin-based label smoothing.
 
     .. math:: -\log p_y + \lambda \frac1K \sum_k \max(\max_l z_l - z_k - m,\, 0)
@@ -39,10 +46,10 @@ def acls(
     logits: Tensor,
     labels: Tensor,
     *,
-    margin: float = 6.0,
-    weight: float = 0.1,
-    top: float = 1.0,
-    others: float = 0.1,
+    margin: NonNegative = 6.0,
+    weight: NonNegative = 0.1,
+    top: NonNegative = 1.0,
+    others: NonNegative = 0.1,
 ) -> Tensor:
     r"""Adaptive and conditional label smoothing, as in the code of its authors.
 
@@ -63,7 +70,7 @@ def acls(
     return batch.shaped(-batch.own + weight * (top * down + others * rest))
 
 
-def ecp(logits: Tensor, labels: Tensor, *, weight: float = 0.1) -> Tensor:
+def ecp(logits: Tensor, labels: Tensor, *, weight: NonNegative = 0.1) -> Tensor:
     r"""Confidence penalty, :math:`-\log p_y - \lambda H(p)`.
 
     >>> ecp(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), weight=1.0)
@@ -74,7 +81,11 @@ def ecp(logits: Tensor, labels: Tensor, *, weight: float = 0.1) -> Tensor:
 
 
 def cpc(
-    logits: Tensor, labels: Tensor, *, discrimination: float = 1.0, exclusion: float = 1.0
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    discrimination: NonNegative = 1.0,
+    exclusion: NonNegative = 1.0,
 ) -> Tensor:
     r"""Calibration by pairwise constraints.
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from calibrant._core.binning import Bins as Bins
+from calibrant._core.messages import no_attribute
 from calibrant.metrics.accumulator import Accumulator as Accumulator
 from calibrant.metrics.binned import (
     ada_ece as ada_ece,
@@ -59,5 +60,5 @@ if not TYPE_CHECKING:  # type checkers know the names above, and complain about 
     def __getattr__(name: str) -> object:
         """Return a metric that the registry found."""
         if name not in METRICS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise no_attribute(__name__, name, [*METRICS, *globals()])
         return METRICS[name].compute

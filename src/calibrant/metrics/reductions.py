@@ -394,6 +394,25 @@ class _Softmax(NamedTuple):
         return self.chunk.number, self.top.cpu().numpy(), table.cpu().numpy()
 
 
+EXACT = 1024
+"""Classes up to which the order of equal logits does not change the last digit of a softmax."""
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Overwrite logits ``(rows, classes)`` of float64 by their softmax, and return it.
+
+    Rows with the same logits in another order are ties. A sum of floating-point numbers depends on
+    the order of its terms, in the last digit; here they are rounded to whole multiples of a small
+    unit, whose sum as integers does not.
+    """
+    classes = logits.shape[-1]
+    if classes > EXACT:  # the multiples would be too coarse
+        return torch.softmax(logits, -1, out=logits)
+    logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    logits.mul_(2.0 ** (62 - math.ceil(math.log2(classes))))
+    return logits.div_(logits.to(torch.int64).sum(-1, keepdim=True))
+
+
 def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
     """Yield the softmax of every chunk; that of a bad row is NaN."""
     # one buffer for all chunks: fresh memory of this size costs more than the softmax
@@ -405,8 +424,7 @@ def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Soft
         out = buffer[:size].view_as(chunk.logits)
         stated = examples.stated(chunk.number)
         if stated is None:
-            # each row is read before it is written, so the softmax may overwrite its input
-            probs = torch.softmax(out.copy_(chunk.logits), -1, out=out)
+            probs = _softmax(out.copy_(chunk.logits))
         else:  # the way through logarithms would part ties, and cross edges of bins
             probs = out.copy_(torch.from_numpy(stated))
         top = chunks.top_class(chunk.logits if stated is None else probs)

@@ -10,15 +10,16 @@ from concurrent.futures import Executor
 from datetime import date
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from calibrant._core import checks
-from calibrant._core.binning import Bins, check_bins
+from calibrant._core.binning import Bins
 from calibrant._core.checks import Features, Logits, Values
 from calibrant._core.chunks import Progress
 from calibrant._core.messages import printable
+from calibrant._core.options import Count, WithOptions, above, at_least, at_most, below
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.fingerprint import calibrator_fingerprint
 from calibrant.data.dataset import TEST_SPLITS, Dataset, as_dataset
@@ -36,7 +37,7 @@ from calibrant.retrain.maccal import MaCCal
 WindowId: TypeAlias = int | date
 
 
-class Monitor:
+class Monitor(WithOptions):
     """Detect calibration drift of a deployed model, with few false alarms over the whole stream.
 
     While every prediction is right with a probability within ``tolerance`` of its confidence,
@@ -90,40 +91,31 @@ class Monitor:
         self,
         calibrator: Calibrator | MaCCal | None = None,
         *,
-        window: int = 1000,
-        false_alarms: float = 0.05,
-        tolerance: float = 0.02,
+        window: Count = 1000,
+        false_alarms: Annotated[float, above(0), below(1)] = 0.05,
+        tolerance: Annotated[float, at_least(0), below(0.5)] = 0.02,
         reference: tuple[Values, Values] | Bins | None = None,
-        bins: int = 15,
+        bins: Annotated[int, at_least(1), at_most(100)] = 15,
         first: WindowId | None = None,
-        pending: int = 100_000,
-        keep: int = 1000,
+        pending: Count = 100_000,
+        keep: Count = 1000,
     ) -> None:
-        for name, value in (("window", window), ("pending", pending), ("keep", keep)):
-            checks.check_whole(name, value)
-        check_bins(bins)
-        if bins > 100:
-            raise ValueError(f"bins must be at most 100, got {bins}")
-        if not 0 < false_alarms < 1:
-            raise ValueError(f"false_alarms must be between 0 and 1, got {false_alarms}")
-        if not 0 <= tolerance < 0.5:
-            raise ValueError(f"tolerance must be at least 0 and below 0.5, got {tolerance}")
         self.calibrator = None if calibrator is None else as_calibrator(calibrator)
         if self.calibrator is not None:
             self.calibrator.refuse_tags("Monitor")
         self.fingerprint = (
             None if self.calibrator is None else calibrator_fingerprint(self.calibrator)
         )
-        self.window, self.bins = int(window), int(bins)
-        self.false_alarms, self.tolerance = float(false_alarms), float(tolerance)
+        self.window, self.bins = window, bins
+        self.false_alarms, self.tolerance = false_alarms, tolerance
         gaps = np.zeros((2, bins))
         if reference is not None:
             gaps = reference_gaps(as_bins(reference, bins), false_alarms / 2)
         self.tolerated = Tolerated(gaps, self.tolerance)
         self.alarm: Alarm | None = None
-        self._windows = Windows(self.bins, int(keep), None if first is None else _number(first))
+        self._windows = Windows(self.bins, keep, None if first is None else _number(first))
         self._dated = isinstance(first, date)  # window numbers are ordinals of days
-        self._pending = PendingPredictions(int(pending))
+        self._pending = PendingPredictions(pending)
         self._files: dict[str, list[float]] = {}  # by their digests; lists are of early states
         self._estimates = WindowEstimates()
         self._classes = 0

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import numpy as np
 import torch
@@ -17,11 +17,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant._core import checks
-from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED, Values, warn
 from calibrant._core.chunks import Progress, as_tensor
+from calibrant._core.options import (
+    Count,
+    NonNegative,
+    Positive,
+    Seed,
+    Share,
+    WithOptions,
+    above,
+    at_least,
+    at_most,
+)
 from calibrant._core.tables import frame
-from calibrant._core.torch_models import digest
+from calibrant._core.torch_models import digest, save_state
 from calibrant.display.elements import plain
 from calibrant.display.html import notebook
 from calibrant.display.results import heading, one_line
@@ -69,8 +79,7 @@ class _Run:
             "steps": self.steps,
             "history": [tuple(epoch) for epoch in self.history],
         }
-        with replacing(self.checkpoint) as temporary:
-            torch.save(state, temporary)
+        save_state(state, self.checkpoint)
 
     def resume(self) -> None:
         path, device = self.checkpoint, self.classifier.keep_.device
@@ -86,7 +95,7 @@ class _Run:
         self.history = [Epoch(*epoch) for epoch in state["history"]]
 
 
-class MaCCal(nn.Module):
+class MaCCal(WithOptions, nn.Module):
     r"""Retrain the classifier of a network under random masks (Ni et al. 2026, MaC-Cal).
 
     The features are frozen and the last layer is replaced by a :class:`MaskedClassifier`. In each
@@ -143,39 +152,25 @@ class MaCCal(nn.Module):
     def __init__(
         self,
         *,
-        bottleneck: int | None = None,
-        epochs: int | None = None,
-        batch_size: int = 256,
-        rate: float = 1e-3,
-        decay: float = 0.0,
-        keep: float = 0.9,
-        least_keep: float = 0.1,
-        gamma: float | None = None,
-        step: float = 4.0,
-        samples: int = 0,
-        seed: int = 0,
+        bottleneck: Count | None = None,
+        epochs: Count | None = None,
+        batch_size: Count = 256,
+        rate: Positive = 1e-3,
+        decay: NonNegative = 0.0,
+        keep: Share = 0.9,
+        least_keep: Share = 0.1,
+        gamma: Annotated[float, above(0), at_most(2)] | None = None,
+        step: NonNegative = 4.0,
+        samples: Annotated[int, at_least(0)] = 0,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
         self.class_names_: tuple[str, ...] | None = None
         self.bottleneck, self.epochs, self.batch_size = bottleneck, epochs, batch_size
         self.keep, self.least_keep, self.gamma, self.step = keep, least_keep, gamma, step
         self.rate, self.decay, self.samples, self.seed = rate, decay, samples, seed
-        for name, least in {"batch_size": 1, "samples": 0, "seed": 0}.items():
-            checks.check_whole(name, getattr(self, name), least)
-        for name in ("bottleneck", "epochs"):
-            if getattr(self, name) is not None:
-                checks.check_whole(name, getattr(self, name))
-        limits = {
-            "rate": (0 < rate < math.inf, "above 0"),
-            "decay": (0 <= decay < math.inf, "at least 0"),
-            "step": (0 <= step < math.inf, "at least 0"),
-            "least_keep": (0 < least_keep <= 1, "above 0 and at most 1"),
-            "keep": (least_keep <= keep <= 1, f"from least_keep ({least_keep:g}) to 1"),
-            "gamma": (gamma is None or 0 < gamma <= 2, "None or in (0, 2]"),
-        }
-        for name, (valid, wanted) in limits.items():
-            if not valid:
-                raise ValueError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+        if keep < least_keep:
+            raise ValueError(f"keep must be at least least_keep ({least_keep:g}), got {keep!r}")
         self.classifier = MaskedClassifier(1, 1)  # replaced by one of the right size in a fit
         self.register_buffer("history_", torch.zeros(0, len(Epoch._fields)))
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant._core.options import Count, Seed, WithOptions, at_least
+
 Masks = tuple[Tensor, Tensor]  # factors of the weights of both layers: ones and zeros, or a number
 HALVINGS, LARGEST_CHANGE = 4, 0.1  # how often the step is halved, how far q moves in one epoch
 
 
-class MaskedClassifier(nn.Module):
+class MaskedClassifier(WithOptions, nn.Module):
     r"""Two layers with a bottleneck between them, which :class:`MaCCal` trains under masks.
 
     .. math:: z = (q W_2)\,\mathrm{relu}((q W_1) x + b_1) + b_2
@@ -49,12 +51,12 @@ class MaskedClassifier(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        classes: int,
+        width: Count,
+        classes: Count,
         *,
-        bottleneck: int | None = None,
-        samples: int = 0,
-        seed: int = 0,
+        bottleneck: Count | None = None,
+        samples: Annotated[int, at_least(0)] = 0,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
         self.width, self.classes, self.samples, self.seed = width, classes, samples, seed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from calibrant.display.html import escaped
 from calibrant.display.palette import themes
 from calibrant.ui.choices import STEPS, Choices
 from calibrant.ui.guard import REPORT_POLICY, App, Guard, Guarded
+from calibrant.ui.home import temporary_home
 from calibrant.ui.jobs import Busy, Job, Jobs, new_id
 from calibrant.ui.uploads import SUFFIXES, TooLarge, Upload, Uploads
 from calibrant.ui.worker import Look, Run
@@ -64,7 +64,7 @@ def make_app(guard: Guard, max_upload: int) -> App:
         Route("/api/jobs/{id}/stop", service.stop, methods=["POST"]),
         Route("/results/{id}/{name}", service.result),
     ]
-    handlers: Any = {HTTPException: _explained}
+    handlers: Any = {HTTPException: _explained, ClientDisconnect: _nobody}
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
     return Guarded(app, guard)
 
@@ -79,11 +79,9 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Own the temporary folder and the jobs while the server runs."""
-        with tempfile.TemporaryDirectory(
-            prefix="calibrant-ui-", ignore_cleanup_errors=True
-        ) as home:
-            self.uploads = Uploads(Path(home), self.max_upload)
-            self.jobs = Jobs(Path(home))
+        with temporary_home() as home:
+            self.uploads = Uploads(home, self.max_upload)
+            self.jobs = Jobs(home)
             try:
                 yield
             finally:
@@ -110,8 +108,6 @@ class Service:
             key = await self.uploads.receive(name, request.stream())
         except TooLarge as problem:
             raise HTTPException(413, str(problem)) from problem
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
         except ValueError as problem:
             raise HTTPException(415, str(problem)) from problem
         return self._look(key)
@@ -135,7 +131,7 @@ class Service:
         upload = self._upload(content.pop("file", None))
         try:
             choices = Choices.from_json(content)
-        except ValueError as problem:
+        except (TypeError, ValueError) as problem:
             raise HTTPException(400, str(problem)) from problem
         key = new_id()
         task = Run(upload.path, upload.name, self.jobs.folder(key), choices)
@@ -214,7 +210,7 @@ async def _json(request: Request) -> dict[str, Any]:
             raise HTTPException(413, f"a request may have {LARGEST_REQUEST:,} bytes")
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise HTTPException(400, "the request must be a JSON object")
@@ -223,3 +219,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 async def _explained(request: Request, problem: HTTPException) -> Response:
     return JSONResponse({"error": problem.detail}, status_code=problem.status_code)
+
+
+async def _nobody(request: Request, problem: ClientDisconnect) -> Response:
+    return Response(status_code=400)  # nobody reads it

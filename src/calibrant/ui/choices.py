@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from calibrant._core.messages import comma_separated
+from calibrant._core.options import check_options, options_of, unknown_option
 
 Estimand: TypeAlias = Literal["auto", "top_label", "multilabel"]
 STEPS = ("Fit the calibrator", "Measure, compare and write the report", "Export to ONNX")
@@ -25,20 +25,14 @@ class Choices:
 
     @classmethod
     def from_json(cls, content: object) -> Choices:
-        """Return the choices in a request; names are checked where they are used.
+        """Return the choices in a request, or raise; names are checked where they are used.
 
         >>> Choices.from_json({"method": "ts"}).method
         'ts'
         """
-        known = [field.name for field in fields(cls)]
-        if not isinstance(content, Mapping) or not {*content} <= {*known}:
-            raise ValueError(f"choices must be a JSON object with some of {comma_separated(known)}")
-        if not isinstance(content.get("method", "auto"), str):
-            raise ValueError("method must be a name")
-        if not all(isinstance(content.get(f"{use}_split"), str | None) for use in ("fit", "test")):
-            raise ValueError("fit_split and test_split must be names or null")
-        if content.get("estimand", "auto") not in get_args(Estimand):
-            raise ValueError(f"estimand must be one of {comma_separated(get_args(Estimand))}")
-        if not isinstance(content.get("keep_argmax"), bool | None):
-            raise ValueError("keep_argmax must be true, false or null")
-        return cls(**content)
+        if not isinstance(content, Mapping):
+            raise TypeError(f"choices must be a JSON object, got {content!r:.80}")
+        options = options_of(cls)
+        for name in content.keys() - options.keys():
+            raise unknown_option("a request", name, options)
+        return cls(**check_options(options, content))

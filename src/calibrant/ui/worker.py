@@ -16,11 +16,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from calibrant._core.messages import printable
+from calibrant._core.messages import failure_text, printable
 from calibrant.ui.choices import Choices
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
-"""Failures that are explained in a line; anything else is a bug."""
 BUG = "this is a bug in calibrant ({}): please report it with what the terminal shows"
 DIED = (
     "the process that worked on the file ended, perhaps because there was not enough memory: use "
@@ -82,12 +80,12 @@ def _outcome(task: Task, connection: Connection) -> Update:
     try:
         os.chdir(task.path.parent)  # so that messages have the name alone, which is replaced
         return "done", task(_throttled(connection))
-    except EXPECTED as problem:
-        text = str(problem).replace(task.path.name, task.name)
-        return "failed", printable(text or type(problem).__name__)
     except Exception as problem:
-        traceback.print_exc()
-        return "failed", BUG.format(type(problem).__name__)
+        text = failure_text(problem)
+        if text is None:
+            traceback.print_exc()
+            return "failed", BUG.format(type(problem).__name__)
+        return "failed", printable(text.replace(task.path.name, task.name))
 
 
 def _throttled(connection: Connection) -> Callable[..., object]:

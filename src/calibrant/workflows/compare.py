@@ -155,8 +155,13 @@ def fit_and_test(
         for name, prefer in wanted
         if name is not None or dataset.find(None, prefer) is not None
     ]
+    if not there and dataset.splits:
+        raise ValueError(
+            f"{dataset.path} has no split 'val', 'test' or plain arrays, only "
+            f"{comma_separated(dataset.splits)}: name two, as --fit-split and --test-split do"
+        )
     if not there:
-        dataset.split(None, ("val", "test", ""))  # raises
+        dataset.split()  # raises
     one, other = dataset.split(there[0]), dataset.split(there[-1])
     first, second = (f"{s.name} split" if s.name else "plain arrays" for s in (one, other))
     one.warn_if_probs()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from calibrant._core.checks import warn
 from calibrant._core.chunks import Progress
@@ -71,12 +71,20 @@ class ShardJob:
         """Name of the file that tells what the output was made from."""
         return f"{RECEIPTS}/{self.name}.json"
 
-    def earlier(self) -> str | None:
-        """Return what the finished output was made from; None if there is none."""
+    def noted(self) -> dict[str, Any]:
+        """Return the content of the receipt; empty if there is none."""
         try:
             known = json.loads(self.out.read(self.receipt))
-            whole = self.out.stamp(self.name) == known["output"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def earlier(self) -> str | None:
+        """Return what the finished output was made from; None if there is none."""
+        known = self.noted()
+        try:
+            whole = "output" in known and self.out.stamp(self.name) == known["output"]
+        except OSError:
             return None
         return str(known.get("made_from")) if whole else None
 
@@ -147,7 +155,22 @@ def write_shards(
                 warn(f"{job.target} was made from an earlier version of its input: remove it")
     kept = [job.target for job in jobs if earlier[job.target] == job.made_from]
     changed = [target for target in written if earlier[target] is not None]
+    _check_alone([job for job in jobs if job.path not in skipped])
     return WrittenShards(written, kept, changed, maker, skipped)
+
+
+def _check_alone(jobs: Iterable[ShardJob]) -> None:
+    """Raise if another run, with another calibrator or input, has written to the same folder.
+
+    Locks would not do: processes of one run write side by side, and object stores have none.
+    """
+    others = [job.target for job in jobs if job.noted().get("made_from") != job.made_from]
+    if others:
+        names = comma_separated(others[:5]) + (" ..." if len(others) > 5 else "")
+        raise ValueError(
+            f"another run has written {names} meanwhile: let it end, and run the same again, into "
+            "another folder if both results are wanted"
+        )
 
 
 def _finish(write: Write, skip_bad: bool, job: ShardJob, report: Report) -> BadShard | None:

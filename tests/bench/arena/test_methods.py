@@ -2,6 +2,7 @@
 
 import sys
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def test_names_and_options_as_people_type_them():
     [
         ("tss", ValueError, "unknown method 'tss': did you mean ts"),
         ("ts:temperature=2", ValueError, "ts has no option 'temperature'"),
+        ("beta:keep_argmax=maybe", ValueError, "keep_argmax must be True or False, or None, got"),
         ("sklearn:platt", ValueError, "sigmoid, isotonic and temperature, got 'platt'"),
         ("no_such_module:Thing", ImportError, "no_such_module"),
         ("json:Thing", ValueError, "json has no class 'Thing'"),
@@ -95,6 +97,15 @@ def test_a_calibrator_is_that_of_the_registry(task):
     expected = make_calibrator("ts", {"objective": "brier"}).fit(*task.fit[:2])
     found = outputs(read_method("ts:objective=brier"), task)
     np.testing.assert_array_equal(found, expected.transform(task.test.logits))
+
+
+def test_options_mean_what_they_say(mine):
+    texts = "beta:keep_argmax=No", "auto:candidates=[none,ts]", f"{mine}:Sharper:power=False"
+    made: list[Any] = [read_method(text).make() for text in texts]
+    beta, auto, sharper = (entrant.calibrator for entrant in made)
+    assert beta.keep_argmax is False
+    assert auto.candidates == ("none", "ts")
+    assert sharper.power is False
 
 
 def test_features_go_to_those_that_use_them(rng):

@@ -293,23 +293,13 @@ def test_zeros_and_ones_keep_the_guarantee(stage, rng):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_limits_are_saved_and_files_without_them_still_load(stage, rng, tmp_path):
+def test_limits_are_saved(stage, rng, tmp_path):
     sure, right = said_answers(rng, 500)
     fitted = AnswerCalibrator(None, stage=stage).fit(sure, right)
     cal.save(fitted, tmp_path / "new.json")
     again = cal.load(tmp_path / "new.json")
     assert again.limits_ == fitted.limits_
     np.testing.assert_array_equal(again.predict(SAID), fitted.predict(SAID))
-    # the map of an older file was fitted to confidences as they are
-    line = {"sigmoid": [0.1, 0.2], "beta": [0.1, 0.3, 0.2]}.get(stage)
-    old = {**fitted.state(), "learned": {"line": line}} if line else fitted.state()
-    del old["limits"]
-    (tmp_path / "old.json").write_text(json.dumps({"format": 1, **old}))
-    found = cal.load(tmp_path / "old.json").predict([0, 0.5, 1])
-    if stage == "sigmoid":
-        ends = [log_odds(np.log([np.finfo(np.float32).tiny]))[0], 0, log_odds(np.zeros(1))[0]]
-        np.testing.assert_allclose(found, expit(0.1 * np.array(ends) + 0.2), rtol=1e-6)
-    assert found[0] < found[1] < found[2]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -343,8 +333,6 @@ def test_sources_are_kept_and_others_refused(aggregate, rng, tmp_path):
     for other in (source._replace(confidence="judge"), Source(head="4567")):
         with pytest.raises(ValueError, match=r"not (judge|4567): fit one on answers"):
             fitted.predict(passed[:2], source=other)
-    old = {name: value for name, value in fitted.state().items() if name != "source"}
-    assert AnswerCalibrator.from_state(old).source_ == Source(aggregate or "")
     assert fitted.fit(passed, right).source_ == Source(aggregate or "")  # a fit forgets the last
     with pytest.raises(ValueError, match=r"aggregate is 'first', but the source has .* 'p_true'"):
         AnswerCalibrator("first").fit(list(sure[:, None]), right, source=Source("p_true"))

@@ -239,7 +239,7 @@ def test_one_temperature_takes_no_options():
 
 
 def test_an_unknown_option_of_a_head_is_named():
-    with pytest.raises(ValueError, match="mlp head has no option hidden; it has units, activation"):
+    with pytest.raises(ValueError, match="mlp head has no option 'hidden': its options are units"):
         fit_head(simulated_table(30), "mlp", options={"hidden": 3})
 
 

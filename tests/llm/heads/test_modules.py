@@ -44,8 +44,6 @@ def test_config_makes_the_same_form(kind, options):
 def test_unknown_heads_and_options():
     with pytest.raises(ValueError, match="head must be one of"):
         make_head("lstm", width=16)
-    with pytest.raises(ValueError, match="activation must be one of"):
-        make_head("mlp", width=16, activation="tanh")
     with pytest.raises(ValueError, match="attention_heads"):
         make_head("decoder", width=16, attention_heads=3)
 

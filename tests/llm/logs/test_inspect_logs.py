@@ -2,11 +2,14 @@
 
 import json
 import math
+import tracemalloc
 import zipfile
+import zlib
 
 import pytest
 
 from calibrant.llm import read_log
+from calibrant.llm.logs import inspect_logs
 from tests.support.recorded_logs import FILES
 
 WHOLE = json.loads((FILES / "log.json").read_text())
@@ -74,6 +77,60 @@ def test_a_damaged_archive_is_an_error(tmp_path):
     cut.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
     with pytest.raises(ValueError, match=r"samples/q0_epoch_1.json of .* is damaged"):
         read_log(cut)
+
+
+def zstandard_archive(file, members, sizes=()):
+    """Write an archive as Inspect does; ``sizes`` are declared for members in place of theirs."""
+    compressor = pytest.importorskip("zstandard").ZstdCompressor()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, compressor.compress(content))
+            info = archive.filelist[-1]  # what is written about it at the end
+            info.compress_type, info.CRC = 93, zlib.crc32(content)
+            info.file_size = dict(sizes).get(name, len(content))
+    return file
+
+
+HEADER = json.dumps({"eval": WHOLE["eval"]}).encode()
+
+
+def test_a_sample_that_is_too_large_when_decompressed_is_left_out(tmp_path, monkeypatch):
+    good = {f"samples/{s['id']}.json": json.dumps(s).encode() for s in WHOLE["samples"][:2]}
+    members = {"header.json": HEADER, **good, "samples/z.json": b"[]" + b" " * 10**6}
+    monkeypatch.setattr(inspect_logs, "LARGEST", 10**6)
+    deflated = tmp_path / "deflated.eval"
+    with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    for file in (deflated, zstandard_archive(tmp_path / "zstandard.eval", members)):
+        problem = r"samples/z.json.* holds 1 MB when decompressed, up to 1 are read: .*to json"
+        with pytest.raises(ValueError, match=problem):
+            read_log(file)
+        with pytest.warns(UserWarning, match=problem):
+            assert len(read_log(file, skip_bad=True).answers.rows) == 2
+
+
+def test_a_small_log_of_very_many_bytes_is_refused(tmp_path, monkeypatch):
+    members = {"header.json": HEADER}
+    members |= {f"samples/{i}.json": b"[]" + b" " * 10**6 for i in range(9)}
+    file = zstandard_archive(tmp_path / "log.eval", members)
+    monkeypatch.setattr(inspect_logs, "LARGEST_LOG", 8 * 10**6)
+    with pytest.raises(ValueError, match=r"holds 9 MB when decompressed: convert the log by"):
+        read_log(file)
+    monkeypatch.setattr(inspect_logs, "EXPANSION", 10**4)
+    with pytest.raises(ValueError, match="must be an object, got"):  # each is read then
+        read_log(file)
+
+
+def test_no_more_is_decompressed_than_a_sample_declares(tmp_path):
+    members = {"header.json": HEADER, "samples/a.json": bytes(10**8)}
+    file = zstandard_archive(tmp_path / "log.eval", members, {"samples/a.json": 1000})
+    assert file.stat().st_size < 20_000
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"samples/a.json of .* is damaged"):
+        read_log(file)
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
 
 
 def test_further_epochs_are_samples_of_the_first(tmp_path):

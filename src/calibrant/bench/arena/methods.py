@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from scipy.special import softmax
 import calibrant.calibrators
 from calibrant import __version__
 from calibrant._core.checks import FloatArray
+from calibrant._core.options import options_of, parse_options, parsed_text
 from calibrant.bench.arena.peers import PEERS, Peer
 from calibrant.bench.arena.tasks import Examples, Predictions, logits_of
 from calibrant.calibrators.base import Calibrator
@@ -60,15 +60,17 @@ class Method:
     def make(self) -> Entrant:
         """Return a new calibrator, not fitted yet."""
         if self.name in CALIBRATORS:
-            return _OnLogits(make_calibrator(self.name, self._arguments()))
+            options = options_of(CALIBRATORS[self.name])
+            return _OnLogits(
+                make_calibrator(self.name, parse_options(self.name, options, self._texts()))
+            )
         peer = _peer(self.name)
         kind = partial(peer.make, self.name.partition(":")[2]) if peer else _class_of(self.name)
-        made = kind(**self._arguments())
+        made = kind(**{name: parsed_text(text) for name, text in self._texts().items()})
         return _OnLogits(made) if isinstance(made, Calibrator) else _OnProbs(made)
 
-    def _arguments(self) -> dict[str, Any]:
-        pairs = (option.partition("=")[::2] for option in self.options)
-        return {key: _value(text) for key, text in pairs}
+    def _texts(self) -> dict[str, str]:
+        return dict(option.split("=", 1) for option in self.options)
 
 
 def read_methods(text: str | None = None) -> list[Method]:
@@ -159,13 +161,6 @@ def version_of(module: str) -> str:
 def _hash_of(path: Path) -> str:
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 class _OnLogits:

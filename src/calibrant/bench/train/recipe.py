@@ -60,13 +60,5 @@ class Recipe:
         return self.rate * 0.1 ** sum(epoch >= drop for drop in drops)
 
     def make_loss(self, classes: int, examples: int) -> nn.Module:
-        """Build the loss; some need the number of classes or of examples."""
-        sizes = {"fedlas_ls": {"classes": classes}, "fedlas_mbls": {"classes": classes}}
-        sizes["crl"] = {"examples": examples}
-        options = {**sizes.get(self.loss, {}), **self.loss_options}
-        if isinstance(options.get("base"), str) and not self.loss.startswith("fedlas"):
-            options["base"] = LOSSES[options["base"]]()
-        try:
-            return LOSSES[self.loss](**options)
-        except TypeError as error:
-            raise ValueError(f"options of the loss {self.loss}: {error}") from error
+        """Build the loss."""
+        return LOSSES[self.loss](classes=classes, examples=examples, **self.loss_options)

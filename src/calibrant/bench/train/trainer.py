@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calibrant._core.atomic_files import replacing
 from calibrant._core.checks import IGNORED
 from calibrant._core.chunks import Progress
-from calibrant._core.torch_models import own_device
+from calibrant._core.torch_models import own_device, save_state
 from calibrant.bench.train.images.image_set import ImageSplit, Pixels, TrainingSplits, fingerprint
 from calibrant.bench.train.networks import NETWORKS
 from calibrant.bench.train.ranks import average_gradients, ranks, share_buffers
@@ -219,11 +218,11 @@ class Trainer:
         accuracy = self.log[-1]["val_accuracy"]
         if accuracy > self.best:
             self.best = accuracy
-            _write(self.folder / "best.pt", self.network.state_dict())
+            save_state(self.network.state_dict(), self.folder / "best.pt")
         state: dict[str, Any] = {"recipe": self.settings}
         state |= {name: getattr(self, name) for name in PROGRESS}
         state |= {name: getattr(self, name).state_dict() for name in LEARNED}
-        _write(self.checkpoint, state)
+        save_state(state, self.checkpoint)
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
@@ -267,11 +266,6 @@ def _check_splits(splits: TrainingSplits, classes: int) -> None:
 
 def _accuracy(outputs: Outputs) -> float:
     return float((outputs.logits.argmax(-1) == outputs.labels).double().mean())
-
-
-def _write(path: Path, state: Any) -> None:
-    with replacing(path) as temporary:
-        torch.save(state, temporary)
 
 
 def shift_and_mirror(images: Tensor, random: torch.Generator, shift: int = 4) -> Tensor:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._core.checks import check_choice
 from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.options import at_least, at_most
 from calibrant._core.solve import check_time
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.objectives import ece, nll
@@ -88,13 +88,10 @@ class FeatureClipping(Calibrator):
         self,
         *,
         objective: Literal["nll", "ece"] = "nll",
-        max_accuracy_loss: float = 0.01,
+        max_accuracy_loss: Annotated[float, at_least(0), at_most(1)] = 0.01,
         temperature: bool = True,
     ) -> None:
         super().__init__()
-        check_choice("objective", objective, ("nll", "ece"))
-        if not 0 <= max_accuracy_loss <= 1:
-            raise ValueError(f"max_accuracy_loss must be from 0 to 1, got {max_accuracy_loss}")
         self.objective = objective
         self.max_accuracy_loss = max_accuracy_loss
         self.temperature = temperature

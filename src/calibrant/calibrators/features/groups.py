@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, check_whole, warn
+from calibrant._core.checks import IGNORED, BoolArray, FloatArray, IntArray, warn
 from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.options import Count, NonNegative, Seed
 from calibrant._core.solve import Objective, minimise
 from calibrant.calibrators.base import BOUNDS, Calibrator, Context
 from calibrant.calibrators.data_checks import warn_of_constant
@@ -82,16 +83,12 @@ class GroupCalibration(Calibrator):
     def __init__(
         self,
         *,
-        group_count: int = 2,
-        partitions: int = 20,
-        regularisation: float = 0.1,
-        seed: int = 0,
+        group_count: Count = 2,
+        partitions: Count = 20,
+        regularisation: NonNegative = 0.1,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
-        check_whole("group_count", group_count)
-        check_whole("partitions", partitions)
-        if not 0 <= regularisation < math.inf:
-            raise ValueError(f"regularisation must be at least 0, got {regularisation}")
         self.group_count = group_count
         self.partitions = partitions
         self.regularisation = regularisation

@@ -45,7 +45,7 @@ class MetadataCalibrator(Calibrator):
     """
 
     needs_features = True
-    columns: tuple[str | int, ...] | None
+    columns: Sequence[str | int] | None
     metadata_: list[MetadataColumn]
 
     @property
@@ -153,18 +153,15 @@ def untold(name: str) -> MetadataColumn:
     return MetadataColumn(name, "number")
 
 
-def checked_columns(columns: Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return names or numbers of columns, checked."""
-    names = (columns,) if isinstance(columns, (str, int)) else tuple(columns)
-    wrong = [n for n in names if isinstance(n, bool) or not isinstance(n, (str, int)) or n == ""]
-    if not names or wrong or len({str(n) for n in names}) < len(names):
+def check_columns(columns: Sequence[str | int]) -> None:
+    """Raise unless names or numbers of columns are different, and those of metadata."""
+    if not columns or "" in columns or len({*map(str, columns)}) < len(columns):
         raise ValueError(
             f"columns must be different names (or numbers) of metadata columns, got {columns!r}: "
             'pass columns=["age", "site"], say'
         )
-    if taken := [name for name in names if name in (*NO_METADATA, *ROLES)]:
+    if taken := [name for name in columns if name in (*NO_METADATA, *ROLES)]:
         raise ValueError(
             f"columns must be metadata, got {comma_separated(taken)}, which has another meaning in "
             "prediction files: leave it out, or rename the column"
         )
-    return names

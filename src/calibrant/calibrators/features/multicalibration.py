@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrant._core import checks
 from calibrant._core.checks import IGNORED, IntArray
 from calibrant._core.chunks import Examples, labelled_chunks
 from calibrant._core.logpartition import concatenate, tabulate
+from calibrant._core.options import Count, Positive, Seed, at_least, at_most
 from calibrant._core.torch_models import full_precision, rounds as rounding
 from calibrant.calibrators.base import Calibrator, Context
 from calibrant.calibrators.features.boosting import (
@@ -38,7 +38,7 @@ from calibrant.calibrators.features.correctable import (
 from calibrant.calibrators.features.metadata_inputs import (
     BINS,
     MetadataCalibrator,
-    checked_columns,
+    check_columns,
     learned_numbers,
 )
 from calibrant.calibrators.folds import folds as folds_of
@@ -156,25 +156,18 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         columns: Sequence[str | int] | None = None,
         base: str = "auto",
         keep_argmax: bool | None = None,
-        depth: int = 3,
-        rounds: int = 100,
-        rate: float = 0.1,
-        penalty: float = 10.0,
-        fewest: float = 20.0,
-        folds: int | None = None,
-        seed: int = 0,
+        depth: Annotated[int, at_least(1), at_most(DEEPEST)] = 3,
+        rounds: Count = 100,
+        rate: Positive = 0.1,
+        penalty: Positive = 10.0,
+        fewest: Positive = 20.0,
+        folds: Annotated[int, at_least(2)] | None = None,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
-        checks.check_whole("depth", depth)
-        checks.check_whole("rounds", rounds)
-        if depth > DEEPEST:
-            raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
-        if folds is not None:
-            checks.check_whole("folds", folds, 2)
-        for option, value in (("rate", rate), ("penalty", penalty), ("fewest", fewest)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{option} must be a number above 0, got {value}")
-        self.columns = None if columns is None else checked_columns(columns)
+        if columns is not None:
+            check_columns(columns)
+        self.columns = columns
         self.base = base
         self.keep_argmax = keep_argmax
         self.depth = depth

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from scipy.special import expit
 from torch import Tensor
 
-from calibrant._core.checks import BoolArray, FloatArray, check_choice, check_whole, warn
+from calibrant._core.checks import BoolArray, FloatArray, warn
 from calibrant._core.chunks import Examples
 from calibrant._core.logpartition import Records, tabulate
+from calibrant._core.options import Count, Seed
 from calibrant._core.solve import minimise_within
 from calibrant.calibrators import top_label
 from calibrant.calibrators.base import Calibrator, Context
@@ -111,15 +112,12 @@ class ProCal(Calibrator):
         self,
         *,
         method: ProximityMethod = "bin_mean_shift",
-        neighbours: int = 10,
-        bins: int = 10,
-        seed: int = 0,
+        neighbours: Count = 10,
+        bins: Count = 10,
+        seed: Seed = 0,
         keep_argmax: bool = True,
     ) -> None:
         super().__init__()
-        check_choice("method", method, get_args(ProximityMethod))
-        check_whole("neighbours", neighbours)
-        check_whole("bins", bins)
         self.method = method
         self.neighbours = neighbours
         self.bins = bins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from scipy.special import expit
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, Values, as_float64, as_pairs
+from calibrant._core.options import WithOptions
 from calibrant._core.tables import frame
 from calibrant.calibrators import isotonic
 from calibrant.calibrators.confidence_maps import fit_beta, fit_platt
@@ -98,7 +99,7 @@ STAGES: dict[str, Stage] = {
 }
 
 
-class AnswerCalibrator:
+class AnswerCalibrator(WithOptions):
     r"""Predict the chance that an answer is right, from graded answers.
 
     Token probabilities are aggregated to one confidence c
@@ -144,9 +145,6 @@ class AnswerCalibrator:
     """
 
     def __init__(self, aggregate: Aggregator | None = "geometric", *, stage: Map = "beta") -> None:
-        if aggregate is not None:
-            checks.check_choice("aggregate", aggregate, get_args(Aggregator))
-        checks.check_choice("stage", stage, get_args(Map))
         self.aggregate = aggregate
         self.stage = stage
         self.learned_: dict[str, FloatArray] | None = None
@@ -279,16 +277,13 @@ class AnswerCalibrator:
     def from_state(cls, state: Mapping[str, Any]) -> AnswerCalibrator:
         """Make a calibrator of what :meth:`state` returned."""
         keys = {"how", "stage", "learned", "limits", "threshold", "source"}
-        later = {"limits", "source"}  # which old ones do not have
-        if not isinstance(state, Mapping) or {*state} | later != keys:
+        if not isinstance(state, Mapping) or {*state} != keys:
             raise ValueError(f"an answer calibrator has {sorted(keys)}, got {state!r:.200}")
         made = cls(state["how"], stage=state["stage"])
         made.learned_ = _learned(made.stage, state["learned"])
-        limits = state.get("limits")
-        if limits is not None:
-            made.limits_ = _limits(limits)
-        origin = Source(made.aggregate or "")
-        made.source_ = source_from(state.get("source", origin._asdict()))
+        if state["limits"] is not None:
+            made.limits_ = _limits(state["limits"])
+        made.source_ = source_from(state["source"])
         if made.aggregate is not None and made.source_.confidence != made.aggregate:
             raise ValueError(f"source must have the confidence {made.aggregate}")
         if state["threshold"] is not None:

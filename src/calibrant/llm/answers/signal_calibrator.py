@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, FloatArray, IntArray, Values, as_float64
 from calibrant._core.messages import comma_separated, printable
+from calibrant._core.options import WithOptions
 from calibrant._core.tables import frame
 from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import html_table, notebook
@@ -38,7 +39,7 @@ Signals = Mapping[str, Values]
 """Signals ``(n,)`` in [0, 1] by name, NaN where an answer lacks one."""
 
 
-class SignalCalibrator:
+class SignalCalibrator(WithOptions):
     r"""Predict the chance that an answer is right, from several signals.
 
     Every signal gets a map of its own, as that of :class:`~calibrant.llm.AnswerCalibrator`, and the
@@ -92,7 +93,6 @@ class SignalCalibrator:
     """
 
     def __init__(self, *, stage: Map = "beta") -> None:
-        checks.check_choice("stage", stage, get_args(Map))
         self.stage = stage
         self.names_: list[str] = []
         self.fitted_: Combined | None = None

@@ -20,12 +20,21 @@ from torch.nn import functional as F
 from calibrant._core.checks import check_choice
 from calibrant._core.chunks import mask_gap, with_masks
 from calibrant._core.logpartition import LARGEST_GAP, LEAST_REST, LOWEST, Records
+from calibrant._core.options import (
+    Count,
+    Options,
+    Positive,
+    WithOptions,
+    options_of,
+    unknown_option,
+)
 
 LIMIT = 3.0
 """Log-sharpness is clipped to plus and minus this: temperatures from 0.05 to 20."""
+SHARPEST = math.exp(LIMIT)
 
 
-class Head(nn.Module):
+class Head(WithOptions, nn.Module):
     """Base class of temperature heads.
 
     A head ``wants`` ``"hidden"`` states ``(..., width)``; a ``"sequence"`` of them
@@ -67,7 +76,7 @@ class LinearHead(Head):
     kind = "linear"
     wants = "hidden"
 
-    def __init__(self, *, width: int, start: float = 0.0) -> None:
+    def __init__(self, *, width: Count, start: float = 0.0) -> None:
         super().__init__()
         self.width = width
         self.last = _last(width, start)
@@ -86,13 +95,12 @@ class MLPHead(Head):
     def __init__(
         self,
         *,
-        width: int,
-        units: int = 64,
+        width: Count,
+        units: Count = 64,
         activation: Literal["swiglu", "relu"] = "swiglu",
         start: float = 0.0,
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, ("swiglu", "relu"))
         self.width, self.units, self.activation = width, units, activation
         self.first = nn.Linear(width, units * (2 if activation == "swiglu" else 1))
         self.last = _last(units, start)
@@ -222,12 +230,12 @@ class DecoderHead(Head):
     def __init__(
         self,
         *,
-        width: int,
-        attention_heads: int = 8,
-        inner: int | None = None,
-        eps: float = 1e-6,
-        theta: float = 10000.0,
-        cap: float = math.exp(LIMIT),
+        width: Count,
+        attention_heads: Count = 8,
+        inner: Count | None = None,
+        eps: Positive = 1e-6,
+        theta: Positive = 10000.0,
+        cap: Positive = SHARPEST,
         start: float = 0.0,
     ) -> None:
         super().__init__()
@@ -304,15 +312,19 @@ HEADS: dict[str, type[Head]] = {
 """Temperature heads by name."""
 
 
+def head_options(kind: str) -> Options:
+    """Return the options of a kind of head; its width and start are those of the data."""
+    check_choice("head", kind, tuple(HEADS))
+    options = options_of(HEADS[kind])
+    return {name: options[name] for name in options if name not in ("width", "start")}
+
+
 def make_head(kind: str, *, width: int, start: float = 0.0, **options: Any) -> Head:
     """Make a new head for hidden states of a width."""
-    check_choice("head", kind, tuple(HEADS))
+    known = head_options(kind)
+    for option in options.keys() - known.keys():
+        raise unknown_option(f"the {kind} head", option, known)
     build: Any = HEADS[kind]
-    known = [name for name in inspect.signature(build).parameters if name not in ("width", "start")]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        named = ", ".join(known) or "none"
-        raise ValueError(f"the {kind} head has no option {', '.join(unknown)}; it has {named}")
     if build.wants in ("hidden", "sequence"):
         options["width"] = width
     return cast(Head, build(start=start, **options))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from calibrant._core.checks import warn
 from calibrant._core.messages import comma_separated, printable
@@ -30,6 +31,11 @@ LENGTHS = 26
 GRADES = {"C": True, "I": False, "N": False}
 """Correct, incorrect, and no answer, which Inspect counts as wrong; P is partly right."""
 ATTACHMENT = "attachment://"
+LARGEST = 1 << 26
+"""Bytes of a member when it is decompressed; JSON takes several times that when it is parsed."""
+LARGEST_LOG, EXPANSION = 1 << 29, 200
+"""Bytes of all members, whose texts are kept; more only as so many times the size of the file."""
+AS_JSON = "convert the log by inspect log convert --to json, and name the .json file"
 
 
 def read_inspect(file: Path, outcome: str | None) -> Iterator[Item]:
@@ -161,6 +167,9 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
     )
     if header is None:
         raise ValueError(f"{file} is a zip archive without header.json: it is no log of Inspect")
+    size = sum(member.file_size for member in members.values())
+    if size > max(LARGEST_LOG, EXPANSION * file.stat().st_size):
+        raise ValueError(f"{file} holds {size / 1e6:,.0f} MB when decompressed: {AS_JSON}")
     about = _object(file, header)
     if isinstance(about, BadDocument):
         raise about
@@ -175,6 +184,9 @@ def _archive(file: Path) -> tuple[Row, Iterator[Item]]:
 def _object(file: Path, member: zipfile.ZipInfo) -> Any:
     """Return the object of JSON in a member of an archive, or why there is none."""
     place = f"{member.filename} of {file}"
+    if member.file_size > LARGEST:
+        size = f"holds {member.file_size / 1e6:,.0f} MB when decompressed"
+        return BadDocument(place, f"{size}, up to {LARGEST / 1e6:,.0f} are read: {AS_JSON}")
     try:
         return parsed(_content(file, member), place)
     except ImportError:
@@ -186,22 +198,22 @@ def _object(file: Path, member: zipfile.ZipInfo) -> Any:
 def _content(file: Path, member: zipfile.ZipInfo) -> bytes:
     try:
         with zipfile.ZipFile(file) as archive:
-            return archive.read(member)
+            return archive.read(member)  # of the size that it declares, or an error
     except NotImplementedError:
         if member.compress_type != ZSTANDARD:
             raise
-    decompress = _zstandard(file)
+    decompressed = _zstandard(file)
     with file.open("rb") as stream:
         stream.seek(member.header_offset + LENGTHS)
         name, extra = struct.unpack("<HH", stream.read(4))
         stream.seek(name + extra, os.SEEK_CUR)
-        content = decompress(stream.read(member.compress_size))
+        content = decompressed(stream.read(member.compress_size)).read(member.file_size)
     if zlib.crc32(content) != member.CRC:
         raise ValueError("its checksum is wrong")
     return content
 
 
-def _zstandard(file: Path) -> Callable[[bytes], bytes]:
+def _zstandard(file: Path) -> Callable[[bytes], IO[bytes]]:
     try:
         import zstandard
     except ImportError as error:
@@ -209,4 +221,4 @@ def _zstandard(file: Path) -> Callable[[bytes], bytes]:
             f"{file} is compressed by Zstandard, as logs of Inspect are by default: pip install "
             "'calibrant[logs]', or write logs with inspect eval --log-format json"
         ) from error
-    return lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    return lambda data: zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from calibrant.bench.train.images import read
 from calibrant.bench.train.images.image_set import ImageSplit
 from calibrant.bench.train.images.read import read_images
 from tests.support.images import assert_image_set, random_images
@@ -233,6 +234,21 @@ def test_truncated_archive_is_refused(published, tmp_path):
     for end in (700, half, half // 512 * 512):
         path.write_bytes(whole[:end])
         assert_refused(path, "cut.tar", "download it again")
+
+
+@pytest.mark.parametrize("size", [2000, 10**6])
+@pytest.mark.parametrize("mode", ["w", "w:gz", "folder"])
+def test_files_that_are_larger_than_any_of_a_known_set_are_refused(
+    size, mode, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(read, "LARGEST", 1999)
+    files = {name: bytes(size) for name in ("train.bin", "test.bin")}
+    if mode == "folder":
+        files = {f"{name}.gz": gzip.compress(content) for name, content in files.items()}
+        path = written(tmp_path / "set", files)
+    else:
+        path = archived(tmp_path / "set.tar", files, mode=mode)
+    assert_refused(path, "train.bin", "holds more than")
 
 
 def test_changed_byte_is_detected_by_the_checksum(tmp_path, rng):

@@ -307,6 +307,9 @@ FILE_NAMES = {name for image_format in IMAGE_FORMATS for name in image_format.na
 SUBFOLDERS = "cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary"
 """Folders that the archives unpack to; their parent folder may be named instead."""
 UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
+LARGEST = 1 << 30
+"""Bytes of a file when it is decompressed; those of known sets have up to 155 MB."""
+TOO_LARGE = f"holds more than {LARGEST / 1e6:,.0f} MB, as no file of a known set does"
 Files: TypeAlias = dict[str, Callable[[], bytes]]
 """Functions that read files of a folder or an archive, by base name."""
 
@@ -338,6 +341,8 @@ def _in_archive(path: Path) -> Files:
                 if member.isreg() and name.removesuffix(".gz") in FILE_NAMES:
                     if name in contents:
                         raise ValueError(f"{path} contains {name} twice: keep one of them")
+                    if member.size > LARGEST:
+                        raise ValueError(f"{path}: {name} {TOO_LARGE}")
                     contents[name] = archive.extractfile(member).read()  # type: ignore[union-attr]  # None for folders only
             while archive.fileobj.read(1 << 20):
                 pass  # gzip compares its checksum at the end
@@ -350,7 +355,14 @@ def _in_archive(path: Path) -> Files:
 def _decompressing(files: Files) -> Files:
     """Let ``x.gz`` stand for ``x`` if that is missing."""
     packed = {name.removesuffix(".gz"): read for name, read in files.items() if name[-3:] == ".gz"}
-    return {n: lambda read=read: gzip.decompress(read()) for n, read in packed.items()} | files
+    return {name: lambda read=read: _unpacked(read()) for name, read in packed.items()} | files
+
+
+def _unpacked(content: bytes) -> bytes:
+    whole = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LARGEST + 1)
+    if len(whole) > LARGEST:
+        raise ValueError(TOO_LARGE)
+    return whole
 
 
 def _format(files: Files) -> ImageFormat | None:

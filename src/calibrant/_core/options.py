@@ -1,0 +1,299 @@
+"""Options: arguments of constructors, which are checked against their annotations.
+
+An annotation may be ``bool``, ``int``, ``float``, ``str``, ``Literal``, ``Sequence`` of these, a
+class, ``None``, and unions of all; ``Annotated[int, at_least(1)]`` adds the limits of a number.
+Anything else accepts every value. :func:`parse_options` reads options as people type them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial, wraps
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+import numpy as np
+
+from calibrant._core.messages import comma_separated, did_you_mean, plain_name
+
+Options: TypeAlias = Mapping[str, inspect.Parameter]
+"""Options of a constructor by name, with annotation and default."""
+F = TypeVar("F", bound=Callable[..., None])
+
+TRUTH = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+NOTHING = ("none", "null")
+"""Texts that stand for booleans, and for None, in any case."""
+WORDS: dict[Any, tuple[str, str]] = {
+    bool: ("True or False", "True or False"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    NoneType: ("None", "None"),
+}
+"""Types in messages: one value, and several."""
+
+
+class Limit(NamedTuple):
+    """A limit of a number, as metadata of its annotation."""
+
+    words: str
+    holds: Callable[[float, float], bool]
+    number: float
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.number:g}"
+
+
+above = partial(Limit, "above", operator.gt)
+at_least = partial(Limit, "at least", operator.ge)
+below = partial(Limit, "below", operator.lt)
+at_most = partial(Limit, "at most", operator.le)
+
+Count: TypeAlias = Annotated[int, at_least(1)]
+Seed: TypeAlias = Annotated[int, at_least(0)]
+Positive: TypeAlias = Annotated[float, above(0)]
+NonNegative: TypeAlias = Annotated[float, at_least(0)]
+Share: TypeAlias = Annotated[float, above(0), at_most(1)]
+
+
+class WithOptions:
+    """Base of classes whose constructors check their arguments against the annotations.
+
+    >>> class Smoother(WithOptions):
+    ...     def __init__(self, *, width: Count = 3) -> None:
+    ...         self.width = width
+    >>> Smoother(width=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: width must be a whole number, at least 1, got 0
+    """
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if "__init__" in vars(cls):
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+
+
+def _checked(constructor: F) -> F:
+    @wraps(constructor)
+    def checking(self: Any, *args: Any, **named: Any) -> None:
+        options = options_of(constructor)  # not earlier: now all annotations have a meaning
+        names = [*options][1:]  # without self
+        checked = check_options(options, dict(zip(names, args, strict=False)))
+        rest = args[len(names) :]  # too many, as Python will say
+        constructor(self, *checked.values(), *rest, **check_options(options, named))
+
+    return checking  # type: ignore[return-value]
+
+
+def options_of(build: Callable[..., Any]) -> Options:
+    """Return the arguments of a constructor or function by name, with evaluated annotations."""
+    return inspect.signature(build, eval_str=True).parameters
+
+
+def check_options(options: Options, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with sequences as tuples and NumPy scalars as Python's, or raise.
+
+    Names that are no option are left to who is called with them.
+    """
+    return {
+        name: _converted(name, options[name].annotation, value) if name in options else value
+        for name, value in values.items()
+    }
+
+
+def parse_options(owner: str, options: Options, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return values of texts that people typed, by the annotations of the options.
+
+    >>> def smoother(*, exact: bool, widths: Sequence[int], seed: int | None = 0): ...
+    >>> parse_options("smoother", options_of(smoother), {"exact": "no", "widths": "3,5"})
+    {'exact': False, 'widths': (3, 5)}
+    """
+    values = {}
+    for typed, text in texts.items():
+        name = typed if typed in options else plain_name(typed)
+        if name not in options:
+            raise unknown_option(owner, typed, options)
+        values[name] = _parsed(name, options[name].annotation, text)
+    return values
+
+
+def unknown_option(owner: str, typed: str, options: Options) -> ValueError:
+    """Return the error for an option that does not exist, with the nearest one and all others."""
+    choices = [
+        name if option.default is option.empty else f"{name} (default {option.default!r})"
+        for name, option in options.items()
+    ]
+    has = f"its options are {comma_separated(choices)}" if choices else "it has none"
+    return ValueError(f"{owner} has no option {typed!r}: {did_you_mean(typed, options)}{has}")
+
+
+def parsed_text(text: str) -> Any:
+    """Return the value of a text without an annotation: JSON, or else the text itself.
+
+    >>> [parsed_text(text) for text in ("False", "none", "1.5", '["a"]', "beta")]
+    [False, None, 1.5, ['a'], 'beta']
+    """
+    plain = text.strip().lower()
+    if plain in ("true", "false"):
+        return plain == "true"
+    try:
+        return None if plain in NOTHING else json.loads(text)
+    except ValueError:
+        return text
+
+
+# ------------------------------------------------------------------------------ annotations
+
+
+def _converted(name: str, hint: Any, value: Any) -> Any:
+    try:
+        return _convert(hint, value)
+    except (TypeError, ValueError) as error:
+        got = f"{value!r:.80}"
+        if isinstance(value, type):
+            got = f"the class {value.__name__}: pass {value.__name__}()"
+        elif _fits(hint, [value]):
+            got += f": pass [{value!r}]"
+        raise type(error)(f"{name} must be {_words(hint)}, got {got}") from None
+
+
+def _parsed(name: str, hint: Any, text: str) -> Any:
+    try:
+        return _convert(hint, _parse(hint, text))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be {_words(hint)}, got {text!r:.80}") from None
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """Return a value as its annotation has it, or raise: ValueError if only its type fits."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        number = _convert(parts[0], value)
+        if not all(limit.holds(number, limit.number) for limit in parts[1:]):
+            raise ValueError
+        return number
+    if kind in (Union, UnionType):
+        return _convert_any(parts, value)
+    if kind is Literal:
+        if not isinstance(value, str):
+            raise TypeError
+        if value not in parts:
+            raise ValueError
+    elif kind is Sequence:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError
+        return tuple(_convert(parts[0], item) for item in value)
+    elif kind in CONVERTED:
+        return CONVERTED[kind](value)
+    elif isinstance(kind, type) and kind not in (Any, inspect.Parameter.empty):
+        wanted = (tuple, list) if kind is tuple else kind
+        if not isinstance(value, wanted):
+            raise TypeError
+    return value
+
+
+def _convert_any(hints: Sequence[Any], value: Any) -> Any:
+    problem: type[Exception] = TypeError
+    for hint in hints:
+        try:
+            return _convert(hint, value)
+        except TypeError:
+            continue
+        except ValueError:
+            problem = ValueError  # the type fits
+    raise problem
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    try:
+        _convert(hint, value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_true(value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return bool(value)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError
+    if not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+CONVERTED = {bool: _is_true, int: _whole, float: _number}
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """Return the value that a text stands for; its type may still be another than annotated."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        return _parse(parts[0], text)
+    if kind in (Union, UnionType):
+        return _parse_any(parts, text)
+    if kind is Sequence:
+        items = text.strip().strip("[]()").split(",")
+        plain = [item.strip().strip("'\"") for item in items]
+        return [_parse(parts[0], item) for item in plain if item]
+    if kind is NoneType:
+        return None if text.strip().lower() in NOTHING else text
+    if kind is bool:
+        return TRUTH.get(text.strip().lower(), text)
+    if kind in (int, float):
+        return kind(text)
+    return text if kind in (str, Literal) else parsed_text(text)
+
+
+def _parse_any(hints: Sequence[Any], text: str) -> Any:
+    """Return the value by the first annotation that it fits; every text is a ``str``."""
+    for hint in sorted(hints, key=lambda hint: (hint is str, hint is not NoneType)):
+        with suppress(TypeError, ValueError):
+            return _convert(hint, _parse(hint, text))
+    raise ValueError
+
+
+def _words(hint: Any, *, several: bool = False) -> str:
+    """Return an annotation in words, for messages."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        return f"{_words(parts[0], several=several)}, {' and '.join(map(str, parts[1:]))}"
+    if kind in (Union, UnionType):
+        return (" or " if several else ", or ").join(_words(p, several=several) for p in parts)
+    if kind is Literal:
+        return f"one of {comma_separated(parts)}"
+    if kind is Sequence:
+        return f"a list of {_words(parts[0], several=True)}"
+    if kind in WORDS:
+        return WORDS[kind][several]
+    return f"a {kind.__name__}"

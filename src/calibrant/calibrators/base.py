@@ -28,13 +28,15 @@ from calibrant._core.chunks import (
     Examples,
     as_tensor,
     examples as check_examples,
+    has_float64,
     mask_gap,
+    on_device,
     with_masks,
 )
-from calibrant._core.class_names import without_frames
+from calibrant._core.class_names import as_array, without_frames
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution
-from calibrant._core.torch_models import full_precision, rounds
+from calibrant._core.torch_models import check_place, full_precision, rounds
 from calibrant.calibrators import data_checks
 from calibrant.calibrators.described import Described
 from calibrant.calibrators.learned_map import Drawable
@@ -50,12 +52,18 @@ BOUNDS = (0.05, 20.0)
 C = TypeVar("C", bound="Calibrator")
 
 
+def brought(features: Tensor | None, logits: Tensor) -> Tensor | None:
+    """Return features on the device of the logits."""
+    there = features is None or features.device == logits.device
+    return features if there else features.to(logits.device)
+
+
 def feature_rows(features: Any, rows: Any = None) -> Any:
     """Return rows of features, which may be a mapping of arrays; all of them for None."""
     if rows is None or features is None:
         return features
     if isinstance(features, Mapping):
-        return {name: np.asarray(values)[rows] for name, values in features.items()}
+        return {name: as_array(values)[rows] for name, values in features.items()}
     return as_scores(features, "features")[rows]
 
 
@@ -297,9 +305,20 @@ class Calibrator(Described, Drawable):
             return self.fit_examples(examples, Context(inputs, head, members))
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
-        """Learn from checked examples; calibrators that hold others fit them with this."""
-        self._fit(examples, context or Context())
-        self._set_classes(1 if examples.logits.ndim == 1 else examples.columns)
+        """Learn from checked examples; calibrators that hold others fit them with this.
+
+        It ends on the device of the logits; arrays have none, and leave it where it is.
+        """
+        logits = examples.logits
+        home = logits.device if isinstance(logits, Tensor) else self.device
+        if isinstance(logits, Tensor) and not has_float64(home):
+            examples = examples._replace(logits=logits.cpu())
+        self.to(examples.device)
+        try:
+            self._fit(examples, context or Context())
+            self._set_classes(1 if logits.ndim == 1 else examples.columns)
+        finally:
+            self.to(home)
         return self
 
     def refine(self, passes: Passes) -> None:
@@ -313,7 +332,7 @@ class Calibrator(Described, Drawable):
                 return self.forward(logits, features)
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
-        return self._narrow(self._calibrated(self._wide(logits), features))
+        return self._narrow(self._calibrated(self._wide(logits), brought(features, logits)))
 
     def _calibrated(self, wide: Tensor, features: Tensor | None = None) -> Tensor:
         """Calibrated logits ``(..., classes)`` of such logits, of two classes for one logit."""
@@ -360,7 +379,7 @@ class Calibrator(Described, Drawable):
         return probs if isinstance(logits, Tensor) else probs.cpu().numpy()
 
     def check_logits(self, logits: Tensor) -> None:
-        """Raise unless the calibrator is fitted, and for logits of this shape."""
+        """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
         if self._classes == 0:
             name = type(self).__name__
             raise RuntimeError(f"this {name} is not fitted: call fit(logits, labels) first")
@@ -369,6 +388,7 @@ class Calibrator(Described, Drawable):
                 f"fitted for {self._classes} classes, got {logits.shape[-1] if logits.ndim else 1}:"
                 f" logits must be (..., {self._classes}), as in fit, got {tuple(logits.shape)}"
             )
+        check_place(self, self.device, logits)
 
     def check_features(
         self, features: Logits | None, rows: tuple[int, ...], *, fitting: bool = False
@@ -393,13 +413,17 @@ class Calibrator(Described, Drawable):
         values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
+    @property
+    def device(self) -> torch.device:
+        """Device of what was learned, where tensors must be that it is called with."""
+        return self.classes_.device
+
     def _store(self, **buffers: Any) -> None:
         """Set learned values: float32, so that every device can hold them."""
         for name, value in buffers.items():
             tensor = torch.as_tensor(value)
             tensor = tensor.float() if tensor.is_floating_point() else tensor
-            before = getattr(self, name, None)
-            device = before.device if isinstance(before, Tensor) else tensor.device
+            device = self.device if "classes_" in self._buffers else tensor.device
             self.register_buffer(name, tensor.to(device))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -433,7 +457,8 @@ class Calibrator(Described, Drawable):
         checks.check_some(len(kept))
         self._width = int(context.features.shape[-1])
         self._store(width_=torch.tensor(self._width))
-        labelled = as_tensor(context.features.reshape(-1, self._width)[kept]).float()
+        labelled = as_tensor(context.features.reshape(-1, self._width)[kept])
+        labelled = labelled.to(self.device, torch.float32)
         self._check_feature_values(labelled, kept)
         return labelled
 
@@ -500,7 +525,7 @@ class Calibrator(Described, Drawable):
         array = np.asarray(values)
         plain = array.dtype in (np.float32, np.float64) and array.flags.carray  # need no copy
         tensor = torch.from_numpy(array) if plain else as_tensor(array)
-        return tensor.to(device or self.classes_.device)
+        return on_device(tensor, device or self.device)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         name, size = type(self).__name__, self.size(classes)

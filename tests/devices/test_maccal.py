@@ -16,7 +16,7 @@ def data():
     return torch.from_numpy(features), torch.from_numpy(labels)
 
 
-QUICK = {"bottleneck": 16, "epochs": 3, "batch_size": 32, "step": 0.0}
+QUICK = {"bottleneck": 16, "epochs": 4, "batch_size": 32, "rate": 0.02, "step": 0.0}
 
 
 def places(module):

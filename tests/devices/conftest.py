@@ -9,18 +9,19 @@ import torch
 
 from tests.support.pretended_device import PRETENDED, WITHOUT_FLOAT64, pretended_devices
 
-DEVICES = {
-    "pretended": PRETENDED,
-    "pretended without float64": WITHOUT_FLOAT64,
-    **({"cuda": torch.device("cuda:0")} if torch.cuda.is_available() else {}),
-}
+DEVICES = [
+    pytest.param(PRETENDED, id="pretended"),
+    pytest.param(WITHOUT_FLOAT64, id="pretended without float64"),
+]
+if torch.cuda.is_available():
+    DEVICES.append(pytest.param(torch.device("cuda:0"), id="cuda", marks=pytest.mark.gpu))
 
 
-@pytest.fixture(params=list(DEVICES))
+@pytest.fixture(params=DEVICES)
 def device(request):
     """A device that is not the CPU."""
-    with contextlib.nullcontext() if request.param == "cuda" else pretended_devices():
-        yield DEVICES[request.param]
+    with contextlib.nullcontext() if request.param.type == "cuda" else pretended_devices():
+        yield request.param
 
 
 @pytest.fixture

@@ -72,6 +72,9 @@ class PretendedTensor(Tensor):
             "the tensor to host memory first."
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.cpu().__reduce_ex__(protocol)  # as with map_location="cpu"
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
 

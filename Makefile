@@ -1,4 +1,4 @@
-# make demo | test | fuzz | cover | check | tables | docs | release-check | bench | clean
+# make demo | test | test-gpu | fuzz | cover | check | tables | docs | release-check | bench | clean
 # Everything runs in .venv, made on first use. PYTHON chooses the interpreter that makes it.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The processes that tests start would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-1 test-2 fuzz cover check lint types tables docs release-check bench clean
+.PHONY: demo test test-1 test-2 test-gpu fuzz cover check lint types tables docs release-check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -25,6 +25,10 @@ test: check .venv/.installed-browser
 
 test-1 test-2: test-%: .venv/.installed-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --part $*
+
+# What runs on pretended devices elsewhere, on a CUDA device; of the set-up, it needs pytest alone.
+test-gpu: .venv/.installed-dev
+	$(BIN)/python -m pytest --confcutdir tests/devices -m gpu tests/devices
 
 # Random and hostile inputs in all processes: make fuzz MINUTES=60
 MINUTES ?= 60

@@ -15,8 +15,8 @@ import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
 from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
-from calibrant.calibrators.network import NetworkTemperature
 from calibrant.calibrators.registry import CALIBRATORS
+from tests.support.calibrators import beside, features_of, make
 from tests.support.markup import check_inert
 from tests.support.simulate import drawn
 
@@ -44,42 +44,9 @@ SIZES = {
 """Parameters of methods for six classes; those of ``auto`` are known when it has chosen."""
 PENALISED = {"sms": 6, "svs": 6, "blend": 10, "top_and_rest": 10, "sms_blend": 10}
 """Numbers of parameters for which five examples each are enough, where they are fewer."""
-QUICK: dict[str, dict[str, Any]] = {
-    "auto": {"candidates": ("none", "ts", "beta")},
-    "gc": {"partitions": 4},
-    "multicalibration": {"base": "ts", "rounds": 5},
-}
-"""Options of methods whose fits take long."""
 MASKABLE = [*TABLED, "rank_gaps"]
 """Methods to which a masked class is none; other maps of classes refuse it, or count it."""
 COUNTING = ["sms", "svs", "top_and_rest", "sms_blend"]
-
-
-def features_of(logits) -> torch.Tensor:
-    """Features whose last layer is the identity: centred logits, or halves of log-odds."""
-    scores = torch.as_tensor(logits)
-    scores = scores if scores.is_floating_point() else scores.double()
-    return scores - scores.mean(-1, keepdim=True)
-
-
-def beside(calibrator, logits) -> dict[str, Any]:
-    """What a fit wants besides logits and labels."""
-    if not calibrator.needs_features:
-        return {}
-    scores = torch.as_tensor(logits)
-    if scores.ndim == 1:
-        scores = torch.stack([torch.zeros_like(scores), scores], -1)
-    width = scores.shape[-1]
-    return {"features": features_of(scores), "head": (np.eye(width), np.zeros(width))}
-
-
-def make(name) -> Any:
-    """A calibrator that is quick to fit: few steps of networks, few candidates of ``auto``."""
-    calibrator = CALIBRATORS[name](**QUICK.get(name, {}))
-    for part in calibrator.modules():
-        if isinstance(part, NetworkTemperature):
-            part.steps = 50
-    return calibrator
 
 
 def fitted(name, logits, labels, **options) -> Any:

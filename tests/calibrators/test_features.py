@@ -1024,7 +1024,7 @@ def test_methods_run_where_the_file_has_what_they_need(without, run, rng, monkey
 def test_a_column_of_weights_is_no_last_layer(rng):
     arrays = file_arrays(rng, weight=np.ones(200))
     del arrays["bias"]
-    found = comparison.compare(arrays, ["gc_", "fc_"], level=None)
+    found = comparison.compare(arrays, methods=["gc_", "fc_"], level=None)
     assert found["gc_"].error is None
     assert "FeatureClipping needs the last layer" in (found["fc_"].error or "")
 

@@ -105,9 +105,9 @@ def test_compare_of_two_classes_says_which_probability_was_measured(run, rng, es
 def test_options_reach_the_comparison(run, monkeypatch):
     asked: dict[str, Any] = {}
 
-    def spy(pred, methods, **options):
+    def spy(pred, *, methods, **options):
         asked.update(options, pred=pred.path, methods=methods)
-        return compare("p.npz", "none", level=None)
+        return compare("p.npz", methods="none", level=None)
 
     monkeypatch.setattr("calibrant.workflows.compare.compare", spy)
     run(
@@ -173,11 +173,11 @@ def test_bar_counts_methods(run, monkeypatch):
     now = [0.0]
     set_clock(monkeypatch, now)
 
-    def slow(pred, methods, *, progress, **_):
+    def slow(pred, *, methods, progress, **_):
         for done in (0, 1, 2):
             now[0] += 2
             progress(done, 2)
-        return compare("p.npz", "none", level=None)
+        return compare("p.npz", methods="none", level=None)
 
     monkeypatch.setattr("calibrant.workflows.compare.compare", slow)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -216,8 +216,8 @@ def test_the_commands_that_the_demo_names_exist(run):
 
 
 def test_demo_in_ascii(run, monkeypatch):
-    def quick(data, methods, progress):
-        return compare(data, ["none"], level=None)
+    def quick(data, *, methods, progress):
+        return compare(data, methods=["none"], level=None)
 
     monkeypatch.setattr("calibrant.workflows.compare.compare", quick)
     monkeypatch.setattr("rich.console.Console.encoding", "ascii")

@@ -27,7 +27,7 @@ def comparison():
     logits, labels = drawn(np.random.default_rng(1), 400, 3)
     kinds = {"none": "none", "my_ts & co": "ts", "two": "quadratic"}  # which fails: three classes
     methods = {name: CALIBRATORS[kind]() for name, kind in kinds.items()}
-    return calibrant.compare({"logits": 2 * logits, "labels": labels}, methods)
+    return calibrant.compare({"logits": 2 * logits, "labels": labels}, methods=methods)
 
 
 def printed(text):

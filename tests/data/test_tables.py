@@ -141,7 +141,7 @@ def test_workflows_take_tables(tmp_path):
     assert cal.evaluate(frame, by=by, sample_weight=pd.Series(np.ones(200)), level=None).n == (
         expected.n
     )
-    comparison = cal.compare(frame, ["none", "ts"], groups="group", level=None)
+    comparison = cal.compare(frame, methods=["none", "ts"], groups="group", level=None)
     assert comparison.n_fit == len(arrays["val_labels"])
 
 

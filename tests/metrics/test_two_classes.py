@@ -325,7 +325,7 @@ def test_workflows_measure_what_evaluate_does():
         assert cal.cross_fit(data, "ts", **options).effect.before.metrics == before.metrics
         comparison = cal.compare(
             {**data, "val_logits": z, "val_labels": labels},
-            ["none", "ts"],
+            methods=["none", "ts"],
             fit_split="val",
             test_split="",
             **options,

@@ -36,7 +36,7 @@ def test_there_must_be_a_row():
 
 def test_a_comparison_is_drawn_from_good_to_bad(rng):
     logits, labels = drawn(rng, 200, 3)
-    comparison = cal.compare({"logits": 4 * logits, "labels": labels}, ["none", "ts"])
+    comparison = cal.compare({"logits": 4 * logits, "labels": labels}, methods=["none", "ts"])
     figure: Any = comparison.plot()
     left, right = figure.axes
     order = [name.get_text() for name in left.get_yticklabels()]

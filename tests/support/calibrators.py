@@ -1,4 +1,4 @@
-"""Calibrators that keep what they were fitted with."""
+"""Calibrators that are quick to fit, and calibrators that keep what they were fitted with."""
 
 from typing import Any
 
@@ -7,6 +7,42 @@ import torch
 
 from calibrant._core.checks import IGNORED
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator
+from calibrant.calibrators.network import NetworkTemperature
+from calibrant.calibrators.registry import CALIBRATORS
+
+QUICK: dict[str, dict[str, Any]] = {
+    "auto": {"candidates": ("none", "ts", "beta")},
+    "gc": {"partitions": 4},
+    "multicalibration": {"base": "ts", "rounds": 5},
+}
+"""Options of methods whose fits take long."""
+
+
+def features_of(logits) -> torch.Tensor:
+    """Features whose last layer is the identity: centred logits, or halves of log-odds."""
+    scores = torch.as_tensor(logits)
+    scores = scores if scores.is_floating_point() else scores.double()
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def beside(calibrator, logits) -> dict[str, Any]:
+    """What a fit wants besides logits and labels."""
+    if not calibrator.needs_features:
+        return {}
+    scores = torch.as_tensor(logits)
+    if scores.ndim == 1:
+        scores = torch.stack([torch.zeros_like(scores), scores], -1)
+    width = scores.shape[-1]
+    return {"features": features_of(scores), "head": (np.eye(width), np.zeros(width))}
+
+
+def make(name) -> Any:
+    """A calibrator that is quick to fit: few steps of networks, few candidates of ``auto``."""
+    calibrator = CALIBRATORS[name](**QUICK.get(name, {}))
+    for part in calibrator.modules():
+        if isinstance(part, NetworkTemperature):
+            part.steps = 50
+    return calibrator
 
 
 class Shift(Calibrator):

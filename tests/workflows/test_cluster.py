@@ -97,8 +97,8 @@ def test_figures_equal_those_of_one_array(shards, executor):
         assert found[name].value == pytest.approx(expected[name].value, rel=1e-9)
     fitted = fit(shards, "ts", executor=executor)
     np.testing.assert_allclose(fitted.temperature_, fit(ARRAYS, "ts").temperature_, rtol=1e-6)
-    rows = compare(shards, ["none", "ts"], level=None, executor=executor).rows
-    others = compare(ARRAYS, ["none", "ts"], level=None).rows
+    rows = compare(shards, methods=["none", "ts"], level=None, executor=executor).rows
+    others = compare(ARRAYS, methods=["none", "ts"], level=None).rows
     for one, other in zip(rows, others, strict=True):
         assert one.evaluation is not None
         assert other.evaluation is not None

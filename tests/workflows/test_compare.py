@@ -104,7 +104,7 @@ def figures(rows):
 def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
     monkeypatch.setattr(dataset, "CHUNK", block)
     (path, val, test), kinds = both, {"ts": TemperatureScaling, "x": Shift}
-    found = compare(path, {name: kind() for name, kind in kinds.items()}, level=level)
+    found = compare(path, methods={name: kind() for name, kind in kinds.items()}, level=level)
     assert [row.method for row in found.rows] == ["ts", "x"]
     assert (found.n_fit, found.n_test, found.classes) == (376, 470, 5)
     kept = labelled(test)
@@ -125,7 +125,9 @@ def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
 
 
 def test_json_has_the_promised_form(both):
-    found = compare(both[0], {"ts": TemperatureScaling(), "bad": Broken()}, level=None).to_dict()
+    found = compare(
+        both[0], methods={"ts": TemperatureScaling(), "bad": Broken()}, level=None
+    ).to_dict()
     assert found.keys() >= {"n_fit", "n_test", "classes", "rows"}
     good, bad = json.loads(json.dumps(found, allow_nan=False))["rows"]
     for row in (good, bad):
@@ -157,7 +159,9 @@ def test_json_has_the_promised_form(both):
 def test_failure_becomes_a_row(both, calibrator, problem, said):
     bad = calibrator()
     bad.problem = problem
-    found = compare(both[0], {"bad": bad, "ts": TemperatureScaling()}, time_limit=None, level=None)
+    found = compare(
+        both[0], methods={"bad": bad, "ts": TemperatureScaling()}, time_limit=None, level=None
+    )
     row = found["bad"]
     assert row.evaluation is None
     assert row.calibrator is None
@@ -170,7 +174,7 @@ def test_failure_becomes_a_row(both, calibrator, problem, said):
 def test_time_limit_stops_one_method_only(both):
     start = time.monotonic()
     calibrators = {"slow": Slow(), "ts": TemperatureScaling()}
-    found = compare(both[0], calibrators, time_limit=0.2, level=None)
+    found = compare(both[0], methods=calibrators, time_limit=0.2, level=None)
     assert time.monotonic() - start < 10
     assert found["slow"].error == "the fit took longer than 0.2 s"
     assert 0.2 <= found["slow"].fit_seconds < 2
@@ -178,7 +182,7 @@ def test_time_limit_stops_one_method_only(both):
 
 
 def test_warnings_become_notes(both):
-    found = compare(both[0], {"chatty": Chatty(), "ts": TemperatureScaling()}, level=None)
+    found = compare(both[0], methods={"chatty": Chatty(), "ts": TemperatureScaling()}, level=None)
     assert found["chatty"].notes == ["few samples", "odd samples"]
     assert found["ts"].notes == []
     assert "chatty: odd samples" in str(found)
@@ -195,7 +199,7 @@ def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
     monkeypatch.setattr("calibrant.workflows.compare.records_of", slow)
     calibrators = {name: TemperatureScaling() for name in ("a", "b")}
     found = compare(
-        both[0], calibrators | {"none": CALIBRATORS["none"](), "x": Shift()}, level=None
+        both[0], methods=calibrators | {"none": CALIBRATORS["none"](), "x": Shift()}, level=None
     )
     assert len(made) == 1
     assert found["a"].fit_seconds >= 0.3
@@ -206,7 +210,7 @@ def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
 
 def test_progress_counts_methods(both):
     steps: list[tuple[int, int]] = []
-    compare(both[0], ["none", "ts"], level=None, progress=lambda *step: steps.append(step))
+    compare(both[0], methods=["none", "ts"], level=None, progress=lambda *step: steps.append(step))
     assert steps == [(0, 2), (1, 2), (2, 2)]
 
 
@@ -237,11 +241,11 @@ def test_methods_that_need_features_run_where_there_are_some(both, tmp_path, mon
 )
 def test_unknown_methods_are_no_rows(both, methods, message):
     with pytest.raises(ValueError, match=message):
-        compare(both[0], methods)
+        compare(both[0], methods=methods)
 
 
 def test_one_method_by_its_name(both):
-    assert [row.method for row in compare(both[0], "ts", level=None).rows] == ["ts"]
+    assert [row.method for row in compare(both[0], methods="ts", level=None).rows] == ["ts"]
 
 
 # Which examples.
@@ -253,7 +257,7 @@ def test_plain_arrays_are_cut_into_fair_halves(tmp_path):
     path, kept = as_npz_folder(tmp_path, arrays), labelled(arrays)
     for seed in (0, 1):
         witness = Witness()
-        found = compare(path, {"w": witness}, seed=seed, level=None)
+        found = compare(path, methods={"w": witness}, seed=seed, level=None)
         assert not witness.fitted & witness.applied
         assert witness.fitted | witness.applied == numbers(kept["logits"][:, 0])
         assert (found.n_fit, found.n_test) == (len(witness.fitted), len(witness.applied))
@@ -267,7 +271,8 @@ def test_plain_arrays_are_cut_into_fair_halves(tmp_path):
 def test_halves_are_seeded(tmp_path):
     path = as_npz(tmp_path, predictions())
     first, again, other = (
-        figures(compare(path, ["none", "ts"], seed=seed, level=None).rows) for seed in (0, 0, 1)
+        figures(compare(path, methods=["none", "ts"], seed=seed, level=None).rows)
+        for seed in (0, 0, 1)
     )
     assert first == again
     assert first != other
@@ -279,7 +284,7 @@ def test_groups_are_not_divided(tmp_path):
     arrays["patient"] = np.arange(600) // 20
     witness = Witness()
     methods = {"w": witness, "ts": TemperatureScaling()}
-    compare(as_npz(tmp_path, arrays), methods, groups="patient", level=None)
+    compare(as_npz(tmp_path, arrays), methods=methods, groups="patient", level=None)
     patients = {row // 20 for row in witness.fitted}
     assert not patients & {row // 20 for row in witness.applied}
     assert len(patients) == 15
@@ -290,7 +295,7 @@ def test_weights_count(both, tmp_path):
     _, val, test = both
     val["importance"][:30], test["importance"][:50] = 0, 0  # as if they were not there
     path = as_npz(tmp_path, splits(val=val, test=test))
-    found = compare(path, ["ts"], sample_weight="importance", level=None)
+    found = compare(path, methods=["ts"], sample_weight="importance", level=None)
     fitted = TemperatureScaling().fit(val["logits"], val["labels"], sample_weight=val["importance"])
     kept = labelled(test)
     expected = calibrant.evaluate(
@@ -324,7 +329,7 @@ def test_which_examples(names, asked, described):
         name: {"logits": 4 * np.eye(2)[np.arange(10 * i) % 2], "labels": np.arange(10 * i) // 3 % 2}
         for i, name in enumerate(names, start=1)
     }
-    found = compare(splits(**arrays), ["none"], level=None, **asked)
+    found = compare(splits(**arrays), methods=["none"], level=None, **asked)
     assert f"fitted on {described}" in found.describe()
 
 
@@ -355,9 +360,9 @@ def test_wrong_data_are_no_fault_of_a_method(both, tmp_path, name, fault):
     path = as_npz(tmp_path, splits(val=val, test=test))
     message = r"p\.npz: (logits must be finite|labels must be in)"
     with pytest.raises(ValueError, match=message):
-        compare(path, ["none", "ts"])
+        compare(path, methods=["none", "ts"])
     with pytest.raises(ValueError, match=message):
-        compare(path, {"x": Shift()})
+        compare(path, methods={"x": Shift()})
 
 
 def test_arrays_are_compared_as_a_file_of_them(both):
@@ -366,11 +371,14 @@ def test_arrays_are_compared_as_a_file_of_them(both):
         key: torch.as_tensor(values) if values.dtype.kind != "U" else values
         for key, values in splits(val=val, test=test).items()
     }
-    found, expected = compare(arrays, ["ts"], level=None), compare(path, ["ts"], level=None)
+    found, expected = (
+        compare(arrays, methods=["ts"], level=None),
+        compare(path, methods=["ts"], level=None),
+    )
     assert figures(found.rows) == figures(expected.rows)
     half = {key: value for key, value in arrays.items() if key.endswith(("logits", "labels"))}
     half |= {k: v.bfloat16() for k, v in half.items() if k.endswith("logits")}
-    assert figures(compare(half, ["ts"], level=None).rows) == pytest.approx(
+    assert figures(compare(half, methods=["ts"], level=None).rows) == pytest.approx(
         figures(expected.rows), rel=0.01
     )
 
@@ -378,8 +386,8 @@ def test_arrays_are_compared_as_a_file_of_them(both):
 def test_one_logit(rng):
     logits, labels = drawn(rng, 800, 2, 2.0)
     odds = logits[:, 1] - logits[:, 0]
-    found = compare({"logits": odds, "labels": labels}, ["none", "ts"], level=None)
-    wide = compare({"logits": logits, "labels": labels}, ["none", "ts"], level=None)
+    found = compare({"logits": odds, "labels": labels}, methods=["none", "ts"], level=None)
+    wide = compare({"logits": logits, "labels": labels}, methods=["none", "ts"], level=None)
     assert found.classes == 2
     assert figures(found.rows) == pytest.approx(figures(wide.rows), abs=1e-6)
     assert [row.argmax_changed for row in found.rows] == [0, 0]
@@ -391,7 +399,7 @@ def test_zeros_are_told_once_for_each_part(tmp_path):
     arrays = {"probs": probs, "labels": np.arange(40) % 4}
     path = as_npz(tmp_path, splits(val=arrays, test={k: v[:39] for k, v in arrays.items()}))
     with pytest.warns(UserWarning, match="probabilities are exactly 0") as told:
-        found = compare(path, {"none": CALIBRATORS["none"](), "x": Shift()}, level=None)
+        found = compare(path, methods={"none": CALIBRATORS["none"](), "x": Shift()}, level=None)
     assert sorted(str(warning.message).split()[0] for warning in told) == ["3", "6"]
     assert [row.notes for row in found.rows] == [[], []]
 
@@ -435,7 +443,7 @@ def test_best_without_intervals_is_the_best_alone():
 
 
 def test_printed_table(both):
-    found = compare(both[0], {"x": Shift(), "bad": Broken()})
+    found = compare(both[0], methods={"x": Shift(), "bad": Broken()})
     lines = str(found).splitlines()
     assert lines[0] == found.describe()
     assert re.sub(" +", " ", lines[1]) == "method ECE % 90 % interval NLL Brier acc. % changed fit"
@@ -457,7 +465,7 @@ def test_the_advice_is_about_the_examples_of_the_fit_whatever_the_test_examples_
     val, test = drawn(rng, 1500, 4, 2.0), drawn(rng, 1500, 4, 1.0)  # calibrated
     data = {"val_logits": val[0], "val_labels": val[1]}
     data |= {"test_logits": test[0], "test_labels": test[1]}
-    found = compare(data, ["none", "ts"], level=None)
+    found = compare(data, methods=["none", "ts"], level=None)
     assert found["none"].evaluation["nll"].value < found["ts"].evaluation["nll"].value - 0.05  # type: ignore[index]
     assert found.choice() == "ts"
     assert found.advice().startswith("Use ts (cross-validated on the examples of the fit: ")
@@ -469,7 +477,9 @@ def test_advice_and_fit_agree(tmp_path, rng):
     logits, labels = drawn(rng, 800, 4, 1.5)
     path = as_npz(tmp_path, splits(val={"logits": preferring(logits), "labels": labels}))
     light = {"none": CALIBRATORS["none"](), "ts": TemperatureScaling()}
-    found = compare(path, {**light, "auto": calibrant.Auto(candidates=list(light))}, level=None)
+    found = compare(
+        path, methods={**light, "auto": calibrant.Auto(candidates=list(light))}, level=None
+    )
     again = calibrant.fit(path, calibrant.Auto(candidates=list(light)))
     halves: Any = found["auto"].calibrator
     assert found.choice() == "auto"
@@ -479,11 +489,13 @@ def test_advice_and_fit_agree(tmp_path, rng):
 
 
 def test_a_fit_may_take_as_long_as_it_wants(both):
-    assert compare(both[0], ["ts"], time_limit=None, level=None).rows[0].error is None
+    assert compare(both[0], methods=["ts"], time_limit=None, level=None).rows[0].error is None
 
 
 def test_logits_that_look_like_probabilities_warn_at_the_line_of_the_caller(rng):
     probs = rng.dirichlet([1.0, 1.0, 1.0], 200)
     with pytest.warns(UserWarning, match="logits look like probabilities") as told:
-        compare({"logits": probs, "labels": rng.integers(3, size=200)}, ["none"], level=None)
+        compare(
+            {"logits": probs, "labels": rng.integers(3, size=200)}, methods=["none"], level=None
+        )
     assert [warning.filename for warning in told] == [__file__]

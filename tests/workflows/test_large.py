@@ -211,7 +211,7 @@ def test_comparisons_and_folds_use_a_sample(shards):
     (shards / "test.npz").rename(shards / "9.npz")
     with np.load(shards / "9.npz") as file:
         np.savez(shards / "9.npz", **{f"test_{key}": values for key, values in file.items()})
-    found = compare(shards, ["none", "ts", "vector"], level=None)
+    found = compare(shards, methods=["none", "ts", "vector"], level=None)
     assert found.n_fit == kept.sum()
     assert f"{kept.sum()} random examples of val split, seed 0" in found.describe()
     assert all(row.evaluation is not None for row in found.rows)
@@ -227,7 +227,7 @@ def test_comparisons_and_folds_of_many_rows_hold_a_sample(shards, monkeypatch):
     monkeypatch.setattr(records, "MOST", 300)
     labelled = ARRAYS["labels"] != -100
     places = uniform(3, 0, 900)[labelled]
-    found = compare(shards, ["none", "ts"], level=None, seed=3)
+    found = compare(shards, methods=["none", "ts"], level=None, seed=3)
     assert found.n_fit == (places < 1 / 3).sum()  # of the half, as many as are allowed
     assert found.n_test == (places >= 0.5).sum()
     assert f"{found.n_fit} random examples of a random half of the plain" in found.describe()

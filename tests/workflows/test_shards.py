@@ -93,8 +93,8 @@ def test_any_sharding(executor, of_one_array, data):
 def test_comparison_and_folds_in_shards(executor):
     data = sharded(cut(ARRAYS, 0, 10, 30))
     options: dict[str, Any] = {"level": None, "seed": 3, **COLUMNS}
-    found = compare(data, ["none", "ts"], executor=executor, **options)
-    expected = compare(ARRAYS, ["none", "ts"], **options)
+    found = compare(data, methods=["none", "ts"], executor=executor, **options)
+    expected = compare(ARRAYS, methods=["none", "ts"], **options)
     assert (found.n_fit, found.n_test) == (expected.n_fit, expected.n_test)
     for one, other in zip(found.rows, expected.rows, strict=True):
         assert one.argmax_changed == other.argmax_changed

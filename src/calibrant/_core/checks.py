@@ -365,7 +365,7 @@ def _asarray(values: Values) -> Logits:
 def as_float64(values: Values) -> FloatArray:
     """Return values as a float64 array on the CPU."""
     if isinstance(values, Tensor):
-        values = values.detach().to("cpu", torch.float64).numpy()
+        values = values.detach().cpu().double().numpy()  # not every device has float64
     return np.asarray(values, dtype=np.float64)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -52,6 +53,11 @@ class Examples(NamedTuple):
     def one_logit(self) -> bool:
         """True if each number is a problem of its own: the log-odds z stand for (0, z)."""
         return self.logits.ndim == 1 or self.estimand == "multilabel"
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the logits; arrays are on the CPU."""
+        return self.logits.device if isinstance(self.logits, Tensor) else torch.device("cpu")
 
     @property
     def classes(self) -> int:
@@ -239,9 +245,9 @@ def labelled_chunks(examples: Examples, start: int, stop: int) -> Iterator[Chunk
         labels = torch.from_numpy(examples.labels[number]).to(chunk.device)
         weight = column = None
         if examples.weight is not None:
-            weight = torch.from_numpy(examples.weight[number])
+            weight = torch.from_numpy(examples.weight[number]).to(chunk.device)
         if examples.estimand == "multilabel":
-            column = torch.from_numpy(number % examples.columns)
+            column = torch.from_numpy(number % examples.columns).to(chunk.device)
         yield Chunk(chunk, labels, weight, column, number)
 
 
@@ -283,6 +289,7 @@ def as_tensor(values: Logits) -> Tensor:
     """Return a chunk as a tensor of single precision at least, to be read only.
 
     It shares the memory of the values where that is possible: copies cost as much as other passes.
+    It is on their device or, since what is computed of it needs float64, on the CPU.
     """
     if not isinstance(values, Tensor):
         exact = np.float32 if values.dtype == np.float16 else np.float64
@@ -292,9 +299,26 @@ def as_tensor(values: Logits) -> Tensor:
         shared = values.flags.carray and values.dtype == native
         return torch.from_numpy(values if shared else np.array(values, dtype=native))
     chunk = values.detach()
-    if chunk.device.type == "mps":  # has no float64
-        chunk = chunk.cpu()
+    chunk = chunk if has_float64(chunk.device) else chunk.cpu()
     return chunk.float() if chunk.dtype.itemsize < 4 else chunk
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Return False for devices that compute in single precision only, as Apple's and many NPUs."""
+    if device.type in ("cpu", "cuda"):
+        return True
+    try:
+        torch.ones(1, dtype=torch.float64, device=device).exp()
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on a device, in single precision if that has no float64."""
+    wide = tensor.dtype != torch.float64 or has_float64(device)
+    return (tensor if wide else tensor.float()).to(device)
 
 
 def mask_gap(logits: Logits) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -215,7 +216,13 @@ def _check_index(frame: Any, labels: object) -> None:
 
 
 def as_array(values: object) -> NDArray[Any]:
-    """Return the values of a series as numbers or text where they are one of both."""
+    """Return the values of a series as numbers or text where they are one of both.
+
+    Tensors come from any device; NumPy has no bfloat16, which is widened.
+    """
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
     array = np.asarray(values)
     if array.dtype == object and array.ndim == 1:
         try:

@@ -129,6 +129,18 @@ def device_of(model: nn.Module, otherwise: Any = "cpu") -> torch.device:
     return next((p.device for p in model.parameters()), torch.device(otherwise))
 
 
+def check_place(
+    module: nn.Module, home: torch.device, inputs: Tensor, name: str = "logits"
+) -> None:
+    """Raise unless a tensor is on the device of a module."""
+    if inputs.device != home:
+        kind = type(module).__name__
+        raise ValueError(
+            f"this {kind} is on {home}, the {name} are on {inputs.device}: pass "
+            f"{name}.to('{home}'), or move it with .to('{inputs.device}')"
+        )
+
+
 def own_device(device: str | torch.device) -> torch.device:
     """Return the device of this process, of which several may share the name ``cuda``."""
     rank = os.environ.get("LOCAL_RANK")

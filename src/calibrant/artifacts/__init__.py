@@ -12,9 +12,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
+
+import torch
+from torch import nn
 
 from calibrant._core.atomic_files import replacing
+from calibrant._core.torch_models import own_device
 from calibrant.artifacts.formats import FORMAT, Artifact, holds_predictions, packed, unpacked
 from calibrant.artifacts.objects import KINDS, artifact_of, kind_of, restored
 
@@ -23,6 +27,7 @@ __all__ = ["FILE", "FORMAT", "KINDS", "Artifact", "kind_of", "load", "read", "sa
 FILE = "calibrant.safetensors"  # in a folder
 FILE_SUFFIXES = (".safetensors", ".json")  # of paths that name the file itself
 
+Device: TypeAlias = str | torch.device
 T = TypeVar("T")
 
 
@@ -70,11 +75,13 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
 
 @overload
-def load(path: str | os.PathLike[str]) -> Any: ...
+def load(path: str | os.PathLike[str], *, device: Device = "cpu") -> Any: ...
 @overload
-def load(path: str | os.PathLike[str], wanted: type[T]) -> T: ...
-def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
-    """Read an artifact that :func:`save` wrote, onto the CPU.
+def load(path: str | os.PathLike[str], wanted: type[T], *, device: Device = "cpu") -> T: ...
+def load(
+    path: str | os.PathLike[str], wanted: type[Any] = object, *, device: Device = "cpu"
+) -> Any:
+    """Read an artifact that :func:`save` wrote.
 
     The outputs are bit by bit those of the saved object. Unknown keys, missing tensors, other
     dtypes or shapes, NaN, infinity and damaged files are refused.
@@ -85,6 +92,8 @@ def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
         The folder, or the file itself.
     wanted : type, optional
         Refuse objects of other classes.
+    device : str or torch.device
+        Where learned values go, wherever they were saved.
 
     Examples
     --------
@@ -98,6 +107,11 @@ def load(path: str | os.PathLike[str], wanted: type[Any] = object) -> Any:
         obj = restored(artifact)
     if not isinstance(obj, wanted):
         raise ValueError(f"{path} holds a {type(obj).__name__}, a {wanted.__name__} is wanted")
+    parts = [obj] if isinstance(obj, nn.Module) else getattr(obj, "__dict__", {}).values()
+    place = own_device(device)
+    for part in parts:
+        if isinstance(part, nn.Module):
+            part.to(place)
     return obj
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import FloatArray
+from calibrant._core.checks import FloatArray, as_float64
 from calibrant._core.chunks import Examples
 from calibrant._core.options import NonNegative, Seed
 from calibrant._core.solve import Solution
@@ -52,7 +52,7 @@ class Affine(Calibrator):
 
     def refine(self, passes: Passes) -> None:
         """Learn from all examples, with the penalties of a fit on some of them."""
-        start = torch.cat([self.weight_.reshape(-1), self.bias_]).double().cpu().numpy()
+        start = as_float64(torch.cat([self.weight_.reshape(-1), self.bias_]))
         result = affine_passes.refined(passes, self._inputs, self._penalty(), start)
         notes = absent_classes(passes.sums(affine_passes.class_counts)[0], FADE)
         self._keep(result, passes.classes, [*self._limits(passes.classes), *notes])

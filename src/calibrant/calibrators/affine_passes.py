@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from calibrant._core import chunks
@@ -89,5 +88,5 @@ def _rows(inputs: Inputs, examples: Examples) -> Iterator[tuple[Tensor, Tensor, 
         values = fit.finite_inputs(inputs, examples, chunk)
         weight = chunk.weight
         if weight is None:
-            weight = torch.ones(len(chunk.labels), dtype=torch.float64)
+            weight = values.new_ones(len(chunk.labels))
         yield values, chunk.labels[:, None], weight

@@ -156,13 +156,12 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         """Methods for which there are too few examples are no candidates."""
 
-    def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
+    def _fit(self, examples: Examples, context: Context) -> None:
         """Weigh the candidates and fit those that matter."""
-        context = context or Context()
         groups = None if context.groups is None else context.groups[examples.labels != IGNORED]
         records = context.table(examples)
         data = _Data(records, groups, examples, context._replace(records=records, fitted=[]))
-        return self._decide(data, examples.logits.ndim == 1)
+        self._decide(data, examples.logits.ndim == 1)
 
     def fit_records(
         self, records: Records, *, groups: NDArray[Any] | None = None, one_logit: bool = False
@@ -176,7 +175,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
         with checks.silenced():  # cross-validation has judged them
             members = [data.fitted(name, self._keeps(data), one_logit) for name in weights]
         chosen = members[0] if len(members) == 1 else Average(members, list(weights.values()))
-        self._adopt(chosen.to(self.classes_.device), reasons)
+        self._adopt(chosen.to(self.device), reasons)
         self._set_classes(chosen.classes)
         return self
 
@@ -303,7 +302,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
             chosen = Average([_made(m["name"], m["config"]) for m in config["members"]])
         elif name is not None:
             chosen = _made(name, config)
-        self._adopt(chosen and chosen.to(self.classes_.device), str(state["reasons"]))
+        self._adopt(chosen and chosen.to(self.device), str(state["reasons"]))
 
 
 def _made(name: str, config: dict[str, Any] | None = None) -> Calibrator:

@@ -46,6 +46,7 @@ class Average(Calibrator):
     ) -> None:
         super().__init__()
         share = np.ones(len(members)) if weights is None else np.asarray(weights, dtype=np.float64)
+        self.to(members[0].device)
         self.members = nn.ModuleList(members)
         self._store(weights_=share / share.sum())
         self.accepts_masked = all(member.accepts_masked for member in members)

@@ -27,16 +27,24 @@ from calibrant._core.chunks import (
     Examples,
     as_tensor,
     examples as check_examples,
+    has_float64,
     in_blocks,
     mask_gap,
+    on_device,
     with_masks,
     worth_blocks,
 )
-from calibrant._core.class_names import class_names_of, in_order, kept_names, without_frames
+from calibrant._core.class_names import (
+    as_array,
+    class_names_of,
+    in_order,
+    kept_names,
+    without_frames,
+)
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.options import WithOptions
 from calibrant._core.solve import Solution
-from calibrant._core.torch_models import full_precision, rounds
+from calibrant._core.torch_models import check_place, full_precision, rounds
 from calibrant.calibrators import data_checks
 from calibrant.calibrators.described import Described
 from calibrant.calibrators.learned_map import Drawable
@@ -52,12 +60,18 @@ BOUNDS = (0.05, 20.0)
 C = TypeVar("C", bound="Calibrator")
 
 
+def brought(features: Tensor | None, logits: Tensor) -> Tensor | None:
+    """Return features on the device of the logits."""
+    there = features is None or features.device == logits.device
+    return features if there else features.to(logits.device)
+
+
 def feature_rows(features: Any, rows: Any = None) -> Any:
     """Return rows of features, which may be a mapping of arrays; all of them for None."""
     if rows is None or features is None:
         return features
     if isinstance(features, Mapping):
-        return {name: np.asarray(values)[rows] for name, values in features.items()}
+        return {name: as_array(values)[rows] for name, values in features.items()}
     return as_scores(features, "features")[rows]
 
 
@@ -298,9 +312,20 @@ class Calibrator(WithOptions, Described, Drawable):
             return self.fit_examples(examples, Context(inputs, head, members))
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
-        """Learn from checked examples; calibrators that hold others fit them with this."""
-        self._fit(examples, context or Context())
-        self._set_classes(1 if examples.logits.ndim == 1 else examples.columns)
+        """Learn from checked examples; calibrators that hold others fit them with this.
+
+        It ends on the device of the logits; arrays have none, and leave it where it is.
+        """
+        logits = examples.logits
+        home = logits.device if isinstance(logits, Tensor) else self.device
+        if isinstance(logits, Tensor) and not has_float64(home):
+            examples = examples._replace(logits=logits.cpu())
+        self.to(examples.device)
+        try:
+            self._fit(examples, context or Context())
+            self._set_classes(1 if logits.ndim == 1 else examples.columns)
+        finally:
+            self.to(home)
         return self
 
     def refine(self, passes: Passes) -> None:
@@ -314,6 +339,7 @@ class Calibrator(WithOptions, Described, Drawable):
                 return self.forward(logits, features)
         self.check_logits(logits)
         self.check_features(features, logits.shape if self._classes == 1 else logits.shape[:-1])
+        features = brought(features, logits)
         if worth_blocks(logits, features, *self.parameters()):
             return in_blocks(self._whole, *self._flat(logits, features)).reshape(logits.shape)
         return self._whole(logits, features)
@@ -394,7 +420,7 @@ class Calibrator(WithOptions, Described, Drawable):
         return classes
 
     def check_logits(self, logits: Tensor) -> None:
-        """Raise unless the calibrator is fitted, and for logits of this shape."""
+        """Raise unless the calibrator is fitted, for logits of this shape, and where they are."""
         if not isinstance(logits, Tensor):
             raise TypeError(
                 f"a calibrator is called with tensors, got a {type(logits).__name__}: "
@@ -408,6 +434,7 @@ class Calibrator(WithOptions, Described, Drawable):
                 f"fitted for {self._classes} classes, got {logits.shape[-1] if logits.ndim else 1}:"
                 f" logits must be (..., {self._classes}), as in fit, got {tuple(logits.shape)}"
             )
+        check_place(self, self.device, logits)
 
     def check_features(
         self, features: Logits | None, rows: tuple[int, ...], *, fitting: bool = False
@@ -432,13 +459,17 @@ class Calibrator(WithOptions, Described, Drawable):
         values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
+    @property
+    def device(self) -> torch.device:
+        """Device of what was learned, where tensors must be that it is called with."""
+        return self.classes_.device
+
     def _store(self, **buffers: Any) -> None:
         """Set learned values: float32, so that every device can hold them."""
         for name, value in buffers.items():
             tensor = torch.as_tensor(value)
             tensor = tensor.float() if tensor.is_floating_point() else tensor
-            before = getattr(self, name, None)
-            device = before.device if isinstance(before, Tensor) else tensor.device
+            device = self.device if "classes_" in self._buffers else tensor.device
             self.register_buffer(name, tensor.to(device))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -472,7 +503,8 @@ class Calibrator(WithOptions, Described, Drawable):
         checks.check_some(len(kept))
         self._width = int(context.features.shape[-1])
         self._store(width_=torch.tensor(self._width))
-        labelled = as_tensor(context.features.reshape(-1, self._width)[kept]).float()
+        labelled = as_tensor(context.features.reshape(-1, self._width)[kept])
+        labelled = labelled.to(self.device, torch.float32)
         self._check_feature_values(labelled, kept)
         return labelled
 
@@ -536,7 +568,7 @@ class Calibrator(WithOptions, Described, Drawable):
         array = np.asarray(values)
         plain = array.dtype in (np.float32, np.float64) and array.flags.carray  # need no copy
         tensor = torch.from_numpy(array) if plain else as_tensor(array)
-        return tensor.to(device or self.classes_.device)
+        return on_device(tensor, device or self.device)
 
     def _warn_of_few(self, count: int, classes: int, distinct: int | None) -> None:
         name, size = type(self).__name__, self.size(classes)

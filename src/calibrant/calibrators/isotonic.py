@@ -320,7 +320,8 @@ def _others(examples: Examples, temperature: float, hit_odds: Odds, run: Run) ->
     for chunk, odds in _odds_chunks(examples, temperature, run):
         # to where masked classes are: below every hit, where the curve is 0 however many there are
         odds.scatter_(-1, chunk.labels[:, None], -torch.inf)
-        weight = None if chunk.weight is None else np.repeat(chunk.weight.numpy(), examples.classes)
+        weight = None if examples.weight is None else examples.weight[chunk.number]
+        weight = None if weight is None else np.repeat(weight, examples.classes)
         tally(hit_odds, odds.cpu().numpy().ravel(), weight, result)
     return result
 

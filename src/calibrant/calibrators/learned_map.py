@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.checks import Features, FloatArray, Values, as_scores
+from calibrant._core.checks import Features, FloatArray, Logits, Values, as_float64, as_scores
 from calibrant._core.chunks import as_tensor
 from calibrant.calibrators.margin_curves import margin_temperature
 
@@ -79,7 +79,7 @@ def learned_map(
     """
     check_drawable(calibrator, logits, features)
     if logits is not None:
-        return _of_examples(calibrator, as_tensor(as_scores(logits)), features)
+        return _of_examples(calibrator, as_scores(logits), features)
     if calibrator.multilabel:
         odds = _odds()
         after = _probs(calibrator, np.repeat(odds[:, None], calibrator.classes, 1))
@@ -146,9 +146,9 @@ def _summary(before: FloatArray, after: FloatArray, probability: str, spread: st
     return LearnedMap(before, middle, low, high, probability, spread)
 
 
-def _of_examples(calibrator: Fitted, logits: Tensor, features: Features | None) -> LearnedMap:
+def _of_examples(calibrator: Fitted, logits: Logits, features: Features | None) -> LearnedMap:
     probs = calibrator.predict_proba(logits, features)
-    wide = logits.double()
+    wide = as_tensor(logits).double()
     one = logits.ndim == 1 or calibrator.multilabel
     before = wide.sigmoid() if one else wide.softmax(-1)
     two = logits.ndim > 1 and logits.shape[-1] == 2 and not calibrator.multilabel
@@ -156,7 +156,7 @@ def _of_examples(calibrator: Fitted, logits: Tensor, features: Features | None) 
 
     def claimed(values: Tensor) -> FloatArray:
         some = values if one else values[..., 1] if two else values.amax(-1)
-        return np.asarray(some.double().cpu().numpy().reshape(-1))
+        return as_float64(some).reshape(-1)
 
     x, y = claimed(before), claimed(torch.as_tensor(probs))
     order = np.argsort(x, kind="stable")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
-from calibrant._core.checks import FloatArray, IntArray, Values, as_scores
+from calibrant._core.checks import FloatArray, IntArray, Values, as_float64, as_scores
 from calibrant._core.chunks import as_tensor
 from calibrant.metrics.reductions import margins
 
@@ -72,7 +71,7 @@ def margin_temperature(
     """
     margin, parts = _by_margin(logits, bins)
     scores = as_scores(logits)
-    result = np.asarray(torch.as_tensor(calibrator.temperature(scores)).cpu()).reshape(-1)
+    result = as_float64(calibrator.temperature(scores)).reshape(-1)
     middle, low, high = (
         np.array([np.quantile(result[part], share) for part in parts])
         for share in (0.5, 0.05, 0.95)
@@ -89,14 +88,14 @@ def margin_change(calibrator: HasProbabilities, logits: Values, *, bins: int = 3
     array([0., 0.])
     """
     margin, parts = _by_margin(logits, bins)
-    rows = as_tensor(as_scores(logits))
-    wide = rows.double()
-    probs = wide.sigmoid() if rows.ndim == 1 else wide.softmax(-1)  # of class 1 for log-odds
+    scores = as_scores(logits)
+    wide = as_tensor(scores).double()
+    probs = wide.sigmoid() if wide.ndim == 1 else wide.softmax(-1)  # of class 1 for log-odds
     before, after = (
-        torch.maximum(p, 1 - p) if rows.ndim == 1 else p.amax(-1)
-        for p in (probs, calibrator.predict_proba(rows).double())
+        np.maximum(p, 1 - p) if wide.ndim == 1 else p.max(-1)
+        for p in map(as_float64, (probs, calibrator.predict_proba(scores)))
     )
-    change = (after - before).cpu().numpy().reshape(-1)
+    change = (after - before).reshape(-1)
     return MarginChange(*(np.array([x[p].mean() for p in parts]) for x in (margin, change)))
 
 

@@ -105,7 +105,7 @@ class NetworkTemperature(TemperatureCalibrator):
         raise NotImplementedError
 
     def _sharpness(self, records: Records) -> FloatArray:
-        inputs = torch.from_numpy(self._inputs(records)).to(self.mean_.device)
+        inputs = self._tensor(self._inputs(records))
         return np.asarray(1 / self._network(inputs)[:, 0].cpu().numpy())
 
     def _network(self, inputs: Tensor) -> Tensor:

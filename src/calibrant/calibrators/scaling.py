@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant._core import solve
-from calibrant._core.checks import IGNORED, FloatArray, check_some, warn
+from calibrant._core.checks import IGNORED, FloatArray, as_float64, check_some, warn
 from calibrant._core.chunks import Examples, labelled_chunks, on_threads, thread_ranges
 from calibrant._core.logpartition import Records, gap_chunks, tabulate
 from calibrant._core.solve import Solution
@@ -182,7 +182,7 @@ class EnsembleTemperatureScaling(base.RecordsCalibrator):
 
     def predict_records(self, records: Records) -> RecordPredictions:
         """Confidence and negative log-likelihood of each example after calibration."""
-        weights = self.weights_.double().cpu().numpy()
+        weights = as_float64(self.weights_)
         tops = [np.exp(-records.log_partition(s).value) for s in (1 / float(self.temperature_), 1)]
         confidence = np.stack([*tops, 1 / records.possible], axis=1) @ weights
         true = np.maximum(self._true(records) @ weights, 1e-300)
@@ -300,6 +300,6 @@ def _derivatives(examples: Examples, b: float, row_range: tuple[int, int]) -> Fl
         mean, square, cube = (powers.mul_(gaps).sum(-1).double() / mass for _ in range(3))
         third = 3 * mean * square - cube - 2 * mean**3
         terms = torch.stack([own_gap - mean, square - mean**2, third])
-        weight = torch.ones_like(mean) if chunk.weight is None else chunk.weight.to(mean)
+        weight = torch.ones_like(mean) if chunk.weight is None else chunk.weight
         total += (terms @ weight).cpu().numpy()
     return total

@@ -146,7 +146,7 @@ class SMART(NetworkTemperature):
         if not self.classes or len(low) != 1:
             return np.zeros(0), np.zeros(0)
         values = np.linspace(low[0], high[0], 100)
-        inputs = torch.from_numpy(values)[:, None].to(self.low_.device)
+        inputs = self._tensor(values)[:, None]
         return values, self._network(inputs)[:, 0].cpu().numpy()
 
     def _key_values(self) -> Iterator[str]:

@@ -366,7 +366,7 @@ def _summed_derivatives(
 
 def _theta(slope: Tensor, intercept: Tensor, centre: FloatArray) -> FloatArray:
     """Return log-slopes and shifts ``(tags, 2)`` of lines."""
-    steep, offset = (value.double().cpu().numpy() for value in (slope, intercept))
+    steep, offset = map(checks.as_float64, (slope, intercept))
     return np.stack([np.log(steep), offset + steep * centre - centre], -1)
 
 

@@ -219,7 +219,7 @@ class TopLabelMap(ArgmaxByTask, OddsCalibrator):  # type: ignore[override]
 
     def _record_odds(self, records: Records) -> FloatArray:
         odds, side = self._mapped_odds(records)
-        result = self._map(torch.from_numpy(odds).to(self.temperature_.device))
+        result = self._map(self._tensor(odds))
         return np.asarray(side * result.cpu().numpy())
 
     def predict_records(self, records: Records) -> RecordPredictions:
@@ -294,7 +294,7 @@ class OddsScaling(TopLabelMap):
     def _fit_map(self, odds: FloatArray, outcome: BoolArray, weight: FloatArray) -> None:
         share = weight / weight.sum()
         self._store(knots_=self._place(odds, share))
-        basis = self._basis(torch.from_numpy(odds[:, None]).to(self.knots_.device)).cpu().numpy()
+        basis = self._basis(self._tensor(odds[:, None])).cpu().numpy()
         inputs = np.concatenate([basis, np.ones((len(odds), 1))], axis=1)
         calibration = float(self.objective == "both")
         self.solution_ = minimise_within(

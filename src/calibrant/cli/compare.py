@@ -80,7 +80,7 @@ def compare(
         data = engine.opened(pred, skip_bad, estimand, work, cache)
         comparison = workflow.compare(
             data,
-            shared.names_in(methods),
+            methods=shared.names_in(methods),
             time_limit=time_limit or None,
             keep_argmax=False if choices else None,
             columns=shared.names_in(columns),
@@ -121,7 +121,7 @@ def demo() -> None:
         sys.stdout.flush()  # there is something to read while the methods are fitted
         with shared.progress_bar("methods") as progress:
             methods = ["none", "ts", "smart", "auto"]
-            comparison = comparing.compare(data, methods, progress=progress)
+            comparison = comparing.compare(data, methods=methods, progress=progress)
         _print_comparison(comparison, "Calibrated by three methods")
         console.print()
         console.print(STEPS)

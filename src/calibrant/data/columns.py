@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from calibrant._core.checks import Values
 from calibrant._core.class_names import as_array
@@ -142,10 +141,7 @@ def native(values: Array) -> Array:
 
 
 def array_column(key: str, values: Values, path: str) -> Column:
-    """Return an array or tensor as a column; NumPy has no bfloat16, which is widened."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
+    """Return an array or tensor as a column."""
     array = as_array(values)
     return Column(path, key, array.shape, array.dtype, values=array)
 

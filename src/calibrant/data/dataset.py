@@ -508,6 +508,11 @@ def as_dataset(
     >>> as_dataset({"val_logits": np.zeros((3, 2)), "val_labels": [0, 1, 1]}).splits
     ['val']
     """
+    if labels is not None and is_data(data):
+        raise TypeError(
+            "labels go with logits, and a file, dataset or mapping has its own: leave them out, "
+            "and pass other arguments by name, as in methods=..."
+        )
     roles = {"sample_weight": sample_weight, "by": by, "groups": groups}
     used = {role: v for role, v in roles.items() if v is not None}
     names: dict[str, Any] = {role: v if isinstance(v, str) else role for role, v in used.items()}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrant._core.atomic_files import replacing
+from calibrant._core.class_names import as_array
 from calibrant._core.messages import comma_separated
 from calibrant.data.columns import native
 from calibrant.data.keys import NAMED_SPLITS, owner, split_names
@@ -47,7 +48,7 @@ def save_predictions(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLik
     """
     target = Path(path)
     check_writable(target)
-    ready = {key: native(np.asarray(values, order="C")) for key, values in arrays.items()}
+    ready = {key: native(np.asarray(as_array(values), order="C")) for key, values in arrays.items()}
     for key, values in ready.items():
         if values.dtype.hasobject:
             raise ValueError(f"cannot write {key}: it holds Python objects; pass numbers or text")

@@ -183,7 +183,7 @@ class PriorCorrection(Calibrator):
         self.needs_features = calibrator.needs_features
         self.needs_head = calibrator.needs_head
         self._store(old_prior_=torch.zeros(0), new_prior_=torch.zeros(0))
-        self.to(calibrator.classes_.device)
+        self.to(calibrator.device)
 
     @property
     def input_columns(self) -> tuple[str, ...]:

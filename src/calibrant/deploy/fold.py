@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from calibrant._core.chunks import as_tensor
 from calibrant.calibrators.affine import MatrixScaling, VectorScaling
 from calibrant.calibrators.auto import Auto
 from calibrant.calibrators.base import Calibrator
@@ -52,8 +53,8 @@ def fold_into_linear(calibrator: Calibrator, linear: nn.Linear) -> nn.Linear:
     classes = int(calibrator.classes_)
     if linear.out_features != classes:
         raise ValueError(f"linear must have {classes} outputs, got {linear.out_features}")
-    weight = linear.weight.detach().double()
-    bias = weight.new_zeros(classes) if linear.bias is None else linear.bias.detach().double()
+    weight = as_tensor(linear.weight).double()
+    bias = weight.new_zeros(classes) if linear.bias is None else as_tensor(linear.bias).double()
     if calibrator.one_logit:  # the other class has the logit 0
         weight, bias = (torch.cat([torch.zeros_like(part), part]) for part in (weight, bias))
     weight, bias = _folded(calibrator, weight, bias)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.checks import IntArray
+from calibrant._core.chunks import as_tensor
 from calibrant._core.torch_models import layer_inputs
 
 SCALES = "scales_for_calibrant"
@@ -204,7 +205,8 @@ def _float32_outputs(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _close(got: Tensor, wanted: Tensor) -> bool:
-    x, y, allowed = got.double(), wanted.double(), _tolerance(got, wanted)
+    x, y = (as_tensor(values).double() for values in (got, wanted))
+    allowed = _tolerance(got, wanted)
     same = x.shape == y.shape
     return same and torch.allclose(x, y, rtol=allowed, atol=allowed * float(y.abs().max()))
 
@@ -216,10 +218,10 @@ def _tolerance(*values: Tensor) -> float:
 
 def _scale(raw: Tensor, logits: Tensor, softcap: float | None) -> float:
     """Measure the factor by which a model multiplies its raw logits, 1 for most."""
-    x, y = raw.double(), logits.double()
+    x, y = (as_tensor(values).double() for values in (raw, logits))
     if softcap is not None:
+        kept = y.abs() < 0.9 * softcap
         y = (y / softcap).clamp(-0.999, 0.999).atanh() * softcap
-        kept = logits.abs() < 0.9 * softcap
         x, y = x[kept], y[kept]
     factor = float((x * y).sum() / (x * x).sum().clamp(min=torch.finfo(torch.double).tiny))
     return 1.0 if abs(factor - 1) < _tolerance(raw, logits) / 20 else factor

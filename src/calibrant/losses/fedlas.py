@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant._core.options import NonNegative, Share, WithOptions, at_least
+from calibrant._core.torch_models import AUTOCAST_DEVICES
 from calibrant.losses.base import Extra, Loss, batch_of, summed_over_ranks
 from calibrant.losses.smoothing import beyond_margin
 
@@ -130,7 +132,8 @@ class FeDLaS(WithOptions, nn.Module):
     def signs(self, logits: Tensor) -> Tensor:
         r"""The gate's :math:`\psi_i`, flat ``(n,)``: a sign whose gradient is the identity."""
         rows = logits.detach().reshape(-1, logits.shape[-1]).to(next(self.gate.parameters()).dtype)
-        with torch.autocast(rows.device.type, enabled=False):
+        kind = rows.device.type
+        with torch.autocast(kind, enabled=False) if kind in AUTOCAST_DEVICES else nullcontext():
             first, second = self.gate(rows).softmax(-1).unbind(-1)
         lead = second - first
         signs: Tensor = lead + (lead.sign() - lead).detach()
@@ -138,14 +141,15 @@ class FeDLaS(WithOptions, nn.Module):
 
     @torch.no_grad()
     def _update(self, norm: Tensor, mask: Tensor) -> None:
-        sums = torch.stack([mask.sum(), (mask * norm).sum(), (mask * norm.square()).sum()])
-        count, total, squares = summed_over_ranks(sums.double())
+        count, total = summed_over_ranks(torch.stack([mask.sum(), (mask * norm).sum()]))
         mean = total / count.clamp(min=1)
+        # about the mean, since not every device has the digits for the mean of squares
+        squares = summed_over_ranks((mask * (norm - mean).square()).sum())
         # a batch of one example has no deviation of its own
-        spread = (squares - count * mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
+        spread = squares / (count - 1).clamp(min=1)
         share = torch.where(self.started_ > 0, self.theta, 1.0) * (count > 0)
-        self.mean_.lerp_(mean.float(), share)
-        self.deviation_.lerp_(spread.sqrt().float(), share * (count > 1))
+        self.mean_.lerp_(mean, share)
+        self.deviation_.lerp_(spread.sqrt(), share * (count > 1))
         self.started_.copy_(torch.maximum(self.started_, (count > 0).float()))
 
 

@@ -134,7 +134,7 @@ class AdaFocal(WithOptions, nn.Module):
         """Update bins and exponents from validation logits ``(n, classes)``."""
         batch = batch_of(torch.as_tensor(logits), torch.as_tensor(labels))
         kept = batch.mask.bool()
-        confidence, correct = (v[kept].double().cpu() for v in (batch.confidence, batch.correct))
+        confidence, correct = (v[kept].cpu().double() for v in (batch.confidence, batch.correct))
         groups = torch.tensor_split(torch.argsort(confidence), len(self.gamma_))
         ends = [float(confidence[group].max()) for group in groups[:-1] if len(group)]
         ends += [1.0] * (len(self.edges_) - len(ends))

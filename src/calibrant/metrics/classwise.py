@@ -92,6 +92,7 @@ class ClassBins:
         With ``column`` ``(rows,)`` each row is a cell of a multi-label problem: its tag.
         """
         probs, labels = probs.cpu(), labels.cpu()
+        weight, column = (None if x is None else x.cpu() for x in (weight, column))
         if column is None:
             self._collect(probs, labels, weight)
         else:

@@ -36,7 +36,8 @@ Several: TypeAlias = "Sequence[str | os.PathLike[str]] | Mapping[str, Data]"
 
 
 def report(
-    data: Data | Several,
+    data: Data | Several | Values,
+    labels: Values | None = None,
     *,
     split: str | Sequence[str] | None = None,
     fit_split: str | None = None,
@@ -56,10 +57,12 @@ def report(
 
     Parameters
     ----------
-    data : path, Dataset, mapping or data frame, or several of them
-        A prediction file, a folder, a glob, or arrays by their keys in a file. A sequence of paths
-        or datasets, or a mapping from names to any of these, gives a comparison: of models, days
-        or shifts.
+    data : logits, path, Dataset, mapping or data frame, or several of them
+        Logits ``(..., classes)`` or ``(n,)``, as for :func:`calibrant.evaluate`; or a prediction
+        file, a folder, a glob, or arrays by their keys in a file. A sequence of paths or datasets,
+        or a mapping from names to any of these, gives a comparison: of models, days or shifts.
+    labels : (...) integers
+        With logits; -100 is ignored.
     split : str or sequence of str, optional
         Split to measure: test, else the plain arrays, else val, by default. Several are compared.
     fit_split : str, optional
@@ -94,7 +97,7 @@ def report(
     >>> rng = np.random.default_rng(0)
     >>> honest = 2 * rng.normal(size=(4000, 5))
     >>> labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
-    >>> result = report({"logits": 3 * honest, "labels": labels}, methods=["none", "ts"])
+    >>> result = report(3 * honest, labels, methods=["none", "ts"])
     >>> result.verdict.answer, result.findings[0].code
     ('No', 'CAL001')
     """
@@ -103,8 +106,8 @@ def report(
     options["methods"] = _names(methods, estimand)
     tags = estimand == "multilabel"
     named = {
-        name: as_dataset(each, by=by, sample_weight=sample_weight, multilabel=tags)
-        for name, each in _named(data).items()
+        name: as_dataset(each, labels, by=by, sample_weight=sample_weight, multilabel=tags)
+        for name, each in _named(data, labels).items()
     }
     sets = _sets(named, split)
     steps = _Steps(progress, len(sets))
@@ -126,8 +129,10 @@ def _names(methods: str | Sequence[str] | None, estimand: EstimandChoice) -> lis
     ]
 
 
-def _named(data: Any) -> dict[str, Any]:
+def _named(data: Any, labels: Values | None) -> dict[str, Any]:
     """Return sets of predictions by name; a single one has the stem of its file."""
+    if labels is not None:
+        return {"predictions": data}
     if isinstance(data, Mapping) and _is_several(data):
         return {str(name): each for name, each in data.items()}
     if isinstance(data, (list, tuple)):

@@ -50,7 +50,7 @@ def try_methods(
         warnings.simplefilter("ignore")  # the walk before has kept them
         comparison = compare(
             dataset,
-            methods,
+            methods=methods,
             fit_split=fit_split,
             test_split=split,
             keep_argmax=keep_argmax,

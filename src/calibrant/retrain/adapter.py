@@ -18,6 +18,7 @@ class RetrainedClassifier(Calibrator):
 
     def __init__(self, retrained: MaCCal) -> None:
         super().__init__()
+        self.to(retrained.history_.device)
         self.retrained, self._width = retrained, retrained.width
         self._store(width_=retrained.width)
         self._set_classes(retrained.classes)

@@ -37,9 +37,12 @@ class LabelledFeatures(NamedTuple):
 
     def batch(self, index: IntArray, device: torch.device) -> Batch:
         """Return the rows at an index."""
-        at = torch.from_numpy(index) if isinstance(self.features, Tensor) else index
+        if isinstance(self.features, Tensor):
+            features = self.features[torch.from_numpy(index)].detach()
+        else:
+            features = as_tensor(self.features[index])
         return Batch(
-            as_tensor(self.features[at]).to(device, torch.float32),
+            features.to(device, torch.float32),
             torch.from_numpy(self.labels[index]).to(device),
             torch.from_numpy(self.weight[index]).to(device, torch.float32),
         )

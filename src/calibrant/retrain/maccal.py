@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from calibrant._core import checks
 from calibrant._core.checks import IGNORED, Values, warn
-from calibrant._core.chunks import Progress, as_tensor
+from calibrant._core.chunks import Progress, as_tensor, on_device
 from calibrant._core.options import (
     Count,
     NonNegative,
@@ -31,7 +31,7 @@ from calibrant._core.options import (
     at_most,
 )
 from calibrant._core.tables import frame
-from calibrant._core.torch_models import digest, save_state
+from calibrant._core.torch_models import check_place, device_of, digest, save_state
 from calibrant.display.elements import plain
 from calibrant.display.html import notebook
 from calibrant.display.results import heading, one_line
@@ -82,10 +82,10 @@ class _Run:
         save_state(state, self.checkpoint)
 
     def resume(self) -> None:
-        path, device = self.checkpoint, self.classifier.keep_.device
+        path = self.checkpoint
         if path is None or not path.exists():
             return
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         if state.get("fingerprint") != self.fingerprint:
             raise ValueError(f"{path} is of a run with other data or options: delete or rename it")
         self.classifier.load_state_dict(state["classifier"])
@@ -237,6 +237,9 @@ class MaCCal(WithOptions, nn.Module):
     ) -> Self:
         """Train a new classifier on cached features; an earlier fit is forgotten.
 
+        It trains, and stays, on the device of a tensor of features; an array has none, and leaves
+        it where it is.
+
         Parameters
         ----------
         features : (..., width)
@@ -262,6 +265,8 @@ class MaCCal(WithOptions, nn.Module):
         count = int(present[-1]) + 1 if classes is None else classes
         checks.check_labels(train.labels, count)
         train, watched = self._hold_out(train, held_out, count)
+        if isinstance(train.features, Tensor):
+            self.to(train.features.device)
 
         def batches(epoch: int) -> Iterator[Batch]:
             order = np.random.default_rng((self.seed, epoch)).permutation(train.kept)
@@ -284,7 +289,7 @@ class MaCCal(WithOptions, nn.Module):
         checkpoint: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Train a new classifier on the features that a frozen network computes.
+        """Train a new classifier on the features that a frozen network computes, on its device.
 
         The network runs in ``eval`` mode and is not changed;
         :func:`~calibrant.retrain.replace_head` then puts the new classifier into it.
@@ -305,6 +310,7 @@ class MaCCal(WithOptions, nn.Module):
         """
         classes = frozen.count_outputs(model, loader)
         layer = frozen.last_layer(model, classes, name)
+        self.to(device_of(model, self.history_.device))
 
         def batches(_: int) -> Iterator[Batch]:
             for features, labels in frozen.feature_batches(model, loader, layer):
@@ -454,6 +460,7 @@ class MaCCal(WithOptions, nn.Module):
         """Return logits ``(..., classes)`` of features ``(..., width)``, the largest of a row 0."""
         if not self.classes:
             raise RuntimeError("this MaCCal is not fitted: call fit(features, labels) first")
+        check_place(self, self.history_.device, features, "features")
         logits: Tensor = self.classifier(features)
         return logits - logits.amax(-1, keepdim=True)
 
@@ -463,19 +470,20 @@ class MaCCal(WithOptions, nn.Module):
     def predict_proba(self, features: ArrayLike) -> NDArray[Any]: ...
     def predict_proba(self, features: Values) -> Tensor | NDArray[Any]:
         """Return probabilities ``(..., classes)``: an array for an array, a tensor for a tensor."""
-        inputs = checks.as_scores(features, "features")
+        inputs, home = checks.as_scores(features, "features"), self.history_.device
         if not self.classes or inputs.ndim == 0 or inputs.shape[-1] != self.width:
-            self(torch.zeros(tuple(inputs.shape)))  # raises the error that explains it
+            self(torch.zeros(tuple(inputs.shape), device=home))  # raises the error that explains it
         rows = inputs.reshape(-1, self.width)
-        probs = torch.zeros(len(rows), self.classes, device=self.history_.device)
+        probs = torch.zeros(len(rows), self.classes, device=home)
         with torch.no_grad():
             for start in range(0, len(rows), frozen.CHUNK):
                 some = slice(start, start + frozen.CHUNK)
-                chunk = as_tensor(rows[some]).to(probs.device)
-                checks.check_finite_rows(chunk, np.arange(start, start + len(chunk)))
+                part = rows[some]
+                chunk = part if isinstance(part, Tensor) else on_device(as_tensor(part), home)
+                checks.check_finite_rows(chunk.float(), np.arange(start, start + len(chunk)))
                 probs[some] = self(chunk).softmax(-1)
         probs = probs.reshape(*inputs.shape[:-1], self.classes)
-        return probs.to(features.device) if isinstance(features, Tensor) else probs.cpu().numpy()
+        return probs if isinstance(features, Tensor) else probs.cpu().numpy()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any

@@ -197,7 +197,7 @@ def check_fits(calibrator: Calibrator, split: Split) -> None:
 
 def check_shape(calibrator: Calibrator, shape: tuple[int, ...], where: str) -> None:
     """Raise unless a calibrator takes rows of scores of a shape."""
-    calibrator.check_logits(torch.zeros(1, *shape))
+    calibrator.check_logits(torch.zeros(1, *shape, device=calibrator.device))
     if calibrator.one_logit and shape:
         raise ValueError(
             f"{where} has {math.prod(shape)} scores per row, but this "

@@ -38,9 +38,10 @@ from calibrant.workflows.large import halves, in_memory, is_many
 
 
 def compare(
-    data: Data,
-    methods: str | Sequence[str] | Mapping[str, Calibrator] | None = None,
+    data: Data | Values,
+    labels: Values | None = None,
     *,
+    methods: str | Sequence[str] | Mapping[str, Calibrator] | None = None,
     time_limit: float | None = 60.0,
     fit_split: str | None = None,
     test_split: str | None = None,
@@ -64,9 +65,12 @@ def compare(
 
     Parameters
     ----------
-    data : path, Dataset, mapping or data frame
-        A prediction file, a folder, a glob, or arrays by their keys in a file, such as
-        ``{"logits": ..., "labels": ...}``.
+    data : logits (..., classes) or (n,), path, Dataset, mapping or data frame
+        As for :func:`calibrant.evaluate`: with logits, a random half is for the fit. Or a
+        prediction file, a folder, a glob, or arrays by their keys in a file, such as
+        ``{"val_logits": ..., "val_labels": ..., "test_logits": ..., "test_labels": ...}``.
+    labels : (...) integers
+        With logits; -100 is ignored.
     methods : sequence of str, or mapping of str to Calibrator, optional
         Names from ``CALIBRATORS``, or from ``TAG_CALIBRATORS`` if the estimand is "multilabel",
         or calibrators by names of your own. By default all that the dataset has the arrays and
@@ -96,14 +100,18 @@ def compare(
     >>> rng = np.random.default_rng(0)
     >>> honest = 2 * rng.normal(size=(4000, 5))
     >>> labels = (honest + rng.gumbel(size=honest.shape)).argmax(-1)
-    >>> comparison = compare({"logits": 2 * honest, "labels": labels}, ["none", "ts"])
+    >>> comparison = compare(2 * honest, labels, methods=["none", "ts"])
     >>> comparison.n_fit, comparison.n_test, comparison.choice()
     (2000, 2000, 'ts')
     """
     if isinstance(methods, Mapping) and any(c.multilabel for c in methods.values()):
         estimand = "multilabel"
     dataset = datasets.as_dataset(
-        data, sample_weight=sample_weight, groups=groups, multilabel=estimand == "multilabel"
+        data,
+        labels,
+        sample_weight=sample_weight,
+        groups=groups,
+        multilabel=estimand == "multilabel",
     )
     stream = Accumulator(bins=bins, estimand=estimand, pairs=True, level=level, seed=seed)
     with warnings_at_caller():

@@ -284,7 +284,7 @@ def _classes(request: Request) -> Figure:
 def _compare(request: Request) -> Figure:
     names = ("sample_weight", "estimand", "bins", "level", "seed")
     options = {name: getattr(request, name) for name in names}
-    found = compare(request.data[0], request.methods, test_split=request.split, **options)
+    found = compare(request.data[0], methods=request.methods, test_split=request.split, **options)
     return figure_of(found.plot())
 
 

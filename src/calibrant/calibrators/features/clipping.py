@@ -106,9 +106,7 @@ class FeatureClipping(Calibrator):
         features = self._labelled_features(examples, context)
         parts = [chunk.logits for chunk in labelled_chunks(examples, 0, examples.labels.size)]
         logits = torch.cat(parts).float()
-        features = features.to(logits.device)
-        weight, bias = _last_layer(context.head, examples, self._width)
-        weight, bias = weight.to(logits.device), bias.to(logits.device)
+        weight, bias = (x.to(self.device) for x in _last_layer(context.head, examples, self._width))
         check_head(logits, linear(features, weight, bias))
         some = np.arange(0, len(records), -(-len(records) // SEARCHED))
         best = self._search(logits[some], features[some], weight, records.take(some))
@@ -117,7 +115,7 @@ class FeatureClipping(Calibrator):
             clipped = _clipped(logits, features, weight, best.clip)
             result = best_sharpness(_retabulated(clipped, records), warns=True)
             log_sharpness = float(result.x[0])
-        self._store(clip_=best.clip, weight_=weight.cpu(), temperature_=math.exp(-log_sharpness))
+        self._store(clip_=best.clip, weight_=weight, temperature_=math.exp(-log_sharpness))
 
     def _search(self, logits: Tensor, features: Tensor, weight: Tensor, records: Records) -> _Tried:
         """The best clipping value among a coarse grid, then among a fine one around it."""

@@ -298,8 +298,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
         """Yield log-probabilities of the base ``(rows, classes)`` and labels, chunk by chunk."""
         for chunk in labelled_chunks(examples, 0, examples.labels.size):
             logits = chunk.logits[:, 1] if self.base_.classes == 1 else chunk.logits
-            log_probs = self.base_.log_probs(logits.to(self.classes_.device))
-            yield log_probs, chunk.labels.cpu().numpy()
+            yield self.base_.log_probs(logits), chunk.labels.cpu().numpy()
 
     def _rounds(self, run: Boosting, groups: NDArray[Any] | None) -> tuple[int, float, str]:
         """Return the number of rounds that held-out examples call for, and why."""
@@ -336,7 +335,7 @@ class Multicalibration(ArgmaxByTask, MetadataCalibrator):
             return alone
         assert features is not None
         wide, start = self._wide(logits), self.base_.log_probs(logits)
-        result = self._corrected(start, features.to(start.device, self.low_.dtype))
+        result = self._corrected(start, features.to(logits.device, self.low_.dtype))
         result = result - result.gather(-1, wide.argmax(-1, keepdim=True))
         return self._narrow(self._finished(wide, wide.amax(-1, keepdim=True), result))
 

@@ -110,4 +110,4 @@ def _total(logits: Tensor, text: Encoded) -> float:
     targets = torch.from_numpy(text.targets)
     rows = logits[(targets - 1).to(logits.device)].float().log_softmax(-1)
     chosen = torch.from_numpy(text.ids)[targets].to(logits.device)
-    return float(rows.gather(-1, chosen[:, None]).double().sum())
+    return float(rows.gather(-1, chosen[:, None]).cpu().double().sum())

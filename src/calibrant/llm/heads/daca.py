@@ -17,7 +17,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrant._core.checks import BoolArray, FloatArray, warn
-from calibrant._core.chunks import examples
+from calibrant._core.chunks import as_tensor, examples
 from calibrant._core.logpartition import Records, tabulate
 from calibrant._core.solve import Solution, minimise_scalar
 from calibrant.calibrators.scaling import best_sharpness
@@ -108,8 +108,8 @@ def _expected_gaps(base: Tensor, chat: Tensor) -> FloatArray:
     """Gaps of the chat model under the distribution of the base model, ``(n,)``."""
     parts, rows = [], max(1, MAX_ELEMENTS // base.shape[-1])
     for ours, theirs in zip(base.split(rows), chat.split(rows), strict=True):
-        probs = ours.double().softmax(-1)
-        gaps = theirs.double().amax(-1, keepdim=True) - theirs.double()
+        wide = as_tensor(theirs).double()
+        probs, gaps = as_tensor(ours).double().softmax(-1), wide.amax(-1, keepdim=True) - wide
         # a token that both mask adds nothing
         parts.append(torch.where(probs > 0, probs * gaps, 0).sum(-1))
     gaps = torch.cat(parts)

@@ -1,0 +1,336 @@
+"""What every calibrator promises about devices, by the registries: none can be forgotten."""
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import calibrant as cal
+from calibrant._core import chunks
+from calibrant.calibrators import isotonic
+from calibrant.calibrators.average import Average
+from calibrant.calibrators.base import TemperatureCalibrator
+from calibrant.calibrators.features.multicalibration import Multicalibration
+from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from tests.support.calibrators import beside, make
+from tests.support.simulate import drawn, drawn_tags
+
+ALL = [*CALIBRATORS, *(f"tags: {name}" for name in TAG_CALIBRATORS)]
+TEMPERED = [name for name, kind in CALIBRATORS.items() if issubclass(kind, TemperatureCalibrator)]
+MASKABLE = [n for n, kind in CALIBRATORS.items() if kind().accepts_masked]
+ONE_OF_TWO = [n for n, kind in CALIBRATORS.items() if not kind.two_classes_only]
+
+
+@pytest.fixture(params=ALL)
+def name(request):
+    return request.param
+
+
+def new(name) -> Any:
+    kind, _, tag = name.partition("tags: ")
+    if kind in ("matrix", "dirichlet"):  # which search for penalties otherwise
+        return CALIBRATORS[kind](off_diagonal=0.01, intercept=0.001)
+    return TAG_CALIBRATORS[tag]() if tag else make(kind)
+
+
+@functools.cache
+def data_of(name):
+    """Logits in single precision and labels, on the CPU."""
+    rng = np.random.default_rng(3)
+    if name.startswith("tags"):
+        logits, labels = drawn_tags(rng, 200, np.array([0.5, 0.8, 1.2]), np.array([0.3, 0.0, -0.5]))
+    else:
+        classes = 2 if CALIBRATORS[name].two_classes_only else 4
+        logits, labels = drawn(rng, 240, classes, temperature=1.8, scale=2.5)
+    return torch.from_numpy(logits).float(), torch.from_numpy(labels)
+
+
+def inputs(calibrator, logits):
+    """Features for a call, on the device of the logits."""
+    return beside(calibrator, logits)["features"] if calibrator.needs_features else None
+
+
+@functools.cache
+def fitted_on_cpu(name):
+    logits, labels = data_of(name)
+    calibrator = new(name)
+    return calibrator.fit(logits, labels, **beside(calibrator, logits))
+
+
+@functools.cache
+def fitted_once(name, device):
+    logits, labels = (x.to(device) for x in data_of(name))
+    calibrator = new(name)
+    return calibrator.fit(logits, labels, **beside(calibrator, logits))
+
+
+def fitted(name, device):
+    """A copy of a calibrator that was fitted there."""
+    return copy.deepcopy(fitted_once(name, device))
+
+
+def places(module) -> set[torch.device]:
+    return {x.device for x in (*module.buffers(), *module.parameters())}
+
+
+def assert_near(result, wanted, device):
+    """Compare probabilities; on another device a step may lie between other rounding errors."""
+    assert result.device == device
+    assert float((result.cpu() - wanted).abs().double().mean()) < 1e-4
+
+
+def probs_of(name, values):
+    return values.sigmoid() if name.startswith("tags") else values.softmax(-1)
+
+
+def test_a_fit_leaves_it_on_the_device_of_its_logits_where_it_answers(name, device):
+    calibrator, plain = fitted(name, device), fitted_on_cpu(name)
+    assert places(calibrator) == {device}
+    logits = data_of(name)[0]
+    there, features = logits.to(device), inputs(calibrator, logits.to(device))
+    wanted = plain.predict_proba(logits, inputs(plain, logits))
+    assert_near(probs_of(name, calibrator(there, features)), wanted, device)
+    assert_near(calibrator.predict_proba(there, features), wanted, device)
+    assert_near(probs_of(name, calibrator.transform(there, features)), wanted, device)
+    log_probs = calibrator.log_probs(there, features)
+    assert_near(log_probs.exp(), wanted, device)
+    with torch.inference_mode():
+        assert_near(probs_of(name, calibrator(there, features)), wanted, device)
+
+
+def test_it_describes_itself_there(name, device):
+    calibrator, plain = fitted(name, device), fitted_on_cpu(name)
+    assert type(calibrator).__name__ in repr(calibrator)
+    assert calibrator.describe().split()[0] == plain.describe().split()[0]
+    assert calibrator.learned().keys() == plain.learned().keys()
+    assert len(calibrator._repr_html_()) > 100
+
+
+def test_what_comes_with_the_logits_may_be_anywhere(name, device):
+    logits, labels = data_of(name)
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(labels))
+    groups = torch.arange(len(labels)) // 2
+    calibrator = new(name)
+    extra = beside(calibrator, logits)
+    plain = new(name).fit(logits, labels, **extra, sample_weight=weight, groups=groups)
+    if extra:
+        weights, bias = extra["head"]
+        extra["features"] = extra["features"].numpy()
+        extra["head"] = (torch.as_tensor(weights).float().to(device), bias)
+    there = logits.to(device)
+    calibrator.fit(
+        there, labels.numpy(), **extra, sample_weight=torch.from_numpy(weight), groups=groups
+    )
+    wanted = plain.predict_proba(logits, inputs(plain, logits))
+    beside_there = extra.get("features")
+    assert_near(calibrator.predict_proba(there, beside_there), wanted, device)
+    if beside_there is not None:  # a tensor of the CPU is brought to the logits, as an array is
+        at_hand = torch.from_numpy(beside_there)
+        assert_near(calibrator.predict_proba(there, at_hand), wanted, device)
+        assert_near(calibrator(there, at_hand).softmax(-1), wanted, device)
+    # the labels, weights and groups there, and the logits here
+    calibrator.fit(
+        logits.numpy(),
+        labels.to(device),
+        **beside(calibrator, there),
+        sample_weight=torch.from_numpy(weight).float().to(device),
+        groups=groups.to(device),
+    )
+    assert_near(calibrator.predict_proba(logits.to(device), beside_there), wanted, device)
+
+
+def test_arrays_are_brought_to_it_and_come_back_as_arrays(name, device):
+    calibrator = fitted(name, device)
+    logits = data_of(name)[0]
+    features = inputs(calibrator, logits)
+    beside_it = None if features is None else features.numpy()
+    probs = calibrator.predict_proba(logits.numpy(), beside_it)
+    assert isinstance(probs, np.ndarray)
+    there = calibrator.predict_proba(logits.to(device), features)
+    np.testing.assert_allclose(probs, there.cpu().numpy(), atol=1e-6)
+    assert isinstance(calibrator.transform(logits.numpy(), beside_it), np.ndarray)
+
+
+def test_a_tensor_elsewhere_is_told_of(name, device):
+    calibrator, logits = fitted(name, device), data_of(name)[0]
+    features = inputs(calibrator, logits)
+    wanted = rf"on {device}, .* on cpu: .*\.to\('{device}'\)"
+    for call in (calibrator, calibrator.predict_proba, calibrator.transform, calibrator.log_probs):
+        with pytest.raises(ValueError, match=wanted):
+            call(logits, features)
+    other = logits.to(device)
+    with pytest.raises(ValueError, match=rf"on cpu, .* on {device}: "):
+        fitted_on_cpu(name)(other, features)
+
+
+def test_a_fit_moves_it_and_arrays_leave_it_where_it_is(name, device):
+    logits, labels = data_of(name)
+    calibrator = fitted(name, device)
+    calibrator.fit(logits.numpy(), labels.numpy(), **beside(calibrator, logits))
+    assert places(calibrator) == {device}
+    calibrator.fit(logits, labels, **beside(calibrator, logits))
+    assert places(calibrator) == {torch.device("cpu")}
+    wanted = fitted_on_cpu(name).predict_proba(logits, inputs(calibrator, logits))
+    assert_near(
+        calibrator.predict_proba(logits, inputs(calibrator, logits)), wanted, torch.device("cpu")
+    )
+
+
+def test_it_moves_as_modules_do(name, device):
+    logits = data_of(name)[0]
+    whole = nn.Sequential(fitted(name, device)).to("cpu")
+    calibrator: Any = whole[0]
+    assert places(calibrator) == {torch.device("cpu")}
+    wanted = fitted_on_cpu(name).predict_proba(logits, inputs(calibrator, logits))
+    cpu = torch.device("cpu")
+    assert_near(calibrator.predict_proba(logits, inputs(calibrator, logits)), wanted, cpu)
+    calibrator.to(device)
+    there = logits.to(device)
+    assert_near(calibrator.predict_proba(there, inputs(calibrator, there)), wanted, device)
+
+
+def test_half_precision_there(name, device):
+    logits, labels = data_of(name)
+    dtype = torch.float16 if len(name) % 2 else torch.bfloat16
+    calibrator, there = new(name), logits.to(dtype).to(device)
+    extra = beside(calibrator, logits.to(dtype).float())
+    calibrator.fit(there, labels.to(device), **extra)
+    plain = new(name).fit(logits.to(dtype), labels, **extra)
+    for narrow in (torch.float16, torch.bfloat16):
+        result = calibrator(logits.to(narrow).to(device), extra.get("features"))
+        assert result.dtype == torch.float32
+        wanted = plain.predict_proba(logits.to(narrow), extra.get("features"))
+        assert_near(probs_of(name, result), wanted, device)
+
+
+def test_saved_from_there_and_loaded_there(name, device, tmp_path):
+    calibrator = fitted(name, device)
+    cal.save(calibrator, tmp_path / "saved")
+    assert places(cal.load(tmp_path / "saved")) == {torch.device("cpu")}
+    again = cal.load(tmp_path / "saved", device=device)
+    assert places(again) == {device}
+    there = data_of(name)[0].to(device)
+    features = inputs(calibrator, there)
+    expected = calibrator.predict_proba(there, features)
+    assert_near(again.predict_proba(there, features), expected.cpu(), device)
+    if not isinstance(calibrator, Multicalibration):  # which needs its options
+        other = type(calibrator)(**calibrator.config()).to(device)
+        other.load_state_dict(calibrator.state_dict())
+        assert_near(other.predict_proba(there, features), expected.cpu(), device)
+
+
+def test_log_odds_there(device, name):
+    if name.startswith("tags"):
+        pytest.skip("tags are never one logit")
+    logits, labels = drawn(np.random.default_rng(5), 200, 2, temperature=2.0)
+    odds, labels = torch.from_numpy(logits[:, 1] - logits[:, 0]).float(), torch.from_numpy(labels)
+    plain, calibrator = new(name), new(name)
+    plain.fit(odds, labels, **beside(plain, odds))
+    there = odds.to(device)
+    calibrator.fit(there, labels.to(device), **beside(calibrator, there))
+
+    def features(values):
+        return beside(plain, values).get("features")
+
+    wanted = plain.predict_proba(odds, features(odds))
+    assert_near(calibrator.predict_proba(there, features(there)), wanted, device)
+
+
+@pytest.mark.parametrize("maskable", MASKABLE)
+def test_masked_classes_there(maskable, device):
+    logits, labels = (x.clone() for x in data_of(maskable))
+    masked = torch.from_numpy(np.random.default_rng(1).random(tuple(logits.shape)) < 0.2)
+    masked[torch.arange(len(labels)), labels] = False
+    features = beside(new(maskable), logits)
+    logits[masked] = -torch.inf
+    plain, calibrator = (new(maskable) for _ in range(2))
+    plain.fit(logits, labels, **features)
+    calibrator.fit(logits.to(device), labels.to(device), **features)
+    wanted = plain.predict_proba(logits, features.get("features"))
+    probs = calibrator.predict_proba(logits.to(device), features.get("features"))
+    assert_near(probs, wanted, device)
+    if maskable not in CALIBRATORS or CALIBRATORS[maskable]().keeps_argmax:
+        assert float(probs.cpu()[masked].max()) == 0
+
+
+@pytest.mark.parametrize("tempered", TEMPERED)
+def test_temperatures_there(tempered, device):
+    logits = data_of(tempered)[0]
+    calibrator = fitted(tempered, device)
+    wanted = fitted_on_cpu(tempered).temperature(logits)
+    assert_near(calibrator.temperature(logits.to(device)), wanted, device)
+    assert isinstance(calibrator.temperature(logits.numpy()), np.ndarray)
+    with pytest.raises(ValueError, match="on cpu"):
+        calibrator.temperature(logits)
+
+
+def test_bounds_of_venn_abers_there(device):
+    logits = data_of("venn_abers")[0]
+    calibrator = fitted("venn_abers", device)
+    wanted = fitted_on_cpu("venn_abers").predict_bounds(logits)
+    for found, expected in zip(calibrator.predict_bounds(logits.to(device)), wanted, strict=True):
+        assert_near(found, expected, device)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_auto_chooses_there_as_it_does_on_the_cpu(device, keeps):
+    rng = np.random.default_rng(2)
+    logits, labels = drawn(rng, 700, 4, temperature=1.5, scale=2.5)
+    logits[:, 0] += 2 * (logits[:, 1] > 2)  # so that one temperature is not enough
+    logits, labels = torch.from_numpy(logits).float(), torch.from_numpy(labels)
+    features = torch.from_numpy(rng.normal(size=(700, 4))).float()
+    for options in ({"keep_argmax": keeps}, {"candidates": ("none", "isotonic", "procal")}):
+        plain = cal.Auto(**options).fit(logits, labels, features=features)
+        there = cal.Auto(**options).fit(
+            logits.to(device), labels.to(device), features=features.to(device)
+        )
+        assert places(there) == {device}
+        assert there.chosen_ is not None
+        assert there.chosen_.name == plain.chosen_.name
+        assert_near(
+            there.predict_proba(logits.to(device), features.to(device)),
+            plain.predict_proba(logits, features),
+            device,
+        )
+
+
+def test_an_average_answers_where_its_members_are(device):
+    logits = data_of("ts")[0]
+    members = [fitted(n, device) for n in ("ts", "vector", "isotonic")]
+    average = Average(members, [0.5, 0.3, 0.2])
+    assert places(average) == {device}
+    wanted = Average([fitted_on_cpu(n) for n in ("ts", "vector", "isotonic")], [0.5, 0.3, 0.2])
+    assert_near(average.predict_proba(logits.to(device)), wanted.predict_proba(logits), device)
+
+
+def test_metadata_of_subgroups_beside_logits_there(device, rng):
+    odds = rng.normal(size=2000).astype(np.float32)
+    age, site = rng.integers(18, 80, 2000), rng.choice(["A", "B"], 2000)
+    truth = odds - 2 * ((age < 40) & (site == "B"))
+    labels = (rng.random(2000) < 1 / (1 + np.exp(-truth))).astype(int)
+    people = {"age": age, "site": site}
+    method = functools.partial(cal.CALIBRATORS["multicalibration"], columns=["age", "site"])
+    plain = method(rounds=10).fit(torch.from_numpy(odds), labels, features=people)
+    there = method(rounds=10).fit(
+        torch.from_numpy(odds).to(device), torch.from_numpy(labels).to(device), features=people
+    )
+    assert places(there) == {device}
+    wanted = plain.predict_proba(torch.from_numpy(odds), people)
+    assert_near(there.predict_proba(torch.from_numpy(odds).to(device), people), wanted, device)
+
+
+@pytest.mark.parametrize("several", ONE_OF_TWO)
+def test_a_fit_in_many_chunks_there(several, device, monkeypatch):
+    """As with a hundred thousand rows of a thousand classes."""
+    for kind in ("cpu", "cuda", device.type):
+        monkeypatch.setitem(chunks.CHUNK_SIZE, kind, 300)
+        monkeypatch.setitem(isotonic.PART, kind, 100)
+    logits, labels = (x.to(device) for x in data_of(several))
+    calibrator = new(several)
+    calibrator.fit(logits, labels, **beside(calibrator, logits))
+    wanted = fitted_on_cpu(several).predict_proba(logits.cpu(), inputs(calibrator, logits.cpu()))
+    assert_near(calibrator.predict_proba(logits, inputs(calibrator, logits)), wanted, device)

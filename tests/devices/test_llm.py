@@ -1,0 +1,56 @@
+"""Temperature heads of language models on a device."""
+
+import numpy as np
+import pytest
+import torch
+
+import calibrant as cal
+from calibrant._core.chunks import examples
+from calibrant._core.logpartition import tabulate
+from calibrant.llm.fingerprint import ModelFingerprint
+from calibrant.llm.heads.fit import fit_head
+from calibrant.llm.heads.modules import HEADS, make_head, shape_features_of_logits
+from calibrant.llm.tokens.tables import TokenTable
+
+
+def table(width=16):
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(1500, width))
+    logits = (3 * rng.normal(size=(1500, 12))).astype(np.float32)
+    true = np.exp(hidden[:, :1]) * logits / 2
+    labels = (true + rng.gumbel(size=logits.shape)).argmax(-1)
+    mark = ModelFingerprint("tiny", width, 12, "0" * 16, None)
+    records = tabulate(examples(logits, labels))
+    return TokenTable.from_arrays(hidden, records, np.arange(1500) // 25, mark)
+
+
+def inputs_of(head):
+    hidden = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 5, 16))).float()
+    return shape_features_of_logits(3 * hidden) if head.wants == "shape" else hidden
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_head_computes_there(kind, device):
+    torch.manual_seed(0)
+    head = make_head(kind, width=16, start=0.2)
+    inputs = inputs_of(head)
+    wanted = head(inputs)
+    result = head.to(device)(inputs.to(device))
+    assert result.device == device
+    torch.testing.assert_close(result.cpu(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_head_is_trained_there(kind, device, tmp_path):
+    options = {"epochs": 2, "batch": 512, "keep_always": True}
+    plain = fit_head(table(), kind, "nll", **options)
+    fitted = fit_head(table(), kind, "nll", **options, device=device)
+    assert {p.device for p in fitted.head.parameters()} == {torch.device("cpu")}
+    for group, figures in plain.figures.items():
+        assert fitted.figures[group] == pytest.approx(figures, rel=1e-3, abs=1e-4)
+    cal.save(fitted, tmp_path / "head")
+    loaded = cal.load(tmp_path / "head", device=device)
+    assert {p.device for p in loaded.head.parameters()} == {device}
+    there = inputs_of(loaded.head).to(device)
+    wanted = fitted.head(there.cpu())
+    torch.testing.assert_close(loaded.head(there).cpu(), wanted, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,11 @@ from tests.support.tensors import Largest
 
 
 def by_hand(row, temperature, factors):
-    """Calibrated logits of a row, as the definition sums them; masked classes stay."""
+    """Calibrated logits of a row, as the definition sums them; masked classes stay.
+
+    The last factor is that of all further gaps.
+    """
+    factors = [*factors, *[factors[-1]] * len(row)]
     order = sorted(range(len(row)), key=lambda k: -row[k])
     possible = [k for k in order if row[k] > -np.inf]
     s = [row[k] / temperature for k in possible]
@@ -30,7 +34,7 @@ def by_hand(row, temperature, factors):
     return result
 
 
-def slow_fit(logits, labels, weight=None):
+def slow_fit(logits, labels, weight=None, count=None):
     """The definition, minimised without gradients of its own: T and the factors."""
     share = np.ones(len(labels)) if weight is None else weight
 
@@ -39,7 +43,7 @@ def slow_fit(logits, labels, weight=None):
         each = [logsumexp(s) - s[y] for s, y in zip(scores, labels, strict=True)]
         return share @ each / share.sum()
 
-    ones = np.ones(logits.shape[1] - 1)
+    ones = np.ones(count or logits.shape[1] - 1)
     bounds: dict[str, Any] = {"bounds": (0.05, 20), "method": "bounded", "options": {"xatol": 1e-7}}
     temperature = optimize.minimize_scalar(lambda t: mean_nll(t, ones), **bounds).x
 
@@ -59,8 +63,11 @@ def shaped(rng, n, factors, scale=2.0):
     return logits, (truth + rng.gumbel(size=truth.shape)).argmax(-1)
 
 
+@pytest.mark.parametrize("ranks", [0, 1, 9])
 @pytest.mark.parametrize("case", ["plain", "weighted", "masked", "at the bound"])
-def test_it_is_the_penalised_optimum(rng, case):
+def test_it_is_the_penalised_optimum(rng, monkeypatch, case, ranks):
+    """With a factor for each gap, for the first alone, and with one for all."""
+    monkeypatch.setattr(rank_gaps, "RANKS", ranks)
     logits, labels = shaped(rng, 150, [0.5, 1.2, 0.8])
     if case == "at the bound":  # the runner-up is right more often than the top
         labels[:100] = logits[:100].argsort(-1)[:, -2]
@@ -71,11 +78,12 @@ def test_it_is_the_penalised_optimum(rng, case):
         logits[:2] = [[0, -np.inf, -np.inf, -np.inf], [-np.inf, 1, -np.inf, 0]]
         labels[:2] = [0, 3]
     mean_one = None if weight is None else weight / weight.mean()  # the penalty counts examples
-    temperature, expected = slow_fit(logits, labels, mean_one)
+    temperature, expected = slow_fit(logits, labels, mean_one, min(ranks + 1, 3))
     fitted = RankGaps().fit(logits, labels, sample_weight=weight)
     assert float(fitted.temperature_) == pytest.approx(temperature, rel=1e-4)
     np.testing.assert_allclose(fitted.factors_, expected, atol=2e-3)
-    assert (expected.min() < 1e-6) == (case == "at the bound")
+    if ranks:
+        assert (expected.min() < 1e-6) == (case == "at the bound")
     rows = [by_hand(row, temperature, expected) for row in logits]
     probs = np.exp(rows - logsumexp(rows, axis=-1, keepdims=True))
     np.testing.assert_allclose(fitted.predict_proba(logits), probs, atol=5e-4)
@@ -100,7 +108,8 @@ def test_many_classes_and_few_examples_stay_near_temperature_scaling(rng):
     logits, labels = drawn(rng, 300, 400, temperature=2.0, scale=3)
     new, answers = drawn(rng, 2000, 400, temperature=2.0, scale=3)
     fitted = RankGaps().fit(logits, labels)
-    assert np.abs(fitted.factors_.numpy()[100:] - 1).max() < 0.2  # gaps that decide nothing
+    assert len(fitted.factors_) == rank_gaps.RANKS + 1
+    assert abs(float(fitted.factors_[-1]) - 1) < 0.2  # of gaps that decide nothing
     plain = TemperatureScaling().fit(logits, labels).transform(new)
     assert cal.nll(fitted.transform(new), answers) < cal.nll(plain, answers) + 0.02
 

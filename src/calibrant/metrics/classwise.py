@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant._core.binning import bin_index, check_bins, uniform_edges
-from calibrant._core.checks import FloatArray, IntArray, check_choice
-from calibrant._core.chunks import chunk_slices
+from calibrant._core.binning import check_bins, uniform_edges
+from calibrant._core.checks import FloatArray, check_choice
+from calibrant._core.chunks import chunk_slices, has_float64
 
 Average = Literal["mean", "prevalence"]
 MOST_CELLS = 2**23
@@ -28,7 +28,7 @@ class _Collected(NamedTuple):
 
     labels: Tensor  # (rows,)
     weight: Tensor | None  # (rows,)
-    flat: IntArray  # (n,) row times classes plus class
+    flat: Tensor  # (n,) row times classes plus class
     claimed: Tensor  # (n,)
 
 
@@ -71,14 +71,16 @@ class ClassBins:
         shapes = (table, table, table, (classes,), table, (together, together))
         return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64) for s in shapes))
 
-    def like(self) -> ClassBins:
-        """Empty sums of the same form."""
-        return ClassBins(self.bins, self.threshold, *map(torch.zeros_like, self.sums()))
+    def like(self, device: torch.device | None = None) -> ClassBins:
+        """Empty sums of the same form, on a device with float64 or where these are."""
+        place = device if device is not None and has_float64(device) else None
+        sums = (torch.zeros_like(values, device=place) for values in self.sums())
+        return ClassBins(self.bins, self.threshold, *sums)
 
     def add(self, other: ClassBins) -> None:
         """Add the sums of other examples to these."""
         for mine, theirs in zip(self.sums(), other.sums(), strict=True):
-            mine += theirs
+            mine += theirs.to(mine.device)
 
     def sums(self) -> list[Tensor]:
         """The sums themselves, not copies."""
@@ -91,8 +93,9 @@ class ClassBins:
 
         With ``column`` ``(rows,)`` each row is a cell of a multi-label problem: its tag.
         """
-        probs, labels = probs.cpu(), labels.cpu()
-        weight, column = (None if x is None else x.cpu() for x in (weight, column))
+        home = self.weight.device
+        probs, labels = probs.to(home), labels.to(home)
+        weight, column = (None if x is None else x.to(home) for x in (weight, column))
         if column is None:
             self._collect(probs, labels, weight)
         else:
@@ -110,10 +113,9 @@ class ClassBins:
         """Put every probability into the first bin of its class, and note those to be moved."""
         if not self.threshold:
             self.claimed[:, 0] += probs.sum(0) if weight is None else weight @ probs
-        flat = np.flatnonzero(probs.numpy() > (self.threshold or 1 / self.bins))
-        claimed = probs.view(-1)[torch.from_numpy(flat)]
-        self._collected.append(_Collected(labels, weight, flat, claimed))
-        self._waiting += flat.size
+        flat = _places(probs > (self.threshold or 1 / self.bins))
+        self._collected.append(_Collected(labels, weight, flat, probs.view(-1)[flat]))
+        self._waiting += len(flat)
         if self._waiting > MOST_COLLECTED:
             self.settle()
 
@@ -131,8 +133,10 @@ class ClassBins:
             self.squares[:, 0] += weights @ weights
         classes = len(self.weight)
         first = np.cumsum([0, *(len(part.labels) for part in parts)]) * classes
-        flat = np.concatenate([p.flat + start for p, start in zip(parts, first, strict=False)])
-        row, above = map(torch.from_numpy, np.divmod(flat, classes))
+        starts = map(int, first)
+        flat = torch.cat([p.flat + start for p, start in zip(parts, starts, strict=False)])
+        row = torch.div(flat, classes, rounding_mode="floor")
+        above = flat - classes * row
         claimed, own = torch.cat([part.claimed for part in parts]), labels[row] == above
         self._add_entries(above, claimed, own, weights[row], moved=not self.threshold)
 
@@ -153,7 +157,7 @@ class ClassBins:
     def group(self) -> Tensor:
         """Group of each class, ``(classes,)``: those of one group share rows of ``products``."""
         classes, groups = len(self.weight), len(self.products) // self.bins
-        return torch.arange(classes) * groups // classes
+        return torch.arange(classes, device=self.weight.device) * groups // classes
 
     def _add_products(
         self, probs: Tensor, labels: Tensor, weight: Tensor, column: Tensor | None
@@ -162,13 +166,10 @@ class ClassBins:
 
         A row has one label, so that its residuals (probability less outcome) move together.
         """
-        rows, group = torch.arange(len(probs)), self.group
-        table = torch.zeros(
-            len(probs), len(self.products) // self.bins, self.bins, dtype=torch.float64
-        )
+        rows, group = torch.arange(len(probs), device=probs.device), self.group
+        table = probs.new_zeros(len(probs), len(self.products) // self.bins, self.bins)
         if column is None:
-            starts = torch.searchsorted(group, torch.arange(table.shape[1])).numpy()
-            table[:, :, 0] = torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
+            table[:, :, 0] = _sums_by(group, probs, table.shape[1])
             table[rows, group[labels], 0] -= 1
             row, above = torch.nonzero(probs > 1 / self.bins, as_tuple=True)
             residual = probs[row, above] - (labels[row] == above).double()
@@ -182,7 +183,8 @@ class ClassBins:
         self.products += flat.T @ flat
 
     def _bin(self, claimed: Tensor) -> Tensor:
-        return torch.from_numpy(bin_index(claimed.numpy(), uniform_edges(self.bins)))
+        edges = torch.from_numpy(uniform_edges(self.bins)).to(claimed.device)
+        return (torch.searchsorted(edges, claimed.contiguous()) - 1).clamp_(0, self.bins - 1)
 
     def errors(self) -> FloatArray:
         """Calibration error of each class, ``(classes,)``; NaN where nothing was counted."""
@@ -204,4 +206,19 @@ class ClassBins:
 
 
 def _ones(rows: Tensor) -> Tensor:
-    return torch.ones(len(rows), dtype=torch.float64)
+    return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Return the places of True in a flat mask; NumPy is faster where it can."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.view(-1).nonzero()[:, 0]
+
+
+def _sums_by(group: Tensor, probs: Tensor, groups: int) -> Tensor:
+    """Return sums ``(rows, groups)`` over the classes of each group, which follow one another."""
+    if probs.device.type == "cpu":
+        starts = np.searchsorted(group.numpy(), np.arange(groups))
+        return torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
+    return probs @ torch.nn.functional.one_hot(group, groups).to(probs)

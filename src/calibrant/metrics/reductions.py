@@ -336,7 +336,7 @@ def _pairs(examples: Examples, k: int | None = None) -> Pairs:
 def _reduced(examples: Examples, k: int | None, classwise: ClassBins | None = None) -> Reduced:
     """Reduce every labelled row; the event is class k, or that the prediction is right."""
     ranges = chunks.thread_ranges(examples)
-    owned = [classwise and classwise.like() for _ in ranges]
+    owned = [classwise and classwise.like(examples.device) for _ in ranges]
 
     def task(row_range: tuple[int, int], sums: ClassBins | None) -> Reduced:
         return _reduced_range(examples, row_range, k, sums)

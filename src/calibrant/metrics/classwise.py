@@ -69,7 +69,7 @@ class ClassBins:
         table = (classes, bins)
         together = bins * max(1, min(classes, MOST_TOGETHER // bins)) if interval else 0
         shapes = (table, table, table, (classes,), table, (together, together))
-        return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64) for s in shapes))
+        return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64, device="cpu") for s in shapes))
 
     def like(self) -> ClassBins:
         """Empty sums of the same form."""
@@ -153,7 +153,7 @@ class ClassBins:
     def group(self) -> Tensor:
         """Group of each class, ``(classes,)``: those of one group share rows of ``products``."""
         classes, groups = len(self.weight), len(self.products) // self.bins
-        return torch.arange(classes) * groups // classes
+        return torch.arange(classes, device="cpu") * groups // classes
 
     def _add_products(
         self, probs: Tensor, labels: Tensor, weight: Tensor, column: Tensor | None
@@ -162,12 +162,10 @@ class ClassBins:
 
         A row has one label, so that its residuals (probability less outcome) move together.
         """
-        rows, group = torch.arange(len(probs)), self.group
-        table = torch.zeros(
-            len(probs), len(self.products) // self.bins, self.bins, dtype=torch.float64
-        )
+        rows, group = torch.arange(len(probs), device="cpu"), self.group
+        table = probs.new_zeros(len(probs), len(self.products) // self.bins, self.bins)
         if column is None:
-            starts = torch.searchsorted(group, torch.arange(table.shape[1])).numpy()
+            starts = np.searchsorted(group.numpy(), np.arange(table.shape[1]))
             table[:, :, 0] = torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
             table[rows, group[labels], 0] -= 1
             row, above = torch.nonzero(probs > 1 / self.bins, as_tuple=True)
@@ -204,4 +202,4 @@ class ClassBins:
 
 
 def _ones(rows: Tensor) -> Tensor:
-    return torch.ones(len(rows), dtype=torch.float64)
+    return torch.ones(len(rows), dtype=torch.float64, device="cpu")

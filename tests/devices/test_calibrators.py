@@ -334,3 +334,19 @@ def test_a_fit_in_many_chunks_there(several, device, monkeypatch):
     calibrator.fit(logits, labels, **beside(calibrator, logits))
     wanted = fitted_on_cpu(several).predict_proba(logits.cpu(), inputs(calibrator, logits.cpu()))
     assert_near(calibrator.predict_proba(logits, inputs(calibrator, logits)), wanted, device)
+
+
+@pytest.mark.parametrize("name", ["ts", "smart", "isotonic", "top_and_rest"])
+def test_a_default_device_changes_nothing(name, device):
+    logits, labels = data_of(name)
+    with torch.device(device):
+        there = torch.tensor(logits.tolist())
+        assert there.device == device
+        calibrator = new(name).fit(there, labels)
+        probs = calibrator.predict_proba(there)
+        error = cal.ece(there, labels)
+        arrays = new(name).fit(logits.numpy(), labels.numpy()).predict_proba(logits.numpy())
+    wanted = fitted_on_cpu(name).predict_proba(logits)
+    assert_near(probs, wanted, device)
+    assert_near(torch.from_numpy(arrays), wanted, torch.device("cpu"))
+    assert error == pytest.approx(cal.ece(logits, labels))

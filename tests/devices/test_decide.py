@@ -84,10 +84,12 @@ def test_a_rule_with_its_calibrator(data, device, kind, tmp_path):
     rule, plain = made(there, labels.to(device)), made(logits, labels)
     cal.save(rule, tmp_path / "rule")
     for one in (rule, cal.load(tmp_path / "rule", device=device)):
-        for found in (one.decide(there), one.decide(logits.numpy())):
-            wanted = plain.decide(logits)
-            assert found.keys() == wanted.keys()
-            for name, values in wanted.items():
-                np.testing.assert_allclose(found[name], values, atol=1e-4)
+        decisions, wanted = one.decide(there), plain.decide(logits)
+        assert {values.device for values in decisions.values()} == {device}
+        assert one.tally(decisions, labels.numpy()) == plain.tally(wanted, labels.numpy())
+        arrays = one.decide(logits.numpy())
+        for name, values in wanted.items():
+            np.testing.assert_allclose(decisions[name].cpu(), values, atol=1e-4)
+            np.testing.assert_allclose(arrays[name], values, atol=1e-4)
         with pytest.raises(ValueError, match="on cpu"):
             one.decide(logits)

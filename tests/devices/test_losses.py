@@ -61,3 +61,12 @@ def test_a_network_learns_by_it_there(name, device):
         optimiser.step()
     right = (last(first(x).relu()).argmax(-1) == y).float().mean()
     assert float(right) > 0.6
+
+
+def test_validation_logits_there_and_labels_here(device):
+    logits, labels, _, _ = batch()
+    here, there = made("adafocal"), made("adafocal").to(device)
+    here.observe(logits, labels)
+    there.observe(logits.to(device), labels.numpy())
+    torch.testing.assert_close(there.gamma_.cpu(), here.gamma_)
+    assert there.gamma_.device == device

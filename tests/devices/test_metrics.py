@@ -139,3 +139,13 @@ def test_every_function_of_examples_is_here():
         if not isinstance(value, type)
     }
     assert functions - {*METRICS, "__getattr__"} <= {*CURVES}
+
+
+def test_a_default_device_changes_nothing(device):
+    logits, labels = examples()
+    wanted = cal.evaluate(logits, labels)
+    margins = metrics.margins(logits)
+    with torch.device(device):
+        for values in (logits.numpy(), logits.to(device)):
+            assert_same(numbers(cal.evaluate(values, labels)), numbers(wanted))
+            np.testing.assert_allclose(metrics.margins(values), margins)

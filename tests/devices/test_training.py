@@ -129,15 +129,3 @@ def test_a_large_fit(cuda):
     probs = calibrator.predict_proba(logits[:5000])
     assert probs.device == cuda
     assert cal.nll(probs=probs, labels=labels[:5000]) < cal.nll(logits[:5000], labels[:5000])
-
-
-def test_a_default_device(cuda):
-    logits, labels = drawn(np.random.default_rng(0), 500, 4, 1.7)
-    for name in ("ts", "smart", "vector", "isotonic", "top_and_rest"):
-        wanted = cal.CALIBRATORS[name]().fit(logits, labels).predict_proba(logits)
-        with torch.device(cuda):
-            there = torch.tensor(logits)
-            calibrator = cal.CALIBRATORS[name]().fit(there, labels)
-            probs = calibrator.predict_proba(there)
-            assert cal.evaluate(there, labels, level=None)["ece"].value > 0
-        np.testing.assert_allclose(probs.cpu(), wanted, atol=1e-3)

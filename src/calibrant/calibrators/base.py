@@ -467,7 +467,7 @@ class Calibrator(WithOptions, Described, Drawable):
     def _store(self, **buffers: Any) -> None:
         """Set learned values: float32, so that every device can hold them."""
         for name, value in buffers.items():
-            tensor = torch.as_tensor(value)
+            tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
             tensor = tensor.float() if tensor.is_floating_point() else tensor
             device = self.device if "classes_" in self._buffers else tensor.device
             self.register_buffer(name, tensor.to(device))

@@ -44,11 +44,11 @@ def probabilities(logits: Input, probs: Input) -> tuple[FloatArray, Logits]:
 
 
 def in_form_of(scores: Logits, values: NDArray[T]) -> Tensor | NDArray[T]:
-    """NumPy for NumPy; for a tensor one on its device, of its precision unless boolean."""
+    """NumPy for NumPy; for a tensor one on its device, where floats have its precision."""
     if not isinstance(scores, Tensor):
         return values
-    dtype = torch.bool if values.dtype == np.bool_ else scores.dtype
-    return torch.from_numpy(values).to(dtype).to(scores.device)  # not every device has float64
+    dtype = scores.dtype if values.dtype.kind == "f" else None
+    return torch.from_numpy(values).to(dtype=dtype).to(scores.device)  # some have no float64
 
 
 def check_share(value: float, name: str, example: str) -> None:

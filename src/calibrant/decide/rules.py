@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from calibrant._core import checks
 from calibrant._core.checks import BoolArray, Features, IntArray
-from calibrant._core.class_names import in_order
+from calibrant._core.class_names import as_array, in_order
 from calibrant.calibrators.base import Calibrator
 from calibrant.decide.conformal_sets import ConformalSets
-from calibrant.decide.probabilities import probabilities
+from calibrant.decide.probabilities import in_form_of, probabilities
 from calibrant.decide.thresholds import Threshold
 from calibrant.display.html import Html, joined, notebook
 from calibrant.display.results import heading, one_line, threshold_text, verdict
@@ -138,12 +137,12 @@ class DecisionRule(nn.Module):
 
     def decide(
         self, logits: Input = None, *, probs: Input = None, features: Features | None = None
-    ) -> dict[str, NDArray[Any]]:
+    ) -> dict[str, Any]:
         """Return the decisions about logits ``(..., classes)`` or ``(n,)``, or probs alike.
 
         ``predicted`` ``(...)`` is the most probable class and ``confidence`` its probability; for a
         threshold ``accepted`` ``(...)`` tells whether to accept it, for sets ``set``
-        ``(..., classes)`` which classes to keep.
+        ``(..., classes)`` which classes to keep. They are arrays, or tensors where a tensor is.
         """
         check_one_input(logits, probs)
         values, places = in_order(logits if probs is None else probs, self.class_names)
@@ -157,17 +156,18 @@ class DecisionRule(nn.Module):
         confidence = rows.max(-1)
         decisions = {"predicted": rows.argmax(-1), "confidence": confidence}
         if isinstance(self.guarantee, ConformalSets):
-            members = self.guarantee.sets(**data)
-            decisions["set"] = np.asarray(torch.as_tensor(members).cpu())
+            decisions["set"] = as_array(self.guarantee.sets(**data))
         else:
             decisions["accepted"] = confidence >= self.guarantee.threshold
-        return renumbered(decisions, places)
+        form = checks.as_scores(values)
+        made = renumbered(decisions, places)
+        return {name: in_form_of(form, decided) for name, decided in made.items()}
 
-    def tally(self, decisions: Mapping[str, NDArray[Any]], labels: IntArray | None) -> Tally:
+    def tally(self, decisions: Mapping[str, Any], labels: IntArray | None) -> Tally:
         """Count decisions; with ``labels`` ``(...)``, of which -100 is unknown, also mistakes."""
-        predicted = decisions["predicted"]
-        members = decisions.get("set")
-        size = (decisions["accepted"] if members is None else members).sum()
+        made = {name: as_array(values) for name, values in decisions.items()}
+        predicted, members = made["predicted"], made.get("set")
+        size = (made["accepted"] if members is None else members).sum()
         if labels is None:
             return Tally(predicted.size, int(size))
         if labels.shape != predicted.shape:
@@ -178,7 +178,7 @@ class DecisionRule(nn.Module):
         judged: BoolArray = labels != checks.IGNORED
         known = np.where(judged, labels, 0)
         if members is None:
-            judged, right = judged & decisions["accepted"], predicted == known
+            judged, right = judged & made["accepted"], predicted == known
         else:
             right = np.take_along_axis(members, known[..., None], -1)[..., 0]
         return Tally(predicted.size, int(size), int(judged.sum()), int((judged & ~right).sum()))

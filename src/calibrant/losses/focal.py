@@ -132,7 +132,8 @@ class AdaFocal(WithOptions, nn.Module):
     @torch.no_grad()
     def observe(self, logits: Values, labels: Values) -> None:
         """Update bins and exponents from validation logits ``(n, classes)``."""
-        batch = batch_of(torch.as_tensor(logits), torch.as_tensor(labels))
+        scores = torch.as_tensor(logits)
+        batch = batch_of(scores, torch.as_tensor(labels).to(scores.device))
         kept = batch.mask.bool()
         confidence, correct = (v[kept].cpu().double() for v in (batch.confidence, batch.correct))
         groups = torch.tensor_split(torch.argsort(confidence), len(self.gamma_))

@@ -103,7 +103,8 @@ def cpc(
     apart = F.softplus(batch.logits - at(batch.logits, batch.labels)[:, None])
     pairs = F.softplus(batch.logits[:, None, :] - batch.logits[:, :, None])
     other = 1 - F.one_hot(batch.labels, classes).to(pairs.dtype)
-    both = other[:, :, None] * other[:, None, :] * (1 - torch.eye(classes).to(pairs))
+    distinct = 1 - torch.eye(classes, dtype=pairs.dtype, device=pairs.device)
+    both = other[:, :, None] * other[:, None, :] * distinct
     first = (apart * other).sum(-1) / max(classes - 1, 1)
     second = (pairs * both).sum((-1, -2)) / (2 * max((classes - 1) * (classes - 2), 1))
     return batch.shaped(-batch.own + discrimination * first + exclusion * second)

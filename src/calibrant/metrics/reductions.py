@@ -294,7 +294,7 @@ def margins(logits: Values) -> FloatArray:
     shape, width = (scores.shape, 1) if one_logit else (scores.shape[:-1], scores.shape[-1])
     if width == 1 and not one_logit:
         return np.full(shape, np.inf)
-    largest = [torch.zeros(0, 2)]
+    largest = [torch.zeros(0, 2, device="cpu")]
     for _, rows in chunks.raw_chunks(scores, width, 0, math.prod(shape)):
         chunk = chunks.as_tensor(rows)
         pairs = torch.nn.functional.pad(chunk, (1, 0)) if one_logit else chunk
@@ -416,7 +416,7 @@ def _softmax(logits: Tensor) -> Tensor:
 def _softmaxes(examples: Examples, row_range: tuple[int, int]) -> Iterator[_Softmax]:
     """Yield the softmax of every chunk; that of a bad row is NaN."""
     # one buffer for all chunks: fresh memory of this size costs more than the softmax
-    buffer = torch.empty(0, dtype=torch.float64)
+    buffer = torch.empty(0, dtype=torch.float64, device="cpu")
     for chunk in chunks.labelled_chunks(examples, *row_range):
         size, device = chunk.logits.numel(), chunk.logits.device
         if buffer.numel() < size or buffer.device != device:

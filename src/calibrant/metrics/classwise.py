@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -69,7 +70,8 @@ class ClassBins:
         table = (classes, bins)
         together = bins * max(1, min(classes, MOST_TOGETHER // bins)) if interval else 0
         shapes = (table, table, table, (classes,), table, (together, together))
-        return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64, device="cpu") for s in shapes))
+        zeros = partial(torch.zeros, dtype=torch.float64, device="cpu")
+        return cls(bins, threshold, *map(zeros, shapes))
 
     def like(self, device: torch.device | None = None) -> ClassBins:
         """Empty sums of the same form, on a device with float64 or where these are."""
@@ -157,11 +159,7 @@ class ClassBins:
     def group(self) -> Tensor:
         """Group of each class, ``(classes,)``: those of one group share rows of ``products``."""
         classes, groups = len(self.weight), len(self.products) // self.bins
-<<<<<<< HEAD
         return torch.arange(classes, device=self.weight.device) * groups // classes
-=======
-        return torch.arange(classes, device="cpu") * groups // classes
->>>>>>> device
 
     def _add_products(
         self, probs: Tensor, labels: Tensor, weight: Tensor, column: Tensor | None
@@ -170,18 +168,10 @@ class ClassBins:
 
         A row has one label, so that its residuals (probability less outcome) move together.
         """
-<<<<<<< HEAD
         rows, group = torch.arange(len(probs), device=probs.device), self.group
         table = probs.new_zeros(len(probs), len(self.products) // self.bins, self.bins)
         if column is None:
             table[:, :, 0] = _sums_by(group, probs, table.shape[1])
-=======
-        rows, group = torch.arange(len(probs), device="cpu"), self.group
-        table = probs.new_zeros(len(probs), len(self.products) // self.bins, self.bins)
-        if column is None:
-            starts = np.searchsorted(group.numpy(), np.arange(table.shape[1]))
-            table[:, :, 0] = torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
->>>>>>> device
             table[rows, group[labels], 0] -= 1
             row, above = torch.nonzero(probs > 1 / self.bins, as_tuple=True)
             residual = probs[row, above] - (labels[row] == above).double()
@@ -218,7 +208,6 @@ class ClassBins:
 
 
 def _ones(rows: Tensor) -> Tensor:
-<<<<<<< HEAD
     return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
 
 
@@ -235,6 +224,3 @@ def _sums_by(group: Tensor, probs: Tensor, groups: int) -> Tensor:
         starts = np.searchsorted(group.numpy(), np.arange(groups))
         return torch.from_numpy(np.add.reduceat(probs.numpy(), starts, 1))
     return probs @ torch.nn.functional.one_hot(group, groups).to(probs)
-=======
-    return torch.ones(len(rows), dtype=torch.float64, device="cpu")
->>>>>>> device

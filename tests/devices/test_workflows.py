@@ -50,7 +50,10 @@ WORK: dict[str, Any] = {
         for row in cal.compare(d["logits"], d["labels"], methods=METHODS, level=None).rows
     ],
     "report": lambda d, c, _: (
-        cal.report(d["logits"], d["labels"], methods=METHODS, level=None).subjects[0].evaluation["ece"].value
+        cal.report(d["logits"], d["labels"], methods=METHODS, level=None)
+        .subjects[0]
+        .evaluation["ece"]
+        .value
     ),
     "fit": lambda d, c, _: probabilities(cal.fit(d, "vector")),
     "cross_fit": lambda d, c, _: ece(cal.cross_fit(d, "ts", level=None).effect.after),

@@ -125,7 +125,9 @@ def test_rows_are_fits_on_val_measured_on_test(both, monkeypatch, block, level):
 
 
 def test_json_has_the_promised_form(both):
-    found = compare(both[0], methods={"ts": TemperatureScaling(), "bad": Broken()}, level=None).to_dict()
+    found = compare(
+        both[0], methods={"ts": TemperatureScaling(), "bad": Broken()}, level=None
+    ).to_dict()
     assert found.keys() >= {"n_fit", "n_test", "classes", "rows"}
     good, bad = json.loads(json.dumps(found, allow_nan=False))["rows"]
     for row in (good, bad):
@@ -157,7 +159,9 @@ def test_json_has_the_promised_form(both):
 def test_failure_becomes_a_row(both, calibrator, problem, said):
     bad = calibrator()
     bad.problem = problem
-    found = compare(both[0], methods={"bad": bad, "ts": TemperatureScaling()}, time_limit=None, level=None)
+    found = compare(
+        both[0], methods={"bad": bad, "ts": TemperatureScaling()}, time_limit=None, level=None
+    )
     row = found["bad"]
     assert row.evaluation is None
     assert row.calibrator is None
@@ -267,7 +271,8 @@ def test_plain_arrays_are_cut_into_fair_halves(tmp_path):
 def test_halves_are_seeded(tmp_path):
     path = as_npz(tmp_path, predictions())
     first, again, other = (
-        figures(compare(path, methods=["none", "ts"], seed=seed, level=None).rows) for seed in (0, 0, 1)
+        figures(compare(path, methods=["none", "ts"], seed=seed, level=None).rows)
+        for seed in (0, 0, 1)
     )
     assert first == again
     assert first != other
@@ -366,7 +371,10 @@ def test_arrays_are_compared_as_a_file_of_them(both):
         key: torch.as_tensor(values) if values.dtype.kind != "U" else values
         for key, values in splits(val=val, test=test).items()
     }
-    found, expected = compare(arrays, methods=["ts"], level=None), compare(path, methods=["ts"], level=None)
+    found, expected = (
+        compare(arrays, methods=["ts"], level=None),
+        compare(path, methods=["ts"], level=None),
+    )
     assert figures(found.rows) == figures(expected.rows)
     half = {key: value for key, value in arrays.items() if key.endswith(("logits", "labels"))}
     half |= {k: v.bfloat16() for k, v in half.items() if k.endswith("logits")}
@@ -469,7 +477,9 @@ def test_advice_and_fit_agree(tmp_path, rng):
     logits, labels = drawn(rng, 800, 4, 1.5)
     path = as_npz(tmp_path, splits(val={"logits": preferring(logits), "labels": labels}))
     light = {"none": CALIBRATORS["none"](), "ts": TemperatureScaling()}
-    found = compare(path, methods={**light, "auto": calibrant.Auto(candidates=list(light))}, level=None)
+    found = compare(
+        path, methods={**light, "auto": calibrant.Auto(candidates=list(light))}, level=None
+    )
     again = calibrant.fit(path, calibrant.Auto(candidates=list(light)))
     halves: Any = found["auto"].calibrator
     assert found.choice() == "auto"
@@ -485,5 +495,7 @@ def test_a_fit_may_take_as_long_as_it_wants(both):
 def test_logits_that_look_like_probabilities_warn_at_the_line_of_the_caller(rng):
     probs = rng.dirichlet([1.0, 1.0, 1.0], 200)
     with pytest.warns(UserWarning, match="logits look like probabilities") as told:
-        compare({"logits": probs, "labels": rng.integers(3, size=200)}, methods=["none"], level=None)
+        compare(
+            {"logits": probs, "labels": rng.integers(3, size=200)}, methods=["none"], level=None
+        )
     assert [warning.filename for warning in told] == [__file__]

@@ -96,7 +96,9 @@ def test_folds_are_measured_by_their_own_columns(arrays):
 
 def test_compare_tries_it_where_columns_are_named(arrays):
     small = {key: values[:300] for key, values in arrays.items()}
-    found = comparing.compare(small, methods=["none", "multicalibration"], columns=NAMES, level=None)
+    found = comparing.compare(
+        small, methods=["none", "multicalibration"], columns=NAMES, level=None
+    )
     rows = {row.method: row for row in found.rows}
     calibrator, evaluation = (
         rows["multicalibration"].calibrator,

@@ -140,7 +140,9 @@ def test_logits_that_sum_to_one_are_not_told_of(rng):
     logits = rng.dirichlet(np.ones(3), 200)
     labels = (rng.random((200, 3)) < expit(logits)).astype(int)
     cal.fit({"logits": logits, "labels": labels}, "pooled", estimand="multilabel")
-    cal.compare({"logits": logits, "labels": labels}, methods="pooled", estimand="multilabel", level=None)
+    cal.compare(
+        {"logits": logits, "labels": labels}, methods="pooled", estimand="multilabel", level=None
+    )
 
 
 def test_compare_measures_methods_for_tags(file, arrays):
@@ -163,7 +165,9 @@ def test_compare_measures_methods_for_tags(file, arrays):
 
 def test_compare_cuts_one_split_by_rows(arrays):
     data = {"logits": arrays["val_logits"], "labels": arrays["val_labels"]}
-    comparison = cal.compare(data, methods={"mine": TagScaling()}, level=None)  # the calibrator knows
+    comparison = cal.compare(
+        data, methods={"mine": TagScaling()}, level=None
+    )  # the calibrator knows
     assert comparison.estimand == "multilabel"
     assert comparison.n_fit + comparison.n_test == (arrays["val_labels"] != -100).sum()
     with pytest.raises(ValueError, match="unknown multi-label method 'ts'"):

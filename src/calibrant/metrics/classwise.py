@@ -69,7 +69,9 @@ class ClassBins:
         table = (classes, bins)
         together = bins * max(1, min(classes, MOST_TOGETHER // bins)) if interval else 0
         shapes = (table, table, table, (classes,), table, (together, together))
-        return cls(bins, threshold, *(torch.zeros(s, dtype=torch.float64, device="cpu") for s in shapes))
+        return cls(
+            bins, threshold, *(torch.zeros(s, dtype=torch.float64, device="cpu") for s in shapes)
+        )
 
     def like(self) -> ClassBins:
         """Empty sums of the same form."""

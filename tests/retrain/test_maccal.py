@@ -291,6 +291,7 @@ def test_features_that_are_not_finite_are_refused(data, value):
         {"keep": 1.1},
         {"keep": 0.05},
         {"gamma": 0.0},
+        {"samples": 1001},
     ],
 )
 def test_options_out_of_range_are_refused(options):

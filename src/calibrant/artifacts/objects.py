@@ -15,6 +15,9 @@ from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.trials import check_learned
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 # Package and class of every kind besides calibrators; imported when needed.
 KINDS = {
@@ -126,11 +129,14 @@ def restored(artifact: Artifact) -> Any:
     obj.load_state_dict({**tensors, **artifact.extra})
     if getattr(obj, "classes", 1) < 1:
         raise ValueError(f"its number of classes is {obj.classes}")
-    inside = obj.modules() if isinstance(obj, nn.Module) else ()
+    inside = list(obj.modules()) if isinstance(obj, nn.Module) else []
     classes = {module.classes for module in inside if isinstance(module, Calibrator)}
     sizes = {max(n, 2) for n in classes}  # one logit stands for two classes
     if len(sizes) > 1 or min(classes, default=1) < 1:
         raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
+    for module in inside:
+        if isinstance(module, (Calibrator, MaCCal)):
+            check_learned(as_calibrator(module))
     return obj
 
 

@@ -40,6 +40,7 @@ STEPS = 2000
 """Least number of steps by default: small data get more epochs."""
 WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
 LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
+MOST_SAMPLES = 1000
 SETTLED = 0.02  # largest final gap between confidence and its target without a warning
 
 
@@ -110,7 +111,7 @@ class MaCCal(nn.Module):
         How far q moves for a gap between confidence and accuracy; 0 leaves it unchanged.
     samples : int
         With 0, predictions take one pass with all weights multiplied by q. Otherwise they are
-        averaged over that many masks, during training too.
+        averaged over that many masks, up to 1,000, during training too.
     seed : int
         Of the initial weights, the order of the examples and the masks.
 
@@ -169,6 +170,7 @@ class MaCCal(nn.Module):
             "least_keep": (0 < least_keep <= 1, "above 0 and at most 1"),
             "keep": (least_keep <= keep <= 1, f"from least_keep ({least_keep:g}) to 1"),
             "gamma": (gamma is None or 0 < gamma <= 2, "None or in (0, 2]"),
+            "samples": (samples <= MOST_SAMPLES, f"up to {MOST_SAMPLES:,}"),
         }
         for name, (valid, wanted) in limits.items():
             if not valid:

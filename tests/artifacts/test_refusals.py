@@ -1,5 +1,6 @@
 """Artifacts that are damaged, hostile or of a newer release are refused, at little cost."""
 
+import itertools
 import json
 import pickle
 
@@ -9,13 +10,16 @@ import torch
 from torch import nn
 
 from calibrant import artifacts as io
+from calibrant.artifacts.objects import artifact_of, restored
+from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import save_predictions
 from calibrant.decide import ConformalSets, PriorCorrection, Threshold
 from calibrant.llm import FittedHead
-from calibrant.llm.heads.modules import make_head
+from calibrant.llm.heads.modules import HEADS, SHAPE_FEATURES, make_head
 from calibrant.monitor import Monitor
+from calibrant.retrain import MaCCal
 from tests.artifacts.test_round_trip import MARK, OPTIONS, Held
 from tests.support.artifacts import fitted, fitted_kind, rewrite, temperature
 
@@ -220,7 +224,7 @@ def test_an_object_of_another_class_is_refused(file):
 
 # ----------------------------------------------------------------------------------------- shapes
 
-FREE = {("procal", "reference_", 0), ("procal", "masses_", 1), ("procal", "masses_", 2)}
+FREE = {("procal", "reference_", 0)}
 """Kinds, tensors and axes of any size that no other tensor has."""
 
 
@@ -245,6 +249,69 @@ def test_tensors_of_another_shape_are_refused(kind, options, tmp_path):
             else:
                 refused(file, rf"{name} must have the shape|must have the shape .*for")
             file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature_", 0.0), ("temperature_", -1.0), ("weights_", 0.0)]
+)
+def test_values_that_no_fit_gives_are_refused(name, value, tmp_path):
+    file = tmp_path / "ets.safetensors"
+    io.save(fitted_kind("ets"), file)
+    rewrite(file, tensors=lambda tensors: {**tensors, name: torch.full_like(tensors[name], value)})
+    refused(file, f"must be positive, got {value:g}|make probabilities NaN")
+
+
+FORGED = (0.0, -1.0, 1e-45, 100.0, -1e30, 3e38, -3e38)
+
+
+def forgeries(obj):
+    """Yield what can be loaded of an object with one tensor forged, or one number of it.
+
+    Calibrators inside are kinds of their own.
+    """
+    artifact = artifact_of(obj)
+    for name, value in artifact.tensors.items():
+        numbers = FORGED if value.is_floating_point() and value.numel() else ()
+        if isinstance(obj, Calibrator) and "." in name:
+            continue
+        for place, number in itertools.product((slice(None), 0, -1), numbers):
+            forged = value.clone().reshape(-1)
+            forged[place] = number
+            tensors = {**artifact.tensors, name: forged.reshape(value.shape)}
+            try:
+                found = restored(artifact._replace(tensors=tensors))
+            except (ValueError, IndexError):  # of which load makes the former
+                continue
+            yield found
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, {}) for kind in CALIBRATORS), *OPTIONS.items()]
+)
+def test_what_is_loaded_gives_no_nan_whatever_was_forged(kind, options):
+    rng, scale = np.random.default_rng(99), np.repeat([0, 1e-3, 3.0, 300.0], 10)[:, None]
+    for found in forgeries(fitted_kind(kind, **options)):
+        logits = torch.from_numpy(scale * rng.normal(size=(40, found.classes))).float()
+        features = torch.from_numpy(scale * rng.normal(size=(40, max(found.width, 1)))).float()
+        inputs = (logits, features) if found.needs_features else (logits,)
+        assert not found(*inputs).isnan().any(), found.state_dict()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_no_head_with_forged_weights_gives_nan(kind):
+    head = make_head(kind, width=4, **({"attention_heads": 2} if kind == "decoder" else {}))
+    random = torch.Generator().manual_seed(7)
+    inputs = torch.randn((3, 5, getattr(head, "width", SHAPE_FEATURES)), generator=random)
+    for found in forgeries(FittedHead(head, MARK, "bce")):
+        assert not found.head(inputs).isnan().any()
+
+
+@pytest.mark.filterwarnings("ignore")  # of few examples
+def test_no_retrained_classifier_with_forged_weights_gives_nan():
+    features = np.random.default_rng(0).normal(size=(90, 4))
+    small = MaCCal(bottleneck=8, epochs=1, batch_size=30)
+    for found in forgeries(small.fit(features, np.arange(90) % 3, held_out=0.3)):
+        assert np.isfinite(found.predict_proba(features)).all()
 
 
 def test_a_head_of_another_size_is_refused(tmp_path):

@@ -186,7 +186,8 @@ def predict(obj: Any) -> None:
         return
     features = np.linspace(-1, 1, 5)[:, None] * np.ones(max(width, 1))
     if isinstance(obj, MaCCal):
-        obj.predict_proba(features)
+        probs = obj.predict_proba(features)
     else:
         logits = np.linspace(-1, 1, 5)[:, None] * np.arange(classes)
-        obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
+        probs = obj.predict_proba(logits[:, 0] if classes == 1 else logits, features)
+    assert not np.isnan(probs).any()

@@ -1,6 +1,7 @@
 """The server as a client sees it: what it refuses, takes, runs and gives back."""
 
 import asyncio
+import errno
 import io
 import json
 import socket
@@ -140,6 +141,21 @@ def test_an_upload_that_breaks_off_leaves_no_file(client, content):
         if set(home.iterdir()) <= before:
             break
         client.get("/")
+    assert set(home.iterdir()) <= before
+
+
+def test_a_full_disk_is_explained(client, content, monkeypatch):
+    (home,) = homes()[-1:]
+    before = set(home.iterdir())
+
+    def full(path, mode):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    answer = client.upload("x.npz", content)
+    monkeypatch.undo()
+    assert answer.status == 500
+    assert "No space left on device" in answer.json()["error"]
     assert set(home.iterdir()) <= before
 
 

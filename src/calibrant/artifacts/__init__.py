@@ -84,7 +84,8 @@ def load(
     """Read an artifact that :func:`save` wrote.
 
     The outputs are bit by bit those of the saved object. Unknown keys, missing tensors, other
-    dtypes or shapes, NaN, infinity and damaged files are refused.
+    dtypes or shapes, NaN, infinity, values that make probabilities NaN, and damaged files are
+    refused.
 
     Parameters
     ----------

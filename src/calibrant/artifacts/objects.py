@@ -15,6 +15,9 @@ from calibrant.artifacts import formats
 from calibrant.artifacts.formats import Artifact, check_names
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import CALIBRATORS, TAG_CALIBRATORS
+from calibrant.calibrators.trials import check_learned
+from calibrant.retrain.adapter import as_calibrator
+from calibrant.retrain.maccal import MaCCal
 
 # Package and class of every kind besides calibrators; imported when needed.
 KINDS = {
@@ -137,7 +140,7 @@ def restored(artifact: Artifact) -> Any:
     obj.load_state_dict({**tensors, **extra})
     if getattr(obj, "classes", 1) < 1:
         raise ValueError(f"its number of classes is {obj.classes}")
-    inside = obj.modules() if isinstance(obj, nn.Module) else ()
+    inside = list(obj.modules()) if isinstance(obj, nn.Module) else []
     classes = {module.classes for module in inside if isinstance(module, Calibrator)}
     sizes = {max(n, 2) for n in classes}  # one logit stands for two classes
     if len(sizes) > 1 or min(classes, default=1) < 1:
@@ -145,6 +148,9 @@ def restored(artifact: Artifact) -> Any:
     for path, names in named:
         module = obj.get_submodule(path.removesuffix(NAMES).rstrip("."))
         module.class_names_ = _checked_names(names, max(module.classes, 2))
+    for module in inside:
+        if isinstance(module, (Calibrator, MaCCal)):
+            check_learned(as_calibrator(module))
     return obj
 
 

@@ -141,6 +141,8 @@ class Calibrator(WithOptions, Described, Drawable):
         Buffers whose shapes a fit decides, for the check of saved files: ``"edges_ cuts; levels_
         cuts+1"``. ``classes`` and ``width`` are the learned numbers, ``=`` is the size before a
         fit, other names stand for one size each; ``|`` separates alternatives.
+    positive : tuple of str
+        Buffers that every fit makes positive, for the same check.
     """
 
     name: ClassVar[str] = ""
@@ -159,6 +161,7 @@ class Calibrator(WithOptions, Described, Drawable):
     fits_passes: bool = False
     uses_logits: bool = False
     learned_shapes: str = ""
+    positive: tuple[str, ...] = ("temperature_", "temperatures_", "rest_temperature_")
     classes_: Tensor
     width_: Tensor
 

@@ -189,6 +189,7 @@ class VennAbers(TwoClassMap):
     parameter_count = STEPS
     limit = LARGEST_GAP
     learned_shapes = "edges_ classes cuts; levels_ classes cuts+1"
+    positive = (*TwoClassMap.positive, "levels_")
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from calibrant._core.torch_models import logits_of
 from calibrant.artifacts import kind_of
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.trials import MASKED, edge_cases, random_inputs
 from calibrant.deploy.attach import CalibratedModel, Layer, fitted_calibrator
 from calibrant.retrain.maccal import MaCCal
 
@@ -26,7 +27,6 @@ TOLERANCE = 1e-5
 """Largest difference of a probability between the written file and the calibrator."""
 LARGEST_BATCH = 1 << 22
 """Numbers in the largest batch of a trial."""
-MASKED = "masked classes"
 NUDGES, ROUNDING = 17, 4 * torch.finfo(torch.float32).eps
 """Trials of logits with rounding errors at the steps of a method, and the errors' relative size."""
 
@@ -58,7 +58,7 @@ class ExportGraph(nn.Module):
         inner: Calibrator | CalibratedModel = calibrator
         if model is None:
             shape, random = (2, 3)[: self.varying], torch.Generator().manual_seed(0)
-            values = _random_inputs(calibrator, shape, random)
+            values = random_inputs(calibrator, shape, random)
             self.inputs = dict(zip(("logits", "features"), values, strict=False))
         else:
             inner = CalibratedModel(model, calibrator, last_layer=last_layer)
@@ -152,15 +152,6 @@ def _example_inputs(example: Any) -> dict[str, Tensor]:
         raise ValueError(f"inputs in example must have the same number of rows, got {sorted(rows)}")
     copies = 2 if rows == {1} else 1  # torch would take a single row for a constant
     return {name: torch.cat([value.detach().cpu()] * copies) for name, value in inputs.items()}
-
-
-def _random_inputs(
-    calibrator: Calibrator, shape: tuple[int, ...], random: torch.Generator
-) -> tuple[Tensor, ...]:
-    logits = 3 * torch.randn((*shape, *_row_shape(calibrator)), generator=random)
-    if not calibrator.needs_features:
-        return (logits,)
-    return logits, torch.randn((*shape, calibrator.width), generator=random)
 
 
 def export_target(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -297,39 +288,9 @@ def _trials(graph: ExportGraph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     most = max(8, min(1000, LARGEST_BATCH // calibrator.classes))
     for rows in (1, 2, 7, most):
         shape = (rows, 1 + rows % 5)[: graph.varying]
-        yield f"a batch of {rows}", _random_inputs(calibrator, shape, random)
-    for trial, logits in _edge_cases(_row_shape(calibrator), random):
+        yield f"a batch of {rows}", random_inputs(calibrator, shape, random)
+    for trial, logits in edge_cases(calibrator, random):
         if graph.varying == 2:
             logits = logits[:, None]
-        features = _random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]
+        features = random_inputs(calibrator, logits.shape[: graph.varying], random)[1:]
         yield trial, (logits, *features)
-
-
-def _row_shape(calibrator: Calibrator) -> tuple[int, ...]:
-    """Shape of one row of logits: ``(classes,)``, or ``()`` for log-odds."""
-    return () if calibrator.one_logit else (calibrator.classes,)
-
-
-def _edge_cases(shape: tuple[int, ...], random: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Yield logits at the limits of what is legal, in rows of a shape."""
-    rows = torch.randn((16, *shape), generator=random)
-    several = rows[0].numel() > 1
-    if several:  # the first class leads in one row, the last in another
-        rows[0], rows[1] = rows[0].sort(descending=True).values, rows[1].sort().values
-    yield "large logits", 1e4 * rows
-    yield "small logits", 1e-4 * rows
-    yield "equal logits", torch.zeros_like(rows)
-    if not several:
-        return
-    at, (first, second) = torch.arange(len(rows)), rows.topk(2, dim=-1).indices.unbind(-1)
-    tied = rows.clone()
-    tied[at, second] = rows[at, first]
-    yield "ties", tied
-    near = rows.clone()
-    near[at, second] = rows[at, first].nextafter(torch.tensor(torch.inf))
-    yield "near ties", near
-    masked = torch.cat([rows, 1e3 * rows])
-    masked[:, ::2] = -torch.inf
-    masked[0] = -torch.inf
-    masked[0, 0] = 0
-    yield MASKED, masked

@@ -51,6 +51,7 @@ STEPS = 2000
 """Least number of steps by default: small data get more epochs."""
 WARM_UP = 100  # steps before the control starts: an untrained classifier would lose its weights
 LEAST_LIFT = 1.5  # accuracy relative to chance below which a warning says that little was learned
+MOST_SAMPLES = 1000
 SETTLED = 0.02  # largest final gap between confidence and its target without a warning
 
 
@@ -121,7 +122,7 @@ class MaCCal(WithOptions, nn.Module):
         How far q moves for a gap between confidence and accuracy; 0 leaves it unchanged.
     samples : int
         With 0, predictions take one pass with all weights multiplied by q. Otherwise they are
-        averaged over that many masks, during training too.
+        averaged over that many masks, up to 1,000, during training too.
     seed : int
         Of the initial weights, the order of the examples and the masks.
 
@@ -161,7 +162,7 @@ class MaCCal(WithOptions, nn.Module):
         least_keep: Share = 0.1,
         gamma: Annotated[float, above(0), at_most(2)] | None = None,
         step: NonNegative = 4.0,
-        samples: Annotated[int, at_least(0)] = 0,
+        samples: Annotated[int, at_least(0), at_most(MOST_SAMPLES)] = 0,
         seed: Seed = 0,
     ) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from calibrant import __version__
+from calibrant._core.messages import failure_text
 from calibrant.display.html import escaped
 from calibrant.display.palette import themes
 from calibrant.ui.choices import STEPS, Choices
@@ -64,7 +65,7 @@ def make_app(guard: Guard, max_upload: int) -> App:
         Route("/api/jobs/{id}/stop", service.stop, methods=["POST"]),
         Route("/results/{id}/{name}", service.result),
     ]
-    handlers: Any = {HTTPException: _explained, ClientDisconnect: _nobody}
+    handlers: Any = {HTTPException: _explained, OSError: _failed, ClientDisconnect: _nobody}
     app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=handlers)
     return Guarded(app, guard)
 
@@ -219,6 +220,10 @@ async def _json(request: Request) -> dict[str, Any]:
 
 async def _explained(request: Request, problem: HTTPException) -> Response:
     return JSONResponse({"error": problem.detail}, status_code=problem.status_code)
+
+
+async def _failed(request: Request, problem: OSError) -> Response:
+    return JSONResponse({"error": failure_text(problem)}, status_code=500)
 
 
 async def _nobody(request: Request, problem: ClientDisconnect) -> Response:

@@ -96,7 +96,8 @@ class ProCal(Calibrator):
     monotone = True
     needs_features = True
     LIMIT: ClassVar[float] = 5.0  # largest slope and offset of a line
-    learned_shapes = "centre_ width; reference_ neighbours width; masses_ = rows columns"
+    learned_shapes = "centre_ width; reference_ neighbours width; masses_ = side side"
+    positive = (*Calibrator.positive, "unit_", "span_")
     temperature_: Tensor
     unit_: Tensor
     centre_: Tensor

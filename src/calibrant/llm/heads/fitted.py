@@ -142,6 +142,10 @@ class FittedHead:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the learned values of a head of the same kind and size."""
         self.head.load_state_dict(state)
+        width = getattr(self.head, "width", modules.SHAPE_FEATURES)
+        inputs = 3 * torch.randn((2, 8, width), generator=torch.Generator().manual_seed(0))
+        if self.head(inputs).isnan().any():
+            raise ValueError("its weights make temperatures NaN")
 
 
 def _formatted(value: float | None, form: str) -> str:

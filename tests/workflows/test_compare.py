@@ -184,6 +184,11 @@ def test_warnings_become_notes(both):
     assert "chatty: odd samples" in str(found)
 
 
+def test_a_warning_of_several_methods_is_told_once(both):
+    found = compare(both[0], {"one": Chatty(), "two": Chatty()}, level=None)
+    assert found.remarks()[:2] == ["one, two: few samples", "one, two: odd samples"]
+
+
 def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
     made = []
 

@@ -114,6 +114,9 @@ def restored(artifact: Artifact) -> Any:
     wanted, tensors = skeleton.state_dict(), artifact.tensors
     if artifact.format == 1:
         tensors = formats.renamed(tensors, wanted)
+    # what was saved before there were floors had none
+    none = {name: torch.tensor(0.0) for name in wanted if name.rpartition(".")[2] == "floor_"}
+    tensors = none | dict(tensors)
     check_names([*tensors, *artifact.extra], wanted, "tensors")
     for name, value in tensors.items():
         dtype = getattr(wanted[name], "dtype", None)
@@ -129,6 +132,9 @@ def restored(artifact: Artifact) -> Any:
     inside = obj.modules() if isinstance(obj, nn.Module) else ()
     classes = {module.classes for module in inside if isinstance(module, Calibrator)}
     sizes = {max(n, 2) for n in classes}  # one logit stands for two classes
+    floors = [float(v) for name, v in tensors.items() if name in none]
+    if not all(0 <= floor < 1 for floor in floors):
+        raise ValueError(f"floor_ must be in [0, 1), got {max(floors):g}")
     if len(sizes) > 1 or min(classes, default=1) < 1:
         raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
     return obj

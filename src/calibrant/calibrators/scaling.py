@@ -37,6 +37,9 @@ class Identity(base.TemperatureCalibrator):
     summary = "nothing: what the others are compared with"
     parameter_count = 0
 
+    def set_floor(self, floor: float) -> None:
+        """Do nothing: probabilities of 0 stay what they are."""
+
     def _fit_records(self, records: Records) -> None:
         self.solution_ = None
 

@@ -135,7 +135,7 @@ class DecisionRule(nn.Module):
         check_one_input(logits, probs)
         data: dict[str, Any] = {"logits": logits} if probs is None else {"probs": probs}
         if self.calibrator is not None:
-            scores: Any = logits if probs is None else checks.logits_from_probs(probs)[0]
+            scores: Any = logits if probs is None else checks.logits_from_probs(probs)
             data = {"logits": as_calibrator(self.calibrator).transform(scores, features)}
         rows = probabilities(data.get("logits"), data.get("probs"))[0]
         if rows.shape[-1] != self.classes:

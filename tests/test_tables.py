@@ -22,7 +22,7 @@ def study(name):
 def tables():
     names = (
         *("tables", "maccal", "answers", "language_models", "multilabel", "ensemble", "arena"),
-        *("estimate", "signals", "cluster_cost", "slices", "multicalibration"),
+        *("estimate", "signals", "cluster_cost", "slices", "multicalibration", "zeros"),
     )
     made = [study(name)["tables"](DATA) for name in names]
     return {name: table for each in made for name, table in each.items()}
@@ -194,6 +194,13 @@ def test_claims_about_ensembles(tables):
                 }
                 lower[figure] += sums["True"] < sums["False"]
     assert lower == {"nll": 23, "ece": 28 - 19}
+
+
+def test_claims_about_zeros(tables):
+    _, ours, *others = tables["table_zeros"]
+    for row in others:
+        for cell, other in zip(ours[1:], row[1:], strict=True):
+            assert float(cell.split(", ")[0]) < float(other.split(", ")[0]), row[0]
 
 
 def test_leaderboards_have_the_means_of_the_rows(tables):

@@ -14,7 +14,7 @@ from scipy.special import log_softmax, softmax
 import calibrant as cal
 from calibrant._core.chunks import examples
 from calibrant._core.logpartition import tabulate
-from calibrant.calibrators.base import RecordsCalibrator, TemperatureCalibrator
+from calibrant.calibrators.base import Calibrator, RecordsCalibrator, TemperatureCalibrator
 from calibrant.calibrators.registry import CALIBRATORS
 from tests.support.calibrators import beside, features_of, make
 from tests.support.markup import check_inert
@@ -311,6 +311,45 @@ def test_it_shows_itself_in_a_line_and_in_a_notebook(name, calibrator):
         assert str(one) == repr(one)
         assert ("not fitted" in repr(one)) == ("not fitted" in one.describe()) == (one.classes == 0)
         assert kind in check_inert(one._repr_html_()).text
+
+
+def test_probabilities_count_as_at_least_the_floor_in_a_batch_or_alone(name, calibrator, data):
+    floored = copy.deepcopy(calibrator)
+    floored.set_floor(0.02)
+    votes = softmax(data[0][:40], -1)
+    votes = np.where(votes < 0.03, 0, votes)
+    votes /= votes.sum(-1, keepdims=True)
+    assert (votes == 0).any()
+    with np.errstate(divide="ignore"):
+        logs = np.log(votes)
+    raised = np.log(np.maximum(votes, 0.02))
+    least = np.maximum(logs, -100) if name == "none" else raised
+    features = inputs(calibrator, raised)
+    expected = calibrator.predict_proba(least, features)
+    found = floored.predict_proba(np.maximum(logs, -100), features)  # as doors convert 0
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    if name == "none":
+        return
+    for i in range(5):
+        row = slice(i, i + 1)
+        one = floored.predict_proba(logs[row], None if features is None else features[row])
+        np.testing.assert_allclose(one, expected[row], rtol=1e-4, atol=1e-6)
+    again = CALIBRATORS[name](**calibrator.config())
+    again.load_state_dict(floored.state_dict())
+    np.testing.assert_array_equal(
+        again.predict_proba(logs, features), floored.predict_proba(logs, features)
+    )
+
+
+def test_a_fit_on_logits_forgets_the_floor(name, data):
+    floored = make(name)
+    floored.set_floor(0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        floored.fit(*data, **beside(floored, data[0]))
+    assert all(
+        float(part.floor_) == 0 for part in floored.modules() if isinstance(part, Calibrator)
+    )
 
 
 def test_unfitted_and_wrong_inputs_are_refused(name, calibrator, classes):

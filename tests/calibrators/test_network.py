@@ -191,7 +191,7 @@ def test_temperatures_are_the_outputs_of_the_network(data, hidden):
 def test_no_temperature_is_below_the_floor(rng):
     logits = rng.normal(size=(300, 4))
     smart = at_rate(0.1, SMART(steps=400, likelihood=1.0))
-    with pytest.warns(UserWarning, match="no best temperature in .* stopped at 0.05. Usually all"):
+    with pytest.warns(UserWarning, match="no best temperature in .* stopped at 0.05. 100 % of"):
         smart.fit(logits, logits.argmax(-1))
     found = smart.temperature(logits)
     assert found.min() >= 0.1

@@ -227,9 +227,9 @@ def test_nothing_is_changed_by_none(rng):
 
 
 REASONS = {
-    -1: "Usually all are right",
+    -1: "100 % of the predictions are right: if the model was trained on these examples",
     0: "A temperature makes no difference",
-    1: "Usually accuracy is no better than guessing",
+    1: "0 % of the predictions are right, no more than by guessing",
 }
 
 
@@ -254,6 +254,21 @@ def test_one_sided_answers_end_at_the_bound_and_say_so(rng, objective, answers, 
     assert float(fitted.temperature_) == pytest.approx(bound, rel=1e-6)
     assert fitted.solution_ is not None
     assert not fitted.solution_.converged
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason"),
+    [
+        (1e4, r"but the logits of some labels are up to \S+ below the largest: divide them all"),
+        (1e-4, "but the logits hardly differ: multiply them all"),
+    ],
+)
+def test_logits_of_an_unusual_scale_are_not_taken_for_guessing(rng, factor, reason):
+    logits, labels = drawn(rng, 1000, 4, 1.0, scale=3.0)
+    right = 100 * (logits.argmax(-1) == labels).mean()
+    assert 60 < right < 90
+    with pytest.warns(UserWarning, match=rf"{right:.4g} % of the predictions are right, {reason}"):
+        TemperatureScaling().fit(factor * logits, labels)
 
 
 @pytest.mark.parametrize("answers", ["right", "wrong"])

@@ -82,7 +82,7 @@ def test_talk_stays_out_of_the_json(tmp_path):
     assert done.returncode == 1
     assert json.loads(done.stdout)["metrics"]["ece"]["value"] == pytest.approx(1 / 3)
     warning, limit = done.stderr.splitlines()
-    assert warning.startswith("warning: 1 labels have a probability of exactly 0")
+    assert warning.startswith("warning: 1 labels have a probability of 0, ")
     assert limit == "ECE 0.3333 exceeds the limit of 0.01"
 
 

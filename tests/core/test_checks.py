@@ -1,5 +1,6 @@
 """Every refusal says what was wanted, what came, and the remedy; and nothing is half done."""
 
+import functools
 import math
 import warnings
 from typing import Any
@@ -8,16 +9,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 import calibrant as cal
 from calibrant._core import checks as _checks
 from calibrant._core.checks import (
+    Zeros,
     as_float64,
     as_labels,
     as_pairs,
     as_scores,
     as_values,
     as_weight,
+    logits_from_probs,
     look_like_probs,
 )
 from tests.support.simulate import drawn
@@ -56,7 +60,7 @@ LOGITS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "label masked": (
         *(with_row(0, 0, -INF), YES, ValueError),
         "row 2 has -inf at its own label 2: a masked class cannot be the answer: "
-        "correct the mask or the label",
+        "correct the mask or the label, or pass probabilities as probs, not as their logarithms",
     ),
     "too few labels": (
         *(OK, [0, 1, 2], ValueError),
@@ -257,6 +261,47 @@ def test_what_is_no_distribution_is_refused(probs, kind, message):
     labels = np.zeros(np.shape(probs)[:-1] or (1,), dtype=int)
     with pytest.raises(kind, match=message):
         cal.evaluate(probs=probs, labels=labels)
+
+
+# Zeros
+
+
+def test_zeros_count_as_half_of_the_smallest_other_probability():
+    votes = np.array([[0.9, 0.1, 0.0], [0.3, 0.5, 0.2], [1.0, 0.0, 0.0]])
+    zeros = Zeros.among(votes)
+    assert (zeros.exact, zeros.total) == (3, 9)
+    assert zeros.floor(3) == pytest.approx(0.05)
+    assert Zeros.among(np.eye(4)).floor(4) == 1 / 8  # the others are all 1: of half a chance
+    # of class 1, whose complement is rounded: 0.9999999999999999 is 1
+    assert Zeros.among(np.array([0.25, 1 - 1e-16, 0.0, 0.8])).floor(2) == pytest.approx(0.1)
+    assert Zeros.among(np.array([0.25, 1 - 6e-8, 0.0, 0.8], np.float32)).floor(2) == pytest.approx(
+        0.1
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_zeros_of_a_softmax_are_negligible(rng, dtype):
+    logits = 40 * rng.normal(size=(2000, 5))
+    probs = softmax(logits, -1).astype(dtype)
+    assert (probs == 0).any() == (dtype == np.float32)
+    assert 5e-13 <= Zeros.among(probs).floor(5) < 6e-13
+    assert Zeros.among(softmax(logits / 100, -1)).floor(5) == 1e-12  # none that is so small
+
+
+def test_zeros_of_parts_are_those_of_the_whole(rng):
+    probs = np.round(rng.dirichlet(np.full(3, 0.3), 60), 2)
+    whole = Zeros.among(probs)
+    assert 0 < whole.exact < whole.total
+    parts = [Zeros.among(part) for part in np.split(probs, [7, 30])]
+    assert functools.reduce(Zeros.plus, parts, Zeros()) == whole
+
+
+def test_logarithms_of_zeros():
+    probs = np.array([[1.0, 0.0], [1 - 1e-60, 1e-60]])
+    np.testing.assert_allclose(logits_from_probs(probs)[:, 1], -100)
+    np.testing.assert_allclose(logits_from_probs(probs, floor=0.1)[:, 1], np.log(0.1))
+    np.testing.assert_allclose(logits_from_probs(probs[:, 1]), -100)  # log-odds
+    np.testing.assert_allclose(logits_from_probs(probs, tags=True)[0], [100, -100])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -732,7 +777,7 @@ def test_a_fit_on_probabilities_warns_once_at_the_line_of_the_caller(rng, method
     assert len(found) == len(later) == 1
     assert found[0].category is UserWarning
     assert found[0].filename == __file__
-    assert "fit on their logarithm" in str(found[0].message)
+    assert 'calibrant.fit({"probs": ..., "labels": ...}) takes them' in str(found[0].message)
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((2, 3)), torch.zeros(4, 2, 3), np.zeros(3)])

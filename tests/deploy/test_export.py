@@ -1,5 +1,6 @@
 """Exported files give what the calibrator gives, in ONNX Runtime and with torch.export."""
 
+import copy
 import json
 import sys
 import zipfile
@@ -137,6 +138,14 @@ def test_an_average_of_methods(rng, tmp_path):
     assert isinstance(calibrator.chosen_, Average)
     assert export_onnx(calibrator, tmp_path / "calibrator.onnx") <= 1e-5
     check_parity(calibrator, tmp_path / "calibrator.onnx")
+
+
+@pytest.mark.parametrize("name", ["ts", "vector"])
+def test_what_zeros_count_as(name, tmp_path):
+    calibrator, path = copy.deepcopy(fitted(name)), tmp_path / "calibrator.onnx"
+    calibrator.set_floor(0.004)
+    assert export_onnx(calibrator, path) <= 1e-5
+    check_parity(calibrator, path)
 
 
 @pytest.mark.parametrize(

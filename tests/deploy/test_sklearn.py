@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, log_softmax, softmax
+from scipy.special import expit, log_softmax, logit, softmax
 from torch import nn
 
 import calibrant as cal
@@ -244,7 +244,7 @@ def test_refit_forgets(three):
 def test_failed_fit_changes_nothing(three):
     X, y = three
     one = CalibratedClassifier(Sayer(), method="ts")
-    with pytest.raises(ValueError, match="probs must be"):
+    with pytest.raises(ValueError, match="predict_proba of Sayer must be"):
         one.fit(X, y)
     with pytest.raises(NotFittedError):
         one.predict(X)
@@ -525,7 +525,7 @@ def test_temperature_with_a_rare_class(rare):
         one = clone(votes).fit(X[train], y[train])
         logs = np.log(np.maximum(one.predict_proba(X[test]), 0.05))  # a vote of ten, halved
         logits[np.ix_(test, one.classes_)] = logs
-    assert model.floor_ == pytest.approx(np.log(0.05))
+    assert float(model.calibrator_.floor_) == pytest.approx(0.05)
     assert temperature(model) == pytest.approx(best_temperature(logits[1:], y[1:]), rel=1e-4)
 
 
@@ -647,7 +647,7 @@ def test_floor_of_zero_probabilities(rng):
     probs /= probs.sum(-1, keepdims=True)
     assert (probs == 0).any()
     model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels)
-    assert model.floor_ == pytest.approx(np.log(probs[probs > 0].min() / 2))
+    assert float(model.calibrator_.floor_) == pytest.approx(probs[probs > 0].min() / 2)
     logits = np.log(np.where(probs > 0, probs, probs[probs > 0].min() / 2))
     assert temperature(model) == pytest.approx(best_temperature(logits, labels), rel=1e-4)
     np.testing.assert_allclose(
@@ -656,12 +656,26 @@ def test_floor_of_zero_probabilities(rng):
     assert np.abs(model.predict_proba(probs) - softmax(honest, axis=-1)).mean() < 0.03
 
 
+@pytest.mark.filterwarnings("ignore:.*not alike")
+@pytest.mark.parametrize("method", ["ts", "sigmoid", "isotonic"])
+def test_a_tree_is_calibrated_alike_here_and_in_a_file(two, method):
+    X, y = two
+    some, rest = slice(200), slice(200, None)
+    tree = DecisionTreeClassifier(max_depth=6, random_state=0).fit(X[some], y[some])
+    here = CalibratedClassifier(FrozenEstimator(tree), method=method).fit(X[rest], y[rest])
+    probs, labels = tree.predict_proba(X[rest])[:, 1], np.searchsorted(tree.classes_, y[rest])
+    with pytest.warns(UserWarning, match="probabilities are 0"):
+        there = cal.fit({"probs": probs, "labels": labels}, method)
+    expected = there.predict_proba(logit(np.clip(probs, 1e-40, 1 - 1e-16)))
+    np.testing.assert_allclose(here.predict_proba(X[rest])[:, 1], expected, atol=1e-6)
+
+
 def test_floor_ignores_weight_zero():
     probs = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.0, 0.4, 0.6], [0.999, 0.001, 0.0]] * 20)
-    labels = np.arange(80) // 4 % 3
+    labels = np.where(np.arange(80) < 8, 2, np.tile([0, 1, 2, 0], 20))
     weight = np.tile([1.0, 1.0, 1.0, 0.0], 20)
     model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels, sample_weight=weight)
-    assert model.floor_ == pytest.approx(np.log(0.05))
+    assert float(model.calibrator_.floor_) == pytest.approx(0.05)
 
 
 def test_tiny_probabilities_are_raised(rng):
@@ -670,13 +684,20 @@ def test_tiny_probabilities_are_raised(rng):
     probs[:3] = [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
     assert probs[probs > 0].min() < 1e-80
     model = CalibratedClassifier(Sayer(), method="ts").fit(probs, labels)
-    assert model.floor_ == pytest.approx(np.log(1e-30))
-    logits = np.log(np.maximum(probs, 1e-30))
-    found = temperature(model) * model.scale_
-    assert found == pytest.approx(best_temperature(logits, labels), rel=1e-4)
+    floor = probs[probs >= 1e-12].min() / 2
+    assert float(model.calibrator_.floor_) == pytest.approx(floor)
+    logits = np.log(np.maximum(probs, floor))
+    assert temperature(model) == pytest.approx(best_temperature(logits, labels), rel=1e-4)
     np.testing.assert_allclose(
-        model.predict_proba(probs), softmax(logits / found, axis=-1), atol=1e-6
+        model.predict_proba(probs), softmax(logits / temperature(model), axis=-1), atol=1e-6
     )
+
+
+def test_without_calibration_the_probabilities_are_those_of_the_estimator(rng):
+    honest, labels = drawn(rng, 200, 3)
+    votes = np.eye(3)[honest.argmax(-1)]  # as of a tree with pure leaves
+    model = CalibratedClassifier(Sayer(), method="none").fit(votes, labels)
+    np.testing.assert_allclose(model.predict_proba(votes), votes, atol=1e-12)
 
 
 @pytest.mark.parametrize("data", ["two", "three"])

@@ -113,13 +113,16 @@ def test_every_form_of_scores_is_calibrated(tagged, estimator):
 def test_zero_probabilities_get_half_of_the_smallest(tagged):
     X, y, *_ = tagged
     forest = RandomForestClassifier(10, random_state=0, max_depth=5).fit(X[:300], y[:300])
-    fitted = CalibratedClassifier(FrozenEstimator(forest), method="none").fit(X[300:], y[300:])
+    fitted = CalibratedClassifier(FrozenEstimator(forest), method="pooled").fit(X[300:], y[300:])
     probs = np.stack([p[:, 1] for p in forest.predict_proba(X[300:])], -1)
     both = np.stack([probs, 1 - probs])
     least = both[both > 0].min()
-    assert fitted.floor_ == pytest.approx(np.log(least / 2))
+    assert float(fitted.calibrator_.floor_) == pytest.approx(least / 2)
+    slope, intercept = (
+        float(x[0]) for x in (fitted.calibrator_.slope_, fitted.calibrator_.intercept_)
+    )
     inner = fitted.predict_proba(X[300:])[probs == 0]
-    np.testing.assert_allclose(logit(inner), np.log(least / 2), rtol=1e-5)
+    np.testing.assert_allclose(logit(inner), slope * np.log(least / 2) + intercept, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", [list, csr_matrix, np.asarray])

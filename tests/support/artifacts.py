@@ -40,8 +40,8 @@ def fitted_kind(kind, **options):
 def temperature(value=2.0):
     """A fitted calibrator whose learned value is known."""
     module = TemperatureScaling()
-    state = {"classes_": torch.tensor(3), "temperature_": torch.tensor(float(value))}
-    module.load_state_dict(state)
+    learned = {"classes_": torch.tensor(3), "temperature_": torch.tensor(float(value))}
+    module.load_state_dict(module.state_dict() | learned)
     return module
 
 

@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 
 import calibrant
 from calibrant._core.atomic_files import STALE
+from calibrant._core.checks import IGNORED
 from calibrant.calibrators.scaling import Identity, TemperatureScaling
 from calibrant.data import open_dataset, save_predictions
+from calibrant.decide import DecisionRule
 from calibrant.workflows.apply import apply
+from calibrant.workflows.effect import effect
 from calibrant.workflows.fit import fit
 from tests.support.calibrators import Featured
 from tests.support.prediction_files import arrays_in
@@ -157,6 +162,88 @@ def test_one_column_of_probabilities(tmp_path):
     np.savez(tmp_path / "p.npz", logits=[3.0, -1.0])
     apply(halved, tmp_path / "p.npz", tmp_path / "out.npz")
     np.testing.assert_allclose(stored(tmp_path / "out.npz")["logits"], [1.5, -0.5])
+
+
+@pytest.fixture(scope="module")
+def votes():
+    """Shares of ten votes for three classes, of which many have none, and their labels."""
+    rng = np.random.default_rng(5)
+    truth = rng.dirichlet(np.full(3, 0.5), 700)
+    labels = np.array([rng.choice(3, p=p) for p in 0.8 * truth + 0.2 / 3])
+    return np.array([rng.multinomial(10, p) for p in truth]) / 10, labels
+
+
+@pytest.fixture(scope="module")
+def judged(votes):
+    """Temperature scaling of the first votes, and what it makes of the others, by definition."""
+    probs, labels = votes
+    with pytest.warns(UserWarning, match="of 1,500 probabilities are 0 .* they count as 0.05"):
+        found = fit({"probs": probs[:500], "labels": labels[:500]}, "ts")
+    logs = np.log(np.maximum(probs, 0.05))  # half a vote
+
+    def loss(u):
+        return -log_softmax(logs[:500] / np.exp(u), -1)[np.arange(500), labels[:500]].mean()
+
+    temperature = np.exp(minimize_scalar(loss, bounds=(-2, 2), method="bounded").x)
+    return found, softmax(logs[500:] / temperature, -1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_zeros_count_as_in_the_fit_wherever_it_is_applied(tmp_path, votes, judged, dtype):
+    probs, (calibrator, expected) = votes[0][500:].astype(dtype), judged
+    calibrant.save(calibrator, tmp_path / "saved")
+    again = calibrant.load(tmp_path / "saved")
+    with np.errstate(divide="ignore"):
+        logs = np.log(probs)
+    found = {
+        "a batch": calibrator.predict_proba(logs),
+        "a row": np.concatenate([again.predict_proba(row[None]) for row in logs[:20]]),
+    }
+    np.savez(tmp_path / "p.npz", probs=probs, labels=votes[1][500:])
+    apply(again, tmp_path / "p.npz", tmp_path / "out.npz")
+    found["a file"] = stored(tmp_path / "out.npz")["probs"]
+    for name, values in found.items():
+        np.testing.assert_allclose(values, expected[: len(values)], atol=1e-4, err_msg=name)
+    sure = expected.max(-1)
+    rule = DecisionRule(
+        calibrant.conformal(probs=expected, labels=votes[1][500:], coverage=0.9), 3, again
+    )
+    np.testing.assert_allclose(rule.decide(probs=probs)["confidence"], sure, atol=1e-4)
+    watch = calibrant.Monitor(again).update(probs=probs, labels=votes[1][500:])
+    (window,) = watch.windows.values()
+    assert window.claimed.sum() == pytest.approx(sure.sum(), abs=0.02)
+    (later,) = calibrant.Monitor(again).update_file(tmp_path / "p.npz").windows.values()
+    assert later.claimed.sum() == pytest.approx(sure.sum(), abs=0.02)
+
+
+def test_a_fit_on_float32_is_that_on_float64(votes, judged):
+    probs, labels = votes
+    with pytest.warns(UserWarning, match="they count as 0.05"):
+        found = fit({"probs": probs[:500].astype(np.float32), "labels": labels[:500]}, "ts")
+    assert float(found.temperature_) == pytest.approx(float(judged[0].temperature_), rel=1e-5)
+    assert float(found.floor_) == pytest.approx(0.05)
+
+
+def test_the_floor_is_that_of_labelled_rows_over_all_shards(tmp_path, votes):
+    probs, labels = votes[0][:500].copy(), votes[1][:500].copy()
+    probs[7], labels[7] = [0.999, 0.001, 0], IGNORED
+    path = as_npz_folder(tmp_path, {"probs": probs, "labels": labels})
+    for method in ("ts", "vector"):  # from records, and from arrays
+        with pytest.warns(UserWarning, match="they count as 0.05"):
+            found = fit(path, method)
+        assert float(found.floor_) == pytest.approx(0.05)
+
+
+def test_probabilities_before_calibration_are_those_stated(votes, judged):
+    probs, labels = np.round(votes[0][500:]), votes[1][500:]
+    probs = np.where(probs.sum(1, keepdims=True) == 1, probs, [1.0, 0.0, 0.0])
+    options: dict[str, Any] = {"level": None, "metrics": ["ece", "nll"]}
+    with pytest.warns(UserWarning, match="labels have a probability of 0"):
+        found = effect(judged[0], {"probs": probs, "labels": labels}, **options)
+    own = np.maximum(probs[np.arange(200), labels], np.exp(-100))
+    assert found.before["nll"].value == pytest.approx(-np.log(own).mean())
+    wrong = (probs.argmax(-1) != labels).mean()
+    assert found.before["ece"].value == pytest.approx(wrong)
 
 
 @pytest.mark.usefixtures("small_chunks")

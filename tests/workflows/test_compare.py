@@ -188,6 +188,11 @@ def test_warnings_become_notes(both):
     assert "chatty: odd samples" in str(found)
 
 
+def test_a_warning_of_several_methods_is_told_once(both):
+    found = compare(both[0], methods={"one": Chatty(), "two": Chatty()}, level=None)
+    assert found.remarks()[:2] == ["one, two: few samples", "one, two: odd samples"]
+
+
 def test_table_is_made_once_and_in_the_time_of_each(both, monkeypatch):
     made = []
 
@@ -398,10 +403,22 @@ def test_zeros_are_told_once_for_each_part(tmp_path):
     probs[0] = probs[39] = np.eye(4)[0]
     arrays = {"probs": probs, "labels": np.arange(40) % 4}
     path = as_npz(tmp_path, splits(val=arrays, test={k: v[:39] for k, v in arrays.items()}))
-    with pytest.warns(UserWarning, match="probabilities are exactly 0") as told:
+    with pytest.warns(UserWarning, match="6 of 160 probabilities are 0") as told:
         found = compare(path, methods={"none": CALIBRATORS["none"](), "x": Shift()}, level=None)
-    assert sorted(str(warning.message).split()[0] for warning in told) == ["3", "6"]
+    assert [str(warning.message).split()[0] for warning in told] == ["6"]
     assert [row.notes for row in found.rows] == [[], []]
+    arrays["labels"][0] = 1  # in both
+    with pytest.warns(UserWarning, match="6 of 160 prob|2 labels have a prob") as told:
+        found = compare(
+            {f"{name}_{k}": v for name in ("val", "test") for k, v in arrays.items()},
+            methods={"none": CALIBRATORS["none"](), "x": Shift()},
+            level=None,
+        )
+    assert len(told) == 2
+    stated = np.maximum(probs[np.arange(40), arrays["labels"]], np.exp(-100))
+    assert found["none"].evaluation is not None
+    nll = found["none"].evaluation["nll"].value
+    assert nll == pytest.approx(-np.log(stated).mean())  # as evaluate() has it
 
 
 # What it says.

@@ -129,7 +129,7 @@ def test_apply_keeps_the_domain(rng, tmp_path):
     again = cal.fit(tmp_path / "probs.npz", estimand="multilabel")  # rows need not sum to one
     np.testing.assert_allclose(again.slope_, fitted.slope_, rtol=1e-4)
     zero = np.where(logits > 5, 0.0, expit(logits))
-    with pytest.warns(UserWarning, match="probabilities are exactly 0 and were floored"):
+    with pytest.warns(UserWarning, match="probabilities are 0 and have no logarithm"):
         cal.fit({"probs": zero, "labels": np.where(logits > 5, 0, labels)}, estimand="multilabel")
     narrow = {"logits": logits[:, :2], "labels": labels[:, :2]}
     with pytest.raises(ValueError, match=r"fitted for 3"):

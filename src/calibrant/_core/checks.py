@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,11 @@ MOST_ROUNDING = 0.01  # of the sum of a row of printed probabilities
 FEW = 10  # rows that may sum to one by chance, as made-up ones like [1.0, 0.0] do
 LOOKED_AT = 1000  # rows that tell whether logits look like probabilities
 LARGEST_FEATURE = 1e18  # float32 holds the squares of smaller ones
+LEAST = math.exp(-100)
+"""Probabilities count as at least this: a label costs at most 100 nats, as in torch's
+binary_cross_entropy."""
+NEGLIGIBLE = 1e-12
+"""A fit takes smaller probabilities for 0."""
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -210,7 +215,8 @@ def bad_row(row: Tensor, label: int, at: int) -> ValueError:
         wrong, remedy = "-inf in every class", "at least one class must be possible"
     elif torch.isneginf(row[label]):
         wrong = f"-inf at its own label {label}"
-        remedy = "a masked class cannot be the answer: correct the mask or the label"
+        remedy = "a masked class cannot be the answer: correct the mask or the label, or pass "
+        remedy += "probabilities as probs, not as their logarithms"
     else:
         wrong = f"{float(row[label]):.2g} at its own label {label}, and {float(row.max()):.2g}"
         remedy = "so far down a class is masked and cannot be the answer; correct the mask or the "
@@ -301,12 +307,13 @@ def as_values(values: Values, name: str) -> FloatArray:
     return flat
 
 
-def logits_from_probs(probs: Values, *, tags: bool = False) -> tuple[FloatArray, int]:
-    """Return log-probabilities and the number of zeros that had to be floored.
+def logits_from_probs(probs: Values, *, tags: bool = False, floor: float = 0.0) -> FloatArray:
+    """Return the logarithms of probabilities, of which those below ``floor`` count as that.
 
-    A stored zero is a probability too small for its dtype, not a masked class: it becomes half of
-    the smallest number that the dtype can hold. One column of probabilities, ``(n,)``, is
-    P(y = 1) and becomes its log-odds; so does every number where the columns are ``tags``.
+    A stored zero is an improbable class, not a masked one. Without a floor it counts as half of the
+    smallest number of its dtype, or as ``LEAST`` if that is more. One column of probabilities,
+    ``(n,)``, is P(y = 1) and becomes its log-odds; so does every number where the columns are
+    ``tags``.
     """
     scores = as_scores(probs, "probs")
     exact, info = as_float64(scores), float_info(scores)
@@ -318,10 +325,45 @@ def logits_from_probs(probs: Values, *, tags: bool = False) -> tuple[FloatArray,
     one_each = tags or exact.ndim == 1
     rows = np.stack([1 - exact, exact], axis=-1) if one_each else exact
     check_sums(rows, float(info.eps))
-    floored = int((rows <= 0).sum())
-    floor = max(float(info.tiny) * float(info.eps) / 2, math.ulp(0.0))
-    logs = np.log(np.where(rows > 0, rows, floor))
-    return np.asarray(logs[..., 1] - logs[..., 0] if one_each else logs), floored
+    least = floor or max(float(info.tiny) * float(info.eps) / 2, LEAST)
+    logs = np.log(np.maximum(rows, least))
+    return np.asarray(logs[..., 1] - logs[..., 0] if one_each else logs)
+
+
+class Zeros(NamedTuple):
+    """Zeros among probabilities of examples, from which follows what a fit takes them for.
+
+    Trees and neighbours give 0 to classes without a vote, which may be merely rare; a 0 in the
+    softmax of a network is smaller than any number of its dtype. The other probabilities tell which
+    it is: the smallest of them is that of a vote, or negligible.
+    """
+
+    exact: int = 0  # number of zeros themselves
+    total: int = 0
+    negligible: bool = False  # are any, zeros included
+    smallest: float = 1.0  # that is not negligible
+
+    @classmethod
+    def among(cls, probs: Values) -> Zeros:
+        """Return those of probabilities ``(n, classes)``, or ``(n,)`` of class 1 or of tags."""
+        scores = as_scores(probs, "probs")
+        values, least = as_float64(scores), NEGLIGIBLE
+        if values.ndim == 1:
+            values = np.stack([1 - values, values])
+            least = max(least, float(float_info(scores).eps))  # 1 - p is rounded as p is
+        others = values[values >= least]
+        exact, negligible = int((values == 0).sum()), others.size < values.size
+        return cls(exact, values.size, negligible, float(others.min(initial=1.0)))
+
+    def plus(self, other: Zeros) -> Zeros:
+        """Return those of both."""
+        smallest = min(self.smallest, other.smallest)
+        negligible = self.negligible or other.negligible
+        return Zeros(self.exact + other.exact, self.total + other.total, negligible, smallest)
+
+    def floor(self, classes: int) -> float:
+        """Return half of the smallest other probability, but less than an equal share."""
+        return min(self.smallest, 1 / classes) / 2 if self.negligible else NEGLIGIBLE
 
 
 def check_sums(probs: FloatArray, eps: float) -> None:

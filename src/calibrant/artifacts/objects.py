@@ -143,6 +143,9 @@ def restored(artifact: Artifact) -> Any:
     inside = list(obj.modules()) if isinstance(obj, nn.Module) else []
     classes = {module.classes for module in inside if isinstance(module, Calibrator)}
     sizes = {max(n, 2) for n in classes}  # one logit stands for two classes
+    floors = [float(v) for name, v in tensors.items() if name.rpartition(".")[2] == "floor_"]
+    if not all(0 <= floor < 1 for floor in floors):
+        raise ValueError(f"floor_ must be in [0, 1), got {max(floors):g}")
     if len(sizes) > 1 or min(classes, default=1) < 1:
         raise ValueError(f"its parts have {comma_separated(map(str, sorted(classes)))} classes")
     for path, names in named:

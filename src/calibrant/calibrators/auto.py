@@ -168,6 +168,7 @@ class Auto(ArgmaxByTask, RecordsCalibrator):
     ) -> Self:
         """Weigh the candidates that need only records, and fit those that matter."""
         with checks.warnings_at_caller(), full_precision():
+            self.set_floor(0)
             return self._decide(_Data(records.scale_free(), groups), one_logit)
 
     def _decide(self, data: _Data, one_logit: bool) -> Self:

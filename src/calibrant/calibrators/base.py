@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
@@ -137,6 +138,8 @@ class Calibrator(WithOptions, Described, Drawable):
         names. Data frames and files with the names in another order are read in this one.
     solution_ : Solution or None
         The result of the search of the last fit.
+    floor_ : scalar Tensor
+        Smaller probabilities count as this, after a fit on probabilities; 0 after one on logits.
     learned_shapes : str
         Buffers whose shapes a fit decides, for the check of saved files: ``"edges_ cuts; levels_
         cuts+1"``. ``classes`` and ``width`` are the learned numbers, ``=`` is the size before a
@@ -163,6 +166,7 @@ class Calibrator(WithOptions, Described, Drawable):
     learned_shapes: str = ""
     positive: tuple[str, ...] = ("temperature_", "temperatures_", "rest_temperature_")
     classes_: Tensor
+    floor_: Tensor
     width_: Tensor
 
     if TYPE_CHECKING:  # learned values, which `_store` creates, are tensors
@@ -173,11 +177,12 @@ class Calibrator(WithOptions, Described, Drawable):
         super().__init__()
         self.solution_: Solution | None = None
         self.class_names_: tuple[str, ...] | None = None
-        self._store(classes_=torch.tensor(0))
+        self._store(classes_=torch.tensor(0), floor_=0.0)
         if self.needs_features:
             self._store(width_=torch.tensor(0))
         # as Python numbers, so that an exported graph does not depend on them
         self._classes = self._width = 0
+        self._floor = 0.0
 
     def _fit(self, examples: Examples, context: Context) -> None:
         raise NotImplementedError
@@ -295,7 +300,8 @@ class Calibrator(WithOptions, Described, Drawable):
             estimand: EstimandChoice = "multilabel" if self.multilabel else "top_label"
             examples = check_examples(logits, labels, sample_weight, estimand).scale_free()
             if not self.multilabel:  # tags may add up to anything
-                checks.warn_of_probs(examples.logits, "if they are, fit on their logarithm")
+                remedy = 'if they are, calibrant.fit({"probs": ..., "labels": ...}) takes them'
+                checks.warn_of_probs(examples.logits, remedy)
             shape = checks.as_labels(labels).shape
             inputs = None if features is None else self.encoded(features)
             self.check_features(inputs, shape, fitting=True)
@@ -312,6 +318,7 @@ class Calibrator(WithOptions, Described, Drawable):
             self._warn_of_few(len(known), examples.columns, distinct)
             data_checks.warn_of_one_label(known)
             members = None if groups is None else data_checks.flat_groups(groups, shape)
+            self.set_floor(0)
             return self.fit_examples(examples, Context(inputs, head, members))
 
     def fit_examples(self, examples: Examples, context: Context | None = None) -> Self:
@@ -330,6 +337,13 @@ class Calibrator(WithOptions, Described, Drawable):
         finally:
             self.to(home)
         return self
+
+    def set_floor(self, floor: float) -> None:
+        """Let probabilities count as at least ``floor``, as in a fit on them; 0 for logits."""
+        for part in self.modules():
+            if isinstance(part, Calibrator):
+                part._store(floor_=float(floor))
+                part._floor = float(part.floor_)
 
     def refine(self, passes: Passes) -> None:
         """Learn from all examples, after a fit on some of them, if it ``fits_passes``."""
@@ -363,7 +377,7 @@ class Calibrator(WithOptions, Described, Drawable):
     def log_probs(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
         """Logarithms of calibrated probabilities ``(..., classes)``, of two for one logit."""
         result = self(logits, features if self.needs_features else None)
-        return self._wide(result).log_softmax(-1)
+        return self._pairs(result).log_softmax(-1)
 
     def _finished(self, wide: Tensor, top: Tensor, result: Tensor) -> Tensor:
         """Calibrated logits whose largest is 0 and, where promised, at the argmax of ``wide``."""
@@ -496,7 +510,7 @@ class Calibrator(WithOptions, Described, Drawable):
             if prefix + name in state_dict:
                 self._store(**{name: torch.empty_like(state_dict[prefix + name])})
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-        self._classes = int(self.classes_)
+        self._classes, self._floor = int(self.classes_), float(self.floor_)
         self._width = int(self.width_) if "width_" in self._buffers else 0
 
     def _labelled_features(self, examples: Examples, context: Context) -> Tensor:
@@ -529,7 +543,7 @@ class Calibrator(WithOptions, Described, Drawable):
             at = int(bad.nonzero()[0])
             raise checks.bad_row(rows[at], 0, at)
         masked = top - low >= mask_gap(given)
-        if not masked.any():
+        if self._floor or not masked.any():
             return scores
         if not self.accepts_masked:
             raise data_checks.masked_row(int(masked.nonzero()[0]))
@@ -556,10 +570,23 @@ class Calibrator(WithOptions, Described, Drawable):
         return in_blocks(probs, *self._flat(scores, features)).reshape(scores.shape)
 
     def _wide(self, logits: Tensor) -> Tensor:
-        """Logits of two classes or more, in float32 or wider, and -inf where they are masked."""
+        """Logits of two classes or more, in float32 or wider, and -inf where they are masked.
+
+        With a floor nothing is masked, and no probability is smaller.
+        """
+        return self._raised(with_masks(self._pairs(logits), mask_gap(logits)))
+
+    def _pairs(self, logits: Tensor) -> Tensor:
+        """Logits of two classes or more, in float32 or wider."""
         wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-        wide = torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
-        return with_masks(wide, mask_gap(logits))
+        return torch.stack([torch.zeros_like(wide), wide], -1) if self._classes == 1 else wide
+
+    def _raised(self, wide: Tensor) -> Tensor:
+        """Logits of probabilities that are not below the floor, if there is one."""
+        if not self._floor:
+            return wide
+        least = wide.logsumexp(-1, keepdim=True) + math.log(self._floor)
+        return torch.maximum(wide, least)  # the others stay, bit by bit, and so do near ties
 
     def _narrow(self, logits: Tensor) -> Tensor:
         """Log-odds of logits of two classes, for a fit on one logit."""
@@ -625,6 +652,7 @@ class RecordsCalibrator(Calibrator):
             rows = np.stack([some.top, some.mean_gap, some.margin], axis=1)
             self._warn_of_few(len(records), records.classes, data_checks.distinct_rows(rows))
             data_checks.warn_of_one_label(records.labels)
+            self.set_floor(0)
             self._fit_records(records.scale_free())
             self._set_classes(1 if one_logit else records.classes)
             return self

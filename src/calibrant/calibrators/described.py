@@ -44,7 +44,7 @@ class Described(nn.Module):
     def learned(self) -> dict[str, Any]:
         """Learned values of at most five numbers each, by name, as they can be written to JSON."""
         few = [(n.rstrip("_"), value) for n, value in self.named_buffers() if value.numel() <= FEW]
-        return {n: value.tolist() for n, value in few if not n.endswith("classes")}
+        return {n: value.tolist() for n, value in few if not n.endswith(("classes", "floor"))}
 
     def describe(self) -> str:
         """One sentence about the fit: classes, number of parameters, temperatures."""
@@ -67,7 +67,7 @@ class Described(nn.Module):
     def _uses_temperature(self) -> bool:
         """Return True unless all temperatures are 1, which means not in use if they are not all."""
         values = dict(self.named_buffers())
-        alone = set(values) == {"classes_", "temperature_"}
+        alone = set(values) == {"classes_", "floor_", "temperature_"}
         return alone or bool((values["temperature_"] != 1).any())
 
     def extra_repr(self) -> str:
@@ -154,7 +154,7 @@ class Described(nn.Module):
         return frame(
             {"name": name.rstrip("_"), "index": index, "value": number}
             for name, value in learned.items()
-            if not name.endswith(("classes_", "width_"))
+            if not name.endswith(("classes_", "floor_", "width_"))
             for index, number in enumerate(value.reshape(-1).tolist())
         )
 

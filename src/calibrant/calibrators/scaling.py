@@ -37,6 +37,9 @@ class Identity(base.TemperatureCalibrator):
     summary = "nothing: what the others are compared with"
     parameter_count = 0
 
+    def set_floor(self, floor: float) -> None:
+        """Do nothing: probabilities of 0 stay what they are."""
+
     def _fit_records(self, records: Records) -> None:
         self.solution_ = None
 
@@ -223,23 +226,28 @@ def best_sharpness(records: Records, objective: str = "nll", *, warns: bool = Fa
     if warns and not result.converged:
         warn(
             f"no best temperature in [{BOUNDS[0]:g}, {BOUNDS[1]:g}] for these {len(records):,} "
-            f"examples; stopped at {np.exp(-result.x[0]):g}. {_explained(result.x[0])}"
+            f"examples; stopped at {np.exp(-result.x[0]):g}. {_explained(result.x[0], records)}"
         )
     return result
 
 
-def _explained(sharpness: float) -> str:
-    """Return the usual reason for a fit without optimum."""
+def _explained(sharpness: float, records: Records) -> str:
+    """Return the reason for a fit without optimum."""
+    if sharpness == 0:
+        return "A temperature makes no difference to them"
+    accuracy, guessing = float(records.share @ records.correct), 1 / records.classes
+    right = f"{100 * accuracy:.4g} % of the predictions are right"
+    if sharpness > 0 and accuracy > 0.99:
+        return f"{right}: if the model was trained on these examples, use held-out ones"
     if sharpness > 0:
-        return (
-            "Usually all are right: if the model was trained on these examples, use held-out ones"
-        )
-    if sharpness < 0:
-        return (
-            "Usually accuracy is no better than guessing: check that labels are in the order of "
-            "the logits, and that both number classes alike"
-        )
-    return "A temperature makes no difference to them"
+        return f"{right}, but the logits hardly differ: multiply them all"
+    if accuracy > guessing + 3 * math.sqrt(guessing * (1 - guessing) / len(records)):
+        furthest = f"{records.own_gap.max():.3g} below the largest"
+        return f"{right}, but the logits of some labels are up to {furthest}: divide them all"
+    return (
+        f"{right}, no more than by guessing: check that labels are in the order of the logits, "
+        "and that both number classes alike"
+    )
 
 
 def fitted_sharpness(examples: Examples, context: Context, objective: str = "nll") -> Solution:

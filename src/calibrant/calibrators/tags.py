@@ -84,6 +84,9 @@ class TagCalibrator(Calibrator):
         """Calibrated logits ``(..., tags)``, in float32 or wider."""
         self.check_logits(logits)
         wide = logits if logits.dtype.itemsize >= 4 else logits.float()
+        if self._floor:
+            pairs = self._raised(torch.stack([torch.zeros_like(wide), wide], -1))
+            wide = pairs[..., 1] - pairs[..., 0]
         return self.slope_.to(wide.dtype) * wide + self.intercept_.to(wide.dtype)
 
     def log_probs(self, logits: Tensor, features: Tensor | None = None) -> Tensor:
@@ -133,6 +136,9 @@ class TagIdentity(TagCalibrator):
     aliases = ("identity",)
     summary = "the logits as they are"
     parameter_count = 0
+
+    def set_floor(self, floor: float) -> None:
+        """Do nothing: probabilities of 0 stay what they are."""
 
     def _fit_cells(self, cells: Cells) -> Solution:
         return _unchanged(cells.logits.shape[1])

@@ -72,6 +72,7 @@ class Split:
     name: str
     shards: list[Shard]
     sample: Sample | None = None  # of the rows whose labels count
+    floor: float = 0.0  # what zeros count as in a fit on probabilities, see floored()
 
     def __repr__(self) -> str:
         return one_line(self, f"{self.name!r} of {self.path}", f"{self.rows:,} rows", *self.keys)
@@ -139,9 +140,7 @@ class Split:
         if column != "logits" or self.domain == "logits":
             return values
         with located(self.path):
-            logits, floored = self._from_probs(values)
-        warn_of_zeros(floored)
-        return logits
+            return self._from_probs(values)
 
     @cached_property
     def labels(self) -> IntArray:
@@ -161,8 +160,22 @@ class Split:
         return self.read("logits")
 
     @property
-    def _from_probs(self) -> Callable[[Array], tuple[Array, int]]:
-        return partial(checks.logits_from_probs, tags=self.dataset.multilabel)
+    def _from_probs(self) -> Callable[[Array], Array]:
+        return partial(checks.logits_from_probs, tags=self.dataset.multilabel, floor=self.floor)
+
+    def floored(self, executor: Executor | None = None) -> Split:
+        """Return the split as a fit takes it: with a floor, if it has probabilities.
+
+        A warning tells of zeros among those of labelled examples.
+        """
+        if self.floor or self.domain == "logits":
+            return self
+        zeros = checks.Zeros()
+        for shard in self.walk(_zeros, "probs", "labels", "sample_weight", executor=executor):
+            zeros = zeros.plus(shard)
+        floor = zeros.floor(2 if self.dataset.multilabel else self.classes)
+        warn_of_zeros(zeros, floor)
+        return replace(self, floor=floor)
 
     @cached_property
     def features(self) -> Array:
@@ -245,6 +258,16 @@ class Split:
             else:
                 warn_if_probs(first, f"{logits} of {self.path}", f"save them as {probs}")
             return
+
+
+def _zeros(chunks: Iterator[Chunk]) -> checks.Zeros:
+    """Return the zeros among the probabilities of a shard."""
+    zeros = checks.Zeros()
+    for chunk in chunks:
+        probs, kept = chunk.columns["probs"], chunk.counted
+        if probs.shape[: kept.ndim] == kept.shape:  # the fit refuses other labels
+            zeros = zeros.plus(checks.Zeros.among(probs[kept]))
+    return zeros
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,22 +27,14 @@ SETTINGS = ("LOWEST", "OCTAVES", "TOP", "LARGEST_GAP", "LEAST_REST")
 """Constants of the table: a file that was written with others is of no use."""
 
 
-class ShardRecords(NamedTuple):
-    """The table of a shard, None without labels, and its number of probabilities of zero."""
-
-    records: Records | None
-    floored: int
-
-
-def tabulated(chunks: Iterator[Chunk]) -> ShardRecords:
-    """Return the table of a shard."""
-    tables, floored = [], 0
+def tabulated(chunks: Iterator[Chunk]) -> list[Records]:
+    """Return the table of a shard; none without labels."""
+    tables = []
     for chunk in chunks:
         checked = examples(chunk.logits, chunk.labels, chunk.get("sample_weight"))
-        floored += chunk.floored
         if (checked.labels != IGNORED).any():
             tables.append(tabulate(checked))
-    return ShardRecords(concatenate(tables) if tables else None, floored)
+    return [concatenate(tables)] if tables else []
 
 
 class RecordFiles:
@@ -59,26 +51,22 @@ class RecordFiles:
         key = json.dumps([settings, about, sources], sort_keys=True)
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
 
-    def load(self, path: Path) -> ShardRecords | None:
-        """Return the table of a file; None if there is none, or if it is damaged."""
+    def load(self, path: Path) -> list[Records] | None:
+        """Return what :meth:`save` wrote; None if there is no file, or if it is damaged."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         try:
             arrays = load_file(path)
-            floored = int(arrays.pop("floored"))
-            if not arrays:
-                return ShardRecords(None, floored)
             classes = int(arrays.pop("classes"))
-            return ShardRecords(Records(**arrays, classes=classes), floored)
+            return [Records(**arrays, classes=classes)] if classes else []
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 
-    def save(self, path: Path, shard: ShardRecords) -> None:
-        """Write the table of a shard, at once."""
-        records, floored = shard
-        arrays: dict[str, Any] = {"floored": np.array(floored)}
-        if records is not None:
+    def save(self, path: Path, shard: list[Records]) -> None:
+        """Write the table of a shard, at once; no classes stand for no table."""
+        arrays: dict[str, Any] = {"classes": np.array(0)}
+        for records in shard:
             values = {field.name: getattr(records, field.name) for field in fields(Records)}
             arrays |= {name: np.asarray(value) for name, value in values.items()}
         with replacing(path) as temporary:

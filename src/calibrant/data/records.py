@@ -11,8 +11,7 @@ from calibrant._core.chunks import Progress
 from calibrant._core.logpartition import Records, concatenate
 from calibrant._core.sampling import Sample
 from calibrant.data.dataset import Split
-from calibrant.data.record_files import RecordFiles, ShardRecords, tabulated
-from calibrant.data.score_warnings import warn_of_zeros
+from calibrant.data.record_files import RecordFiles, tabulated
 from calibrant.data.shards import Shard
 
 MOST = 1 << 22
@@ -27,9 +26,7 @@ def records_of(
 
     If the dataset has a cache, the table of each shard is kept there, and read the next time.
     """
-    shards = _walked(split, executor, progress)
-    warn_of_zeros(sum(shard.floored for shard in shards))
-    tables = [shard.records for shard in shards if shard.records is not None]
+    tables = [table for shard in _walked(split, executor, progress) for table in shard]
     checks.check_some(len(tables))
     return concatenate(tables)
 
@@ -44,7 +41,7 @@ def bounded(split: Split, seed: int = 0, most: int | None = None) -> Split:
 
 def _walked(
     split: Split, executor: Executor | None, progress: Progress | None
-) -> list[ShardRecords]:
+) -> list[list[Records]]:
     if split.dataset.cache is None:
         return list(split.walk(tabulated, *COLUMNS, executor=executor, progress=progress))
     files = RecordFiles(split.dataset.cache)
@@ -64,4 +61,4 @@ def _path(files: RecordFiles, split: Split, shard: Shard) -> Path:
     names = {"logits": "logits", "labels": "labels", "weight": split.dataset.sample_weight}
     columns = {name: shard.column(stored) for name, stored in names.items() if stored}
     sampled = [] if split.sample is None else [*split.sample, shard.first]
-    return files.path([split.domain, split.dataset.multilabel, *sampled], columns)
+    return files.path([split.domain, split.floor, split.dataset.multilabel, *sampled], columns)

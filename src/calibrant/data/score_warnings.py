@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from calibrant._core import checks
-from calibrant._core.checks import Logits, warn
+from calibrant._core.checks import Logits, Zeros, warn
 
 
-def warn_of_zeros(count: int) -> None:
-    """Warn of probabilities that had to be changed to have a logarithm."""
-    if count:
-        problem = f"{count} probabilities are exactly 0 and were floored"
-        warn(f"{problem}: the result depends on the floor; save logits to avoid it", stacklevel=5)
+def warn_of_zeros(zeros: Zeros, floor: float) -> None:
+    """Warn of probabilities of a fit that have no logarithm."""
+    if zeros.exact:
+        problem = f"{zeros.exact:,} of {zeros.total:,} probabilities are 0 and have no logarithm"
+        meaning = f"they count as {floor:.2g} in the fit and after it, as smaller ones do"
+        warn(f"{problem}: {meaning}; save logits to avoid it", stacklevel=6)
 
 
 def warn_if_probs(logits: Logits, name: str, remedy: str) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from calibrant._core.checks import IGNORED, BoolArray
+from calibrant._core.checks import IGNORED, BoolArray, as_labels, as_weight
 from calibrant._core.engines import mapped
 from calibrant._core.messages import comma_separated, printable
 from calibrant._core.sampling import Sample
@@ -28,7 +28,6 @@ class Chunk:
     """Rows that are held in memory at one time, by column; ``"logits"`` are never probabilities."""
 
     columns: dict[str, Array]
-    floored: int = 0  # probabilities of zero that were floored to have a logarithm
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -47,6 +46,15 @@ class Chunk:
     def get(self, column: str) -> Array | None:
         """Return a column, or None if the walk has none of that name."""
         return self.columns.get(column)
+
+    @property
+    def counted(self) -> BoolArray:
+        """Where labels count; the other rows may hold anything."""
+        labels, weight = as_labels(self.labels), self.get("sample_weight")
+        kept = labels != IGNORED
+        if weight is not None:
+            kept &= as_weight(weight, labels.shape).reshape(labels.shape) > 0
+        return np.asarray(kept)
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ def located(path: str, shard: Shard | None = None) -> Iterator[Place]:
 def run_shard(
     task: Callable[[Iterator[Chunk]], T],
     columns: Mapping[str, str],
-    convert: Callable[[Array], tuple[Array, int]] | None,
+    convert: Callable[[Array], Array] | None,
     rows: int,
     sample: Sample | None,
     shard: Shard,
@@ -154,14 +162,14 @@ def run_shard(
         place.reading = True
         for values in shard.chunks(rows, list(columns.values())):
             place.reading = False
-            count, floored = len(values[0]), 0
+            count = len(values[0])
             named = dict(zip(columns, values, strict=True))
             if convert is not None:
-                named["logits"], floored = convert(named["logits"])
+                named["logits"] = convert(named["logits"])
             if sample is not None and "labels" in named:
                 kept = sample.keeps(shard.first + place.row, count)
                 named["labels"] = sampled_labels(named["labels"], kept)
-            yield Chunk(named, floored)
+            yield Chunk(named)
             del values, named  # else they would stay in memory while the next chunk is read
             place.row += count
             report(count)

@@ -148,7 +148,7 @@ class DecisionRule(nn.Module):
         values, places = in_order(logits if probs is None else probs, self.class_names)
         data: dict[str, Any] = {"logits": values} if probs is None else {"probs": values}
         if self.calibrator is not None:
-            scores = values if probs is None else checks.logits_from_probs(values)[0]
+            scores = values if probs is None else checks.logits_from_probs(values)
             data = {"logits": as_calibrator(self.calibrator).transform(scores, features)}
         rows = probabilities(data.get("logits"), data.get("probs"))[0]
         if rows.shape[-1] != self.classes:

@@ -20,7 +20,6 @@ from calibrant.calibrators.base import Calibrator, feature_rows
 from calibrant.data.columns import CHUNK
 from calibrant.data.formats import Array, load_pyarrow
 from calibrant.data.keys import SCORES
-from calibrant.data.score_warnings import warn_of_zeros
 from calibrant.data.tables import RULES, layout_of
 from calibrant.retrain.adapter import as_calibrator
 from calibrant.retrain.maccal import MaCCal
@@ -290,15 +289,13 @@ def _probs(calibrator: Calibrator, values: Array, features: Features | None, dom
     """Return the calibrated probabilities of rows, some of them at a time."""
     check_shape(calibrator, values.shape[1:], TABLE)
     rows = max(1, CHUNK // max(1, values[0].size))
-    parts, floored = [], 0
+    parts = []
     for start in range(0, len(values), rows):
         chunk = values[start : start + rows]
         if domain == "probs":
-            chunk, zeros = logits_from_probs(chunk, tags=calibrator.multilabel)
-            floored += zeros
+            chunk = logits_from_probs(chunk, tags=calibrator.multilabel)
         inputs = feature_rows(features, slice(start, start + rows))
         parts.append(probs_of(calibrator, calibrator.transform(chunk, inputs)))
-    warn_of_zeros(floored)
     return np.concatenate(parts)
 
 

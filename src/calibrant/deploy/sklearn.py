@@ -58,7 +58,7 @@ except ImportError as problem:
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LEARNED = ("calibrated_classifiers_", "estimator_", "calibrator_", "floor_", "scale_")
+LEARNED = ("calibrated_classifiers_", "estimator_", "calibrator_", "scale_")
 """Attributes of a fit, of which an ensemble has the first and others the rest."""
 
 
@@ -102,15 +102,13 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     calibrator_ : Calibrator
         Fitted; for two classes on one logit, the log-odds of ``classes_[1]``.
     calibrated_classifiers_ : list of CalibratedClassifier
-        One for each fold, in place of the four attributes ``estimator_``, ``calibrator_``,
-        ``floor_`` and ``scale_``, if they are an ensemble.
+        One for each fold, in place of the three attributes ``estimator_``, ``calibrator_`` and
+        ``scale_``, if they are an ensemble.
     classes_ : (classes,) array
         Of tags, their numbers.
-    floor_ : float or None
-        Logit of a probability of 0: the logarithm of half of the smallest positive probability in
-        the fit, at least that of 1e-30. None with ``decision_function``.
     scale_ : float
-        Divisor of scores: 1, unless the best temperature is outside of [0.05, 20].
+        Divisor of scores: 1, unless those of ``decision_function`` have their best temperature
+        outside of [0.05, 20].
     n_features_in_, feature_names_in_
         Those of ``estimator_``, if it has them.
 
@@ -132,7 +130,6 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     calibrator_: Calibrator
     calibrated_classifiers_: list[CalibratedClassifier]
     classes_: NDArray[Any]
-    floor_: float | None
     scale_: float
 
     def __init__(
@@ -353,7 +350,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     def _calibrated(self, X: Any) -> Tensor:
         tags = self.calibrator_.multilabel
         scores = scoring.logits_of(self.estimator_, X, self.classes_, tags=tags)
-        odds = scoring.log_odds(scores, self.floor_)
+        odds = scoring.log_odds(scores)
         features = X if self.calibrator_.needs_features else None
         logits = torch.as_tensor(self.calibrator_.transform(odds / self.scale_, features))
         return torch.stack([torch.zeros_like(logits), logits], -1) if logits.ndim == 1 else logits
@@ -411,10 +408,10 @@ def _calibrated_with(
     """Fit the calibrator on scores, and return the attributes of a fit."""
     weight = None if sample_weight is None else sample_weight[scores.rows]
     has_scores = hasattr(estimator, "decision_function")
-    floor = None if has_scores else scoring.floor_of(scores.logits, weight)
-    logits = scoring.log_odds(scores.logits, floor, scores.known)
     same = isinstance(calibrator, (Identity, TagIdentity))
-    scale = 1.0 if same else scoring.scale_of(logits, scores.labels, weight)
+    floor = 0.0 if has_scores or same else scores.floor(weight)
+    logits = scoring.log_odds(scores.raised(floor).logits if floor else scores.logits)
+    scale = scoring.scale_of(logits, scores.labels, weight) if has_scores and not same else 1.0
     kept = None if groups is None else groups[scores.rows]
     features = None
     if isinstance(calibrator, MetadataCalibrator):
@@ -422,10 +419,9 @@ def _calibrated_with(
     calibrator.fit(
         logits / scale, scores.labels, features=features, sample_weight=weight, groups=kept
     )
-    return {
-        **{"estimator_": estimator, "classes_": scores.classes, "calibrator_": calibrator},
-        **{"floor_": floor, "scale_": scale},
-    }
+    calibrator.set_floor(floor)
+    known = {"estimator_": estimator, "classes_": scores.classes}
+    return {**known, "calibrator_": calibrator, "scale_": scale}
 
 
 def _member(

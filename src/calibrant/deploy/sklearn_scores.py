@@ -23,8 +23,6 @@ from calibrant.calibrators.scaling import TemperatureScaling
 
 Arguments: TypeAlias = dict[str, Any]
 Fold: TypeAlias = tuple[IntArray, IntArray]  # examples to fit on, and examples to score
-LEAST = math.log(1e-30)
-"""Smaller log-probabilities are raised to this one: no estimator can know them."""
 RESCALINGS = 5
 """Scales of scores to try, each 20 times the one before, or a twentieth of it."""
 
@@ -48,10 +46,9 @@ def targets(y: Any) -> NDArray[Any]:
 class Scores(NamedTuple):
     """Scores of examples; ``logits`` and ``known`` are ``(m, classes)``, ``labels`` ``(m,)``.
 
-    A class is unknown where the estimator was not fitted on it; its logit is -inf, as that of a
-    probability of 0 is. Of tags, ``logits`` are ``(m, tags, 2)``, of absence and presence, and
-    ``known`` and ``labels`` ``(m, tags)``; a tag is unknown if all examples of the fit had the
-    same label.
+    A class is unknown where the estimator was not fitted on it; its logit is -inf. Of tags,
+    ``logits`` are ``(m, tags, 2)``, of absence and presence, and ``known`` and ``labels`` ``(m,
+    tags)``; a tag is unknown if all examples of the fit had the same label.
     """
 
     classes: NDArray[Any]
@@ -59,6 +56,19 @@ class Scores(NamedTuple):
     logits: FloatArray
     known: BoolArray
     labels: IntArray
+
+    def floor(self, weight: FloatArray | None) -> float:
+        """Return what a probability of 0 counts as, where the logits are of probabilities."""
+        counted = slice(None) if weight is None else weight > 0
+        probs = np.exp(self.logits[counted])[self.known[counted]]
+        zeros = checks.Zeros.among(probs.reshape(len(probs), -1))
+        return zeros.floor(self.logits.shape[-1])
+
+    def raised(self, floor: float) -> Scores:
+        """Return these with logits of known classes that are not below that of ``floor``."""
+        known = self.known[..., None] if self.logits.ndim == 3 else self.known
+        logits = np.where(known, np.maximum(self.logits, math.log(floor)), self.logits)
+        return self._replace(logits=logits)
 
 
 def frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments) -> Scores:
@@ -83,30 +93,31 @@ def frozen_scores(estimator: Any, X: Any, y: NDArray[Any], fit_params: Arguments
 def out_of_fold(
     estimator: Any, X: Any, y: NDArray[Any], fold: Fold, params: Arguments, classes: NDArray[Any]
 ) -> tuple[FloatArray, BoolArray]:
-    """Return the logits of the test part by a fit on the rest, and the classes that it knows."""
+    """Return the logits of the test part by a fit on the rest, and which of them it knows."""
     train, test = fold
     X_train, y_train = _safe_split(estimator, X, y, train)
     X_test, _ = _safe_split(estimator, X, y, test, train)
     fitted = estimator.fit(X_train, y_train, **validation._check_method_params(X, params, train))
     if y.ndim == 2:
-        logits = logits_of(fitted, X_test, classes, tags=True)
+        logits = tag_logits(fitted, X_test, len(classes))
         return logits, np.tile(y_train.min(0) < y_train.max(0), (len(logits), 1))
-    seen = getattr(fitted, "classes_", np.unique(y_train))
-    logits = np.full((len(y[test]), len(classes)), -np.inf)
-    known = np.zeros(logits.shape, bool)
-    if len(seen) > 1:  # one class alone has no scores
-        at = positions(classes, np.asarray(seen))
-        logits[:, at], known[:, at] = class_logits(fitted, X_test, seen), True
-    return logits, known
+    logits = logits_of(fitted, X_test, classes, tags=False)
+    return logits, ~np.isneginf(logits)
 
 
 def logits_of(estimator: Any, X: Any, classes: NDArray[Any], *, tags: bool) -> FloatArray:
-    """Return scores as :class:`Scores` has them; probabilities of 0 are -inf."""
-    return tag_logits(estimator, X, len(classes)) if tags else class_logits(estimator, X, classes)
+    """Return scores as :class:`Scores` has them: -inf for classes that the estimator lacks."""
+    if tags:
+        return tag_logits(estimator, X, len(classes))
+    seen = np.asarray(getattr(estimator, "classes_", classes))
+    logits = np.full((validation._num_samples(X), len(classes)), -np.inf)
+    if len(seen) > 1:  # one class alone has no scores
+        logits[:, positions(classes, seen)] = class_logits(estimator, X, seen)
+    return logits
 
 
 def tag_logits(estimator: Any, X: Any, tags: int) -> FloatArray:
-    """Return scores ``(n, tags, 2)``; probabilities of 0 are -inf."""
+    """Return scores ``(n, tags, 2)``."""
     if hasattr(estimator, "decision_function"):
         name = f"the decision_function of {type(estimator).__name__}"
         scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
@@ -124,36 +135,30 @@ def tag_logits(estimator: Any, X: Any, tags: int) -> FloatArray:
                 -1,
             )
         scores = np.asarray(probs)
-        pairs = _logs(np.stack([1 - scores, scores], -1))
+        pairs = checks.logits_from_probs(np.stack([1 - scores, scores], -1))
     if scores.ndim != 2 or scores.shape[1] != tags:
         raise ValueError(f"{name} must be (n, {tags}), a column per tag, got {scores.shape}")
     return pairs
 
 
 def class_logits(estimator: Any, X: Any, classes: NDArray[Any]) -> FloatArray:
-    """Return scores ``(n, classes)``; probabilities of 0 are -inf."""
-    if hasattr(estimator, "decision_function"):
+    """Return scores ``(n, classes)``."""
+    stated = not hasattr(estimator, "decision_function")
+    if stated:
+        name = f"the predict_proba of {type(estimator).__name__}"
+        scores = np.asarray(estimator.predict_proba(X))
+    else:
         name = f"the decision_function of {type(estimator).__name__}"
         scores = np.asarray(estimator.decision_function(X)).astype(np.float64, copy=False)
         if len(classes) == 2 and scores.size == len(scores):
             return np.stack([np.zeros(len(scores)), scores.reshape(-1)], -1)
         if len(classes) > 2 and _one_vs_one(estimator):
             raise ValueError(f'{name} scores pairs of classes: set decision_function_shape="ovr"')
-    else:
-        name = f"the predict_proba of {type(estimator).__name__}"
-        probs = np.asarray(estimator.predict_proba(X))
-        scores = _logs(probs)
     if scores.ndim != 2 or scores.shape[1] != len(classes):
         raise ValueError(
             f"{name} must be (n, {len(classes)}), a column per class, got {scores.shape}"
         )
-    return scores
-
-
-def _logs(probs: NDArray[Any]) -> FloatArray:
-    """Return logarithms of probabilities ``(..., classes)``, not below the least but for 0."""
-    logs = np.maximum(checks.logits_from_probs(probs)[0], LEAST)
-    return np.where(probs > 0, logs, -np.inf)
+    return checks.logits_from_probs(scores) if stated else scores
 
 
 def _one_vs_one(estimator: Any) -> bool:
@@ -162,20 +167,8 @@ def _one_vs_one(estimator: Any) -> bool:
     return any(k.endswith("decision_function_shape") and v == "ovo" for k, v in params.items())
 
 
-def floor_of(logits: FloatArray, weight: FloatArray | None) -> float:
-    """Return the logit of half of the smallest positive probability, to stand for that of 0.
-
-    Estimators that count (votes, neighbours) give 0 to classes that are merely rare.
-    """
-    logits = logits if weight is None else logits[weight > 0]
-    return max(float(logits[np.isfinite(logits)].min()) - math.log(2), LEAST)
-
-
-def log_odds(logits: FloatArray, floor: float | None, known: Any = True) -> FloatArray:
-    """Return the log-odds for two classes and tags, else logits; those of 0 get the floor."""
-    if floor is not None:
-        known = np.asarray(known)[..., None] if logits.ndim == 3 else known
-        logits = np.where(known & np.isneginf(logits), floor, logits)
+def log_odds(logits: FloatArray) -> FloatArray:
+    """Return the log-odds for two classes and tags, else logits."""
     return logits[..., 1] - logits[..., 0] if logits.shape[-1] == 2 else logits
 
 

@@ -212,7 +212,8 @@ class Accumulator:
     def compute(self) -> Evaluation:
         """Metrics of everything seen so far."""
         checks.check_some(self.moments.count)
-        reductions.warn_of_floor(self.floored)
+        if "nll" in self.metrics:
+            reductions.warn_of_floor(self.floored)
         return self._computed()
 
     def _computed(self) -> Evaluation:

@@ -175,7 +175,7 @@ def labelled_examples(
     if probs is None:
         assert logits is not None
         return chunks.examples(logits, labels, sample_weight, estimand), 0
-    logs, _ = checks.logits_from_probs(probs, tags=estimand == "multilabel")
+    logs = checks.logits_from_probs(probs, tags=estimand == "multilabel")
     examples = chunks.examples(logs, labels, sample_weight, estimand)
     stated = examples._replace(probs=checks.as_scores(probs))
     return stated, _impossible(stated)
@@ -224,8 +224,8 @@ def warn_of_floor(floored: int) -> None:
     """Warn of labels with a probability of zero."""
     if floored:
         checks.warn(
-            f"{floored} labels have a probability of exactly 0, and these were floored: NLL "
-            "depends on the floor; pass logits to avoid it"
+            f"{floored:,} labels have a probability of 0, and so an infinite NLL: each counts as "
+            "100 nats at most; pass logits to avoid it"
         )
 
 

@@ -422,7 +422,7 @@ class Monitor(WithOptions):
     def _scores(self, logits: Values | None, probs: Values | None) -> Logits:
         self._check_calibrator()
         if probs is not None and logits is None:
-            return checks.logits_from_probs(probs)[0]
+            return checks.logits_from_probs(probs)
         if logits is None or probs is not None:
             raise TypeError("either logits or probs are wanted: (logits, ...) or (probs=...)")
         return checks.as_scores(logits)

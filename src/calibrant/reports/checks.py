@@ -229,7 +229,7 @@ def suspicious_data(subject: Subject) -> Result | None:
 
 def floored(subject: Subject) -> Result | None:
     """CAL011."""
-    said = [text for text in subject.warnings if "floored" in text]
+    said = [text for text in subject.warnings if "a probability of 0" in text]
     return Result("warn", f"{' '.join(said)}.") if said else None
 
 

@@ -165,9 +165,9 @@ CHECKS: dict[str, Check] = {
         Check(
             "CAL011",
             "Probabilities of zero",
-            "Labels have a probability of exactly 0. The likelihood of these is undefined, so they "
-            "were raised to the smallest number, and NLL depends on that.",
-            "Save logits, or probabilities in double precision.",
+            "Labels have a probability of 0, so that their NLL is infinite. Each counts as 100 "
+            "nats at most, and the mean depends on that.",
+            "Calibrate, which gives zeros the probability that they have; or save logits.",
             checks.floored,
         ),
         Check(

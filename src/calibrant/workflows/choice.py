@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,7 +154,8 @@ class _Judge:
         labels = _sampled(split, seed)
         sample = split.with_column("labels", labels)
         self.fold = row_folds(sample, FOLDS, seed)
-        self.sample = sample.with_column("fold", self.fold)
+        # without the floor of fits, so that "none" is judged as it is
+        self.sample = replace(sample.with_column("fold", self.fold), floor=0.0)
         weight = np.ones(labels.shape)
         if split.weights is not None:
             weight = as_weight(split.weights, labels.shape).reshape(labels.shape)

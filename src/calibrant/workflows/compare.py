@@ -26,7 +26,6 @@ from calibrant.calibrators.scaling import Identity
 from calibrant.data import dataset as datasets
 from calibrant.data.dataset import FIT_SPLITS, TEST_SPLITS, Data, Dataset, Split
 from calibrant.data.records import records_of
-from calibrant.data.score_warnings import warn_of_zeros
 from calibrant.data.shards import Chunk
 from calibrant.metrics.accumulator import Accumulator
 from calibrant.workflows.choice import choose
@@ -118,6 +117,7 @@ def compare(
         splits, names = fit_and_test(dataset, fit_split, test_split, seed)
         options = {"keep_argmax": keep_argmax, "columns": columns}
         calibrators = _chosen(methods, splits, estimand, options)
+        splits = (splits[0].floored(executor), splits[1])
         if is_many(splits[0]):
             inputs = [n for n in input_names(*calibrators.values()) if n in splits[0].keys]
             splits = (in_memory(splits[0], seed, executor, inputs), splits[1])
@@ -252,7 +252,7 @@ class _Bench:
         if any(map(self._from_table, calibrators)):
             _ = self.table
         else:
-            self._counted(self.fit_on)
+            self._counted(self.fit_on, "accuracy")
         if not all(map(self._from_table, calibrators)):
             _ = self.fit_on.logits, self.fit_on.groups
         wanted = any(c.uses_features for c in calibrators) or "features" in input_names(
@@ -260,7 +260,8 @@ class _Bench:
         )
         if wanted and self.fit_on.has_features:
             _ = self.fit_on.features
-        return self._counted(self.measure_on)
+        stated = any(isinstance(c, Identity) for c in calibrators)
+        return self._counted(self.measure_on, "nll" if stated else "accuracy")
 
     def _from_table(self, calibrator: Calibrator) -> bool:
         return fits_from_table(calibrator, self.fit_on)
@@ -303,24 +304,20 @@ class _Bench:
             return str(problem)
         return f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
-    def _counted(self, split: Split) -> tuple[int, int]:
-        """Check every row, and return the number of examples and of classes."""
-        total = Accumulator(estimand=self.stream.estimand, metrics=["accuracy"], level=None)
-        floored, columns = 0, ("logits", "labels", "sample_weight")
-        for counts, zeros in split.walk(
-            partial(_counted, total.like()), *columns, executor=self.executor
-        ):
+    def _counted(self, split: Split, metric: str) -> tuple[int, int]:
+        """Check every row as ``metric`` does, and return the number of examples and of classes."""
+        total = Accumulator(estimand=self.stream.estimand, metrics=[metric], level=None)
+        columns = (split.domain, "labels", "sample_weight")
+        task = partial(_counted, total.like())
+        for counts in split.walk(task, *columns, executor=self.executor):
             total.merge(counts)
-            floored += zeros
-        warn_of_zeros(floored)
         result = total.compute()
         return result.n, result.classes
 
 
-def _counted(empty: Accumulator, chunks: Iterator[Chunk]) -> tuple[Accumulator, int]:
-    """Counts of one shard, and its probabilities of zero."""
-    counts, floored = empty.like(), 0
+def _counted(empty: Accumulator, chunks: Iterator[Chunk]) -> Accumulator:
+    """Counts of one shard."""
+    counts = empty.like()
     for chunk in chunks:
-        counts.add(chunk.logits, chunk.labels, sample_weight=chunk.get("sample_weight"))
-        floored += chunk.floored
-    return counts, floored
+        counts.add(**chunk.columns)
+    return counts

@@ -164,7 +164,11 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Return errors, warnings of the fits, and what other predictions would gain."""
         failed = [f"{row.method} failed: {row.error}" for row in self.rows if row.error]
-        notes = [f"{row.method}: {note}" for row in self.rows for note in row.notes]
+        methods: dict[str, list[str]] = {}
+        for row in self.rows:
+            for note in row.notes:
+                methods.setdefault(note, []).append(row.method)
+        notes = [f"{', '.join(names)}: {note}" for note, names in methods.items()]
         return [*failed, *notes, *self.chosen.remarks]
 
     def __str__(self) -> str:

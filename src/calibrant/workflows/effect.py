@@ -15,8 +15,6 @@ from calibrant._core.checks import (
     IGNORED,
     BoolArray,
     Values,
-    as_labels,
-    as_weight,
     spread,
     warnings_at_caller,
 )
@@ -26,7 +24,6 @@ from calibrant._core.tables import aligned, frame
 from calibrant.calibrators.base import Calibrator, TemperatureCalibrator, feature_rows
 from calibrant.data.dataset import TEST_SPLITS, Data, Split, as_dataset
 from calibrant.data.formats import Array
-from calibrant.data.score_warnings import warn_of_zeros
 from calibrant.data.shards import Chunk
 from calibrant.display.html import Html, html_table, joined, notebook, side_by_side
 from calibrant.display.results import heading, one_line, remarks, verdict
@@ -202,9 +199,7 @@ def effect(
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )
-    meter = measure([calibrator], examples, stream, executor, progress)
-    warn_of_zeros(meter.floored)
-    return meter.effect()
+    return measure([calibrator], examples, stream, executor, progress).effect()
 
 
 def measure(
@@ -230,7 +225,6 @@ class Meter:
     changed: int = 0
     low: float = math.inf
     high: float = -math.inf
-    floored: int = 0
 
     def walk(
         self, split: Split, executor: Executor | None = None, progress: Progress | None = None
@@ -241,6 +235,8 @@ class Meter:
             check_inputs(calibrator, split)
         columns += input_names(*self.calibrators)
         columns += ["fold"] if len(self.calibrators) > 1 else []
+        # before calibration, probabilities are measured as they are stated
+        columns += ["probs"] if self.before is not None and split.domain == "probs" else []
         task = partial(_metered, self.like())
         for shard in split.walk(task, *columns, executor=executor, progress=progress):
             self.merge(shard)
@@ -256,7 +252,6 @@ class Meter:
         if self.before is not None and other.before is not None:
             self.before.merge(other.before)
         self.changed += other.changed
-        self.floored += other.floored
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
     def effect(self) -> Effect:
@@ -269,9 +264,10 @@ class Meter:
         """Add the rows of a chunk."""
         weight = chunk.get("sample_weight")
         if self.before is not None:
-            self.before.add(chunk.logits, chunk.labels, sample_weight=weight)
-        self.floored += chunk.floored
-        kept = _labelled(chunk)
+            domain = "probs" if "probs" in chunk.columns else "logits"
+            stated = {domain: chunk.columns[domain]}
+            self.before.add(labels=chunk.labels, sample_weight=weight, **stated)
+        kept = chunk.counted
         if not kept.any():
             return
         logits, labels = chunk.logits, chunk.labels
@@ -312,15 +308,6 @@ def _metered(empty: Meter, chunks: Iterator[Chunk]) -> Meter:
         del chunk  # before the next one is read
     sums.calibrators = ()  # known to the caller: they need not travel back
     return sums
-
-
-def _labelled(chunk: Chunk) -> BoolArray:
-    """Return where the labels count; the other rows may hold anything."""
-    labels = as_labels(chunk.labels)
-    kept, weight = labels != IGNORED, chunk.get("sample_weight")
-    if weight is not None:
-        kept &= as_weight(weight, labels.shape).reshape(labels.shape) > 0
-    return np.asarray(kept)
 
 
 def _predicted(logits: Array, *, tags: bool) -> Array:

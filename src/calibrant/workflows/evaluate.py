@@ -51,7 +51,7 @@ def evaluate(
     labels : (...) integers
         With logits; -100 is ignored. Names of columns, if the logits are a data frame.
     probs : (..., classes), or (n,) probabilities of class 1
-        Instead of logits. Zeros are floored at the smallest number of their dtype, with a warning.
+        Instead of logits. A label of probability 0 counts as 100 nats at most, with a warning.
     sample_weight : (...), or the name of a column
         Weights of the examples; 0 leaves out.
     by : (...) values of any kind, or the name of a column, or "auto"

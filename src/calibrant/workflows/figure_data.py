@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from calibrant._core import checks
-from calibrant._core.checks import IGNORED, BoolArray, FloatArray
+from calibrant._core.checks import IGNORED, FloatArray
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant.calibrators.base import Calibrator
 from calibrant.data.dataset import Split
@@ -99,18 +99,9 @@ def _walk(
         yield from shard
 
 
-def _counted(chunk: Chunk) -> BoolArray:
-    """Return which labels count; the other rows may hold anything."""
-    labels, weight = checks.as_labels(chunk.labels), chunk.get("sample_weight")
-    kept = labels != IGNORED
-    if weight is not None:
-        kept &= checks.as_weight(weight, labels.shape).reshape(labels.shape) > 0
-    return np.asarray(kept)
-
-
 def _labelled(chunk: Chunk, calibrator: Calibrator | None) -> tuple[dict[str, Any], Any] | None:
     """Return the labelled rows of a chunk, calibrated, and their subgroups; None without any."""
-    kept = _counted(chunk)
+    kept = chunk.counted
     if not kept.any():
         return None
 
@@ -130,7 +121,7 @@ def _labelled_tags(
     chunk: Chunk, calibrator: Calibrator | None
 ) -> tuple[dict[str, Any], Any] | None:
     """Return the rows of a chunk of tags; labels that do not count are ignored."""
-    kept, by = _counted(chunk), chunk.get("by")
+    kept, by = chunk.counted, chunk.get("by")
     if not kept.any():
         return None
     domain = "probs" if "probs" in chunk.columns else "logits"
@@ -149,7 +140,7 @@ def _reduced(estimand: EstimandChoice, found: dict[str, Any], by: Any) -> Exampl
     margin = np.full(len(pairs.outcome), np.nan)
     if estimand != "multilabel":
         logits = found.get("logits")
-        logits = checks.logits_from_probs(found["probs"])[0] if logits is None else logits
+        logits = checks.logits_from_probs(found["probs"]) if logits is None else logits
         margin = margins(logits)
     group = np.zeros(0, dtype=str) if by is None else checks.as_keys(by).astype(str)
     return Examples(pairs, margin, group)

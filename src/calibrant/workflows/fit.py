@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from torch import nn
 
-from calibrant._core.checks import IGNORED, IntArray, Values, spread
+from calibrant._core.checks import IGNORED, IntArray, Values, spread, warnings_at_caller
 from calibrant._core.chunks import EstimandChoice, Progress
 from calibrant._core.class_names import kept_names
 from calibrant._core.logpartition import Records
@@ -202,16 +202,17 @@ def _fitted(
         )
     examples = dataset.split(split, FIT_SPLITS)
     examples.warn_if_probs()
-    if fits_from_table(calibrator, examples):
-        some = bounded(examples)
+    floored = examples.floored(executor)
+    if fits_from_table(calibrator, floored):
+        some = bounded(floored)
         records = records_of(some, executor, progress)
-        fit_table(calibrator, examples, records)
-        if some is not examples:
-            warn_of_sample(calibrator, len(records), examples)
-    elif is_large(examples):
-        _fit_large(calibrator, examples, executor)
+        fit_table(calibrator, floored, records)
+        if some is not floored:
+            warn_of_sample(calibrator, len(records), floored)
+    elif is_large(floored):
+        _fit_large(calibrator, floored, executor)
     else:
-        fit_whole(calibrator, examples)
+        fit_whole(calibrator, floored)
     return calibrator, examples
 
 
@@ -251,7 +252,7 @@ def fits_from_table(calibrator: Calibrator, split: Split) -> bool:
 def fit_table(calibrator: Calibrator, split: Split, records: Records) -> Calibrator:
     """Fit on records of a split."""
     cast(RecordsCalibrator, calibrator).fit_records(records, one_logit=not split.shape)
-    return named(calibrator, split)
+    return _completed(calibrator, split)
 
 
 def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = None) -> Calibrator:
@@ -265,12 +266,14 @@ def fit_whole(calibrator: Calibrator, split: Split, labels: IntArray | None = No
     with located(split.path), warnings.catch_warnings():
         # the split has warned of that itself, with the name of the file
         warnings.filterwarnings("ignore", "logits look like probabilities")
-        return named(calibrator.fit(logits, targets, **beside), split)
+        calibrator.fit(logits, targets, **beside)
+    return _completed(calibrator, split)
 
 
-def named(calibrator: Calibrator, split: Split) -> Calibrator:
-    """Give a calibrator that was fitted on a split the names of its classes."""
+def _completed(calibrator: Calibrator, split: Split) -> Calibrator:
+    """Give a calibrator what a split knows beside its arrays: names of classes, and the floor."""
     calibrator.class_names_ = kept_names(split.dataset.class_names)
+    calibrator.set_floor(split.floor)
     return calibrator
 
 
@@ -342,18 +345,20 @@ def cross_fit(
     name = examples.name
     if is_many(examples):
         check_inputs(calibrator, examples)
-        whole = examples
+        whole = examples.floored(executor)
         examples = in_memory(whole, seed, executor, input_names(calibrator))
         warn_of_sample(calibrator, examples.rows, whole)
     fold = row_folds(examples, folds, seed)
+    with warnings_at_caller():
+        floored = examples.floored(executor)
     calibrators = [copy.deepcopy(calibrator) for _ in range(folds)]
-    from_table = fits_from_table(calibrator, examples)
-    records = records_of(examples, executor, progress) if from_table else None
-    fit_without(calibrator, examples, fold, folds, records)  # leaves out nothing
+    from_table = fits_from_table(calibrator, floored)
+    records = records_of(floored, executor, progress) if from_table else None
+    fit_without(calibrator, floored, fold, folds, records)  # leaves out nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fit on everything has warned
         for i, one in enumerate(calibrators):
-            fit_without(one, examples, fold, i, records)
+            fit_without(one, floored, fold, i, records)
     stream = Accumulator(
         bins=bins, estimand=estimand, pairs=True, metrics=metrics, level=level, seed=seed
     )

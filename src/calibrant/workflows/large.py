@@ -106,7 +106,7 @@ def in_memory(
         arrays |= dict(zip(("head_weight", "head_bias"), split.dataset.head, strict=True))
     beside = {role: arrays.pop(role) for role in roles}
     dataset = as_dataset(arrays, multilabel=split.dataset.multilabel, **beside)
-    return dataset.split()
+    return replace(dataset.split(), floor=split.floor)
 
 
 def _labelled(chunks: Iterator[Chunk]) -> dict[str, Array]:

@@ -98,7 +98,7 @@ METADATA = {
 TENSORS = {
     "missing": (without("temperature_"), "missing temperature_"),
     "additional": (changed(bias_=torch.zeros(3)), "unknown bias_"),
-    "none": (lambda _: {}, "missing classes_, temperature_"),
+    "none": (lambda _: {}, "missing classes_, floor_, temperature_"),
     "double": (changed(temperature_=torch.tensor(2.0).double()), "float32, got torch.float64"),
     "classes as float": (changed(classes_=torch.tensor(3.0)), "classes_ must be torch.int64"),
     "two numbers of classes": (changed(classes_=torch.tensor([3, 3])), r"shape \(\), got \(2,\)"),

@@ -81,13 +81,13 @@ class RankGaps(Calibrator):
     summary = "a temperature, then a factor for each gap between logits in order of size"
     keeps_argmax = True
     monotone = True
-    learned_shapes = "factors_ factors"
+    learned_shapes = "factors_ classes-1|="
     temperature_: Tensor
     factors_: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self._store(temperature_=torch.tensor(1.0), factors_=torch.ones(1))
+        self._store(temperature_=torch.tensor(1.0), factors_=torch.ones(RANKS + 1))
 
     def size(self, classes: int) -> int:
         """A temperature, and the factors."""

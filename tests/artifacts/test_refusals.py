@@ -262,6 +262,7 @@ def test_values_that_no_fit_gives_are_refused(name, value, tmp_path):
 
 
 FORGED = (0.0, -1.0, 1e-45, 100.0, -1e30, 3e38, -3e38)
+PLACES: tuple[int | slice, ...] = (slice(None), 0, -1)
 
 
 def forgeries(obj):
@@ -274,7 +275,7 @@ def forgeries(obj):
         numbers = FORGED if value.is_floating_point() and value.numel() else ()
         if isinstance(obj, Calibrator) and "." in name:
             continue
-        for place, number in itertools.product((slice(None), 0, -1), numbers):
+        for place, number in itertools.product(PLACES, numbers):
             forged = value.clone().reshape(-1)
             forged[place] = number
             tensors = {**artifact.tensors, name: forged.reshape(value.shape)}

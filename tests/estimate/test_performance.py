@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import softmax
-from scipy.stats import binom
+from scipy.special import expit, softmax
+from scipy.stats import binom, rankdata
 
 import calibrant as cal
 from calibrant.data import save_predictions
@@ -129,6 +129,30 @@ def test_labels_decide_where_the_reference_is_wrong(noise):
         assert count >= binom.ppf(0.001, runs, 0.9), name
     assert reference_held < (50 if noise < 0.1 else 10)
     assert contradicted > (-1 if noise < 0.1 else runs / 3)
+
+
+def test_few_labels_of_two_classes_suffice():
+    """Right answers are events above one half and others below: 30 labels tell both shares."""
+    runs, held = 80, {"accuracy": [], "f1": [], "auroc": []}
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(-1, 2, 1000)
+        labels = (rng.random(1000) < expit(logits)).astype(int)
+        known = np.full(1000, -100)
+        known[:30] = labels[:30]
+        result = cal.estimate_performance(logits, labels=known, seed=seed)
+        predicted, events = logits > 0, labels == 1
+        hits, both = (predicted & events).sum(), predicted.sum() + events.sum()
+        below = rankdata(logits)[events].sum() - events.sum() * (events.sum() + 1) / 2
+        truth = {
+            "accuracy": (predicted == events).mean(),
+            "f1": 2 * hits / both,
+            "auroc": below / (events.sum() * (~events).sum()),
+        }
+        for name, value in truth.items():
+            held[name].append(result[name].low - 1e-9 <= value <= result[name].high + 1e-9)
+    for name, inside in held.items():
+        assert sum(inside) >= binom.ppf(0.001, runs, 0.9), name
 
 
 def test_a_contradiction_is_named_with_its_remedy(rng):

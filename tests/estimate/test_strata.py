@@ -42,8 +42,23 @@ def test_strata_hold_enough_examples(rng):
     strata = fill_strata(make_strata(cells, two_classes=True), cells)
     assert strata.size.size > 3
     assert strata.size.max() > 9000  # sure answers are one stratum
-    few = cells_of(rng.uniform(size=60))
+    few = cells_of(rng.uniform(size=39))
     assert make_strata(few, two_classes=False).max() == 0
+
+
+def test_no_event_among_fifty_leaves_two_percent_possible(rng):
+    """A third of all samples of fifty have no event if two percent are."""
+    cells = cells_of(np.full(50, 0.02), np.zeros(50, int))
+    strata = fill_strata(make_strata(cells, two_classes=False), cells)
+    assert np.quantile(strata.draw(rng, 10_000), 0.95) > 0.02
+
+
+def test_one_error_among_sure_answers_shows_no_gap():
+    """Of 300 answers at 99.9 %, one or more are wrong in a quarter of all references."""
+    cells = cells_of(np.full(300, 0.999), np.arange(300) > 0)
+    gap, p_value = fill_strata(make_strata(cells, two_classes=True), cells).gap()
+    assert gap < 0.01
+    assert p_value > 0.5
 
 
 def test_strata_of_two_classes_end_at_one_half(rng):

@@ -21,9 +21,9 @@ from calibrant._core.checks import FloatArray, IntArray
 from calibrant.estimate.cells import CELLS, Cells, effective, sums_by
 
 MOST_STRATA = 10
-FEWEST = 50
+FEWEST = 20
 """Labelled examples for each stratum, on average."""
-NOT_SURE = 0.1
+NOT_SURE = 0.25
 """The imagined example is never surer than 1 - NOT_SURE: no errors among few examples do not
 prove that there are none."""
 SCORES = ("brier", "nll")
@@ -67,7 +67,9 @@ class Strata(NamedTuple):
 
     def gap(self) -> tuple[float, float]:
         """Root mean squared gap of share and claim without its noise, and the p-value of none."""
-        variance = self.claimed * (1 - self.claimed) / np.maximum(self.size, 1)
+        # the larger of both: of a sure claim there is next to none
+        outcome = np.maximum(self.claimed * (1 - self.claimed), self.share * (1 - self.share))
+        variance = outcome / np.maximum(self.size, 1)
         squared, weight = (self.share - self.claimed) ** 2, self.size / self.size.sum()
         statistic = float((squared / np.maximum(variance, 1e-12)).sum())
         p_value = float(chdtrc(self.size.size, statistic))

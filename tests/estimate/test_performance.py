@@ -133,7 +133,8 @@ def test_labels_decide_where_the_reference_is_wrong(noise):
 
 def test_few_labels_of_two_classes_suffice():
     """Right answers are events above one half and others below: 30 labels tell both shares."""
-    runs, held = 80, {"accuracy": [], "f1": [], "auroc": []}
+    runs = 80
+    held: dict[str, list[bool]] = {"accuracy": [], "f1": [], "auroc": []}
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         logits = rng.normal(-1, 2, 1000)
@@ -179,7 +180,7 @@ def test_few_labels_withdraw_but_do_not_estimate(rng):
     few = np.where(np.arange(2000) < 20, labels, -100)
     agreed = cal.estimate_performance(logits, reference, labels=few)
     assert agreed.status == "holds"
-    assert "20 labels are too few to estimate from" in agreed.verdict()
+    assert "20 labels are too few to estimate from: 30 are needed" in agreed.remarks()
     wrong = np.where(few >= 0, (logits.argmax(1) + 1) % 4, -100)
     result = cal.estimate_performance(logits, reference, labels=wrong)
     assert result.status == "withdrawn"
@@ -245,7 +246,7 @@ def test_a_shift_that_cannot_be_seen_is_named(rng):
         logits, reference = labelled(rng, n)[0], as_data(*labelled(rng, n))
         result = cal.estimate_performance(logits, reference)
         unseen.append(result.unseen)
-        assert f"changes accuracy by {100 * result.unseen:.1f} points" in str(result)
+        assert f"changes accuracy by up to {100 * result.unseen:.1f} points" in str(result)
     assert unseen[0] > 3 * unseen[1]
     assert cal.estimate_performance(logits).to_dict()["unseen"] is None
     assert math.isnan(cal.estimate_performance(logits, reference, drift_level=0).unseen)

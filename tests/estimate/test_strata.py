@@ -75,8 +75,8 @@ def test_strata_of_two_classes_end_at_one_half(rng):
 
 def test_intervals_of_equal_probabilities_are_binomial():
     batch = Batch(cells_of(np.full(400, 0.8)), Cells.empty(), two_classes=True)
-    options = {"widening": 0.0, "level": 0.9, "seed": 0}
-    accuracy = estimate_metrics(batch, known_share(0.8), **options)["accuracy"]
+    metrics = estimate_metrics(batch, known_share(0.8), widening=0.0, level=0.9, seed=0)
+    accuracy = metrics["accuracy"]
     assert accuracy.value == pytest.approx(0.8)
     ends = [float(binom.ppf(q, 400, 0.8)) / 400 for q in (0.05, 0.95)]
     assert list(accuracy[1:]) == pytest.approx(ends, abs=0.006)
@@ -96,8 +96,8 @@ def test_a_widening_moves_the_ends_by_as_much():
 def test_known_labels_leave_nothing_to_draw():
     labels = np.repeat([0, 1], [30, 70])
     batch = Batch(Cells.empty(), cells_of(np.full(100, 0.8), labels), two_classes=True)
-    options = {"widening": 0.0, "level": 0.9, "seed": 0}
-    accuracy = estimate_metrics(batch, known_share(0.8), **options)["accuracy"]
+    metrics = estimate_metrics(batch, known_share(0.8), widening=0.0, level=0.9, seed=0)
+    accuracy = metrics["accuracy"]
     assert tuple(accuracy) == pytest.approx((0.7, 0.7, 0.7))
 
 

@@ -36,7 +36,7 @@ def compare_labels(batch: Summary, strata: Strata | None) -> Agreement:
     rows = batch.rows
     cell = event_cell(rows, NEVER)
     event = rows.event if strata is None else strata.adjusted(rows.event, cell)
-    sign = np.where((rows.predicted == 1) | (batch.predicted.size > 2), 1.0, -1.0)
+    sign = np.where((rows.predicted == 1) | (not batch.two_classes), 1.0, -1.0)
     claimed = np.where(sign > 0, event, 1 - event)
     weight = batch.weight / batch.inclusion
     weight = weight / weight.sum()

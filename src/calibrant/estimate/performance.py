@@ -203,7 +203,7 @@ class PerformanceEstimator:
     def _result(self, batch: Summary, monitor: Monitor | None) -> PerformanceEstimate:
         reference, labels = self._reference, batch.rows.label.size
         explanations = [] if reference is None else self._explanations(batch, reference)
-        evidence = [e.strata for e in explanations]
+        evidence: list[Strata | None] = [e.strata for e in explanations] or [None]
         status, reasons, widening = self._promise(explanations)
         doubts = self._doubts(batch, evidence, monitor)
         if labels >= FEWEST_LABELS:
@@ -211,8 +211,6 @@ class PerformanceEstimator:
             evidence = [_labelled_strata(batch)]
         elif doubts:
             status, reasons, widening = "withdrawn", [*reasons, *doubts], 0.0
-        elif labels:
-            reasons = [*reasons, f"{labels} labels are too few to estimate from"]
         prior = next((e.new_prior for e in explanations if e.new_prior is not None), None)
         return PerformanceEstimate(
             n=batch.n,
@@ -236,7 +234,7 @@ class PerformanceEstimator:
         A label shift is looked for only where the batch differs from the reference at all. It comes
         first, and gives the estimate, if the shift is large enough to tell it from others.
         """
-        index = make_strata(reference.labelled, two_classes=reference.predicted.size == 2)
+        index = make_strata(reference.labelled, two_classes=reference.two_classes)
         seen = batch.seen()
         plain = Explanation(
             fill_strata(index, reference.labelled),
@@ -295,17 +293,17 @@ class PerformanceEstimator:
         return math.sqrt(visible) * _deviation(self._reference)
 
     def _doubts(
-        self, batch: Summary, evidence: Sequence[Strata], monitor: Monitor | None
+        self, batch: Summary, evidence: Sequence[Strata | None], monitor: Monitor | None
     ) -> list[str]:
         """Return the reasons why the calibration does not hold, as labels show it."""
         doubts = []
         if monitor is not None and monitor.alarm is not None:
             doubts.append(f"the monitor raised an alarm at window {monitor.alarm.window}")
         if batch.rows.label.size:
-            compared = [compare_labels(batch, strata) for strata in evidence or [None]]
+            compared = [compare_labels(batch, strata) for strata in evidence]
             best = max(compared, key=lambda agreement: agreement.p_value)
             if best.p_value < self.false_alarms:
-                source = "the reference expects" if evidence else "the confidences claim"
+                source = "the reference expects" if self._reference else "the confidences claim"
                 doubts.append(
                     f"the labels show an accuracy of {100 * best.shown:.1f} % where {source} "
                     f"{100 * best.claimed:.1f} %"
@@ -313,12 +311,12 @@ class PerformanceEstimator:
         return doubts
 
     def _metrics(
-        self, batch: Summary, evidence: Sequence[Strata], status: Status, widening: float
+        self, batch: Summary, evidence: Sequence[Strata | None], status: Status, widening: float
     ) -> dict[str, Estimate]:
-        sums = Batch(batch.unlabelled, batch.labelled, batch.predicted.size == 2)
+        sums = Batch(batch.unlabelled, batch.labelled, batch.two_classes)
         estimates = [
             estimate_metrics(sums, strata, widening=widening, level=self.level, seed=self.seed)
-            for strata in evidence or [None]
+            for strata in evidence
         ]
         names = [name for name in TITLES if name in estimates[0]]
         if self.threshold is None:
@@ -335,8 +333,7 @@ def _labelled_strata(batch: Summary) -> Strata:
     """
     others = 1 / batch.inclusion - 1 if batch.selected else 1.0
     selected = fill_cells(batch.rows, event_cell(batch.rows, NEVER), batch.weight * others)
-    two_classes = batch.predicted.size == 2
-    return fill_strata(make_strata(selected, two_classes=two_classes), selected)
+    return fill_strata(make_strata(selected, two_classes=batch.two_classes), selected)
 
 
 def _plain(explanations: Sequence[Explanation]) -> Explanation:
@@ -358,8 +355,7 @@ def _deviation(reference: Summary) -> float:
 
 def _check_reference(reference: Summary, split: Split) -> None:
     """Raise for a reference that shows no calibration."""
-    two_classes = reference.predicted.size == 2
-    index = make_strata(reference.labelled, two_classes=two_classes)
+    index = make_strata(reference.labelled, two_classes=reference.two_classes)
     strata = fill_strata(index, reference.labelled)
     gap, p_value = strata.gap()
     if gap > MOST_GAP and p_value < CERTAIN:

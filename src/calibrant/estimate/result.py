@@ -129,7 +129,7 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         shown = " as the reference shows it" if self.reference else ""
         hidden = ", or differs by a shift no larger than the one seen" * (self.status == "widened")
         every = "" if self.classes == 2 else "; Brier score and log loss need it of every class"
-        follows = f"The {size} hold if this does" if self.reference else "Nothing here shows it"
+        follows = f"The {size} hold if this does" if self.reference else "Nothing here checks it"
         return f"{ASSUMPTION}{shown}{hidden}{every}. {follows}."
 
     def verdict(self) -> str:
@@ -163,19 +163,22 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         return rows
 
     def remarks(self) -> list[str]:
-        """Return the shifts in every view, and how large one could be without being seen."""
-        seen = [
+        """Return the shifts in every view, what could be missed, and if labels are too few."""
+        remarks = [
             f"shift of {s.view}: size {s.size:.3f}, p "
             + ("< 0.001" if s.p_value < 1e-3 else f"= {s.p_value:.3f}")
             for s in self.shifts
         ]
-        if math.isnan(self.unseen):
-            return seen
-        return [
-            *seen,
-            f"beside a reference of {self.reference:,}, {self.n:,} examples may not show a shift "
-            f"that changes accuracy by {100 * self.unseen:.1f} points",
-        ]
+        if not math.isnan(self.unseen):
+            remarks.append(
+                f"with {self.n:,} examples beside {self.reference:,}, a shift that changes "
+                f"accuracy by up to {100 * self.unseen:.1f} points may go unseen"
+            )
+        if 0 < self.labels < FEWEST_LABELS:
+            remarks.append(
+                f"{self.labels} labels are too few to estimate from: {FEWEST_LABELS} are needed"
+            )
+        return remarks
 
     def __str__(self) -> str:
         table = aligned(self.table())

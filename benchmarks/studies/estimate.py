@@ -263,7 +263,7 @@ def simulate(out: Path, repeats: int) -> None:
             rows += coverage(kind, n, m, repeats)
     write(out / "estimate_coverage.csv", rows)
     write(out / "estimate_seen.csv", list(seen(repeats)))
-    write(out / "estimate_hidden.csv", list(hidden(repeats)))
+    write(out / "estimate_hidden.csv", list(hidden(repeats // 2)))
 
 
 def drawn(
@@ -603,7 +603,7 @@ def hidden_table(rows: Rows) -> list[tuple[str, ...]]:
 
 
 def seen_table(rows: Rows) -> list[tuple[str, ...]]:
-    names = ("seen %", "held if unseen %", "error if unseen", "stated: up to")
+    names = ("seen %", "held if unseen %", "error if unseen", "stated")
     table = [("prevalence 3 % to", "batch", "reference", *names)]
     for row in rows:
         size = f"{row['prevalence']} %", row["n"], row["reference"]

@@ -83,8 +83,8 @@ class PerformanceEstimate(Mapping[str, Estimate]):
     widening : float
         Change of the accuracy by a shift that was not seen, for which intervals allow.
     unseen : float
-        If the promise holds: change of the accuracy that a shift could cause and yet be missed by
-        one in five such comparisons.
+        If the promise holds: change of the accuracy by a hidden shift as large as this comparison
+        would see in four of five cases, else NaN.
     new_prior : list of float, optional
         Estimated class frequencies, if they explain the shift.
     """
@@ -172,7 +172,7 @@ class PerformanceEstimate(Mapping[str, Estimate]):
         if not math.isnan(self.unseen):
             remarks.append(
                 f"with {self.n:,} examples beside {self.reference:,}, a shift that changes "
-                f"accuracy by up to {100 * self.unseen:.1f} points may go unseen"
+                f"accuracy by {100 * self.unseen:.1f} points may go unseen"
             )
         if 0 < self.labels < FEWEST_LABELS:
             remarks.append(
